@@ -1,4 +1,4 @@
-"""What safety costs: checkpoints that are looked at, hashed and on the disk, and updates that may be skipped.
+"""The cost of safety: checkpoints that are checked, hashed and synced to disk, and updates that may be skipped.
 
 Checkpoints are written by a thread while training goes on: how long one takes is not how long it stops the training.
 
@@ -38,7 +38,7 @@ WAITED, THREAD = "waited for", "by a thread"
 
 
 def seconds_of_checkpoint(trainer, way):
-    """One checkpoint, with nothing of other files waiting to be written."""
+    """One checkpoint, with no other writes pending."""
     os.sync()
     trainer.run.update += 1
     with ExitStack() as stack:
@@ -51,7 +51,7 @@ def seconds_of_checkpoint(trainer, way):
 
 
 def seconds_of_updates(trainer, rounds):
-    """Medians of an update that is never skipped, and of one that might be."""
+    """Medians of an update with and without --skip_bad_updates."""
     updates = trainer.updates(show_progress=False)
     next(updates)
     times = {False: [], True: []}
@@ -66,7 +66,7 @@ def seconds_of_updates(trainer, rounds):
 
 
 def seconds_of_checkpoints(trainer, rounds):
-    """Medians by way."""
+    """Medians by variant."""
     seconds_of_checkpoint(trainer, "as it is")  # the first one imports
     times = {way: [] for way in WAYS}
     for number in range(rounds):
@@ -82,7 +82,7 @@ def slow_sync(descriptor, sync=os.fsync):
 
 
 def seconds_lost(trainer, rounds):
-    """By way, medians of what a checkpoint on a slow disk adds to the updates that go on until it is written."""
+    """Median time that a checkpoint on a slow disk adds to the updates until it is written, by variant."""
     updates = trainer.updates(show_progress=False)
     next(updates)
 

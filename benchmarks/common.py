@@ -1,21 +1,23 @@
-"""What several benchmarks share."""
+"""Helpers of all benchmarks."""
 
 import argparse
 import platform
+import time
+from functools import partial
 from pathlib import Path
 
 SCRIPT = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
 
 
 def make_parser(text):
-    """A parser whose help is the text of a module, with `--tiny`, which every benchmark has."""
+    """A parser with a module's docstring as its help and with `--tiny`."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="the smallest sizes, only to see that it runs")
     return parser
 
 
 def parse(parser, **tiny):
-    """The options; with `--tiny` those that are given here."""
+    """The options; with `--tiny`, those in `tiny`."""
     options = parser.parse_args()
     if options.tiny:
         vars(options).update(tiny)
@@ -23,7 +25,7 @@ def parse(parser, **tiny):
 
 
 def machine():
-    """One line about where the figures come from."""
+    """The machine and the versions, in one line."""
     import diffusers
     import torch
 
@@ -37,8 +39,31 @@ def machine():
     )
 
 
+def milliseconds(call, *arguments):
+    """Milliseconds of a call."""
+    started = time.perf_counter()
+    call(*arguments)
+    return 1e3 * (time.perf_counter() - started)
+
+
+def in_turns(calls, rounds, warm_up=1):
+    """Milliseconds of each call in each round, by name: alternating, after rounds that do not count."""
+    times = {name: [] for name in calls}
+    for turn in range(warm_up + rounds):
+        for name in calls if turn % 2 else reversed(calls):
+            spent = milliseconds(calls[name])
+            if turn >= warm_up:
+                times[name].append(spent)
+    return times
+
+
+def updates_in_turns(loops, rounds, warm_up=10):
+    """The same of the updates of training loops, which are iterators."""
+    return in_turns({name: partial(next, loop) for name, loop in loops.items()}, rounds, warm_up)
+
+
 def make_trainer(folder, arguments):
-    """A `Trainer` with the options of train_ddpm.py, on the CPU, ready to run updates one by one."""
+    """A `Trainer` on the CPU with options of train_ddpm.py, ready to run updates one by one."""
     from accelerate import Accelerator
 
     from diffusers_lrlab.training.arguments import parse_arguments

@@ -1,4 +1,4 @@
-"""What reading data costs, and what a stream reads: decoding, a slow source, workers, order, mixing, resuming.
+"""The cost of reading data, and the rows of a stream: decoding, a slow source, workers, order, mixing, resuming.
 
     python benchmarks/data.py --before PATH/ANOTHER_CHECKOUT
 
@@ -46,7 +46,7 @@ parser.add_argument("--updates", type=int, default=60, help="of the comparisons 
 
 
 class CountingShards:
-    """Rows `[shard, row]`; the rows that are read are counted."""
+    """Rows `[shard, row]`, which counts those that are read."""
 
     name = "counting shards"
 
@@ -76,7 +76,7 @@ def stream_of(source, buffer=1000, transform=PointTransform):
 
 
 def photograph(width, height, number):
-    """A JPEG with detail at all scales, as photographs have it."""
+    """A JPEG with detail at all scales, like a photograph."""
     rng, pixels = np.random.default_rng(number), np.zeros((height, width, 3))
     for scale in (4, 16, 64, 250):
         noise = Image.fromarray(rng.integers(0, 256, (scale, scale, 3), dtype=np.uint8))
@@ -98,7 +98,7 @@ def transform_of_another(checkout):
 
 
 def decoding(options, folder, size):
-    """Milliseconds an image, by way of decoding."""
+    """Milliseconds per image, by --decoding."""
     cells = [photograph(*size, number) for number in range(options.images)]
     made = {
         way: ImageTransform(RESOLUTION, 3, True, False, False, 0, "uint8" if way == "kept" else way)
@@ -192,7 +192,7 @@ def resumed(tiny):
 
 
 def mixing(tiny):
-    """Of a source in one file or several, whose rows are read as they lie: what its stream keeps of their order."""
+    """The order of a stream beside that of its source in one file or several."""
     rows, window, classes = (2000, 100, 10) if tiny else (20_000, 1000, 10)
     print(
         f"\n| {rows:,} rows in | buffer | position here, there | most of a class, sorted | shuffled |\n|---|---|---|---|---|"
@@ -212,7 +212,7 @@ def mixing(tiny):
 
 
 def bytes_of_ranks(options, folder):
-    """Of a data set in Parquet with a shard for each 10 rows, whose ranks read an epoch."""
+    """An epoch read by several ranks from Parquet shards of 10 rows."""
     groups, rows, dimension = (64 if options.tiny else 640), 10, 500
     path = folder / "data.parquet"
     points = np.random.default_rng(0).normal(size=(groups * rows, dimension)).tolist()

@@ -1,4 +1,4 @@
-"""What a GPU does with this package, and what it could do: a JSON row a line as it goes, and a table at the end.
+"""Speed of this package on a GPU beside the GPU's limits: JSON rows while it runs, and a table at the end.
 
     python benchmarks/gpu.py | tee gpu.jsonl
 
@@ -63,7 +63,7 @@ def wait():
 
 
 def seconds(work, repeats):
-    """The median of some times of a piece of work, and of the host's part: until everything is launched."""
+    """Median times of a call, and of its host part, until everything is launched."""
     work()
     whole, host = [], []
     for _ in range(repeats):
@@ -77,7 +77,7 @@ def seconds(work, repeats):
 
 
 class OutOfTime(BaseException):
-    """Whatever is measured just now takes too long; nothing on the way takes this for an error of its own."""
+    """A measurement takes too long. Not an `Exception`, so that no library catches it."""
 
 
 # A part is a function of the options, and of the roofs by precision, that yields names and functions; those yield rows. So
@@ -157,7 +157,7 @@ def make_trainer(folder, model, batch, precision="no", tf32=False, channels_last
 
 
 def updates_of(trainer):
-    """A function that does one update, with everything that belongs to it but the log's rows."""
+    """A function that does one whole update, except for rows of the log."""
     batches = trainer.batches(0, range(trainer.run.update, trainer.run.plan.num_updates))
     trainer.set_training()
 
@@ -170,7 +170,7 @@ def updates_of(trainer):
 
 
 def flops_of(trainer, batch):
-    """Of a forward and a backward pass of a batch, counted by torch on the meta device for one image."""
+    """FLOP of a forward and a backward pass of a batch, counted by torch on the meta device for one image."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.device("meta"):
@@ -182,7 +182,7 @@ def flops_of(trainer, batch):
 
 
 def unet(options, roof):
-    """Milliseconds, images a second, share of the roof, memory against forecast; and what compiling took."""
+    """Milliseconds, images per second, share of the roof, memory beside its forecast, and seconds to compile."""
     model, batches = (TINY_UNET, (2,)) if options.tiny else (UNET, (512, 128, 64))  # the one that a goal is for comes first
     for (name, variant), batch in itertools.product(VARIANTS.items(), batches):
         if not (variant[-1] and options.tiny):
@@ -191,7 +191,7 @@ def unet(options, roof):
 
 
 def unet_rows(options, roof, name, model, batch, with_forecast):
-    """Of one variant and batch."""
+    """The row of one variant and batch."""
     from diffusers_lrlab.forecast.memory import forecast_memory
 
     precision, tf32, _, compiled = VARIANTS[name]
@@ -228,13 +228,13 @@ def unet_rows(options, roof, name, model, batch, with_forecast):
 
 
 def split(options, _roof):
-    """Where the time of an update goes, host and device, as `lrlab train --profile` tells."""
+    """Host and device time of the parts of an update, by `lrlab train --profile`."""
     for precision, name in (("no", "tf32"), ("bf16", "bf16")):
         yield f"profile {name}", partial(split_rows, options, precision, name)
 
 
 def split_rows(options, precision, name):
-    """Of one precision."""
+    """The rows of one precision."""
     from torch.profiler import profile, schedule
 
     from diffusers_lrlab.training.profiling import ranges_of
@@ -256,7 +256,7 @@ def split_rows(options, precision, name):
 
 
 def losses(options, _roof):
-    """The same updates in bf16 and float32: how far the losses are apart."""
+    """Difference of the losses of the same updates in bf16 and float32."""
     yield "losses in bf16 and float32", partial(loss_rows, options)
 
 
@@ -305,7 +305,7 @@ def make_points(tiny, number, updates=10_000, first_updates=None):
 
 
 def make_stack(members, how):
-    """Members side by side, whose updates are captured or launched kernel by kernel."""
+    """A stack whose updates are captured or launched kernel by kernel."""
     from diffusers_lrlab.study.stacked.captured import record_graph
     from diffusers_lrlab.study.stacked.stack import Stack
 
@@ -353,7 +353,7 @@ def stacks(options, _roof):
 
 
 def members(options, _roof):
-    """A captured stack beside one that is launched; when one member leaves; and when it goes on from its state."""
+    """A captured stack beside a launched one, after a member leaves, and after it is resumed."""
     yield "members of a captured stack", partial(member_rows, options)
 
 
@@ -435,7 +435,7 @@ PARTS = (roofs, split, stacks, members, data, losses, unet)  # compiling, at the
 
 
 def measured(options):
-    """All rows, each as soon as it is known; what fails is one, too."""
+    """All rows as they are measured; a failure is a row, too."""
     roof = {}
     for name, what, work in ((part.__name__, *pair) for part in PARTS for pair in part(options, roof)):
         try:

@@ -1,4 +1,4 @@
-"""What importing costs: each line in fresh interpreters, the median of several, in seconds.
+"""The cost of imports: seconds of each line in fresh interpreters, median of several.
 
 python benchmarks/import_time.py
 """
@@ -6,9 +6,9 @@ python benchmarks/import_time.py
 import statistics
 import subprocess
 import sys
-import time
+from functools import partial
 
-from common import SCRIPT, machine, make_parser, parse
+from common import SCRIPT, in_turns, machine, make_parser, parse
 
 COMMANDS = {
     "python -c pass": ["-c", "pass"],
@@ -22,14 +22,11 @@ COMMANDS = {
 }
 
 
-def seconds(arguments):
-    """Wall time of one interpreter."""
-    start = time.perf_counter()
+def run(arguments):
+    """One interpreter."""
     result = subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    elapsed = time.perf_counter() - start
     if result.returncode != (2 if "cosin" in arguments else 0):
         raise SystemExit(f"{arguments} ended with {result.returncode}; its time means nothing")
-    return elapsed
 
 
 def main():
@@ -37,16 +34,11 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.set_defaults(commands=list(COMMANDS))
     options = parse(parser, rounds=1, commands=list(COMMANDS)[:2])
-    times = {name: [] for name in options.commands}
-    for turn in range(options.rounds + 1):
-        for name in options.commands:
-            elapsed = seconds(COMMANDS[name])
-            if turn:  # the first turn fills the disk cache
-                times[name].append(elapsed)
+    times = in_turns({name: partial(run, COMMANDS[name]) for name in options.commands}, options.rounds)
     print(machine())
     print(f"\n| | s, median of {options.rounds} |\n|---|---|")
     for name, values in times.items():
-        print(f"| `{name}` | {statistics.median(values):.2f} |")
+        print(f"| `{name}` | {statistics.median(values) / 1e3:.2f} |")
 
 
 if __name__ == "__main__":

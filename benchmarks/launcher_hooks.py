@@ -1,4 +1,4 @@
-"""What the launcher's hooks cost a script that is not ours.
+"""The cost of the launcher's hooks in a third-party script.
 
     python benchmarks/launcher_hooks.py
 
@@ -50,7 +50,7 @@ GOAL = 0.03
 
 
 def train(output_dir, max_train_steps, place):
-    """The script that is hooked; its updates' seconds go to `output_dir`."""
+    """The hooked script, which writes the seconds of its updates to `output_dir`."""
     accelerator = Accelerator(gradient_accumulation_steps=1)
     torch.manual_seed(0)
     blocks = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
@@ -93,7 +93,7 @@ def train(output_dir, max_train_steps, place):
 
 
 def run(options, script, turns):
-    """The script as the launcher runs it, or bare; what it says goes to a file."""
+    """The script under the launcher, or alone, with its output in a file."""
     multiprocessing.current_process().turns = turns  # this file is run once more, as the script
     sys.stdout = sys.stderr = open(Path(script[1].partition("=")[2], "said"), "w")
     torch.set_num_threads(1)
@@ -105,7 +105,7 @@ def run(options, script, turns):
 
 
 def measure(updates):
-    """The seconds of each update after the first tenth of them, by name; the processes are forks, which have all imports."""
+    """Seconds of each update after the first tenth, by name, in forks that have all imports."""
     context = multiprocessing.get_context("fork")
     turns = [context.Semaphore(place == 0) for place in range(len(HOOKS))]
     with tempfile.TemporaryDirectory() as folder:
@@ -121,7 +121,7 @@ def measure(updates):
 
 
 def _wait(running, folder):
-    """Until all have ended; if one fails, the others wait for their turns in vain."""
+    """Waits until all have ended, and stops the others if one fails."""
     left = {each.sentinel: each for each in running.values()}
     while left:
         for sentinel in multiprocessing.connection.wait([*left]):
@@ -135,7 +135,7 @@ def _wait(running, folder):
 
 
 def compare(updates):
-    """Prints what an update takes above the bare one of the same turn: the mean over all turns, and its standard error."""
+    """Prints the extra time of an update over the bare one of the same turn: mean and standard error."""
     measured = measure(updates)
     bare = measured["bare"]
     print(f"{machine()}; {updates} updates\n")

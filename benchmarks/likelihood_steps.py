@@ -1,4 +1,4 @@
-"""What the steps of the probability-flow ODE do to `exact_kl`: its error, where the answer is known.
+"""Error of `exact_kl` by the number of steps of the probability-flow ODE, where the answer is known.
 
     python benchmarks/likelihood_steps.py
 
@@ -22,7 +22,7 @@ from diffusers_lrlab.objective.ddpm import DDPM
 
 
 class ExactModel:
-    """The noise that the best of all models predicts for a mixture of Gaussians of one width."""
+    """The noise that an optimal model predicts for a mixture of Gaussians of one width."""
 
     dtype, device = torch.float64, torch.device("cpu")
 

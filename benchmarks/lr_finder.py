@@ -1,4 +1,4 @@
-"""How far the learning-rate finder can be trusted: the spread of what it suggests, and what comes of training with it.
+"""How far to trust the learning-rate finder: the spread of its suggestions, and losses of training with them.
 
     python benchmarks/lr_finder.py --out lr-finder
     python benchmarks/lr_finder.py --out lr-finder --part spread
@@ -51,7 +51,7 @@ def suggestions_of(out, options):
 
 
 def spread(rates):
-    """Ratio of the 90 % to the 10 % quantile, the median, and how many seeds have no rate."""
+    """Ratio of the 90 % to the 10 % quantile, the median, and the number of seeds without a rate."""
     named = [rate for rate in rates if rate is not None]
     if len(named) < 2:
         return None, None, len(rates) - len(named)
@@ -75,7 +75,7 @@ def print_spread(found):
 
 
 def plot_spread(found, path):
-    """A line for each seed, and below them a mark for each rate that is suggested."""
+    """A line for each seed, and below them a mark for each suggested rate."""
     figure = new_figure(13, 5.2, dpi=110)
     rows = zip(("probe", "classic"), figure.subplots(2, len(found), sharex=True, squeeze=False), strict=True)
     for mode, axes_of_row in rows:

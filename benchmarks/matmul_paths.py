@@ -1,4 +1,4 @@
-"""How fast the matrix products of a stack are: torch's own, oneDNN's and the compiler's, side by side.
+"""Speed of the matrix products of a stack by torch, oneDNN and the compiler.
 
     python benchmarks/matmul_paths.py
 
@@ -8,11 +8,10 @@ measuring them. A study computes with torch's own.
 """
 
 import statistics
-import time
 from functools import partial
 
 import torch
-from common import make_parser, parse
+from common import in_turns, make_parser, milliseconds, parse
 
 from diffusers_lrlab.core.environment import describe_environment
 from diffusers_lrlab.study.stacked.products import KINDS, multiply, operands
@@ -28,7 +27,7 @@ def onednn(kind, first, second, out):
 
 
 def compiled(kind):
-    """The product as the compiler has it; compiles when it is first called."""
+    """The compiled product; compiles at its first call."""
 
     def product(first, second, out):
         left, right = operands(kind, first, second)
@@ -40,7 +39,7 @@ def compiled(kind):
 
 
 def tensors(kind, members, inputs):
-    """First and second operand, and the product's place, as a layer with so many inputs has them."""
+    """First and second operand and the output of a layer with this many inputs."""
     x, g = torch.randn(members, BATCH, inputs), torch.randn(members, BATCH, OUTPUTS)
     weight = torch.randn(members, OUTPUTS, inputs)
     return {
@@ -48,18 +47,6 @@ def tensors(kind, members, inputs):
         "weight_gradient": (g, x, torch.empty_like(weight)),
         "input_gradient": (g, weight, torch.empty_like(x)),
     }[kind]
-
-
-def milliseconds(products, arguments, rounds):
-    """Of each, in turns."""
-    times = {name: [] for name in products}
-    for turn in range(rounds + 2):
-        for name, product in products.items():
-            started = time.perf_counter()
-            product(*arguments)
-            if turn >= 2:
-                times[name].append(1e3 * (time.perf_counter() - started))
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 @torch.no_grad()
@@ -78,12 +65,11 @@ def main():
             products = {"stock": partial(multiply, kind), "onednn": partial(onednn, kind)}
             if not options.tiny:  # compiling takes minutes
                 products["compiled"] = compiled(kind)
-                started = time.perf_counter()
-                products["compiled"](*arguments)
-                compiling += time.perf_counter() - started
+                compiling += milliseconds(products["compiled"], *arguments) / 1e3
             flop = 2 * options.members * BATCH * OUTPUTS * inputs
-            speeds = {name: flop / ms / 1e6 for name, ms in milliseconds(products, arguments, options.rounds).items()}
-            rows.append(f"| {kind}, {inputs} inputs | " + " | ".join(f"{speed:.0f}" for speed in speeds.values()) + " |")
+            calls = {name: partial(product, *arguments) for name, product in products.items()}
+            speeds = [flop / statistics.median(times) / 1e6 for times in in_turns(calls, options.rounds, 2).values()]
+            rows.append(f"| {kind}, {inputs} inputs | " + " | ".join(f"{speed:.0f}" for speed in speeds) + " |")
     print(f"| product | {' | '.join(products)} |\n|{'---|' * (1 + len(products))}")
     print("\n".join(rows))
     print(f"\nCompiling took {compiling:.0f} s.")

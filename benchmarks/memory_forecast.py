@@ -1,4 +1,4 @@
-"""The forecast of memory beside what a process really takes: its high-water mark, or CUDA's own count on a GPU.
+"""The forecast of memory beside the peak of a real process, or CUDA's own count on a GPU.
 
     python benchmarks/memory_forecast.py
     python benchmarks/memory_forecast.py --quick
@@ -66,20 +66,20 @@ SAID = {
 
 
 def memory_now(peak):
-    """Bytes in RAM of this process, now or at most since [`forget_peak`]."""
+    """Bytes in RAM of this process, now or at their peak since [`forget_peak`]."""
     with open("/proc/self/status", encoding="ascii") as file:
         key = "VmHWM" if peak else "VmRSS"
         return 1024 * next(int(line.split()[1]) for line in file if line.startswith(key))
 
 
 def forget_peak():
-    """Lets the high-water mark begin anew."""
+    """Resets the peak."""
     with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")
 
 
 def warm_up(device):
-    """What libraries load and set up for themselves at the first update of anything is not a matter of the run."""
+    """Does an update of a small run, as libraries load and set up parts at their first use."""
     import torch
     from diffusers.training_utils import EMAModel
 
@@ -126,7 +126,7 @@ def measure(arguments):
 
 
 def print_example(images):
-    """The example beside what is said of it."""
+    """The example beside its forecast."""
     from diffusers_lrlab.forecast.memory import forecast_memory
     from diffusers_lrlab.training.arguments import parse_arguments
     from diffusers_lrlab.training.prepare import prepare
@@ -184,7 +184,7 @@ def main():
 
 
 def run_case(command, allocator):
-    """What a process prints that measures a case."""
+    """The output of a process that measures a case."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **allocator})
     if done.returncode:
         sys.exit(done.stderr)

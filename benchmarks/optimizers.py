@@ -1,4 +1,4 @@
-"""What each optimizer costs in memory and time.
+"""Memory and time of each optimizer.
 
     python benchmarks/optimizers.py
 
@@ -33,7 +33,7 @@ def make_step(name):
 
 
 def print_costs(names, rounds):
-    """The table of memory and time."""
+    """Prints the table of memory and time."""
     made = {name: make_step(name) for name in names}
     times = {name: [] for name in names}
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""What the checks before a training cost.
+"""The cost of the checks before training.
 
     python benchmarks/preflight.py
     python benchmarks/preflight.py --dataset_name moons

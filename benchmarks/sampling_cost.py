@@ -1,4 +1,4 @@
-"""What a step of sampling costs beside the training of an item: `sampling_cost` of the kinds of data.
+"""The cost of a sampling step over that of training an item: `sampling_cost` of the kinds of data.
 
     python benchmarks/sampling_cost.py
 

@@ -1,4 +1,4 @@
-"""What a schedule costs at each update, beside torch's LambdaLR and accelerate's wrapper around it.
+"""The cost of a schedule per update, beside torch's LambdaLR and accelerate's wrapper around it.
 
     python benchmarks/scheduler_step.py
 
@@ -6,13 +6,13 @@ Prints the median microseconds of one `step()` with one parameter group, all sch
 """
 
 import statistics
-import time
 import warnings
+from functools import partial
 
 import torch
 from accelerate import Accelerator
 from accelerate.scheduler import AcceleratedScheduler
-from common import make_parser, parse
+from common import in_turns, make_parser, parse
 
 from diffusers_lrlab import get_scheduler
 from diffusers_lrlab.schedules.registries import SCHEDULERS
@@ -23,7 +23,7 @@ def make_optimizer():
 
 
 def make_schedulers(num_updates):
-    """Name -> scheduler: torch's, accelerate's, and all of ours that follow the clock."""
+    """Schedulers by name: torch's, accelerate's, and all of ours that follow the clock."""
     lambda_lr = torch.optim.lr_scheduler.LambdaLR(make_optimizer(), lambda n: 1 - n / num_updates)
     schedulers = {"torch LambdaLR": lambda_lr}
     optimizer = Accelerator(cpu=True).prepare(make_optimizer())
@@ -45,17 +45,18 @@ def main():
     parser.add_argument("--steps", type=int, default=500, help="per round")
     arguments = parse(parser, rounds=1, steps=2000)
     schedulers = make_schedulers(arguments.rounds * arguments.steps)
-    times = {name: [] for name in schedulers}
     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # there is nothing to optimize here
-    for _ in range(arguments.rounds):
-        for name, scheduler in schedulers.items():
-            started = time.perf_counter()
-            for _ in range(arguments.steps):
-                scheduler.step()
-            times[name].append((time.perf_counter() - started) / arguments.steps * 1e6)
+
+    def steps(scheduler):
+        for _ in range(arguments.steps):
+            scheduler.step()
+
+    calls = {name: partial(steps, scheduler) for name, scheduler in schedulers.items()}
+    times = in_turns(calls, arguments.rounds, 0)
     print("| schedule | microseconds per step, median | slowest round |\n|---|---|---|")
     for name, rounds in times.items():
-        print(f"| {name} | {statistics.median(rounds):.1f} | {max(rounds):.1f} |")
+        median, slowest = (1e3 * each / arguments.steps for each in (statistics.median(rounds), max(rounds)))
+        print(f"| {name} | {median:.1f} | {slowest:.1f} |")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A study by one worker and by two, in turns: how much sooner two have done it.
+"""Time of a study with one worker over that with two, in turns.
 
     python benchmarks/study_pool.py --rounds 3
     python benchmarks/study_pool.py --executors pool,ray
@@ -49,7 +49,7 @@ def make_study(folder, updates):
 
 
 def seconds_of(study, specs, executor, pool, num_workers):
-    """Seconds of all runs by so many of the workers."""
+    """Seconds of all runs with this many workers."""
     from diffusers_lrlab.study.executors import assign_executors
     from diffusers_lrlab.study.executors.jobs import make_jobs, run_jobs
 
@@ -63,7 +63,7 @@ def seconds_of(study, specs, executor, pool, num_workers):
 
 
 def multiply(seconds):
-    """Products of matrices in so many seconds."""
+    """Number of matrix products in this many seconds."""
     import torch
 
     torch.set_num_threads(1)
@@ -75,7 +75,7 @@ def multiply(seconds):
 
 
 def products(seconds, rounds):
-    """How many times the products of one process two of them make, round by round."""
+    """Matrix products of two processes over those of one, round by round."""
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(multiply, [0.1, 0.1]))
         return [sum(pool.map(multiply, [seconds] * 2)) / pool.submit(multiply, seconds).result() for _ in range(rounds)]

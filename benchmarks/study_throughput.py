@@ -1,4 +1,4 @@
-"""How many runs of the study's setting an hour holds: a plain loop, the trainer, and stacks of several sizes, side by side.
+"""Runs per hour in the setting of the study: a plain loop, the trainer, and stacks of several sizes.
 
     python benchmarks/study_throughput.py
     python benchmarks/study_throughput.py --rounds 10 --sizes 1,20 --precision bf16
@@ -57,7 +57,7 @@ SAMPLING_STEPS, FULL_STEPS = 5, 100
 
 
 def make_runs(num_updates, datasets, seeds):
-    """Five schedules on some data sets, with so many seeds."""
+    """Five schedules on some data sets, with this many seeds."""
     base = {
         key: value
         for key, value in read_yaml(str(RECIPE), "the recipe").items()
@@ -77,14 +77,14 @@ def make_runs(num_updates, datasets, seeds):
 
 
 def make_stacks(study, size, num_updates, threads):
-    """Members of five schedules, on four data sets, with as many seeds as it takes, shared out among the cores."""
+    """Members of five schedules on four data sets, with as many seeds as needed, divided among the cores."""
     runs = make_runs(num_updates, ["circle", "dino", "line", "moons"], -(-size // 20))[:size]
     members = [Member(*study.plan(run), study.device) for run in runs]
     return ParallelStacks(members, study.device, threads if size > 1 else None)
 
 
 class CountedOperators(TorchDispatchMode):
-    """Counts what would be launched."""
+    """Counts launched operators."""
 
     def __init__(self):
         super().__init__()
@@ -96,7 +96,7 @@ class CountedOperators(TorchDispatchMode):
 
 
 def make_small_stack(study, size, num_updates, recorder=None):
-    """Networks with next to nothing to compute, of five schedules on one data set with one seed."""
+    """Tiny networks of five schedules on one data set with one seed."""
     runs, members = make_runs(num_updates, ["line"], 1), []
     for place in range(size):
         plan, data = study.plan(runs[place % len(runs)])
@@ -151,7 +151,7 @@ def products_alone(stacks, threads, repeats=3):
 
 
 def products_of(stack):
-    """All of them of an update, as functions."""
+    """The products of an update, as functions."""
     size, calls = len(stack.members), []
     for index, (inputs, outputs) in enumerate(LAYERS):
         x, g = torch.randn(size, BATCH, inputs), torch.randn(size, BATCH, outputs)
@@ -206,14 +206,14 @@ def evaluation_seconds(stacks, threads, num_samples, rounds):
 
 
 def _to_sample(member, num_samples):
-    """A member's share of a study that compares so many samples, in `SAMPLING_STEPS`."""
+    """A member's share of a study that compares this many samples, in `SAMPLING_STEPS`."""
     few = {"distance_samples": num_samples, "num_inference_steps": SAMPLING_STEPS}
     member.run.config = dataclasses.replace(member.run.config, **few)
     return SimpleNamespace(id=id(member), metrics=("kl",), stage="tune")
 
 
 def sampling_operators(study, size):
-    """Operators of a step that draws samples for so many members: by themselves, together."""
+    """Operators of a sampling step for this many members, alone and together."""
     runs = [(member, _to_sample(member, 20)) for member in make_small_stack(study, size, 10).members]
     steps = draw_together(runs, {})
     next(steps)
@@ -255,7 +255,7 @@ def main():
 
 
 def measure_loops(study, folder, options):
-    """Times of an update and its products alone, by what trains, and the evaluation of a stack of 20."""
+    """Times of an update and of its products alone, by trainer or stack, and the evaluation of a stack of 20."""
     sizes = sorted({20, *map(int, options.sizes.split(","))})  # samples are drawn of a stack of 20
     total = (options.rounds + 2) * options.updates + 10
     trainer = make_point_trainer(folder / "local", total)

@@ -1,4 +1,4 @@
-"""The loop on points that one writes first, of the shape of the study's template.
+"""A plain training loop on points, in the shape of the study's template.
 
 A DataLoader, one operation after the other, a loss that is read at every update.
 """

@@ -1,4 +1,4 @@
-"""The forecast of a run's time beside the run: three cases, forecast and really trained, in turns.
+"""The forecast of a run's time beside the real time, in three cases, in turns.
 
     python benchmarks/time_forecast.py
     python benchmarks/time_forecast.py --rounds 1
@@ -36,7 +36,7 @@ TINY = {
 
 
 def forecast(arguments):
-    """Seconds that are forecast, in this process."""
+    """The forecast seconds, in this process."""
     from diffusers_lrlab.forecast.timing import forecast_time
     from diffusers_lrlab.training.arguments import parse_arguments
     from diffusers_lrlab.training.prepare import prepare
@@ -49,7 +49,7 @@ def forecast(arguments):
 
 
 def run(command):
-    """What a process prints; ends the benchmark with its complaint if it fails."""
+    """The output of a process; ends the benchmark with its error if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)

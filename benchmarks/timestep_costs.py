@@ -8,17 +8,16 @@ time.
 
 import statistics
 import tempfile
-import time
 from pathlib import Path
 
-from common import machine, make_parser, make_trainer, parse
+from common import machine, make_parser, make_trainer, parse, updates_in_turns
 
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.study.spec.spec import ARM_NOTES
 
 
 def flags_of(fields):
-    """Options of train_ddpm.py, of an arm."""
+    """An arm as options of train_ddpm.py."""
     return [f"--{name}={value}" for name, value in fields.items() if name not in (*ARM_NOTES, "max_train_steps")]
 
 
@@ -30,13 +29,7 @@ def measure_costs(arms, rounds):
             arguments = [*flags, f"--max_train_steps={rounds + 20}", "--num_validation_images=0"]
             arguments += ["--frechet_samples=0"]  # which needs held-out images
             loops[name] = make_trainer(Path(base) / name, arguments).updates()
-        times = {name: [] for name in arms}
-        for turn in range(rounds + 10):
-            for name in arms if turn % 2 else reversed(arms):
-                started = time.perf_counter()
-                next(loops[name])
-                if turn >= 10:
-                    times[name].append(time.perf_counter() - started)
+        times = updates_in_turns(loops, rounds)
     first = times[next(iter(arms))]
     return {
         name: statistics.median(own / base for own, base in zip(of_arm, first, strict=True))

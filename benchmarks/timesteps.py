@@ -1,4 +1,4 @@
-"""What sight of each noise level costs, and what stratified timesteps save.
+"""The cost of diagnostics by noise level, and the variance that stratified timesteps save.
 
     python benchmarks/timesteps.py        four minutes on 2 cores, which should have nothing else to do
 
@@ -9,23 +9,15 @@
 
 import statistics
 import tempfile
-import time
 
 import torch
-from common import machine, make_parser, make_trainer, parse
+from common import machine, make_parser, make_trainer, milliseconds, parse, updates_in_turns
 
 from diffusers_lrlab import get_timestep_sampler
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.batches import RowOrder
 
 DRAWS = ("uniform", "stratified", "antithetic", "loss_second_moment", "clts_static:unbiased=true")
-
-
-def timed(function, *arguments):
-    """Milliseconds of a call."""
-    started = time.perf_counter()
-    function(*arguments)
-    return 1e3 * (time.perf_counter() - started)
 
 
 def compare_updates(rounds, batch):
@@ -35,27 +27,22 @@ def compare_updates(rounds, batch):
         loops = {
             bins: make_trainer(f"{base}/{bins}", [*common, f"--log_timestep_bins={bins}"]).updates() for bins in (0, 10)
         }
-        times = {bins: [] for bins in loops}
-        for turn in range(rounds + 10):
-            for bins in (0, 10) if turn % 2 else (10, 0):
-                spent = timed(next, loops[bins])
-                if turn >= 10:
-                    times[bins].append(spent)
+        times = updates_in_turns(loops, rounds)
     ratio = statistics.median(on / off for off, on in zip(times[0], times[10], strict=True))
     return statistics.median(times[0]), ratio
 
 
 def cost_alone(trainer, batch, repeats=300):
-    """Milliseconds of what the diagnostics do in an update, and of what they do at a logging point, medians."""
+    """Median milliseconds of the diagnostics in an update and at a logging point."""
     observer, losses = trainer.log.observer, torch.rand(batch)
     timesteps = [trainer.run.objective.draw(update)[:batch] for update in range(repeats)]
-    adding = statistics.median(timed(observer.add, part, losses) for part in timesteps)
-    reading = statistics.median(timed(observer.read_sums, update, update + 9) for update in range(repeats))
+    adding = statistics.median(milliseconds(observer.add, part, losses) for part in timesteps)
+    reading = statistics.median(milliseconds(observer.read_sums, update, update + 9) for update in range(repeats))
     return adding, reading
 
 
 def variances(trainer, num_losses, num_gradients):
-    """The variance of the batch's loss and the trace of the covariance of its gradient, for each way of drawing."""
+    """The variance of the batch's loss and the trace of its gradient's covariance, by sampling scheme."""
     pixels, batch = trainer.run.data.in_memory.data, trainer.run.config.train_batch_size
     order, generator = RowOrder(len(pixels), 1), torch.Generator().manual_seed(0)
     model, parameters = trainer.run.model.eval(), list(trainer.run.model.parameters())
@@ -105,7 +92,7 @@ def main():
             )
         for _ in trainer.updates():
             pass
-        gradients = min(timed(trainer.log.observer.measure_gradients, 0, trainer.run.model) for _ in range(3))
+        gradients = min(milliseconds(trainer.log.observer.measure_gradients, 0, trainer.run.model) for _ in range(3))
         print(f"\na measurement of gradients in 10 bins: {gradients:.0f} ms")
         found = variances(trainer, options.losses, options.gradients)
     base = found["uniform"]

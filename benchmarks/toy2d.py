@@ -1,4 +1,4 @@
-"""What an update on points costs: the training script's loop beside a plain loop of the shape of the study's template.
+"""The cost of an update on points: the training script beside a plain loop in the shape of the study's template.
 
     python benchmarks/toy2d.py
     python benchmarks/toy2d.py --rounds 10 --threads 1
@@ -10,11 +10,11 @@ turns. Where the time of ours goes, and what the matrix multiplications alone wo
 
 import statistics
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 
 import torch
-from common import make_parser, make_trainer, parse
+from common import in_turns, make_parser, make_trainer, milliseconds, parse
 from template import BATCH, plain_updates
 
 from diffusers_lrlab.core.environment import describe_environment
@@ -28,19 +28,20 @@ RECIPE = Path(__file__).parents[1] / "training_scripts" / "recipes" / "lr_study_
 
 
 def make_point_trainer(folder, num_updates):
-    """Ours, with the study's settings and all logging on, but without validation and samples, which the other has not."""
+    """A trainer with the study's settings and all logging, without validation and samples, like the plain loop."""
     arguments = ["--dataset_name=dino", f"--config={RECIPE}", "--num_validation_images=0", "--save_images_epochs=1000"]
     return make_trainer(folder, [*arguments, f"--max_train_steps={num_updates}", f"--checkpointing_steps={num_updates}"])
 
 
 def median_ms(function, repeats):
     """Median milliseconds of a call."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times[repeats // 10 :])
+    return statistics.median([milliseconds(function) for _ in range(repeats)][repeats // 10 :])
+
+
+def do_updates(loop, num_updates):
+    """Some updates of a training loop."""
+    for _ in range(num_updates):
+        next(loop)
 
 
 def matmul_limit(repeats):
@@ -88,7 +89,7 @@ def breakdown(trainer, repeats):
 
 
 def evaluation_seconds(trainer, num_points, repeats):
-    """Seconds of what is done with a model once it is trained."""
+    """Seconds of the evaluation of a trained model."""
     real, other = toy_points("dino", 10 * num_points), toy_points("dino", num_points, split="test")
     trainer.run.model.eval()
     pipeline = make_pipeline(trainer.run, trainer.run.process.scheduler)
@@ -119,14 +120,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_point_trainer(folder, num_updates + 1)
         loops = {"plain": plain_updates(trainer.run.data.in_memory.data, num_updates), "ours": trainer.updates()}
-        times = {name: [] for name in loops}
-        for turn in range(options.rounds + 1):
-            for name in ("plain", "ours") if turn % 2 else ("ours", "plain"):
-                start = time.perf_counter()
-                for _ in range(options.updates):
-                    next(loops[name])
-                if turn:
-                    times[name].append(1e3 * (time.perf_counter() - start) / options.updates)
+        turns = {name: partial(do_updates, loop, options.updates) for name, loop in loops.items()}
+        times = {name: [ms / options.updates for ms in each] for name, each in in_turns(turns, options.rounds).items()}
         ratios = [plain / ours for plain, ours in zip(times["plain"], times["ours"], strict=True)]
         parts = breakdown(trainer, options.repeats)
         seconds = evaluation_seconds(trainer, options.points, options.evaluations)

@@ -1,4 +1,4 @@
-"""The study's four sets with the study's settings: losses and distances beside those of its own code, and a picture.
+"""The study's four data sets with its settings: losses and distances beside those of its own code, and a plot.
 
     python benchmarks/toy2d_study.py --out toy2d
     python benchmarks/toy2d_study.py --out toy2d --seeds 3
@@ -38,7 +38,7 @@ TINY = ["--max_train_steps=2", "--distance_samples=100", "--num_validation_image
 
 
 def results_of(out, name, seed, more):
-    """The results of one run, done now if it is not there."""
+    """The results of one run, done now if missing."""
     folder = out / f"{name}-{seed}"
     record = folder / "lrlab" / "run.json"
     if not record.exists() or json.loads(record.read_text())["run"]["status"] != "finished":

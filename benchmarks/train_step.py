@@ -1,4 +1,4 @@
-"""What the training loop costs, and how it compares with diffusers' own script; prints the tables of docs/benchmarks.md.
+"""The cost of the training loop, alone and beside diffusers' own script; prints the tables of docs/benchmarks.md.
 
     python benchmarks/train_step.py                                       # (a) our loop over a bare one
     python benchmarks/train_step.py --upstream PATH/train_unconditional.py    # (b) and the whole scripts side by side
@@ -20,10 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
-from common import SCRIPT, machine, make_parser, make_trainer, parse
+from common import SCRIPT, in_turns, machine, make_parser, make_trainer, parse, updates_in_turns
 
 UNET = {
     "_class_name": "UNet2DModel",
@@ -99,13 +100,7 @@ def compare_loops(rounds, arguments, warm_up=10):
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(folder, [*arguments, f"--max_train_steps={rounds + 30}", "--num_validation_images=0"])
         loops = {"bare": bare_updates(trainer), "ours": trainer.updates()}
-        times = {name: [] for name in loops}
-        for turn in range(rounds + warm_up):
-            for name in ("bare", "ours") if turn % 2 else ("ours", "bare"):
-                start = time.perf_counter()
-                next(loops[name])
-                if turn >= warm_up:
-                    times[name].append(1e3 * (time.perf_counter() - start))
+        times = updates_in_turns(loops, rounds, warm_up)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -121,17 +116,14 @@ def compare_precisions(rounds, batch):
         model = UNet2DModel(**trainer.run.plan.model_config).train()
         images = trainer.run.data.in_memory.data[:batch]
     timesteps = torch.randint(0, 1000, (batch,))
-    times = {"float32": [], "bf16": []}
-    for turn in range(rounds + 2):
-        for name in times if turn % 2 else reversed(times):
-            start = time.perf_counter()
-            with torch.autocast("cpu", torch.bfloat16, enabled=name == "bf16"):
-                prediction = model(images, timesteps).sample
-            torch.nn.functional.mse_loss(prediction.float(), images).backward()
-            if turn >= 2:
-                times[name].append(1e3 * (time.perf_counter() - start))
-            model.zero_grad()
-    return times
+
+    def passes(enabled):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            prediction = model(images, timesteps).sample
+        torch.nn.functional.mse_loss(prediction.float(), images).backward()
+
+    return in_turns({"float32": partial(passes, False), "bf16": partial(passes, True)}, rounds, 2)
 
 
 def print_precisions(rounds):

@@ -214,7 +214,7 @@ def test_a_misspelt_option():
 @pytest.mark.parametrize(
     ("option", "value", "part"),
     [
-        ("--num_updates", "1e4", "use a whole number, such as 10000, not '1e4'"),
+        ("--num_updates", "1e4", "must be a whole number, such as 10000, got '1e4'"),
         ("--validation_fraction", "-1e-4", "--validation_fraction -0.0001"),
     ],
 )

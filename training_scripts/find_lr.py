@@ -1,4 +1,4 @@
-"""Find the learning rate of a training run before it, by short tests in which the rate rises.
+"""Find a learning rate for a training run: short tests in which the rate rises.
 
     accelerate launch training_scripts/find_lr.py
     accelerate launch training_scripts/find_lr.py --dataset_name dino --optimizer sgd --repeats 5

@@ -1,4 +1,4 @@
-"""Train an unconditional diffusion pipeline under a learning-rate schedule that runs as it was asked for.
+"""Train an unconditional diffusion pipeline with a learning rate that follows its schedule at every update.
 
     accelerate launch training_scripts/train_ddpm.py --lr_scheduler cosine
     accelerate launch training_scripts/train_ddpm.py --dataset_name huggan/flowers-102-categories --resolution 64 \

@@ -1,4 +1,4 @@
-"""`lrlab check`: whether what a folder holds is whole."""
+"""`lrlab check`: verify the files of a folder."""
 
 import argparse
 from pathlib import Path
@@ -9,13 +9,13 @@ from .output import say, say_json
 
 def check_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("dir", type=Path, metavar="DIR", help="the folder of a run, a study, a toy dataset, or what was downloaded")
-    add("--repair", action="store_true", help="renames what is damaged, so that a run or a study goes on from what is whole")
-    add("--json", action="store_true", help="the same as data")
+    add("dir", type=Path, metavar="DIR", help="Folder of a run, study, toy dataset or schedule, also a downloaded one.")
+    add("--repair", action="store_true", help="Rename damaged files of a run or study, so that it goes on from intact ones.")
+    add("--json", action="store_true", help="Print JSON.")
 
 
 def check(options: argparse.Namespace) -> int:
-    """0 if everything is whole, else 1."""
+    """Exit status 0 if everything is intact, else 1."""
     require_extra("train", "`lrlab check`")
     from ..run.check import check_folder
 

@@ -1,4 +1,4 @@
-"""`lrlab push`, `pull`, `rerun` and `schedule`: what goes to the Hub and comes from it."""
+"""`lrlab push`, `pull`, `rerun` and `schedule`: uploads, downloads and published schedules."""
 
 import argparse
 import dataclasses
@@ -17,37 +17,38 @@ from .output import say
 
 def push_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("dir", type=Path, metavar="DIR", help="the folder of a run, a study, a toy dataset or a schedule")
-    add("--repo_id", required=True, metavar="USER/NAME", help="the repository, which is created if it is missing")
-    add("--private", action="store_true", help="makes the repository private if it is new")
-    add("--revision", metavar="BRANCH", default="main", help="another branch, which is created if it is missing")
-    add("--create_pr", action="store_true", help="proposes the change to an existing repository, as a pull request")
-    add("--message", metavar="TEXT", help="of the commit; by default it names the command that made the result")
-    add("--space", action="store_true", help="uploads the report of a study as a web page (a static Space) instead")
-    add("--include_checkpoints", action="store_true", help="also checkpoints of a run, or the weights of a study's runs")
-    add("--unfinished", action="store_true", help="uploads a run that has not finished, as far as it is")
+    add("dir", type=Path, metavar="DIR", help="Folder of a run, study, toy dataset or schedule.")
+    add("--repo_id", required=True, metavar="USER/NAME", help="Repository, created if it is missing.")
+    add("--private", action="store_true", help="Make a new repository private.")
+    add("--revision", metavar="BRANCH", default="main", help="Branch, created if it is missing (default: %(default)s).")
+    add("--create_pr", action="store_true", help="Open a pull request in an existing repository.")
+    add("--message", metavar="TEXT", help="Message of the commit (default: the command that made the result).")
+    add("--space", action="store_true", help="Upload only the report of a study, as a static Space.")
+    weights = "Upload the checkpoints of a run, or the weights of a study, too."
+    add("--include_checkpoints", action="store_true", help=weights)
+    add("--unfinished", action="store_true", help="Upload a run that has not finished.")
 
 
 def push(options: argparse.Namespace) -> None:
     from ..hub.publish import push_folder
 
     if options.create_pr and options.private:
-        raise LabError("--private is for new repositories, and --create_pr for existing ones. Drop one.")
+        raise LabError("--private is for new repositories, and --create_pr for existing ones. Leave one of them out.")
     if options.create_pr and options.revision != "main":
-        raise LabError(f"--create_pr makes a branch of its own, so --revision {options.revision!r} has no effect. Drop one.")
+        raise LabError(f"--revision {options.revision!r} has no effect with --create_pr. Leave one of them out.")
     if options.message is not None and not options.message.strip():
         raise LabError("--message '' is empty. Leave it out, or say what changed.")
     target = Target(options.repo_id, private=options.private, revision=options.revision, create_pr=options.create_pr)
     contents = {name: getattr(options, name) for name in ("space", "include_checkpoints", "unfinished")}
     published = push_folder(options.dir, target, options.message, **contents)
-    say(f"Uploaded {counted(published.num_files, 'file')}, and they are there as they were sent: {published.url}")
+    say(f"Uploaded and verified {counted(published.num_files, 'file')}: {published.url}")
 
 
 def pull_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("repo_id", metavar="USER/NAME", help="the repository")
-    add("--out", type=Path, metavar="DIR", help="a new or empty folder; the name of the repository if not given")
-    add("--revision", metavar="REVISION", help="branch, tag or commit; main if not given")
+    add("repo_id", metavar="USER/NAME", help="Repository.")
+    add("--out", type=Path, metavar="DIR", help="New or empty folder (default: the name of the repository).")
+    add("--revision", metavar="REVISION", help="Branch, tag or commit (default: main).")
 
 
 def pull(options: argparse.Namespace) -> None:
@@ -64,22 +65,22 @@ def pull(options: argparse.Namespace) -> None:
         "dataset": f"lrlab train --dataset_name {folder}",
     }
     holds = type_of_folder(out)
-    say(f"Downloaded a {holds} to {out}. Go on, for instance, by: {then[holds]}")
+    say(f"Downloaded a {holds} to {out}. Next, for instance: {then[holds]}")
 
 
 def rerun_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "lrlab rerun DIR|USER/NAME [--compare] [--out DIR] [--option value ...]"
     add = parser.add_argument
-    add("source", metavar="DIR|USER/NAME", help="the folder of a run, or its repository")
-    compared = "weights, learning rate, losses and results"
-    add("--compare", action="store_true", help=f"says whether {compared} agree with the record")
-    add("--out", type=Path, metavar="DIR", help="where the run goes; NAME-rerun if not given")
-    add("--revision", metavar="REVISION", help="of the repository")
-    add("--tolerance", type=float, metavar="SHARE", help="what counts as the same in another environment; 0.05 if not given")
-    parser.add_argument_group("options of lrlab train", "They take the place of what was recorded.")
+    add("source", metavar="DIR|USER/NAME", help="Folder of a run, or its repository.")
+    add("--compare", action="store_true", help="Compare weights, learning rates, losses and results with the record.")
+    add("--out", type=Path, metavar="DIR", help="Folder of the new run (default: NAME-rerun).")
+    add("--revision", metavar="REVISION", help="Branch, tag or commit of the repository (default: main).")
+    tolerance = "Relative difference allowed in another environment (default: 0.05)."
+    add("--tolerance", type=float, metavar="SHARE", help=tolerance)
+    parser.add_argument_group("options of lrlab train", "They override recorded ones; see `lrlab train --help`.")
 
 
-# They would put the run where the record is, or give it another record.
+# These would overwrite the recorded run, or replace its record.
 _NOT_AGAIN = ("__config", "__output_dir")
 
 
@@ -90,21 +91,17 @@ def rerun(options: argparse.Namespace) -> None:
         Range("[0, inf)").check("--tolerance", options.tolerance, "it is a relative difference, such as 0.05")
     for given in options.rest:
         if given.partition("=")[0].replace("-", "_") in _NOT_AGAIN:
-            raise LabError(
-                f"{given!r} is not for a rerun, which goes to a folder of its own from the record. Use --out DIR."
-            )
+            raise LabError(f"{given!r} has no effect on a rerun, which follows the record. Use --out DIR for its folder.")
     source = Path(options.source)
     if source.is_dir():
         if options.revision is not None:
-            raise LabError(f"--revision {options.revision!r} is about repositories, and {options.source!r} is a folder.")
+            raise LabError(f"--revision {options.revision!r} is for repositories, and {options.source!r} is a folder.")
         _rerun(source, source.resolve().name, options)
         return
     from ..hub.fetch import fetch
 
     if "/" not in options.source or options.source.count("/") > 1:
-        raise LabError(
-            f"{options.source!r} is neither a folder nor the id of a repository, USER/NAME, which comes before all options."
-        )
+        raise LabError(f"{options.source!r} is neither a folder nor a repository USER/NAME, which comes before options.")
     with tempfile.TemporaryDirectory() as temporary:
         folder = fetch(options.source, Path(temporary) / "record", options.revision, expected="run")
         _rerun(folder, options.source.split("/")[-1], options)
@@ -121,18 +118,18 @@ def _rerun(folder: Path, name: str, options: argparse.Namespace) -> None:
     remedy = "restore the file from a copy, or pull the run again."
     refuse_damaged(folder, "run", remedy, only=lambda file: options.compare or file.startswith("lrlab/run."))
     recorded = without_replaced(recorded_options(folder), options.rest)
-    read_log(folder)  # its errors are reported before training, too
+    read_log(folder)  # errors come before training
     record = read_record(folder)
     source = record["config"].get("lr_scheduler_source")
     if not any(given.partition("=")[0] in ("--import", "--plugins") for given in options.rest):
         _refuse_without_code(record)
     out = options.out or Path(f"{name}-rerun")
     if out.resolve() == folder.resolve():
-        raise LabError(f"--out {str(out)!r} is the folder of the record. Give another one.")
+        raise LabError(f"--out {str(out)!r} is the folder of the recorded run. Give another one.")
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "recorded.yaml"
         file.write_text(yaml.safe_dump(recorded), encoding="utf-8")
-        config = parse_arguments(["--config", str(file), "--output_dir", str(out), *options.rest], "A run done again.")
+        config = parse_arguments(["--config", str(file), "--output_dir", str(out), *options.rest], "")
     if isinstance(source, str) and not any("scheduler" in given or "--lr_" in given for given in options.rest):
         config = dataclasses.replace(config, lr_scheduler_source=source)  # the same schedule
     try:
@@ -150,28 +147,27 @@ def _rerun(folder: Path, name: str, options: argparse.Namespace) -> None:
 
 
 def _refuse_without_code(record: dict[str, Any]) -> None:
-    """Raises a `LabError` for a run that used code of somebody's, which is not in its record."""
+    """Raises a `LabError` for a run with user code, which is not in its record."""
     if plugins := record["meta"].get("plugins"):
         raise LabError(
-            f"This run used code of its own, {', '.join(one['name'] for one in plugins)}, which its record does not "
-            "hold. Read that code, then give it: --import FILE_OR_MODULE."
+            f"This run used {', '.join(one['name'] for one in plugins)}, whose code its record does not hold. Read that "
+            "code, then give it: --import FILE_OR_MODULE."
         )
     if names := record["run"].get("program_registrations"):
         raise LabError(
-            f"This run was started by a Python program that registered {', '.join(map(repr, names))} itself, by code which "
-            "its record does not hold. Put that code into a file of its own, without the call of train(), and give it: "
-            "--import FILE."
+            f"This run was started by a Python program that registered {', '.join(map(repr, names))}, by code which its "
+            "record does not hold. Put that code into a file, without the call of train(), and give it: --import FILE."
         )
 
 
 def schedule_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("dir", type=Path, metavar="DIR", help="a new or empty folder")
-    add("--lr_scheduler", required=True, metavar="SPEC", help="name or spec string; join makes one of several")
-    add("--momentum_scheduler", metavar="SPEC", help="name or spec string, if the momentum is scheduled too")
-    add("--num_training_steps", type=int, default=10_000, metavar="N", help="updates of the picture; default: %(default)s")
-    add("--num_warmup_steps", type=int, metavar="W", help="of them warm-up; a twentieth if not given")
-    add("--license", metavar="NAME", help="for the card, such as apache-2.0")
+    add("dir", type=Path, metavar="DIR", help="New or empty folder.")
+    add("--lr_scheduler", required=True, metavar="SPEC", help="Name or spec string; join makes one of several.")
+    add("--momentum_scheduler", metavar="SPEC", help="Momentum schedule, as a name or spec string (default: none).")
+    add("--num_training_steps", type=int, default=10_000, metavar="N", help="Updates in the plot (default: %(default)s).")
+    add("--num_warmup_steps", type=int, metavar="W", help="Warm-up updates in the plot (default: a twentieth).")
+    add("--license", metavar="NAME", help="License for the card, such as apache-2.0 (default: none).")
 
 
 def schedule(options: argparse.Namespace) -> None:
@@ -180,6 +176,6 @@ def schedule(options: argparse.Namespace) -> None:
     schedules = options.lr_scheduler, options.momentum_scheduler
     write_schedule_folder(options.dir, *schedules, options.num_training_steps, options.num_warmup_steps, options.license)
     say(
-        f"Wrote {options.dir}. Publish it by: lrlab push {shlex.quote(str(options.dir))} --repo_id USER/NAME, and take it "
-        "by: --lr_scheduler hub:USER/NAME"
+        f"Wrote {options.dir}. Publish it: lrlab push {shlex.quote(str(options.dir))} --repo_id USER/NAME\n"
+        "Then train with it: --lr_scheduler hub:USER/NAME"
     )

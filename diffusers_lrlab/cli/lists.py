@@ -9,7 +9,7 @@ from ..core.errors import LabError, did_you_mean
 from ..core.listing import as_json, as_markdown, as_text
 from .output import say, say_json
 
-# By the word that `lrlab list` takes: where those names are registered, and the option of training that takes them.
+# The registry of each word that `lrlab list` takes, and the training option that takes its names.
 LISTED = {
     "schedulers": ("schedules.registries", "SCHEDULERS", "--lr_scheduler"),
     "momentum": ("schedules.registries", "MOMENTUM_SCHEDULERS", "--momentum_scheduler"),
@@ -27,16 +27,16 @@ LISTED = {
 
 
 def list_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", nargs="?", metavar="KIND", help=f"{', '.join(LISTED)}; all of them if not given")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="everything that is known, as JSON")
-    form.add_argument("--markdown", action="store_true", help="tables with all arguments, as in the documentation")
+    parser.add_argument("kind", nargs="?", metavar="KIND", help=f"{', '.join(LISTED)} (default: all of them).")
+    formats = parser.add_mutually_exclusive_group()
+    formats.add_argument("--json", action="store_true", help="Print everything that is known, as JSON.")
+    formats.add_argument("--markdown", action="store_true", help="Print tables with all arguments, as in the documentation.")
 
 
 def list_names(options: argparse.Namespace) -> None:
     if options.kind is not None and options.kind not in LISTED:
         raise LabError(
-            f"There is no kind {options.kind!r} of things to list.{did_you_mean(options.kind, LISTED)} "
+            f"There is nothing to list called {options.kind!r}.{did_you_mean(options.kind, LISTED)} "
             f"Known: {', '.join(LISTED)}."
         )
     registries = {}

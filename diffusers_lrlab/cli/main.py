@@ -1,4 +1,4 @@
-"""The `lrlab` command. A subcommand is a row of `COMMANDS`; what it needs is imported when it runs."""
+"""The `lrlab` command. A subcommand is a row of `COMMANDS`; its imports happen when it runs."""
 
 import argparse
 import contextlib
@@ -16,15 +16,15 @@ from .output import LabParser, add_import
 
 
 class Command(NamedTuple):
-    """A subcommand: what it does in a line, an example, its options, and the function that does it."""
+    """A subcommand."""
 
-    help: str
+    help: str  # in a line
     example: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int | None]  # its exit status, if that is not always 0
+    run: Callable[[argparse.Namespace], int | None]  # returns the exit status if that is not always 0
 
 
-# Those that leave all their arguments to the parser of the training scripts.
+# Commands that leave all their arguments to the parser of the training scripts.
 SCRIPTS = {"train": training.train, "find-lr": training.find_lr}
 
 
@@ -32,85 +32,74 @@ def _script(name: str, help: str, example: str) -> Command:
     return Command(help, example, lambda parser: None, lambda options: SCRIPTS[name](options.rest, f"lrlab {name}"))
 
 
+_TRAIN = "Train a diffusion pipeline; for several processes: accelerate launch -m diffusers_lrlab.train"
+_PREVIEW = "lrlab preview --lr_scheduler cosine --lr_scheduler rex:d=0.9 --num_training_steps 10000 --num_warmup_steps 500"
+_SCALE = "lrlab scale --learning_rate 1e-4 --base_batch_size 64 --train_batch_size 128 --num_processes 8"
+_SCHEDULE = "lrlab schedule my-schedule --lr_scheduler wsd:decay_type=1-sqrt,num_decay_steps=0.3"
+_UPSTREAM = "Make patches for diffusers: a schedule, or schedules of the right length in its training scripts"
 COMMANDS = {
-    "train": _script(
-        "train",
-        "trains a diffusion pipeline; with several processes: accelerate launch -m diffusers_lrlab.train",
-        "lrlab train --dataset_name dino --lr_scheduler cosine",
-    ),
-    "find-lr": _script(
-        "find-lr", "finds the learning rate of a training run before it", "lrlab find-lr --dataset_name dino"
-    ),
-    "list": Command("shows what can be chosen by name", "lrlab list schedulers", lists.list_arguments, lists.list_names),
+    "train": _script("train", _TRAIN, "lrlab train --dataset_name dino --lr_scheduler cosine"),
+    "find-lr": _script("find-lr", "Find a learning rate for a training run", "lrlab find-lr --dataset_name dino"),
+    "list": Command("List everything that has a name", "lrlab list schedulers", lists.list_arguments, lists.list_names),
     "preview": Command(
-        "draws schedules over a run, or densities and weights over timesteps",
-        "lrlab preview --lr_scheduler cosine --lr_scheduler rex:d=0.9 --num_training_steps 10000 --num_warmup_steps 500",
+        "Plot schedules over a run, or densities and weights over timesteps",
+        _PREVIEW,
         preview.preview_arguments,
         preview.preview,
     ),
     "data": Command(
-        "writes a toy dataset as files that load anywhere",
+        "Export a toy dataset as files that load anywhere",
         "lrlab data export dino dino-points --n 100000 --seed 42",
         tools.data_arguments,
         tools.data,
     ),
     "plan": Command(
-        "shows what a training run will do, and its time and memory",
+        "Show what a training run will do, and its memory, time and disk space",
         "lrlab plan --dataset_name dino --optimizer sgd",
         tools.plan_arguments,
         tools.plan,
     ),
-    "scale": Command(
-        "shows learning rates for other batch sizes",
-        "lrlab scale --learning_rate 1e-4 --base_batch_size 64 --train_batch_size 128 --num_processes 8",
-        tools.scale_arguments,
-        tools.scale,
-    ),
+    "scale": Command("Show learning rates for other batch sizes", _SCALE, tools.scale_arguments, tools.scale),
     "study": Command(
-        "compares schedules, optimizers or any other setting of a run over data sets and seeds",
+        "Compare schedules, optimizers or any other setting over data sets and seeds",
         "lrlab study run quick --out first-study",
         study.add_arguments,
         study.command,
     ),
     "check": Command(
-        "verifies a run, a study, a data set or a download, and says what is damaged and from where it goes on",
+        "Verify a run, study, toy dataset, schedule or download: damaged files, and how to go on",
         "lrlab check ddpm-digits-8",
         check.check_arguments,
         check.check,
     ),
-    "schedule": Command(
-        "writes a schedule as a folder to publish",
-        "lrlab schedule my-schedule --lr_scheduler wsd:decay_type=1-sqrt,num_decay_steps=0.3",
-        hub.schedule_arguments,
-        hub.schedule,
-    ),
+    "schedule": Command("Write a schedule as a folder to publish", _SCHEDULE, hub.schedule_arguments, hub.schedule),
     "push": Command(
-        "uploads a run, a study, a toy dataset or a schedule to the Hub",
+        "Upload a run, study, toy dataset or schedule to the Hub",
         "lrlab push ddpm-digits-8 --repo_id USER/ddpm-digits-8",
         hub.push_arguments,
         hub.push,
     ),
-    "pull": Command("downloads what somebody published", "lrlab pull USER/ddpm-digits-8", hub.pull_arguments, hub.pull),
+    "pull": Command("Download a published result", "lrlab pull USER/ddpm-digits-8", hub.pull_arguments, hub.pull),
     "rerun": Command(
-        "repeats a run from its record, and says whether the two agree",
+        "Repeat a run from its record, and compare the two",
         "lrlab rerun USER/ddpm-digits-8 --compare",
         hub.rerun_arguments,
         hub.rerun,
     ),
     "upstream-patch": Command(
-        "makes patches for diffusers: a schedule, or schedules of the right length in its training scripts",
+        _UPSTREAM,
         "lrlab upstream-patch rex --diffusers ~/diffusers --out rex.patch",
         tools.upstream_patch_arguments,
         tools.upstream_patch,
     ),
     "env": Command(
-        "shows versions, devices and what is not installed, for bug reports",
+        "Show versions, devices and missing packages, for bug reports",
         "lrlab env",
         tools.environment_arguments,
         tools.environment,
     ),
     "completion": Command(
-        "prints a script by which a shell completes commands, flags and names",
+        "Print a script for the shell that completes commands, flags and names",
         "lrlab completion bash",
         completion.completion_arguments,
         lambda options: completion.print_completion(options.shell, _parser()),
@@ -118,22 +107,20 @@ COMMANDS = {
 }
 
 
-REST = (*SCRIPTS, "plan", "rerun")  # what is left of their arguments is for the training script's parser
-TAKES_NAMES = ("list", "preview", "study", "schedule", "push")  # that may be of plug-ins; REST has the training's --import
+REST = (*SCRIPTS, "plan", "rerun")  # commands that leave unknown arguments to the parser of training
+TAKES_NAMES = ("list", "preview", "study", "schedule", "push")  # commands with --import besides those of REST
 
 
 def _parser() -> LabParser:
     parser = LabParser(prog="lrlab", description="Training dynamics of diffusion models.", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"diffusers_lrlab {__version__}", help="shows the version")
+    parser.add_argument("--version", action="version", version=f"diffusers_lrlab {__version__}", help="Show the version.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        description, example = f"{command.help[0].upper()}{command.help[1:]}.", f"Example: {command.example}"
-        of_command = commands.add_parser(
-            name, help=command.help, description=description, epilog=example, allow_abbrev=False
-        )
-        command.add_arguments(of_command)
+        description, example = f"{command.help}.", f"Example: {command.example}"
+        subparser = commands.add_parser(name, help=command.help, description=description, epilog=example, allow_abbrev=False)
+        command.add_arguments(subparser)
         if name in TAKES_NAMES:
-            add_import(of_command)
+            add_import(subparser)
     return parser
 
 
@@ -143,7 +130,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     if not arguments:
         parser.print_help(sys.stderr)
-        raise SystemExit(2)  # as argparse does for a call that lacks something
+        raise SystemExit(2)  # as argparse does for missing arguments
     if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         raise LabError(
             f"Unknown command {shortened(arguments[0])}.{did_you_mean(arguments[0], COMMANDS)} Known: {', '.join(COMMANDS)}."
@@ -162,7 +149,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a subcommand and returns its exit status."""
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that lacks a character gets another one, not a traceback.
+        # A terminal that lacks a character shows another one instead of a traceback.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
@@ -172,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = COMMANDS[options.command].run(options)
             sys.stdout.flush()
         except BrokenPipeError:
-            # `lrlab list | head`: nobody reads on, which Python must not report again when it ends.
+            # `lrlab list | head`: the pipe is closed, which Python must not report again at its end.
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141

@@ -1,4 +1,4 @@
-"""What commands share: how they print, how they refuse arguments, and the option that loads plug-ins."""
+"""Shared by all commands: printing, the parser, and the option that loads plug-ins."""
 
 import argparse
 import json
@@ -20,8 +20,8 @@ class LabParser(argparse.ArgumentParser):
 
 
 def add_import(parser: argparse.ArgumentParser) -> None:
-    """The option `--import`; what it names is loaded once the command line is read."""
-    help = "Python files or modules, with commas, that register names of your own"
+    """The option `--import`, whose modules are loaded once the command line is read."""
+    help = "Comma-separated Python files or modules that register names of your own."
     parser.add_argument("--import", dest="plugins", metavar="FILE_OR_MODULE", help=help)
 
 

@@ -1,4 +1,4 @@
-"""`lrlab study list`, `run`, `report` and `card`, and what `training_scripts/run_study.py` shares with them."""
+"""`lrlab study list`, `run`, `report` and `card`; `training_scripts/run_study.py` shares `run`."""
 
 import argparse
 import dataclasses
@@ -11,62 +11,57 @@ from ..study.runs.precision import PRECISIONS
 from ..study.same_command import finished_report, shown_command, shown_path
 from .output import say
 
-ACTIONS = ("list", "run", "report", "card")
+# Of each action its form and the options that it takes.
+_FIGURES = ("figures", "figure_width", "dpi")
+ACTIONS = {
+    "list": ("list", ()),
+    "run": ("run SPEC --out DIR", ("out", "executor", "stack_size", "workers", "address", "precision", "dry_run")),
+    "report": ("report DIR", _FIGURES),
+    "card": ("card DIR --out CARD", ("out",)),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = "list: shows the presets; run: does what is left to do; report: writes the report anew; "
-    parser.add_argument("action", metavar="ACTION", help=f"{actions}card: copies what to publish")
-    what = "of run, a YAML file or the name of a preset; else the folder of a study"
-    parser.add_argument("what", nargs="?", metavar="WHAT", help=what)
-    add_run_arguments(parser)
-    add = parser.add_argument
-    figures = "of report: every picture also in report/figures/, as a paper takes it, pdf, png or svg"
-    add("--figures", metavar="FORMAT", help=figures)
-    width = "of --figures: their width, such as that of a column; by default each is as wide as in the report"
-    add("--figure_width", type=float, metavar="INCHES", help=width)
-    add("--dpi", type=int, metavar="N", help="of --figures: dots per inch, of PNGs and of samples in the others; 300")
+    actions = "list (the presets), run (what is left of a study), report (write it again) or card (copy what to publish)."
+    parser.add_argument("action", metavar="ACTION", help=actions)
+    parser.add_argument(
+        "what", nargs="?", metavar="WHAT", help="For run, a YAML file or preset, else the folder of a study."
+    )
+    add_run_arguments(parser.add_argument_group("options of run"))
+    add = parser.add_argument_group("options of report").add_argument
+    add("--figures", metavar="FORMAT", help="Also save every plot for a paper in report/figures/: pdf, png or svg.")
+    add("--figure_width", type=float, metavar="INCHES", help="Width of these plots (default: that of the report).")
+    add("--dpi", type=int, metavar="N", help="Dots per inch of PNGs, and of samples in the other formats (default: 300).")
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+def add_run_arguments(parser: argparse._ActionsContainer) -> None:
     """The options of `run`, which `training_scripts/run_study.py` takes too."""
     add = parser.add_argument
-    add("--out", type=Path, metavar="DIR", help="the folder of the study; results that are there are kept")
-    executors = "in this process: stacked or local, for all runs; by default stacks of all runs that can be stacked. As by "
-    executors += "default, but by several workers: pool, on the GPUs or cores of this machine, or ray, on a cluster. What a "
-    executors += "worker loses when it dies, hangs or runs out of memory is done again, by smaller stacks if need be"
+    add("--out", type=Path, metavar="DIR", help="Folder of the study, whose results are kept; with card, of the card.")
+    executors = (
+        "In this process: stacked or local (default: stacked where possible). With workers: pool, on the GPUs or cores "
+    )
+    executors += (
+        "of this machine, or ray, on a cluster; runs lost when a worker dies, hangs or runs out of memory are repeated."
+    )
     add("--executor", metavar="NAME", help=executors)
-    stack_size = "runs side by side at most; 20, and 256 on a GPU; with pool and ray, 1 is each run by itself, as local does"
+    stack_size = "Most runs in a stack; 1 with pool and ray runs each alone, as local does (default: 20; 256 on a GPU)."
     add("--stack_size", type=int, metavar="N", help=stack_size)
-    workers = "of pool and ray: how many; one for each GPU, or else for each core, and its threads are a share of the cores"
+    workers = "Workers of pool and ray, which share the cores (default: one per GPU, else one per core)."
     add("--workers", type=int, metavar="N", help=workers)
-    addresses = "of ray: a cluster that runs already, or auto; else RAY_ADDRESS, or this machine alone"
+    addresses = "Running Ray cluster, or auto (default: RAY_ADDRESS, else this machine alone)."
     add("--address", metavar="ADDRESS", help=addresses)
     precisions = "; ".join(f"{name}: {precision.description}" for name, precision in PRECISIONS.items())
-    add("--precision", metavar="NAME", help=f"{precisions}; fp32, or that of the study that a spec.yaml is of")
-    add("--dry_run", action="store_true", help="prints the runs, and what they will take by a short measurement, and stops")
+    add("--precision", metavar="NAME", help=f"{precisions} (default: fp32, or that of the study whose spec.yaml is run).")
+    add("--dry_run", action="store_true", help="Print the runs and a measured forecast of their time, and stop.")
 
 
 def command(options: argparse.Namespace) -> None:
     require_extra("study", "`lrlab study`")
-    if options.action not in ACTIONS:
-        raise LabError(
-            f"There is no action {options.action!r}.{did_you_mean(options.action, ACTIONS)} Known: {', '.join(ACTIONS)}."
-        )
-    if (options.what is None) != (options.action == "list"):
-        raise LabError(f"`lrlab study {options.action}` takes {'nothing' if options.what else 'a study'}. See --help.")
-    figures = {"figures": options.figures, "figure_width": options.figure_width, "dpi": options.dpi}
-    if options.action != "report" and (given := [name for name, value in figures.items() if value is not None]):
-        raise LabError(f"--{given[0]} is of `lrlab study report DIR`. Leave it out of `lrlab study {options.action}`.")
+    _check_form(options)
     if options.action == "run":
         run(options, "lrlab study run")
-        return
-    form = {"list": "list", "card": "card DIR --out CARD", "report": "report DIR"}[options.action]
-    names = ("executor", "stack_size", "workers", "address", "precision")
-    of_run = options.dry_run or any(getattr(options, name) is not None for name in names)
-    if of_run or (options.out is not None) != ("--out" in form):
-        raise LabError(f"The form is `lrlab study {form}`, without other options.")
-    if options.action == "list":
+    elif options.action == "list":
         from ..study.spec.presets_table import presets_text
 
         say(presets_text())
@@ -80,8 +75,21 @@ def command(options: argparse.Namespace) -> None:
         say(f"Wrote {report_study(Path(options.what), _figures(options))}.")
 
 
+def _check_form(options: argparse.Namespace) -> None:
+    """Raises a `LabError` unless an action has what it needs, and nothing else."""
+    action = options.action
+    if action not in ACTIONS:
+        raise LabError(f"There is no action {action!r}.{did_you_mean(action, ACTIONS)} Known: {', '.join(ACTIONS)}.")
+    form, takes = ACTIONS[action]
+    for name in [*ACTIONS["run"][1], *_FIGURES]:
+        if getattr(options, name) not in (None, False) and name not in takes:
+            raise LabError(f"--{name} has no effect here. Use `lrlab study {form}`; see `lrlab study --help`.")
+    if (options.what is None) != (action == "list") or (action == "card" and options.out is None):
+        raise LabError(f"The form is `lrlab study {form}`. See `lrlab study --help`.")
+
+
 def _figures(options: argparse.Namespace) -> Any:
-    """The `Figures` that were asked for, if any."""
+    """The requested `Figures`, if any."""
     from ..study.report.plots import Figures
 
     given = {"width": options.figure_width, "dpi": options.dpi}
@@ -97,9 +105,9 @@ def run(options: argparse.Namespace, program: str) -> None:
     """Runs the study `options.what`; `program` is the command up to it, for the report."""
     require_extra("study", "A study")
     if options.out is None and not options.dry_run:
-        raise LabError("Where to? Give --out DIR, a new folder, or that of the study to go on with.")
+        raise LabError("--out DIR is missing. Give a new folder, or that of the study to go on with.")
     if not options.dry_run and (page := _finished_before(options, program)):
-        say(f"This study is finished, and nothing is left to do. Its report: {page}")
+        say(f"This study is finished. Its report: {page}")
         return
     from ..study.spec.reading import load_spec
 
@@ -120,14 +128,14 @@ def run(options: argparse.Namespace, program: str) -> None:
 
 
 def _shown(options: argparse.Namespace, program: str, precision: str | None) -> str:
-    """The command as the report shows it; an address is only of this cluster."""
+    """The command as the report shows it, without the address of a cluster."""
     plugins = ",".join(map(shown_path, (options.plugins or "").split(","))) if options.plugins else None
     given = {"executor": options.executor, "stack_size": options.stack_size, "workers": options.workers}
     return shown_command(program, options.what, options.out, given | {"precision": precision, "import": plugins})
 
 
 def _finished_before(options: argparse.Namespace, program: str) -> Path | None:
-    """The report of a study that this very command has finished."""
+    """The report of a study that the same command has finished."""
     if options.address is not None:
         return None
     return finished_report(options.what, options.out.expanduser(), _shown(options, program, options.precision))

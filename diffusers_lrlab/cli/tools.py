@@ -1,59 +1,58 @@
-"""The commands of a few lines: `lrlab plan`, `scale`, `data`, `upstream-patch` and `env`."""
+"""`lrlab plan`, `scale`, `data`, `upstream-patch` and `env`."""
 
 import argparse
 from pathlib import Path
 
 from ..core.errors import LabError
 from ..core.extras import require_extra
-from ..core.ranges import COUNT
+from ..core.ranges import COUNT, POSITIVE
 from .output import say, say_json
 
 
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "lrlab plan [--option value ...]"
-    parser.add_argument_group("options of lrlab train", "All of them; its --help explains them.")
+    parser.add_argument_group("options of lrlab train", "All of them; see `lrlab train --help`.")
 
 
 def plan(options: argparse.Namespace) -> None:
     from ..training.arguments import parse_arguments
 
-    config = parse_arguments([*options.rest, "--dry_run"], "The plan of a training run.")
-    from ..run.train import run_training
+    config = parse_arguments([*options.rest, "--dry_run"], "")
+    from ..run.train import run_training  # imported after the command line is understood: it takes seconds
 
     run_training(config)
 
 
 def scale_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--learning_rate", type=float, required=True, metavar="LR", help="the rate that is known to be good")
-    add("--base_batch_size", type=int, default=64, metavar="B", help="images of an update there; default: %(default)s")
-    add("--train_batch_size", type=int, metavar="B", help="images per process and micro-batch of the run to come")
-    add("--gradient_accumulation_steps", type=int, default=1, metavar="g", help="its micro-batches")
-    add("--num_processes", type=int, default=1, metavar="n", help="its processes")
+    add("--learning_rate", type=float, required=True, metavar="LR", help="Rate that is known to be good.")
+    add("--base_batch_size", type=int, default=64, metavar="B", help="Images per update there (default: %(default)s).")
+    add("--train_batch_size", type=int, metavar="B", help="Images per process and micro-batch of the new run.")
+    add("--gradient_accumulation_steps", type=int, default=1, metavar="g", help="Its micro-batches (default: %(default)s).")
+    add("--num_processes", type=int, default=1, metavar="n", help="Its processes (default: %(default)s).")
 
 
 def scale(options: argparse.Namespace) -> None:
     from ..optimizers.scaling import scaling_table
 
-    batch, num_parts = options.train_batch_size, options.gradient_accumulation_steps * options.num_processes
+    POSITIVE.check("--learning_rate", options.learning_rate, "1e-4 is usual")
     for name in ("train_batch_size", "gradient_accumulation_steps", "num_processes", "base_batch_size"):
-        COUNT.check(f"--{name}", getattr(options, name), "give a count")
+        COUNT.check(f"--{name}", getattr(options, name), "64 images in 1 micro-batch and 1 process are usual")
+    batch, num_parts = options.train_batch_size, options.gradient_accumulation_steps * options.num_processes
     if batch is None and num_parts > 1:
-        raise LabError(
-            "--gradient_accumulation_steps and --num_processes have no effect without --train_batch_size. Add it."
-        )
+        raise LabError("--gradient_accumulation_steps and --num_processes have no effect without --train_batch_size.")
     say(scaling_table(options.learning_rate, options.base_batch_size, batch and batch * num_parts))
 
 
 def data_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("export",), help="export: writes a dataset as files that load anywhere")
-    parser.add_argument("name", metavar="NAME", help="toy dataset or made image set: `lrlab list datasets images`")
-    parser.add_argument("dir", type=Path, metavar="DIR", help="a new or empty folder")
+    parser.add_argument("action", choices=("export",), help="export: write a dataset as Parquet files.")
+    parser.add_argument("name", metavar="NAME", help="Toy dataset, or image set that is made; see `lrlab list`.")
+    parser.add_argument("dir", type=Path, metavar="DIR", help="New or empty folder.")
     add = parser.add_argument
-    add("--n", type=int, metavar="N", help="rows of the split train; default: 100,000 points, 10,000 images")
-    add("--n_test", type=int, metavar="N", help="rows of the split test, 0 for none; default: a tenth of --n")
-    add("--seed", type=int, default=42, metavar="S", help="seed of the generator; default: %(default)s")
-    add("--resolution", type=int, metavar="PIXELS", help="size of images, 16 to 256; default: 16")
+    add("--n", type=int, metavar="N", help="Rows of the split train (default: 100,000 points or 10,000 images).")
+    add("--n_test", type=int, metavar="N", help="Rows of the split test, or 0 (default: a tenth of --n).")
+    add("--seed", type=int, default=42, metavar="S", help="Seed of the data (default: %(default)s).")
+    add("--resolution", type=int, metavar="PIXELS", help="Size of images, from 16 to 256 (default: 16).")
 
 
 def data(options: argparse.Namespace) -> None:
@@ -76,11 +75,11 @@ def data(options: argparse.Namespace) -> None:
 
 def upstream_patch_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("name", metavar="NAME", help="the schedule, or lr-clock: the schedule's length in diffusers' training scripts")
-    add("--diffusers", required=True, type=Path, metavar="CHECKOUT", help="a clone of diffusers")
-    add("--script", metavar="NAME", help="of lr-clock: only this script, such as train_text_to_image_sdxl; default: all")
-    add("--out", type=Path, metavar="FILE.patch", help="a file for the patch; the clone stays as it is")
-    add("--branch", metavar="NAME", help="the branch to commit to otherwise; derived from the name of schedule or script")
+    add("name", metavar="NAME", help="A schedule, or lr-clock for the schedule length in diffusers' scripts.")
+    add("--diffusers", required=True, type=Path, metavar="CHECKOUT", help="Clone of diffusers.")
+    add("--script", metavar="NAME", help="For lr-clock, one script such as train_text_to_image_sdxl (default: all).")
+    add("--out", type=Path, metavar="FILE.patch", help="Write the patch to a file and leave the clone as it is.")
+    add("--branch", metavar="NAME", help="New branch to commit to (default: named after the schedule or script).")
 
 
 def upstream_patch(options: argparse.Namespace) -> None:
@@ -93,13 +92,13 @@ def upstream_patch(options: argparse.Namespace) -> None:
         say(lr_clock_patches.table(patches))
         return
     if options.script is not None:
-        raise LabError(f"--script is for lr-clock, not for the schedule {options.name!r}. Drop it.")
+        raise LabError(f"--script is for lr-clock, not for the schedule {options.name!r}. Leave it out.")
     made = patch.upstream_patch(options.name, options.diffusers, out=options.out, branch=options.branch)
     say(f"Wrote {made}." if options.out else f"Committed to the new branch {made} of {options.diffusers}.")
 
 
 def environment_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="the same as data")
+    parser.add_argument("--json", action="store_true", help="Print JSON.")
 
 
 def environment(options: argparse.Namespace) -> None:

@@ -8,16 +8,16 @@ from pathlib import Path
 from ..core.errors import exit_status, is_first_process
 from .output import say
 
-TRAIN_HELP = "Train an unconditional diffusion pipeline under a learning-rate schedule that runs as it was asked for."
-FIND_LR_HELP = "Find the learning rate of a training run before it, by short tests in which the rate rises."
+TRAIN_HELP = "Train an unconditional diffusion pipeline with a learning rate that follows its schedule at every update."
+FIND_LR_HELP = "Find a learning rate for a training run: short tests in which the rate rises."
 
 
 def train(arguments: Sequence[str], prog: str | None = None) -> None:
-    """Parses and trains; `prog` is the command that `--help` shows, if it is not the script."""
+    """Trains as arguments say; `prog` is the command in `--help`, the script's if not given."""
     from ..training.arguments import parse_arguments
 
     config = parse_arguments(arguments, TRAIN_HELP, prog)
-    # Imported after the command line is understood: it takes seconds, and a typing error should not.
+    # Imported after the command line is understood: it takes seconds.
     from ..run.train import run_training
 
     run_training(config)
@@ -29,7 +29,7 @@ def train(arguments: Sequence[str], prog: str | None = None) -> None:
 
 
 def find_lr(arguments: Sequence[str], prog: str | None = None) -> None:
-    """Parses and tests."""
+    """Finds a learning rate as arguments say."""
     from ..finder.range_test import FinderConfig
     from ..training.arguments import parse_with
 
@@ -42,10 +42,10 @@ def find_lr(arguments: Sequence[str], prog: str | None = None) -> None:
 
 
 def train_main(prog: str | None = None) -> int:
-    """Trains as `sys.argv` says: 0, 2 for an error that the user can mend, 128 + the signal that stopped it."""
+    """Exit status of training as `sys.argv` says: 0, 2 for a user error, 128 + the signal that stopped it."""
     return exit_status(lambda: train(sys.argv[1:], prog), all_ranks=False)
 
 
 def find_lr_main() -> int:
-    """The same for the learning-rate finder."""
+    """The same for the finder."""
     return exit_status(lambda: find_lr(sys.argv[1:]), all_ranks=False)

@@ -161,9 +161,11 @@ def must_be(name: str, value: Any, wanted: str, hint: str, of: str = "", got: st
 
 
 def shortened_message(message: str) -> str:
-    """A message of a parser without the middle of long values, and with an example where a number is expected."""
-    for type_name, example in (("int", "a whole number, such as 10000"), ("float", "a number, such as 0.001")):
-        message = message.replace(f"invalid {type_name} value:", f"use {example}, not")
+    """A message of argparse in the form of other errors, cut where it repeats something long."""
+    message = re.sub(r"^argument (--\w+)/\S+: ", r"\1: ", message)  # a flag's other spellings
+    for kind, number in (("int", "a whole number, such as 10000"), ("(?:float|number)", "a number, such as 0.001")):
+        message = re.sub(f"invalid {kind} value: (.*)", rf"must be {number}, got \1", message)
+    message = re.sub(r"invalid choice: (.*) \(choose from (.*)\)", r"must be one of \2, got \1", message)
     return message if len(message) <= 1000 else f"{message[:300]} ... {message[-100:]}"
 
 

@@ -28,8 +28,8 @@ class DataConfig:
 
     dataset_name: str | None = option(
         None,
-        f"A set of images ({', '.join(IMAGE_DATASETS)}; digits by default) or of 2-D points ({{names}}) that needs no "
-        "download, a local folder, or a Hub id.",
+        f"Dataset: an image set ({', '.join(IMAGE_DATASETS)}) or toy dataset ({{names}}) that needs no download, a local "
+        "folder or a Hub id (default: digits).",
         SOURCE,
         registry="data.toy2d_entries:TOY_DATASETS",
         is_path=True,
@@ -37,15 +37,17 @@ class DataConfig:
     dataset_config_name: str | None = option(None, "Configuration of the Hub dataset.", SOURCE, needs=(READ,))
     dataset_split: str = option("train", "Split to train on.", SOURCE, needs=(READ,))
     train_data_dir: str | None = option(
-        None, "Folder of images (png, jpg, ..., also in subfolders); excludes --dataset_name.", SOURCE, is_path=True
+        None, "Folder of images (png, jpg, ..., also in subfolders), instead of --dataset_name.", SOURCE, is_path=True
     )
-    cache_dir: str | None = option(None, "Folder for downloaded datasets and models.", SPEED, is_repeated=False)
+    cache_dir: str | None = option(
+        None, "Folder for downloaded datasets and models (default: the Hub's cache).", SPEED, is_repeated=False
+    )
     streaming: bool = option(
         False, "Read the dataset as a stream, without downloading all of it; needs --max_train_steps.", SOURCE, finder="uses"
     )
     image_column: str | None = option(
         None,
-        "Column that holds the images; found by its type if there is only one.",
+        "Column of the images (default: the only one of that type).",
         SOURCE,
         finder="uses",
         needs=(READ,),
@@ -53,67 +55,66 @@ class DataConfig:
     )
     point_column: str | None = option(
         None,
-        "Column of points, lists of equally many numbers; found by its type if there is only one, and none of images.",
+        "Column of points, which are lists of equal length (default: the only such column, if no column holds images).",
         SOURCE,
     )
     data_kind: str | None = option(
         None,
-        "Kind of the data; found from their columns if not given. Names: {names}.",
+        "Kind of data (default: found from the columns). Names: {names}.",
         SOURCE,
         registry="training.kinds.select:KINDS",
     )
     resolution: int | None = option(
         None,
-        "Pixels of a side: images are resized and cropped, or made so; 64, or that of an embedded set.",
+        "Size in pixels: images are resized to it on the shorter side, then cropped (default: 64, or the set's own).",
         SOURCE,
         range="[1, 16384]",
         kinds=IMAGES,
     )
     image_channels: Literal[1, 3] | None = option(
-        None, "1 for grey, 3 for colour; 3, or that of an embedded set.", SOURCE, kinds=IMAGES
+        None, "1 for grey, 3 for colour (default: 3; that of an embedded set).", SOURCE, kinds=IMAGES
     )
-    center_crop: bool = option(False, "Crop at the centre instead of at random.", DATA, kinds=IMAGES)
+    center_crop: bool = option(False, "Crop at the centre instead of at a random position.", DATA, kinds=IMAGES)
     random_flip: bool = option(False, "Flip half of the images horizontally.", DATA, kinds=IMAGES)
     preserve_input_precision: bool = option(
         True,
-        "Keep 16- and 32-bit images at their precision (upstream rounds to 8 bits unless asked; here that is "
-        "--no_preserve_input_precision).",
+        "Keep the precision of 16- and 32-bit images; off, they are rounded to 8 bits, as upstream by default.",
         DATA,
         kinds=IMAGES,
     )
     decoding: Literal["float", "uint8", "draft"] = option(
         "float",
-        "How images are resized: in float32; in 8 bits, which is faster and differs by a level; or draft, which also lets "
-        "JPEGs be decoded at a fraction of their size that is 4 times the resolution or more.",
+        "Resizing: float (float32), uint8 (8 bits, faster, differs by one level), or draft: uint8 that also decodes "
+        "JPEGs at a fraction of their size, at least 4 times the resolution.",
         DATA,
         kinds=IMAGES,
     )
     skip_corrupt_images: bool = option(
         False,
-        "Skip, count and list images that cannot be decoded, instead of stopping at the first.",
+        "Skip images that cannot be decoded, and count and list them, instead of stopping at the first.",
         DATA,
         may_change_on_resume=True,
         kinds=IMAGES,
     )
     num_validation_images: int | None = option(
         None,
-        "Images held out for the validation loss, at most a fifth of the set; 256, or 10,000 points. 0 turns "
-        "validation off.",
+        "Images held out for the validation loss, at most a fifth of the data; 0 for no validation (default: 256; "
+        "10,000 points).",
         DATA,
         defines_loss=True,
         range="[0, 1e7]",
     )
     in_memory_limit_mb: int = option(
         1024,
-        "Data that fit into this many MiB once decoded are kept in memory, per process; others are read from disk.",
+        "Largest decoded dataset, in MiB, that each process keeps in memory; larger ones are read from disk.",
         SPEED,
         range="[0, 1e9]",
         needs=(NOT_STREAMING, NOT_TOY),
     )
     cache_decoded: bool = option(
         False,
-        "Keep the resized images, uncompressed, in a file below --cache_dir, from which later runs on the same data read "
-        "them instead of decoding.",
+        "Store the resized images in a file in --cache_dir, as large as their pixels; later runs on the same data "
+        "read it instead of decoding.",
         SPEED,
         needs=(NOT_STREAMING, NOT_TOY, EIGHT_BITS),
         kinds=IMAGES,
@@ -123,8 +124,8 @@ class DataConfig:
     )
     dataloader_num_workers: int | None = option(
         None,
-        "Worker processes that read and decode data that are not in memory; 0 uses the main process. Default: the free "
-        "cores in a run of 5,000 images or more, 0 for points.",
+        "Worker processes that read and decode data not in memory; 0 for the main process (default: the spare cores "
+        "for runs of 5,000 images or more; 0 for points).",
         SPEED,
         range="[0, 1024]",
         needs=(WORKERS,),

@@ -1,4 +1,4 @@
-"""Gradients by noise level: at fixed images, timesteps and noise, or of the images that training draws."""
+"""Gradients by noise level: at fixed images, timesteps and noise, or of training images."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from ..core.streams import block_randn
 from ..data.batch import Batch
 from ..objective.process import NoiseProcess
 
-# Fixed for every run, as the validation loss's.
+# The same for all runs, as in the validation loss.
 _SEED = 0
 _NUM_GROUPS = 4
 _GROUP_IMAGES = 8
@@ -20,19 +20,19 @@ NUM_PROBES = _NUM_GROUPS * _GROUP_IMAGES
 
 class GradientProbes:
     """
-    Gradients of the unweighted loss at fixed probes: a function of the model alone, that leaves it and its gradients as
-    they are. `starts` are the first timesteps of the bins, and T. The images of `batch` are used in turn if they are fewer
-    than `NUM_PROBES`, and then there is no noise scale.
+    Gradients of the unweighted loss at fixed probes: a function of the model that changes neither it nor its gradients.
+    `starts` are the first timesteps of the bins, and T. If `batch` has fewer than `NUM_PROBES` images, they repeat and there
+    is no noise scale.
     """
 
     def __init__(self, batch: Batch, process: NoiseProcess, starts: np.ndarray, device: torch.device):
         self.process = process
         num = NUM_PROBES
         self.batch = batch[torch.arange(num) % len(batch)].to(device)
-        # Groups that share images are not independent, and the estimate of their noise would be too small.
+        # Groups that share images are not independent, which would underestimate the noise.
         self.has_noise_scale = len(batch) >= num
         self.noise = block_randn(_SEED, "probe-noise", 0, range(num), tuple(batch.data.shape[1:]), "cpu").to(device)
-        # Evenly spread over the bin, in every group.
+        # Each group is evenly spread over the bin.
         spread = (torch.arange(num) * 2 + 1) / (2 * num)
         spread = spread.view(_GROUP_IMAGES, _NUM_GROUPS).T.flatten()
         self.timesteps = [
@@ -44,10 +44,9 @@ class GradientProbes:
         """
         Norms of the mean gradient, and noise scales in images, for each bin.
 
-        The noise scale is the batch at which the gradient's noise is as large as the gradient: the trace of the
-        covariance over the squared norm, by the unbiased estimates from small and large batches of arXiv 1812.06162,
-        appendix A.1. Timesteps are spread over the bin in every group, so their share of the noise is small. NaN where the
-        squared norm comes out as nothing but noise.
+        The noise scale is the batch size at which the gradient's noise equals the gradient: the trace of the covariance over
+        the squared norm, by the unbiased estimates of arXiv 1812.06162, appendix A.1. Timesteps are spread over the bin in
+        every group, so they add little noise. NaN if the estimated squared norm is not positive.
         """
         was_training = model.training
         model.eval()
@@ -63,7 +62,7 @@ class GradientProbes:
         return norms, noise_scales
 
     def _squared_norms(self, model: Any, timesteps: torch.Tensor) -> tuple[float, float]:
-        """Squared norms of the gradient: the mean of those of the groups, and that of all images."""
+        """Squared norms of the gradient: the mean over groups, and that of all images."""
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         total = [torch.zeros_like(parameter) for parameter in parameters]
         small = torch.zeros((), device=timesteps.device)
@@ -71,7 +70,7 @@ class GradientProbes:
             part = slice(start, start + _GROUP_IMAGES)
             with torch.enable_grad():
                 losses = self.process.losses(model, self.batch[part], self.noise[part], timesteps[part])
-                # Not backward(), which would write into the gradients that training uses.
+                # backward() would write into the gradients of training.
                 gradients = torch.autograd.grad(losses.mean(), parameters, allow_unused=True, materialize_grads=True)
             small += torch.stack(torch._foreach_norm(gradients)).square().sum() / _NUM_GROUPS
             torch._foreach_add_(total, gradients, alpha=1 / _NUM_GROUPS)
@@ -80,14 +79,14 @@ class GradientProbes:
 
 def gradient_norms(losses: torch.Tensor, parameters: Sequence[torch.Tensor], scaler: Any = None) -> torch.Tensor:
     """
-    Norms of the gradients of single images' losses, a backward pass for each: of shape `(num_images,)`.
+    Gradient norms of single images, by a backward pass for each: of shape `(num_images,)`.
 
-    What training accumulates, and the graph that it needs, stay as they are.
+    The gradients and the graph of training do not change.
 
     Args:
-        losses (`torch.Tensor`): Those of the images, with their graph, of shape `(num_images,)`.
-        parameters (`Sequence[torch.Tensor]`): What the gradients are of.
-        scaler (`torch.amp.GradScaler`, *optional*): Without its factor, gradients in float16 may vanish.
+        losses (`torch.Tensor`): Losses of the images, with their graph, of shape `(num_images,)`.
+        parameters (`Sequence[torch.Tensor]`): Parameters of the gradients.
+        scaler (`torch.amp.GradScaler`, *optional*): Its factor keeps gradients in float16 from vanishing.
     """
     scale = scaler.scale if scaler is not None else lambda value: value
     norms = []

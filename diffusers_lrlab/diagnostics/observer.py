@@ -1,4 +1,4 @@
-"""The diagnostics of a run by noise level: what is summed, measured and written, and when."""
+"""The diagnostics of a run by noise level: sums, measurements and their file."""
 
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from .timestep_log import TimestepLog, TimestepLosses, expected_probabilities, r
 
 class TimestepObserver:
     """
-    The diagnostics of a run by noise level, in equal parts of the timesteps. It draws no random numbers and changes nothing
-    that training uses. Gradients are measured if there are probe images.
+    The diagnostics of a run by noise level, in equal bins of timesteps. It draws no random numbers and does not affect
+    training. Gradients are measured if there are probe images.
     """
 
     def __init__(self, num_bins: int, objective: Objective, process: NoiseProcess, probe_images: Batch | None, path: Path):
@@ -29,11 +29,11 @@ class TimestepObserver:
             self.probes = GradientProbes(probe_images, process, self.log.starts, objective.device)
 
     def add(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
-        """Adds the unweighted losses of this process's images; nothing is read off the device."""
+        """Adds the unweighted losses of this process's images, without a device synchronization."""
         self.losses.add(timesteps, losses)
 
     def read_sums(self, first: int, last: int) -> list[int]:
-        """Reads the sums of the updates from `first` to `last` off the device; returns the bins whose loss is a spike."""
+        """Logs the sums of the updates from `first` to `last`; returns the bins whose loss is a spike."""
         sums = self._gather(self.losses.sums[None]).sum(0).cpu()
         self.losses.sums.zero_()
         if self.rank != 0:
@@ -45,7 +45,7 @@ class TimestepObserver:
             self.log.add_validation(update, timesteps.cpu().numpy(), losses)
 
     def measure_gradients(self, update: int, model: Any) -> None:
-        """Measures gradients at the probes; the other processes need not wait."""
+        """Measures gradients at the probes; other processes do not wait."""
         if self.probes is not None:
             self.log.add_gradients(update, *self.probes(model))
 
@@ -54,15 +54,15 @@ class TimestepObserver:
             write_timesteps(self.log.table, self.path)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Sums that are not in the file yet, of every process."""
+        """The sums of every process that are not in the file yet."""
         return {"sums": self._gather(self.losses.sums[None])}
 
     def load_state_dict(self, state: dict[str, torch.Tensor], update: int) -> None:
-        """Goes back to a checkpoint, and to the rows of the file that are older."""
+        """Restores the sums of a checkpoint and the rows before it."""
         sums = state["sums"]
         if len(sums) == self._num_processes:
             self.losses.sums.copy_(sums[self.rank])
-        else:  # of a start with another number of processes; all that becomes of them is their sum
+        else:  # another number of processes: only the total counts
             self.losses.sums.copy_(sums.sum(0) if self.rank == 0 else torch.zeros_like(sums[0]))
         if self.rank == 0:
             self.log.restore(read_timesteps(self.path), update)

@@ -1,4 +1,4 @@
-"""Pictures of what each noise level does: heat maps over training, and the validation loss over timesteps."""
+"""Plots by noise level: heat maps over training, and the validation loss over timesteps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Rows:
         return self._table[key].null_count < len(self._table)
 
     def grid(self, key: str) -> tuple[np.ndarray, np.ndarray]:
-        """Updates `(columns,)` and values `(bins, columns)` of the rows that have `key`; NaN where a bin has none."""
+        """Updates `(columns,)` and values `(bins, columns)` of the rows with `key`; NaN for bins without."""
         values = self._table[key].to_numpy().astype(np.float64)
         known = ~np.isnan(values)
         updates, columns = np.unique(self.updates[known], return_inverse=True)
@@ -38,7 +38,7 @@ class _Rows:
 
 
 def _thinned(updates: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """At most `_MAX_COLUMNS` columns, by averaging neighbours; returns where columns begin and end."""
+    """At most `_MAX_COLUMNS` columns, by averaging neighbours, and the edges of these columns."""
     count = min(_MAX_COLUMNS, len(updates))
     groups = np.array_split(np.arange(len(updates)), count)
     known = ~np.isnan(values)
@@ -58,7 +58,7 @@ def _heat_map(axes: Axes, rows: _Rows, key: str, title: str, is_density: bool) -
     if is_density:
         uniform = (np.diff(rows.edges) / rows.edges[-1])[:, None]
         values = values / uniform
-        # One scale for what was expected, where that is known, and drawn; uniform is its middle unless more is needed.
+        # One scale for the expected (if known) and the drawn density, with uniform in the middle unless more is needed.
         most = _thinned(*rows.grid("asked_share" if rows.has("asked_share") else key))[1] / uniform
         norm: Normalize = Normalize(0, max(2.0, np.nanmax(most)))
     elif len(positive):
@@ -69,7 +69,7 @@ def _heat_map(axes: Axes, rows: _Rows, key: str, title: str, is_density: bool) -
     mesh = axes.pcolormesh(columns, rows.edges, values, norm=norm, cmap="viridis", rasterized=True)
     axes.figure.colorbar(mesh, ax=axes, pad=0.02)
     axes.grid(False)
-    axes.set_facecolor("#dddddd")  # where there is nothing
+    axes.set_facecolor("#dddddd")  # for missing values
     axes.set_title(title, fontsize=9)
     axes.set(xlabel="update", ylabel="timestep (noise)")
 
@@ -84,7 +84,7 @@ def _mark_spikes(axes: Axes, rows: _Rows) -> None:
 
 
 def _validation_lines(axes: Axes, rows: _Rows) -> None:
-    """The validation loss over timesteps, at a few moments."""
+    """The validation loss over timesteps, at a few updates."""
     from matplotlib import colormaps
 
     key = "validation_loss_ema" if rows.has("validation_loss_ema") else "validation_loss"
@@ -104,7 +104,7 @@ def _validation_lines(axes: Axes, rows: _Rows) -> None:
 
 
 def plot_timesteps(table: pa.Table, path: Path, other_titles: dict[str, str] | None = None) -> None:
-    """Losses, gradients and density by noise level, from `lrlab/timesteps.parquet`; titles by column."""
+    """Plots losses, gradients and density by noise level, from `lrlab/timesteps.parquet`; titles by column."""
     rows = _Rows(table)
     pairs = [("loss_mean", "validation_loss"), ("asked_share", "share"), ("grad_norm", "grad_noise_scale")]
     pairs = [pair for pair in pairs if any(map(rows.has, pair))]

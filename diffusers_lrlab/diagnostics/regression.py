@@ -1,4 +1,4 @@
-"""Mean losses by noise level where only the mean loss of a whole batch can be seen: by least squares from many of them."""
+"""Mean losses by noise level from mean losses of whole batches, by least squares."""
 
 import numpy as np
 import torch
@@ -8,10 +8,10 @@ from .timestep_log import one_hot_bins
 
 class BatchLosses:
     """
-    What is seen of a batch: how its images are spread over bins of timesteps, and its mean loss.
+    Sums over batches of the shares of their images in bins of timesteps and of their mean losses.
 
-    With the mean loss `m` of each bin, that of a batch is expected to be `shares @ m`, so that the bins' means follow by
-    least squares from more batches than bins. Only sums are kept: nothing is read off the device.
+    With the mean loss `m` of each bin, that of a batch is expected to be `shares @ m`, so the bins' means follow by least
+    squares from more batches than bins. The sums need no device synchronization.
     """
 
     def __init__(self, starts: np.ndarray, device: torch.device):
@@ -19,8 +19,8 @@ class BatchLosses:
         bins = len(starts) - 1
         self._pairs = tuple(each.to(device) for each in torch.triu_indices(bins + 1, bins + 1))
         num_pairs = len(self._pairs[0])
-        # Of the products of each two of the shares and the loss: their own products with each other, then their sum; the
-        # last column holds the numbers of images and, at its end, of batches.
+        # Products of each two of the shares and the loss: first the products of these products, then their sum. The last
+        # column holds the numbers of images and, at its end, of batches.
         self.sums = torch.zeros(num_pairs, num_pairs + 2, dtype=torch.float64, device=device)
 
     def add(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
@@ -36,18 +36,18 @@ class BatchLosses:
 
 def solve(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """
-    Images, mean losses, and variances of these means: each float64 of shape `(bins,)`, NaN in bins without images.
+    Numbers of images, mean losses, and variances of these means: float64 of shape `(bins,)`, NaN in bins without images.
 
-    The variances are the sandwich of H. White (Econometrica 48, 1980), by the squared error of each batch, times
-    `num_batches / (num_batches - bins)`: noise levels may differ in the spread of their losses, and so may batches. For
-    batches of one image, each bin's is that of its own losses.
+    The variances are the sandwich estimate of H. White (Econometrica 48, 1980) from the squared error of each batch, times
+    `num_batches / (num_batches - bins)`, as the spread of losses may differ between noise levels and batches. For batches of
+    one image, each bin's variance is that of its own losses.
 
     Args:
         sums (`np.ndarray`): Those of [`BatchLosses`], of all processes together.
 
-    Returns: `None` if there are no more batches than bins with images, so that the means have no errors yet.
+    Returns: `None` unless there are more batches than bins with images.
     """
-    size = int((8 * len(sums) + 1) ** 0.5 - 1) // 2  # of shares and loss: that many have `len(sums)` pairs
+    size = int((8 * len(sums) + 1) ** 0.5 - 1) // 2  # number of shares and the loss, which have `len(sums)` pairs
     first, second = np.triu_indices(size)
 
     def matrix(products: np.ndarray) -> np.ndarray:

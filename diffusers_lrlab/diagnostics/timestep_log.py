@@ -1,6 +1,6 @@
-"""Losses per bin of timesteps, summed on the device and read at logging points, and the table they are kept in.
+"""Losses per bin of timesteps, summed on the device and read at logging points, and their table.
 
-`lrlab/timesteps.parquet` is written whole at checkpoints and at the end, and read back to go on.
+`lrlab/timesteps.parquet` is written as a whole at checkpoints and at the end, and read back to resume.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..timesteps.sampling import TimestepSampler
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# A loss is a spike if its logarithm is this many robust standard deviations above the median of the rows before.
+# A loss is a spike if its logarithm is this many robust standard deviations above the median of earlier rows.
 _SPIKE_DEVIATIONS = 8.0
 _SPIKE_WINDOW = 50
 _SPIKE_MIN_ROWS = 20
@@ -51,7 +51,7 @@ def write_timesteps(table: pa.Table, path: Path) -> None:
 
 
 def read_timesteps(path: Path) -> pa.Table:
-    """The table that was written; an empty one if there is no file."""
+    """The table in a file; an empty one if there is no file."""
     import pyarrow.parquet as pq
 
     return pq.read_table(path, schema=table_schema()) if path.exists() else table_schema().empty_table()
@@ -64,18 +64,18 @@ def table_of_rows(rows: list[dict[str, Any]]) -> pa.Table:
 
 
 def bin_starts(num_bins: int, num_train_timesteps: int) -> np.ndarray:
-    """The first timestep of each bin, and T: int64 of shape `(num_bins + 1,)`; bins differ by one timestep at most."""
+    """The first timestep of each bin, and T: int64 `(num_bins + 1,)`; sizes of bins differ by at most one."""
     return -(-np.arange(num_bins + 1) * num_train_timesteps // num_bins)
 
 
 def one_hot_bins(starts: np.ndarray) -> torch.Tensor:
-    """Which bin each timestep is in: float64 of shape `(T, bins)`."""
+    """The bin of each timestep, one-hot: float64 of shape `(T, bins)`."""
     bins = torch.repeat_interleave(torch.arange(len(starts) - 1), torch.from_numpy(np.diff(starts)))
     return torch.nn.functional.one_hot(bins, len(starts) - 1).double()
 
 
 class TimestepLosses:
-    """Number, sum and sum of squares of the losses in each bin of [`bin_starts`], of this process."""
+    """Number, sum and sum of squares of this process's losses in each bin of [`bin_starts`]."""
 
     def __init__(self, starts: np.ndarray, device: torch.device):
         self.one_hot = one_hot_bins(starts).to(device)
@@ -84,27 +84,27 @@ class TimestepLosses:
     def add(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
         """Adds the unweighted losses of images; both of shape `(num_images,)` on the device."""
         losses = losses.detach().double()
-        # A product instead of index_add_, whose order of summation is not fixed on a GPU.
+        # Not index_add_, whose order of summation is not fixed on a GPU.
         self.sums += torch.stack([torch.ones_like(losses), losses, losses.square()]) @ self.one_hot[timesteps]
 
 
 class SpikeDetector:
-    """Flags losses that stand out against a running median, by the running median deviation, in each bin."""
+    """Flags losses far above the running median of their bin, by the running median deviation."""
 
     def __init__(self, num_bins: int):
-        # The last logarithms of losses, each bin's from the left; NaN where there are none yet.
+        # The last logarithms of losses of each bin, from the left; NaN until there are any.
         self._logs = np.full((num_bins, _SPIKE_WINDOW), math.nan)
         self._counts = np.zeros(num_bins, np.int64)
 
     def flag(self, losses: np.ndarray) -> np.ndarray:
-        """Which mean losses `(num_bins,)`, NaN without images, are spikes; they are remembered either way."""
+        """Whether mean losses `(num_bins,)`, NaN without images, are spikes; adds them to the running window."""
         found = ~np.isnan(losses)
         values = np.log(np.maximum(np.where(found, losses, 1.0), 1e-300))
         spikes = np.zeros(len(losses), bool)
         ready = found & (self._counts >= _SPIKE_MIN_ROWS)
         if ready.any():
             before = self._logs[ready]
-            median = np.nanmedian if np.isnan(before).any() else np.median  # the former takes ten times as long
+            median = np.nanmedian if np.isnan(before).any() else np.median  # which is ten times as fast
             medians = median(before, axis=1)
             deviations = 1.4826 * median(np.abs(before - medians[:, None]), axis=1)
             spikes[ready] = values[ready] > medians + _SPIKE_DEVIATIONS * np.maximum(deviations, 0.01)
@@ -116,11 +116,11 @@ class SpikeDetector:
 
 class TimestepLog:
     """
-    The rows of `lrlab/timesteps.parquet`, kept as columns: a long run has a million of them.
+    The rows of `lrlab/timesteps.parquet`, stored by column: a long run has a million of them.
 
     Attributes:
-        labels: The timesteps of each bin in words.
-        last_means: The mean losses that were added last, by label; NaN in bins without images.
+        labels: The timesteps of each bin as text.
+        last_means: The last mean losses by label; NaN in bins without images.
     """
 
     def __init__(self, num_bins: int, num_train_timesteps: int):
@@ -137,7 +137,7 @@ class TimestepLog:
 
     @property
     def table(self) -> pa.Table:
-        """Everything so far; what a row does not have is null."""
+        """All rows so far, with null for missing values."""
         import pyarrow as pa
 
         if self._table is None:
@@ -161,8 +161,8 @@ class TimestepLog:
 
     def add_losses(self, update: int, sums: torch.Tensor, expected: np.ndarray | None) -> list[int]:
         """
-        Adds what all processes summed up to and including `update`, as [`TimestepLosses`] do, beside the probabilities
-        `(T,)` expected of these updates, if they are known. Returns the bins whose loss is a spike.
+        Adds the sums of [`TimestepLosses`] over all processes up to `update`, beside the expected probabilities `(T,)` of
+        these updates, if known. Returns the bins whose loss is a spike.
         """
         counts, totals, squares = sums.numpy()
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -173,7 +173,7 @@ class TimestepLog:
     def add_means(
         self, update: int, counts: np.ndarray, means: np.ndarray, variances: np.ndarray, expected: np.ndarray | None
     ) -> list[int]:
-        """The same where the numbers, means and variances of the losses in each bin are known: each of shape `(bins,)`."""
+        """The same from numbers, means and variances of the losses in each bin: each of shape `(bins,)`."""
         spikes = self._spikes.flag(means).tolist()
         self.last_means = dict(zip(self.labels, means.tolist(), strict=True))
         asked = [None] * len(means) if expected is None else np.add.reduceat(expected, self.starts[:-1]).tolist()
@@ -191,7 +191,7 @@ class TimestepLog:
         return [index for index, spike in enumerate(spikes) if spike]
 
     def add_validation(self, update: int, timesteps: np.ndarray, losses: dict[str, np.ndarray]) -> None:
-        """Adds the means of validation losses (of each image, by name of the column) over the bins."""
+        """Adds the means over the bins of validation losses per image, by name of the column."""
         bins = np.searchsorted(self.starts, timesteps, side="right") - 1
         counts = np.bincount(bins, minlength=self.num_bins)
         columns = {}
@@ -205,19 +205,19 @@ class TimestepLog:
         self._add(update, {name: _without_nan(np.array(values)) for name, values in columns.items()})
 
     def restore(self, table: pa.Table, update: int) -> None:
-        """Goes back to the rows that were there when `update` updates were done."""
+        """Restores the rows of the time after `update` updates."""
         import pyarrow.compute as pc
 
-        # Rows of losses are of the last update that is in them; the others, of the updates that were done before.
+        # Rows of losses have the number of their last update; other rows, the number of updates done before.
         at_update = pc.and_(pc.equal(table["update"], update), pc.is_null(table["num_samples"]))
         self._table = table.filter(pc.or_(pc.less(table["update"], update), at_update))
         self._fresh = []
         self._spikes = SpikeDetector(self.num_bins)
         losses = self._table.filter(pc.is_valid(self._table["loss_mean"])).select(["bin", "loss_mean"])
         for row in losses.slice(max(0, len(losses) - self.num_bins * _SPIKE_WINDOW)).to_pylist():
-            alone = np.full(self.num_bins, math.nan)
-            alone[row["bin"]] = row["loss_mean"]
-            self._spikes.flag(alone)
+            means = np.full(self.num_bins, math.nan)
+            means[row["bin"]] = row["loss_mean"]
+            self._spikes.flag(means)
 
 
 def _without_nan(values: np.ndarray) -> list[float | None]:
@@ -225,11 +225,11 @@ def _without_nan(values: np.ndarray) -> list[float | None]:
 
 
 def expected_probabilities(sampler: TimestepSampler, first: int, last: int) -> np.ndarray:
-    """The probabilities of timesteps, averaged over the updates from `first` to `last`; of now if they follow the losses."""
+    """Probabilities of timesteps, averaged over updates `first` to `last`; the current ones if they follow losses."""
     if sampler.follows_losses:
         return sampler.probabilities(last).cpu().numpy()
     if not sampler.moves:
         return sampler.probabilities(first).numpy()
-    # Long intervals are averaged over evenly spread updates: a table of all of them would be large.
+    # Averaged over at most 1000 updates: a table of all of them would be large.
     updates = np.unique(np.linspace(first, last, min(last - first + 1, 1000)).astype(np.int64))
     return sampler.probabilities(updates).numpy().mean(axis=0)

@@ -1,1 +1,1 @@
-"""The learning-rate finder: a short run in which the rate rises, and what its loss says of the rate to train with."""
+"""The learning-rate finder: short runs with a rising rate, and rules that read a learning rate off their losses."""

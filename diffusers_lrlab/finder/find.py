@@ -1,4 +1,4 @@
-"""The finder as a whole: from a configuration, or a trainer, to a learning rate and the evidence for it."""
+"""From a configuration or a trainer to a learning rate and the evidence for it."""
 
 from __future__ import annotations
 
@@ -46,29 +46,29 @@ def find_lr(config: TrainingConfig, settings: FinderConfig | None = None) -> Fin
 
     Args:
         config ([`TrainingConfig`]): The run; its learning rate and schedule do not matter.
-        settings ([`FinderConfig`], *optional*): How to look.
+        settings ([`FinderConfig`], *optional*): Options of the finder.
 
     Returns:
         [`FinderResult`]: with `.lr`, `.describe()` and `.save(folder)`.
 
     Raises:
-        LabError: if something cannot be done as asked; before data is read or a model is built where that is possible.
+        LabError: for invalid options; where possible before data is read or a model is built.
     """
     from ..training.prepare import prepare_resolved, resolve_and_check
 
-    # Making a model draws from them, and so do some imports.
+    # Making a model, and some imports, draw random numbers.
     with arguments_named(TrainingConfig, FinderConfig), random_states_kept():
         resolved = resolve_and_check(config, finder=True)
         found = find_rate_for(*prepare_resolved(resolved), resolve_settings(settings or FinderConfig(), resolved.optimizer))
         if not launch_command():
-            found.about["command"] = as_call(config, "find_lr", settings)  # as it was asked for
+            found.about["command"] = as_call(config, "find_lr", settings)  # with unresolved settings
         return found
 
 
 def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = None) -> tuple[FinderResult, Path]:
     """
-    [`find_lr`] that saves its result in `lrlab/` of the run's folder, where the run and its card find it; in a folder of its
-    own if there is a run already.
+    [`find_lr`] that saves its result in `lrlab/` of the run's folder, for the run and its card, or of a folder beside it if
+    that holds a run already.
     """
     from ..training.prepare import prepare_resolved, resolve_and_check
 
@@ -76,12 +76,12 @@ def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = N
     changed = {name for name, default in defaults_of(TrainingConfig).items() if getattr(config, name) != default}
     for name in names_where(TrainingConfig, finder="refuses"):
         if name in changed:
-            raise LabError(f"--{name} is for training, and has no effect on the search for a learning rate. Leave it out.")
+            raise LabError(f"--{name} is for training and has no effect on the finder. Leave it out.")
     idle = [f"--{name}" for name in names_where(TrainingConfig, finder="ignores") if name in changed]
     resolved = resolve_and_check(config, finder=True)
     own = _own_folder(resolved.output_dir)
     if own != resolved.output_dir and is_first_process():
-        sys.stderr.write(f"{resolved.output_dir!r} holds a run, which stays as it is: the result goes to {own!r}.\n")
+        sys.stderr.write(f"{resolved.output_dir!r} holds a run and is not changed. The result goes to {own!r}.\n")
     resolved = dataclasses.replace(resolved, output_dir=own)
     with locked_folder(resolved):
         plan, data, accelerator = prepare_resolved(resolved)
@@ -91,13 +91,13 @@ def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = N
         result = find_rate_for(plan, data, accelerator, settings)
         if accelerator.is_main_process:
             if idle:
-                sys.stderr.write(f"Of the run, and without effect on the search for its learning rate: {', '.join(idle)}.\n")
+                sys.stderr.write(f"Options that affect the run and not the finder: {', '.join(idle)}.\n")
             result.save(folder.lab)
     return result, folder.path
 
 
 def _own_folder(output_dir: str) -> str:
-    """`output_dir`, or a folder beside it where that holds a run, whose record and card are of the test before it."""
+    """`output_dir`, or a folder beside it if that holds a run, whose record and card belong to an earlier test."""
     while RunFolder(path := Path(output_dir)).holds_run():
         output_dir = f"{path if path.name not in ('', '..') else path.resolve()}-find-lr"
     return output_dir
@@ -107,7 +107,7 @@ def _own_folder(output_dir: str) -> str:
 def find_rate_for(
     plan: Plan, data: TrainingData, accelerator: Accelerator, settings: FinderConfig | None = None
 ) -> FinderResult:
-    """[`find_lr`] for a planned run; the accelerator is as it was afterwards."""
+    """[`find_lr`] for a planned run; restores the accelerator."""
     from ..training.trainer import Trainer
 
     with random_states_kept(), tempfile.TemporaryDirectory() as folder:
@@ -119,11 +119,11 @@ def find_rate_for(
 
 
 def plan_with_found_rate(plan: Plan, data: TrainingData, accelerator: Accelerator) -> tuple[Plan, FinderResult]:
-    """The plan with the learning rate that the finder suggests, which is printed with the reason."""
+    """The plan with the learning rate that the finder suggests, printed with the reason."""
     from ..training.plan import make_plan
 
     found = find_rate_for(plan, data, accelerator)
-    accelerator.print(found.describe())  # also where there is none, which the next line is an error for
+    accelerator.print(found.describe())  # also without a suggestion, where `found.lr` raises
     accelerator.print(f"Learning rate {found.lr:g}, as the finder suggests.\n")
     config = dataclasses.replace(plan.config, learning_rate=found.lr, auto_learning_rate=False)
     layout = plan.layout
@@ -134,9 +134,9 @@ def find_lr_of(
     trainer: Trainer, settings: FinderConfig | None = None, batches: Iterable[Batch] | None = None
 ) -> FinderResult:
     """
-    Tests learning rates with a trainer at any update, and leaves it in the state it was in, to the bit.
+    Tests learning rates with a trainer at any update, and restores its state, to the bit.
 
-    `batches` are those of [`range_test`]; with them there is a single test.
+    `batches` are those of [`range_test`], for a single test.
     """
     settings = resolve_settings(settings or FinderConfig(), trainer.run.config.optimizer)
     started, sweeps = time.perf_counter(), []
@@ -149,7 +149,7 @@ def find_lr_of(
 
 
 def resolve_settings(settings: FinderConfig, optimizer: str) -> FinderConfig:
-    """Settings, checked, with both rates; a `LabError` for an optimizer that finds its rate by itself."""
+    """Checked settings with both rates; a `LabError` for an optimizer that finds its rate by itself."""
     settings.check()
     name = optimizer.partition(":")[0]
     facts = OPTIMIZERS[name].facts if name in OPTIMIZERS else {}

@@ -1,4 +1,4 @@
-"""The picture of the finder: losses over the rate with what each rule says, and the same by noise level."""
+"""The finder's plot: losses over the rate with the suggestion of each rule, and losses by noise level."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .suggestions import FEWEST, Suggestion, smooth_as_needed
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_STYLES = {"steepest": (BLUE, "steepest"), "minimum_tenth": (ORANGE, "a tenth of the least"), "valley": (GREEN, "valley")}
+_STYLES = {"steepest": (BLUE, "steepest"), "minimum_tenth": (ORANGE, "a tenth of the minimum"), "valley": (GREEN, "valley")}
 
 
 def finder_figure(
     settings: FinderConfig, sweeps: Sequence[Sweep], suggestions: dict[str, Suggestion], is_held_out: bool = False
 ) -> Any:
-    """Every test as a thin line, their median as a thick one, a line and a band for each rule; below, by noise level."""
+    """Tests as thin lines, their median as a thick one, a line and a band for each rule; noise levels below."""
     by_noise = sweeps[0].bins.shape[1] > 1
     figure = new_figure(7.5, 6.4 if by_noise else 4, dpi=150)
     upper, *lower = np.atleast_1d(
@@ -29,7 +29,7 @@ def finder_figure(
     )
     for sweep in sweeps:
         upper.plot(sweep.lrs, sweep.losses, color=GREY, linewidth=0.7, alpha=0.8)
-    shortest = min(len(sweep.lrs) for sweep in sweeps)  # as far as all tests went
+    shortest = min(len(sweep.lrs) for sweep in sweeps)  # the part that all tests reached
     lrs = sweeps[0].lrs[:shortest]
     losses = np.median([sweep.losses[:shortest] for sweep in sweeps], axis=0)
     finite = losses[: int(np.argmin(np.isfinite([*losses, np.nan])))]
@@ -64,7 +64,7 @@ def _draw_bins(axes: Axes, lrs: np.ndarray, bins: np.ndarray) -> None:
     names = ["least noise", *[""] * (num_bins - 2), "most noise"]
     for values, color, name in zip(shares.T, colors, names, strict=True):
         axes.plot(lrs, values, color=color, linewidth=1.2, label=name or None)
-    _style(axes, "of its start, by noise level")
+    _style(axes, "relative loss, by noise level")
     axes.set_ylim(0, min(1.6, 1.05 * float(shares[np.isfinite(shares)].max(initial=1))))
     axes.legend(frameon=False, fontsize=8, title="timesteps with", title_fontsize=8)
 
@@ -75,7 +75,7 @@ def _style(axes: Axes, label: str) -> None:
 
 
 def _limits(losses: np.ndarray) -> tuple[float, float]:
-    """So that an explosion at the end does not flatten the valley."""
+    """Limits that keep an explosion at the end from flattening the valley."""
     finite = losses[np.isfinite(losses)]
     low, start = (float(finite.min()), float(finite[0])) if len(finite) else (0.0, 1.0)
     margin = 0.05 * max(start - low, 1e-3 * abs(start))

@@ -1,4 +1,4 @@
-"""The test itself: updates at a rising rate, and the losses measured between them."""
+"""The range test: updates at a rising rate, with losses measured between them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ import torch
 from accelerate.utils import broadcast_object_list
 
 from ..core.errors import LabError
-from ..core.options import THIS_START, check_ranges, check_types, option
+from ..core.options import THIS_START, Need, check_needs, check_ranges, check_types, option
 from ..core.streams import stream_seed
 from ..core.words import counted
 from ..data.batch import Batch
 from ..evaluation.validation_loss import ValidationLoss
 from ..timesteps.bands import scaled_lr
 from ..training.stepping import do_one_update
+from .fixed_noise import FixedNoiseObjective
 from .readings import MEMORY, Readings, Sweep, no_finite_gradient
 from .snapshot import restored_afterwards
-from .still_objective import FixedNoiseObjective
 
 if TYPE_CHECKING:
     from ..training.trainer import Trainer
 
-# Of a pass over the probe, forward alone, every 4 updates: about a sixth of what the updates take.
+# A forward pass over the probe every 4 updates takes about a sixth of the time of the updates.
 _PROBE_BATCHES, _UPDATES_PER_READING = 2, 4
 _NOISE_BINS = 4
 _EXTENSION = 2  # decades
 _NARROWEST = 2.0
+PROBE = Need("--mode probe", lambda config: config.mode == "probe")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,30 +42,34 @@ class FinderConfig:
 
     start_lr: float = option(
         None,
-        "The lowest rate; 1e-7, times what the optimizer's usual rate is over that of AdamW.",
+        "Lowest rate (default: 1e-7 for AdamW; for other optimizers, scaled like their usual rate).",
         THIS_START,
         range="(0, 1e30]",
     )
-    end_lr: float = option(None, "The highest rate; 1e-2, likewise.", THIS_START, range="(0, 1e30]")
-    num_updates: int = option(200, "Updates from the lowest rate to the highest.", THIS_START, range="[10, 1e6]")
+    end_lr: float = option(None, "Highest rate (default: 1e-2 for AdamW, scaled likewise).", THIS_START, range="(0, 1e30]")
+    num_updates: int = option(200, "Updates from the lowest to the highest rate.", THIS_START, range="[10, 1e6]")
     extend: bool = option(
         True,
-        "Go on beyond the highest rate, at most a hundredfold, until the loss rises, so that its minimum is seen.",
+        "Continue beyond the highest rate, at most a hundredfold, until the loss rises, so that its minimum is seen.",
         THIS_START,
     )
     mode: Literal["probe", "classic"] = option(
         "probe",
-        "probe: evenly spread timesteps, antithetic noise, and the loss of fixed images, timesteps and noise; classic: the "
-        "training loss of each batch, as drawn.",
+        "Loss to read: probe for fixed images, timesteps and noise (updates have evenly spread timesteps and "
+        "antithetic noise), classic for the training loss of each random batch.",
         THIS_START,
     )
-    repeats: int = option(3, "Tests, each with other batches, timesteps and noise.", THIS_START, range="[1, 10000]")
-    stop_factor: float = option(
-        10.0, "A test ends where the smoothed loss is this many times its minimum so far.", THIS_START, range="(1, 1e308]"
+    repeats: int = option(
+        3, "Number of tests, each with other batches, timesteps and noise.", THIS_START, range="[1, 10000]"
     )
-    probe_size: int = option(None, "Fixed images of the probe, at most; two batches.", THIS_START, range="[8, 1e7]")
+    stop_factor: float = option(
+        10.0, "A test ends when its smoothed loss is this many times the minimum so far.", THIS_START, range="(1, 1e308]"
+    )
+    probe_size: int = option(
+        None, "Fixed images of the probe, at most (default: two batches).", THIS_START, range="[8, 1e7]", needs=(PROBE,)
+    )
     rule: Literal["minimum_tenth", "steepest", "valley"] = option(
-        "minimum_tenth", "The rule whose rate is taken.", THIS_START
+        "minimum_tenth", "Rule that picks the learning rate.", THIS_START
     )
 
     def __post_init__(self) -> None:
@@ -73,47 +78,42 @@ class FinderConfig:
     def check(self) -> None:
         """Raises a `LabError` for settings that are not allowed."""
         check_ranges(self, FinderConfig)
-        if self.mode == "classic" and self.probe_size is not None:
-            raise LabError(
-                f"--probe_size {self.probe_size} has no effect with --mode classic, which has no probe. Drop one."
-            )
+        check_needs(self, FinderConfig, "")
         if self.start_lr is None or self.end_lr is None:
             return
         if self.start_lr >= self.end_lr:
-            raise LabError(
-                f"--start_lr {self.start_lr:g} is not below --end_lr {self.end_lr:g}. The rate rises from one to the other."
-            )
+            raise LabError(f"--start_lr {self.start_lr:g} is not below --end_lr {self.end_lr:g}. Lower it, or raise that.")
         if self.end_lr < _NARROWEST * self.start_lr:
             raise LabError(
-                f"From --start_lr {self.start_lr:g} to --end_lr {self.end_lr:g} is too little to tell rates apart: make the "
-                f"last at least {_NARROWEST:g} times the first."
+                f"--end_lr {self.end_lr:g} is too close to --start_lr {self.start_lr:g} to compare rates. Make it at least "
+                f"{_NARROWEST:g} times as large."
             )
 
     def lrs(self) -> np.ndarray:
-        """The rate of each update, evenly spaced on a logarithmic scale: float64, of all updates that there may be."""
+        """Rates of all possible updates, evenly spaced on a logarithmic scale: float64."""
         decades = math.log10(self.end_lr / self.start_lr) / (self.num_updates - 1)
-        # Twice as long at most, where the range is narrow.
+        # A narrow range at most doubles.
         most = self.num_updates + (min(math.floor(_EXTENSION / decades), self.num_updates) if self.extend else 0)
         return self.start_lr * 10 ** (decades * np.arange(most))
 
     def is_read_after(self, done: int) -> bool:
-        """Whether a loss is read after so many updates: the classic test's after each, a probe's after every fourth."""
-        # More often in a short test: rules need some readings.
+        """Whether a loss is read after so many updates: after each in a classic test, after every fourth with a probe."""
+        # More often in a short test, as rules need some readings.
         every = 1 if self.mode == "classic" else min(_UPDATES_PER_READING, max(1, self.num_updates // 8))
         return done % every == 0 or done in (self.num_updates, len(self.lrs()))
 
 
 def range_test(trainer: Trainer, settings: FinderConfig, repeat: int = 0, batches: Iterable[Batch] | None = None) -> Sweep:
     """
-    One test, from the state that a trainer is in; afterwards it is in this state again, to the bit, errors or not.
+    One test from the current state of a trainer, which is restored to the bit, also after errors.
 
-    The tests of a number of repeats have batches, timesteps and noise of their own. `batches` replace the trainer's data:
-    this process's share of an update each, `(micro_batch * accumulation, ...)`.
+    Each `repeat` has its own batches, timesteps and noise. `batches` replace the trainer's data; each is this process's
+    share of an update, `(micro_batch * accumulation, ...)`.
     """
     if not any(parameter.requires_grad for parameter in trainer.run.model.parameters()):
         raise LabError("The model has no parameter that is trained, so there is no learning rate to find.")
     if batches is None:
-        # A stream has one order, whatever the seed: each test begins where the one before it should have ended.
+        # A stream has one order, whatever the seed, so each test begins where the one before it should have ended.
         first = repeat * settings.num_updates if trainer.run.plan.num_images is None else 0
         seed = stream_seed(trainer.run.config.seed, "finder", repeat)
         batches = trainer.batches(seed, range(first, first + len(settings.lrs())))
@@ -121,7 +121,7 @@ def range_test(trainer: Trainer, settings: FinderConfig, repeat: int = 0, batche
         reader = _Classic(trainer) if settings.mode == "classic" else _Probe(trainer, settings.probe_size)
         objective = FixedNoiseObjective.now(trainer, repeat, settings.mode == "probe")
         trainer.run.objective = objective
-        trainer.log.observer = None  # its rows are the run's
+        trainer.log.observer = None  # its rows belong to the run
         trainer.set_training()
         return _sweep(trainer, objective, settings, iter(batches), reader)
 
@@ -137,7 +137,7 @@ def _sweep(
     for update, lr in enumerate(lrs):
         batch = next(batches, None)
         if batch is None:
-            if update >= settings.num_updates:  # the extension goes only as far as the data
+            if update >= settings.num_updates:  # only the extension is cut short
                 break
             readings.ended = (
                 f"the data ended after {update} of {counted(settings.num_updates, 'update')}, at a rate of {lr:.3g}"
@@ -157,13 +157,13 @@ def _sweep(
 
 
 def _same_everywhere(reading: tuple[float, np.ndarray]) -> tuple[float, np.ndarray]:
-    """The main process's reading: all processes must stop at the same update."""
+    """The main process's reading, so that all processes stop at the same update."""
     broadcast_object_list(values := [reading])
     return values[0]
 
 
 class _Probe:
-    """Reads the loss of fixed images with fixed timesteps and noise."""
+    """Loss of fixed images with fixed timesteps and noise."""
 
     before_first, memory = True, MEMORY["probe"]
 
@@ -176,18 +176,18 @@ class _Probe:
         self.loss = ValidationLoss(probe, run.process, batch_size, trainer.accelerator.device)
         timesteps = self.loss.timesteps.cpu().numpy()
         self.num_bins = _NOISE_BINS if len(probe) >= 2 * _NOISE_BINS else 1
-        place = timesteps * self.num_bins // run.process.num_train_timesteps
-        self._members = [place == index for index in range(self.num_bins)]
+        bins = timesteps * self.num_bins // run.process.num_train_timesteps
+        self._members = [bins == index for index in range(self.num_bins)]
 
     def read(self) -> tuple[float, np.ndarray]:
-        """The mean, and the means by noise level, low noise first."""
+        """The mean, and the means by noise level, least noise first."""
         with self.run.raw_weights():
             losses = self.loss(self.run.model)
         return float(losses.mean()), np.array([losses[members].mean() for members in self._members])
 
 
 class _Classic:
-    """Reads the training loss of each batch."""
+    """Training loss of each batch."""
 
     before_first, memory, num_bins = False, MEMORY["classic"], 0
 

@@ -1,24 +1,24 @@
-"""What a range test reads between its updates, and when it has read enough."""
+"""The losses that a range test reads between its updates, and its end."""
 
 import math
 from typing import NamedTuple
 
 import numpy as np
 
-MEMORY = {"classic": 0.9, "probe": 0.0}  # by mode: losses of batches are noisy
-_RISEN = 0.1  # of the fall: then the minimum has been passed
+MEMORY = {"classic": 0.9, "probe": 0.0}  # smoothing by mode: losses of batches are noisy
+_RISEN = 0.1  # share of the fall by which the loss rises past its minimum
 _ABOVE_NOISE = 3.0  # standard errors of the smoothed loss, where it is smoothed
-_NEAR = 32  # readings that the noise is that of
+_NEAR = 32  # readings from which noise is estimated
 
 
 class Sweep(NamedTuple):
-    """What one test measured."""
+    """The measurements of one test."""
 
-    lrs: np.ndarray  # of the last update before each reading, float64 (num_readings,)
-    losses: np.ndarray  # there, float64 of the same shape
-    bins: np.ndarray  # the same by noise level, (num_readings, num_bins), low noise first; without columns if "classic"
-    num_updates: int  # that were done
-    ended: str | None = None  # why it ended before the highest rate, if it did
+    lrs: np.ndarray  # rate of the last update before each reading, float64 (num_readings,)
+    losses: np.ndarray  # float64 (num_readings,)
+    bins: np.ndarray  # by noise level, least first, (num_readings, num_bins); no columns in mode "classic"
+    num_updates: int  # done
+    ended: str | None = None  # the reason for an end before the highest rate
 
 
 class Readings:
@@ -28,12 +28,12 @@ class Readings:
     Args:
         num_updates (`int`): Updates from the lowest rate to the highest.
         stop_factor (`float`): The test ends where the smoothed loss is this many times its minimum so far.
-        memory (`float`): How much of the smoothed loss a reading keeps ([`MEMORY`]).
+        memory (`float`): Share of the smoothed loss that each reading keeps ([`MEMORY`]).
     """
 
     def __init__(self, num_updates: int, stop_factor: float, memory: float):
         self.num_updates, self.stop_factor, self.memory = num_updates, stop_factor, memory
-        self.ended: str | None = None  # why, if it was before the highest rate
+        self.ended: str | None = None
         self._lrs: list[float] = []
         self._losses: list[float] = []
         self._bins: list[np.ndarray] = []
@@ -41,7 +41,7 @@ class Readings:
         self._best = math.inf
 
     def start(self, lrs: np.ndarray, loss: float, bins: np.ndarray) -> None:
-        """A reading before the first update, at the rate that would come before these; it decides nothing."""
+        """Adds a reading before the first update, at the rate before these; it does not count for the end."""
         self._note(lrs[0] ** 2 / lrs[1], loss, bins)
 
     def _note(self, lr: float, loss: float, bins: np.ndarray) -> None:
@@ -50,7 +50,7 @@ class Readings:
         self._bins.append(bins)
 
     def add(self, done: int, lr: float, loss: float, bins: np.ndarray) -> bool:
-        """A reading after so many updates, the last of which had this rate; whether to go on."""
+        """Adds a reading after `done` updates, the last at rate `lr`. Returns whether to go on."""
         self._note(lr, loss, bins)
         if not math.isfinite(loss):
             self.ended = f"the loss was not finite at a rate of {lr:.3g}"
@@ -60,7 +60,7 @@ class Readings:
         self._first = self._smoothed if is_first else self._first
         self._best = min(self._best, self._smoothed)
         if self._smoothed > self.stop_factor * self._best:
-            self.ended = f"at a rate of {lr:.3g} the loss was {self._smoothed / self._best:.3g} times the least before"
+            self.ended = f"at a rate of {lr:.3g} the loss was {self._smoothed / self._best:.3g} times its minimum"
             return False
         risen = max(_RISEN * (self._first - self._best), _ABOVE_NOISE * self._error())
         return not (done >= self.num_updates and self._smoothed > self._best + risen)
@@ -77,10 +77,10 @@ class Readings:
 
 
 def noise_of(values: np.ndarray) -> float:
-    """The standard deviation of readings around a curve: of their second differences, to which its slope adds nothing."""
+    """The standard deviation of readings around a curve, from their second differences, which cancel its slope."""
     with np.errstate(over="ignore"):
         return math.sqrt(float(np.square(np.diff(values, 2)).mean()) / 6)
 
 
 def no_finite_gradient(lr: float) -> str:
-    return f"no fp16 gradient was finite at a rate of {lr:.3g}, with any scale of the loss"
+    return f"no fp16 gradient was finite at a rate of {lr:.3g}, at any loss scale"

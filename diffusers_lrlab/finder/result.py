@@ -1,4 +1,4 @@
-"""What the finder found: as an object, in words, as data and in files."""
+"""The result of the finder: as an object, as text, as data and in files."""
 
 import base64
 import dataclasses
@@ -25,17 +25,17 @@ from .suggestions import Suggestion, disagreement
 
 @dataclass(frozen=True, repr=False)
 class FinderResult:
-    """What the finder found."""
+    """The result of the finder."""
 
-    settings: FinderConfig  # with both rates
-    sweeps: tuple[Sweep, ...]  # one for each test
-    suggestions: dict[str, Suggestion]  # of each rule, over all tests
-    seconds: float  # that it took
-    about: dict[str, Any]  # what was tested: data, model, optimizer, batch, and on what machine
+    settings: FinderConfig  # resolved
+    sweeps: tuple[Sweep, ...]  # one per test
+    suggestions: dict[str, Suggestion]  # one per rule, over all tests
+    seconds: float
+    about: dict[str, Any]  # data, model, optimizer, batch and machine
 
     @property
     def suggestion(self) -> Suggestion:
-        """The one of the rule that was asked for."""
+        """The suggestion of the chosen rule."""
         return self.suggestions[self.settings.rule]
 
     @property
@@ -43,8 +43,8 @@ class FinderResult:
         """The suggested learning rate, with two significant digits; a `LabError` if the rule suggests none."""
         if self.suggestion.lr is None:
             raise LabError(
-                f"The finder has no learning rate by {self.settings.rule!r}: {self.suggestion.reason}. Give a "
-                "learning rate, or let `lrlab find-lr` try another range or rule."
+                f"The finder's rule {self.settings.rule!r} suggests no learning rate: {self.suggestion.reason}. Give "
+                "--learning_rate, or try another range or rule with `lrlab find-lr`."
             )
         return float(f"{self.suggestion.lr:.1e}")
 
@@ -58,7 +58,7 @@ class FinderResult:
             f"{counted(settings.num_updates, 'update')}{beyond}, {self.seconds:.1f} s{start}"
         ]
         if probe := self.about.get("probe"):
-            lines.append(f"Read by the probe: {probe}.")
+            lines.append(f"Probe: {probe}.")
         for name, suggestion in self.suggestions.items():
             interval = "" if suggestion.interval is None else " ({:.2g} to {:.2g})".format(*suggestion.interval)
             rate = "none" if suggestion.lr is None else f"{suggestion.lr:.2g}{interval}"
@@ -74,17 +74,17 @@ class FinderResult:
         return f"FinderResult({', '.join(f'{name}={lr}' for name, lr in suggested.items())}, rule={self.settings.rule!r})"
 
     def _repr_html_(self) -> str:
-        """For notebooks: the picture, and what [`describe`] says."""
+        """For notebooks: the plot and the text of [`describe`]."""
         self._figure().savefig(file := io.BytesIO(), format="png")
-        picture = base64.b64encode(file.getvalue()).decode()
-        alt = f"Loss over the learning rate, and what each rule suggests: {self!r}"
+        image = base64.b64encode(file.getvalue()).decode()
+        alt = f"Loss over the learning rate, and the suggestion of each rule: {self!r}"
         return (
-            f'<img src="data:image/png;base64,{picture}" alt="{html.escape(alt)}" style="max-width: 100%">'
+            f'<img src="data:image/png;base64,{image}" alt="{html.escape(alt)}" style="max-width: 100%">'
             f"<pre>{html.escape(self.describe())}</pre>"
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As data; a loss that is not finite is `None`."""
+        """As data, with `None` for losses that are not finite."""
         return {
             "learning_rate": None if self.suggestion.lr is None else self.lr,
             "settings": dataclasses.asdict(self.settings),

@@ -1,4 +1,4 @@
-"""The finder's result in the folder of a run, if it is of this run."""
+"""The finder's result in the folder of a run, if it applies to that run."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ _NEEDED = {"learning_rate", "settings", "suggestions", "sweeps", "seconds", "abo
 
 
 def deciding(config: dict[str, Any], num_parameters: int, global_batch: int) -> dict[str, Any]:
-    """What the best learning rate of a run depends on, as data."""
+    """The settings that the best learning rate depends on, as data."""
     config = complete_options(config)
     fields = {name: config[name] for name in names_where(TrainingConfig, finder="compares")}
     fields["mixed_precision"] = fields["mixed_precision"] or "no"
@@ -21,8 +21,8 @@ def deciding(config: dict[str, Any], num_parameters: int, global_batch: int) -> 
 
 def read_saved_result(folder: Path, run: Any) -> dict[str, Any] | None:
     """
-    The finder's result in the folder of a run, given by its [`Plan`] or its record; `None` if there is none, if it is
-    damaged, and if it is that of another run.
+    The finder's result in the folder of a run, given by its [`Plan`] or record; `None` if it is missing, damaged, or of
+    another run.
     """
     try:
         found = json.loads((folder / "lrlab" / FINDER_FILES[0]).read_text(encoding="utf-8"))

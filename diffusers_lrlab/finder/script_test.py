@@ -1,4 +1,4 @@
-"""The finder on the updates of a script that is not ours: by the losses of its batches, or by those of held-out rows."""
+"""The finder on the updates of a third-party script, by the losses of its batches or of held-out rows."""
 
 from __future__ import annotations
 
@@ -26,26 +26,23 @@ if TYPE_CHECKING:
 
 class ScriptTest:
     """
-    One test: `lr` is the rate of the next update. After it, `add` takes a loss if `is_read_next`, otherwise `None`.
+    One test: `lr` is the rate of the next update, after which `add` takes a loss if `is_read_next`, else `None`.
 
     Args:
-        optimizer (`str`, *optional*): The one that was asked for in place of the script's.
+        optimizer (`str`, *optional*): The optimizer that replaces the script's.
         num_updates (`int`, *optional*): Updates from the lowest rate to the highest.
-        mode (`str`): `"classic"` if losses are those of each update's batch, before it; `"probe"` if they are always of the
-            same rows, timesteps and noise: one before the first update, which `start` takes, and one after every fourth.
+        mode (`str`): `"classic"` for the loss of each update's batch, before the update; `"probe"` for losses of fixed rows,
+            timesteps and noise: one before the first update, for `start`, and one after every fourth.
     """
 
     def __init__(
-        self,
-        optimizer: str | None = None,
-        num_updates: int | None = None,
-        mode: Literal["classic", "probe"] = "classic",
+        self, optimizer: str | None = None, num_updates: int | None = None, mode: Literal["classic", "probe"] = "classic"
     ):
         self.optimizer, self.done = optimizer, 0
         config = FinderConfig(mode=mode, repeats=1)
         self._config = config if num_updates is None else dataclasses.replace(config, num_updates=num_updates)
-        self.started = time.perf_counter()  # until the script has prepared what it trains
-        # Of AdamW, until the script's optimizer is known; there are as many rates for each.
+        self.started = time.perf_counter()
+        # For AdamW until the script's optimizer is known; the number of rates is the same.
         self._resolve(optimizer or "adamw")
 
     def _resolve(self, optimizer: str) -> None:
@@ -62,7 +59,7 @@ class ScriptTest:
         return float(self.lrs[self.done])
 
     def begin(self, optimizer: Optimizer) -> None:
-        """Before the first update, with what the script trains by."""
+        """Called before the first update, with the script's optimizer."""
         if "d" in optimizer.param_groups[0]:
             raise LabError(f"{type(optimizer).__name__} finds its learning rate by itself: leave --find_lr out.")
         self.started = time.perf_counter()
@@ -77,7 +74,7 @@ class ScriptTest:
         return self.settings.is_read_after(self.done + 1)
 
     def add(self, loss: float | None) -> bool:
-        """Whether another update follows."""
+        """Adds the loss after an update. Returns whether another update follows."""
         lr, self.done = self.lr, self.done + 1
         goes_on = loss is None or self.readings.add(self.done, lr, loss, np.empty(0))
         return goes_on and self.done < len(self.lrs)
@@ -86,7 +83,7 @@ class ScriptTest:
         self.readings.ended = no_finite_gradient(self.lr)
 
     def result(self, probe: str | None = None) -> FinderResult:
-        """`probe` says what was read, where it was not the losses of batches."""
+        """`probe` describes the losses of mode "probe"."""
         if self.done < self.settings.num_updates and self.readings.ended is None:
             self.readings.ended = f"the script ended after {self.done} of {counted(self.settings.num_updates, 'update')}"
         sweep = self.readings.sweep(self.done, 0)
@@ -96,7 +93,7 @@ class ScriptTest:
         return FinderResult(self.settings, (sweep,), suggestions, time.perf_counter() - self.started, about)
 
     def finish(self, hook: FindLrHook) -> None:
-        """Writes and prints what was found, and says how to train with it."""
+        """Writes and prints the result, and how to train with it."""
         if not self.done:
             raise LabError("--find_lr: the script ended before its first update, or without a loss at accelerator.backward.")
         if is_first_process():
@@ -106,9 +103,9 @@ class ScriptTest:
             result.save(folder := hook.run.lab_folder)
             if problem := next(filter(None, (problem_with(folder / name) for name in FINDER_FILES)), None):
                 raise LabError(
-                    f"--find_lr: what was found cannot be read again: {problem}. Look at the disk, and repeat it."
+                    f"--find_lr: the saved result is not readable: {problem}. Check the disk, and repeat the test."
                 )
-            lines = [result.describe(), f"Wrote {folder}/lr_finder.json and .png; nothing else of the test was kept."]
+            lines = [result.describe(), f"Wrote {folder}/lr_finder.json and .png; the test left no other files."]
             if result.suggestion.lr is not None:
                 rate = f"{result.lr / hook.lr_per_option:.2g}"
                 lines.append(f"To train with it, start the script without --find_lr and with --learning_rate {rate}.")
@@ -119,8 +116,8 @@ class ScriptTest:
         hook.end()
 
     def _remedy(self, hook: FindLrHook) -> str:
-        """Against noise, the best one first."""
-        larger = "give it a batch of four times the size (--train_batch_size, --gradient_accumulation_steps)."
+        """Remedies against noise, the best one first."""
+        larger = "use a batch four times as large (--train_batch_size, --gradient_accumulation_steps)."
         if hook.probe is not None:
             return f"The updates themselves are too noisy: {larger}"
         updates = min(4 * self.settings.num_updates, int(COUNT.bounds[1]))
@@ -128,6 +125,6 @@ class ScriptTest:
         if not hook.can_hold_rows_back:
             return f"For half the noise, {more}"
         return (
-            "To be rid of the noise of batches, add --validation_fraction 0.1 before the script's name: the test then reads "
-            f"the loss of rows that are held back, with fixed timesteps and noise. Or, for half the noise, {more}"
+            "To avoid the noise of batches, add --validation_fraction 0.1 before the script's name: the test then reads the "
+            f"loss of held-out rows, with fixed timesteps and noise. Or, for half the noise, {more}"
         )

@@ -1,4 +1,4 @@
-"""Puts a trainer back, to the bit, after something was tried with it."""
+"""Restores a trainer, to the bit, after trial updates."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 @contextmanager
 def restored_afterwards(trainer: Trainer) -> Iterator[None]:
     """
-    Whatever updates are done inside this block, the trainer is afterwards what it was: weights, optimizer, loss scale,
-    random numbers, clock and sums; after an exception, too.
+    Restores weights, optimizer, loss scale, random numbers, clock and sums of a trainer after updates in this block, also
+    after an exception.
 
-    The copies of weights and optimizer are on the CPU. Samplers that follow the losses must not see any inside this block:
+    The copies of weights and optimizer are on the CPU. Inside the block, samplers that follow the losses must not see any;
     `range_test` takes care of that.
     """
     run, log, scaler = trainer.run, trainer.log, trainer.accelerator.scaler
@@ -54,5 +54,5 @@ def restored_afterwards(trainer: Trainer) -> Iterator[None]:
 
 
 def _on_cpu(tensors: Any) -> Any:
-    """A copy of nested containers, with tensors on the CPU."""
+    """A copy of nested containers with their tensors on the CPU."""
     return recursively_apply(lambda tensor: tensor.detach().to("cpu", copy=True), tensors)

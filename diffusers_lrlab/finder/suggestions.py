@@ -1,4 +1,4 @@
-"""From the losses of a range test to a learning rate: plain functions `(lrs, losses) -> Suggestion`."""
+"""Rules that suggest a learning rate: functions of `(lrs, losses)`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,31 +13,31 @@ from ..core.words import counted
 from .readings import noise_of
 
 FEWEST = 5  # readings that a suggestion needs
-_SMALLEST_FALL = 0.02  # of the loss at the start: less is not learning
+_SMALLEST_FALL = 0.02  # share of the loss at the start
 _DISAGREE = 3.0  # a factor
-# In standard errors of the smoothed curve. A curve that does not fall has a least point too: less than 3.5 errors below its
-# start in 99 of 100 curves of 200 readings, in 95 of 20 to 100, and in 90 of the shortest.
-_SIGNIFICANT, _CLEAR = 3.5, 8.0  # a fall counts; it needs no more smoothing
-_CHANCE = 2.0  # differences within a curve that falls say nothing
-_SPIKE = 20.0  # times what three in four readings nearby are off the median of 3 at most
-_FINEST, _COARSEST = 50, 12.5  # widths of the smoothing in a curve
+# In standard errors of the smoothed curve. The minimum of a curve that does not fall is less than 3.5 errors below its start
+# in 99 of 100 curves of 200 readings, in 95 of 20 to 100 readings, and in 90 of the shortest.
+_SIGNIFICANT, _CLEAR = 3.5, 8.0  # a fall that counts; one that needs no more smoothing
+_CHANCE = 2.0  # differences within a falling curve that do not count
+_SPIKE = 20.0  # times the third quartile of nearby distances to the median of 3
+_FINEST, _COARSEST = 50, 12.5  # widths of the smoothing kernel per curve
 
 
 class Suggestion(NamedTuple):
-    """The learning rate that a rule names, if it has one."""
+    """The learning rate that a rule suggests, if any."""
 
     lr: float | None
-    reason: str  # why this one, or why none
-    interval: tuple[float, float] | None = None  # rates that the rule could have named just as well
-    is_noise: bool = False  # whether there is none because a fall, if any, is lost in the noise of the losses
+    reason: str  # also of no rate
+    interval: tuple[float, float] | None = None  # equally good rates
+    is_noise: bool = False  # there is no rate because noise hides any fall of the loss
 
 
 class _Curve(NamedTuple):
     x: np.ndarray  # log10 of the rates
     y: np.ndarray  # smoothed losses
-    best: int  # where they are least
-    is_truncated: bool  # whether more losses follow, which are not finite
-    chance: float  # differences that say nothing; 0 where the finest smoothing leaves no doubt
+    best: int  # index of the minimum
+    is_truncated: bool  # losses that are not finite follow
+    chance: float  # differences that do not count; 0 if the finest smoothing leaves no doubt
 
 
 def steepest(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
@@ -57,11 +57,11 @@ def steepest(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
     lowest = np.minimum.accumulate(curve.y)
     slopes = -np.gradient(lowest, curve.x)[: curve.best + 1]
     has_fallen = lowest[: curve.best + 1] <= curve.y[0] - curve.chance
-    place = int(np.argmax(np.where(has_fallen, slopes, -math.inf)))
-    low, high = _around(slopes >= slopes[place] / 2, place)
+    index = int(np.argmax(np.where(has_fallen, slopes, -math.inf)))
+    low, high = _around(slopes >= slopes[index] / 2, index)
     return Suggestion(
-        _rate(curve.x[place]),
-        f"the loss falls fastest here, by {slopes[place]:.3g} per decade of the rate",
+        _rate(curve.x[index]),
+        f"the loss falls fastest here, by {slopes[index]:.3g} per decade of the rate",
         (_rate(curve.x[low]), _rate(curve.x[high])),
     )
 
@@ -70,7 +70,7 @@ def minimum_tenth(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
     """
     A tenth of the rate at the middle of the smoothed loss's flat bottom: the usual rule of thumb.
 
-    The bottom is where the loss is above its minimum by less than 5 % of the whole fall; where the minimum lies in it is
+    At the bottom, the loss is above its minimum by less than 5 % of the whole fall; the position of the minimum in it is
     chance. Args and returns as [`steepest`]; the interval is a tenth of both ends of the bottom.
     """
     curve = _prepare(lrs, losses)
@@ -81,14 +81,13 @@ def minimum_tenth(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
         return Suggestion(at / 10, f"a tenth of the last rate with a finite loss, {at:.3g}", (at / 100, at / 10))
     if curve.best == len(curve.y) - 1:
         return Suggestion(
-            None,
-            f"the loss still falls at the highest rate, {_rate(curve.x[-1]):.3g}: its minimum is not in sight; go higher",
+            None, f"the loss still falls at the highest rate, {_rate(curve.x[-1]):.3g}; raise --end_lr to see its minimum"
         )
     near = curve.y <= curve.y[curve.best] + max(0.05 * (curve.y[0] - curve.y[curve.best]), curve.chance / 2)
     low, high = _around(near, curve.best)
     at = _rate((curve.x[low] + curve.x[high]) / 2)
     interval = (_rate(curve.x[low]) / 10, _rate(curve.x[high]) / 10)
-    return Suggestion(at / 10, f"a tenth of where the loss is least, {at:.3g}", interval)
+    return Suggestion(at / 10, f"a tenth of the rate with the lowest loss, {at:.3g}", interval)
 
 
 def valley(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
@@ -101,7 +100,7 @@ def valley(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
     if isinstance(curve, Suggestion):
         return curve
     lowest = np.minimum.accumulate(curve.y)
-    # A fall within the first or the last percent of all of it is the flat before and behind the valley, as is chance.
+    # The first and the last percent of the fall, and chance, are the flat parts before and after the valley.
     fall = curve.y[0] - curve.y[curve.best]
     inside = (lowest < curve.y[0] - max(0.01 * fall, curve.chance)) & (lowest > curve.y[curve.best] + 0.01 * fall)
     falling = np.diff(lowest, append=lowest[-1]) < 0
@@ -117,13 +116,13 @@ RULES: dict[str, Callable[[ArrayLike, ArrayLike], Suggestion]] = {
 
 def combine(suggestions: Sequence[Suggestion]) -> Suggestion:
     """
-    A rule's suggestion over several repeats of a test: the median, on a logarithmic scale, of those that name a rate, with
-    the range of these and of their intervals; no rate unless more than half of them name one.
+    A rule's suggestion over repeated tests: the median on a logarithmic scale, with the range of all rates and intervals; no
+    rate unless more than half of the tests suggest one.
     """
     named = [suggestion for suggestion in suggestions if suggestion.lr is not None]
     if 2 * len(named) <= len(suggestions):
         without = [suggestion for suggestion in suggestions if suggestion.lr is None]
-        return max(without, key=without.count) if without else Suggestion(None, "there is no test")
+        return max(without, key=without.count) if without else Suggestion(None, "no test was done")
     if len(named) == 1:
         return named[0]
     rates = np.log10([suggestion.lr or math.nan for suggestion in named])
@@ -138,7 +137,7 @@ def combine(suggestions: Sequence[Suggestion]) -> Suggestion:
 
 
 def disagreement(suggestions: dict[str, Suggestion]) -> str | None:
-    """A warning if the rules name rates that differ by more than a factor of 3; `None` otherwise."""
+    """A warning if the rules' rates differ by more than a factor of 3, else `None`."""
     rates = {name: suggestion.lr for name, suggestion in suggestions.items() if suggestion.lr is not None}
     if len(rates) < 2:
         return None
@@ -147,13 +146,13 @@ def disagreement(suggestions: dict[str, Suggestion]) -> str | None:
     if ratio <= _DISAGREE:
         return None
     return (
-        f"The rules disagree: {high} says {rates[high]:.3g}, {low} {rates[low]:.3g}, {ratio:.1f} times less. Look at the "
-        "curve, and try both."
+        f"The rules disagree: {high} suggests {rates[high]:.3g}, {low} {rates[low]:.3g}, {ratio:.1f} times less. Look at "
+        "the curve, and try both."
     )
 
 
 def smooth(losses: ArrayLike, widths: float = _FINEST) -> np.ndarray:
-    """Removes spikes and fine noise: a median of 3, then a Gaussian of which so many widths are the curve's length."""
+    """Removes spikes and fine noise by a median of 3, then a Gaussian with this many `widths` per curve."""
     values = np.asarray(losses, np.float64)
     return gaussian_filter1d(median_filter(values, 3, mode="nearest"), _sigma(len(values), widths))
 
@@ -164,12 +163,12 @@ def _sigma(num_readings: int, widths: float) -> float:
 
 def smooth_as_needed(losses: ArrayLike) -> tuple[np.ndarray, float, float]:
     """
-    The curve, smoothed until its fall is clear of chance; the standard error of this fall, which is the difference between
-    the start and the least point; and how many widths of the smoothing the curve is long.
+    The curve, smoothed until its fall (from its start to its minimum) is significant; the standard error of this fall; and
+    the number of smoothing widths per curve.
 
     A Gaussian over independent readings has the standard error `noise / sqrt(2 * sqrt(pi) * sigma)`; at an end, where the
-    curve is mirrored, `sqrt(2)` times that. The noise changes with the rate, so it is that of the readings nearby, but for
-    single spikes, which the median takes out of the curve.
+    curve is mirrored, `sqrt(2)` times that. The noise changes with the rate, so it is estimated from nearby readings,
+    without the single spikes that the median removes.
     """
     values, widths = np.asarray(losses, np.float64), float(_FINEST)
     near = max(8, len(values) // 8)
@@ -193,7 +192,7 @@ def smooth_as_needed(losses: ArrayLike) -> tuple[np.ndarray, float, float]:
 
 
 def _prepare(lrs: ArrayLike, losses: ArrayLike) -> _Curve | Suggestion:
-    """The curve, or the reason why no rule can say anything."""
+    """The curve, or the reason why no rule applies."""
     rates, values = np.asarray(lrs, np.float64), np.asarray(losses, np.float64)
     if rates.shape != values.shape or rates.ndim != 1:
         raise ValueError(f"lrs and losses have the shapes {rates.shape} and {values.shape}; give two of (num_readings,).")
@@ -203,7 +202,7 @@ def _prepare(lrs: ArrayLike, losses: ArrayLike) -> _Curve | Suggestion:
     end = len(values) if finite.all() else int(np.argmin(finite))
     if end < FEWEST:
         what = "not finite from the start" if end == 0 and len(values) else f"known at {end} rates only"
-        return Suggestion(None, f"the loss is {what}; {FEWEST} readings are the fewest that say something")
+        return Suggestion(None, f"the loss is {what}; at least {FEWEST} readings are needed")
     x, values = np.log10(rates[:end]), values[:end]
     y, error, widths = smooth_as_needed(values)
     best = int(np.argmin(y))
@@ -216,26 +215,22 @@ def _no_fall(rates: np.ndarray, y: np.ndarray, noise: float) -> Suggestion:
     smallest = _SMALLEST_FALL * abs(y[0])
     rises = " and rises" if y[-1] > y[0] + max(smallest, noise) else ""
     is_noise = bool(noise > smallest)
-    least = f"by {100 * _SMALLEST_FALL:.0f} %, the least that counts"
+    least = f"by at least {100 * _SMALLEST_FALL:.0f} %"
     if is_noise:
-        least = f"by more than the noise of independent losses, which can make {100 * noise / (abs(y[0]) or 1):.0f} % of it"
-    remedy = "go lower" if rises else "go higher, use more updates or a larger batch"
-    return Suggestion(
-        None,
-        f"the loss does not fall{rises} between {rates[0]:.3g} and {rates[-1]:.3g} {least}; {remedy}, or look at data and "
-        "model",
-        is_noise=is_noise,
-    )
+        least = f"by more than the noise of independent losses, which can be {100 * noise / (abs(y[0]) or 1):.0f} % of it"
+    remedy = "lower --start_lr" if rises else "raise --end_lr, use more updates or a larger batch"
+    text = f"the loss does not fall{rises} between {rates[0]:.3g} and {rates[-1]:.3g} {least}; {remedy}"
+    return Suggestion(None, f"{text}, or check data and model", is_noise=is_noise)
 
 
 def _rate(log10: float) -> float:
     return float(10.0**log10)
 
 
-def _around(where: np.ndarray, place: int) -> tuple[int, int]:
-    """First and last index of the run of true values around one of them."""
+def _around(where: np.ndarray, index: int) -> tuple[int, int]:
+    """First and last index of the run of true values around `index`."""
     runs, _ = label(where)
-    inside = np.flatnonzero(runs == runs[place])
+    inside = np.flatnonzero(runs == runs[index])
     return int(inside[0]), int(inside[-1])
 
 

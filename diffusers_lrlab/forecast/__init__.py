@@ -1,1 +1,1 @@
-"""The memory, time and disk that a run will take, before it begins."""
+"""Forecasts of the memory, time and disk space of a run."""

@@ -1,4 +1,4 @@
-"""The forecast in words and tables, of `lrlab plan` and `--dry_run`."""
+"""The forecast as text, for `lrlab plan` and `--dry_run`."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ if TYPE_CHECKING:
     from ..training.plan import Plan
 
 _MIB = 2**20
-# What memory and checks leave of the seconds is for the time, but for a share that is for the memory with other settings.
+_PARTS = {"ema": "EMA", "held_out": "held-out data", "copies": "convolution buffers", "checkpoint": "checkpoint copy"}
+# Share of the remaining seconds, and fewest seconds, to measure time; the rest is for the memory with other settings.
 _FOR_TIME, _LEAST_FOR_TIME = 0.6, 2.0
 
 
 def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) -> Iterator[str]:
     """
-    Memory, time and disk of a run, and its memory with other settings, as texts.
+    Memory, time and disk space of a run, and its memory with other settings, as texts.
 
-    Memory comes first, before anything is run: a model that does not fit cannot be timed. What is measured shares a few
-    seconds. All processes call this, to its end; the accelerator is as it was afterwards.
+    Memory comes first, before anything runs: a model that does not fit cannot be timed. Measurements share a few seconds.
+    All processes call this, to its end. Restores the accelerator.
     """
     from ..training.run_folder import RunFolder
     from ..training.trainer import Trainer
 
-    _ = plan.model_class  # what is imported for it takes no time from the measurements
+    _ = plan.model_class  # imports before measurements
     budget = Budget(SECONDS)
     device = accelerator.device
     available = available_bytes(device)  # before this run takes any
@@ -56,7 +57,7 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(plan, data, accelerator, RunFolder(Path(folder), accelerator.is_main_process))
         if plan.config.preflight and accelerator.is_main_process:
-            with budget.shown("what the checks look at"):
+            with budget.shown("the checks"):
                 found = run_checks(trainer)
             for name, text in found.items():
                 yield f"{'warning':>13}  {text} [{name}]"
@@ -64,7 +65,7 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
             seconds = forecast_time(trainer, Budget(max(_LEAST_FOR_TIME, budget.share(_FOR_TIME))))
             times = _time_lines(plan, seconds, device.type)
         except Diverged as error:
-            times = [f"{'warning':>13}  No forecast of the time, as the updates to measure diverged: {error}"]
+            times = [f"{'warning':>13}  No forecast of the time, as the measured updates diverged: {error}"]
         state = max(memory.optimizer, optimizer_state_bytes(trainer.run.optimizer))
         trainer.release()
     yield "\n".join(times)
@@ -73,46 +74,46 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
 
 
 def _memory_lines(plan: Plan, memory: MemoryForecast, available: float, device: str) -> list[str]:
-    parts = ", ".join(f"{name} {_size(size)}" for name, size in memory._asdict().items() if size)
-    things, fits = plan.kind.name, batch_that_fits(plan, available, device, memory)
+    parts = ", ".join(f"{_PARTS.get(name, name)} {_size(size)}" for name, size in memory._asdict().items() if size)
+    fits = batch_that_fits(plan, available, device, memory)
     if fits is None:
-        largest = f"not even one of the {things} fits"
+        largest = "not even --train_batch_size 1 fits"
     else:
         most = min(fits, plan.num_images or fits)
-        largest = f"--train_batch_size up to {most:,} fits" + (", all there are" if most == plan.num_images else "")
+        largest = f"--train_batch_size up to {most:,} fits" + (", all of the data" if most == plan.num_images else "")
     return [
         f"{'memory':>13}  {_size(memory.total)} on the {device}: {parts}",
-        f"{'':>13}  {_size(available)} are free there; {largest}",
+        f"{'':>13}  {_size(available)} free; {largest}",
     ]
 
 
 def _time_lines(plan: Plan, seconds: TimeForecast, device: str) -> list[str]:
     num = torch.get_num_threads()
     threads = f" on {counted(num, 'thread')}" if device == "cpu" else ""
-    things, rate = plan.kind.name, plan.layout.global_batch / seconds.update
+    rate = plan.layout.global_batch / seconds.update
     rest = ", ".join(f"{part} {duration(getattr(seconds, part))}" for part in ("validation", "sampling", "evaluation"))
     low, high = (duration(seconds.total - seconds.training + training) for training in (seconds.low, seconds.high))
     lines = [
         f"{'time':>13}  {duration(seconds.total)} ({low} to {high}): training {duration(seconds.training)}, {rest}",
-        f"{'':>13}  {1e3 * seconds.update:.3g} ms an update, {rate:,.0f} {things} a second, as measured now{threads}",
+        f"{'':>13}  {1e3 * seconds.update:.3g} ms per update, {rate:,.0f} {plan.kind.name} per second{threads}",
     ]
     if seconds.compiling:
-        lines.append(f"{'':>13}  {duration(seconds.compiling)} of it to compile the model, once at each start")
+        lines.append(f"{'':>13}  of it {duration(seconds.compiling)} to compile the model, at each start")
     if seconds.slowest:
         most = ", ".join(f"{name} {duration(took)}" for name, took in seconds.slowest)
         lines.append(f"{'':>13}  of the evaluation: {most}")
-    parts = "validation, sampling and evaluation from small parts of each"
+    parts = "validation, sampling and evaluation by small parts of each"
     if seconds.guessed:
-        parts += f"; no time for {' and '.join(seconds.guessed)}, which the updates tell roughly"
-    lines.append(f"{'':>13}  measured for {duration(seconds.measured)}, {parts}")
+        parts += f"; no time for {' and '.join(seconds.guessed)}, roughly estimated from the updates"
+    lines.append(f"{'':>13}  measured in {duration(seconds.measured)}: {parts}")
     if seconds.unknown:
-        lines.append(f"{'':>13}  not counted, as there was no time or no part to measure: {', '.join(seconds.unknown)}")
+        lines.append(f"{'':>13}  not counted, for lack of time or of a part to measure: {', '.join(seconds.unknown)}")
     if plan.config.auto_learning_rate:
         settings = FinderConfig()
         tests = settings.repeats * settings.num_updates
         lines.append(
-            f"{'':>13}  {duration(tests * seconds.update)} before it, of some {counted(tests, 'update')}, to "
-            f"find the learning rate"
+            f"{'':>13}  and before it {duration(tests * seconds.update)} to find the learning rate, in about "
+            f"{counted(tests, 'update')}"
         )
     return lines
 
@@ -125,13 +126,12 @@ def _disk_lines(plan: Plan, pipeline: int, checkpoint: int) -> list[str]:
     folder = Path(config.output_dir).absolute()
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     return [
-        f"{'disk':>13}  {_size(pipeline + kept * checkpoint)}: the pipeline {_size(pipeline)}, {checkpoints}; "
-        f"{_size(free)} are free"
+        f"{'disk':>13}  {_size(pipeline + kept * checkpoint)}: pipeline {_size(pipeline)}, {checkpoints}; {_size(free)} free"
     ]
 
 
 def _alternatives(plan: Plan, memory: MemoryForecast, device: str, budget: Budget) -> list[str]:
-    """Total memory of the run with one setting changed, as far as the time allows."""
+    """Total memory of the run with one setting changed, for as many settings as time allows."""
     config, changed = plan.config, partial(forecast_memory, plan, device=device)
 
     def with_sizes(**sizes: int) -> MemoryForecast:
@@ -141,7 +141,7 @@ def _alternatives(plan: Plan, memory: MemoryForecast, device: str, budget: Budge
     def with_optimizer(name: str) -> MemoryForecast:
         return with_sizes(optimizer=optimizer_bytes(plan, name))
 
-    rows: dict[str, Callable[[], MemoryForecast]] = {"as it is": lambda: memory}
+    rows: dict[str, Callable[[], MemoryForecast]] = {"this run": lambda: memory}
     if config.use_ema:
         rows["--no_use_ema"] = lambda: with_sizes(ema=0)
     for name in ("adamw", "sgd", "rmsprop", "adafactor"):
@@ -161,7 +161,7 @@ def _alternatives(plan: Plan, memory: MemoryForecast, device: str, budget: Budge
     lines = [f"{'memory with':>{width}}  {'total':>10}  {'share':>6}"]
     for done, (name, forecast) in enumerate(rows.items()):
         if done and not budget.share(1.0):
-            missing = f"There was no time for {', '.join([*rows][done:])}. Give one of them to see its memory."
+            missing = f"No time left for {', '.join([*rows][done:])}. Give one of them to see its memory."
             return [*lines, missing, *notes]
         with budget.shown(f"memory with {name}"):
             row = forecast()

@@ -1,4 +1,4 @@
-"""The time of the metrics at the end of a run, from a small part of each."""
+"""Time of the metrics at the end of a run, estimated from a small part of each."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .probes import Budget, grow, power_of
 if TYPE_CHECKING:
     from ..training.run_state import RunState
 
-_FIRST_SHARE = 32  # of what a metric compares, its first part is one in so many
+_FIRST_SHARE = 32  # the first part of a comparison is a 32nd of it
 _SMALLEST = 50  # samples
 
 
 def forecast_evaluation(run: RunState, num_samples: int, budget: Budget) -> dict[str, float | None]:
-    """Seconds of each metric of the run, by name; `None` for one whose time cannot be estimated from a part."""
+    """Seconds of each metric of the run, by name; `None` if its time cannot be estimated from a part."""
     evaluation = Evaluation(run, None)
     metrics = metrics_of(run, bool(num_samples))
     seconds: dict[str, float | None] = {}
@@ -50,7 +50,7 @@ def _seconds_by_part(metric: Metric, evaluation: Evaluation) -> float | None:
 
 
 def _seconds_of_comparison(run: RunState, metric: Metric, num_samples: int, seconds: float) -> float | None:
-    """Of samples with data, and of held-out data in their place; measured with data in the place of either."""
+    """Seconds to compare samples, and then held-out data, with data; measured on data alone."""
     data = run.data
     num_data = len(data.in_memory) if data.in_memory is not None else data.num_images or len(data.held_out)
     held_out = min(len(data.held_out), num_samples)
@@ -68,7 +68,7 @@ def _seconds_of_comparison(run: RunState, metric: Metric, num_samples: int, seco
         share, fewest = size / whole, NEIGHBOUR + 1
         metric(real[: max(fewest, int(share * num_real))], generated[: max(fewest, int(share * num_generated))])
 
-    # No more than there are data for.
+    # The largest comparison that the data allow.
     most = min(whole, max(NEIGHBOUR + 1, int(whole * min(len(real) / num_real, len(generated) / num_generated))))
     readings = grow(compare, max(_SMALLEST, whole // _FIRST_SHARE), most, seconds)
     return power_of(readings, whole) * (1 + held_out / num_samples)

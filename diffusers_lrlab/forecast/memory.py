@@ -1,4 +1,4 @@
-"""The memory of training, part by part, from a pass over fake tensors: they have shapes and no contents."""
+"""The memory of training by part, from a pass over fake tensors, which have shapes and no contents."""
 
 import dataclasses
 import math
@@ -20,16 +20,16 @@ _ACTIVATIONS = ("ACT", "TEMP", "OTH", "BUFFER")
 
 
 class MemoryForecast(NamedTuple):
-    """Bytes on the device of one process when an update takes the most."""
+    """Bytes on the device of one process at the peak of an update."""
 
     parameters: int
-    gradients: int  # those that exist at that moment; several processes exchange them where they are
+    gradients: int  # that exist at the peak; several processes exchange them in place
     optimizer: int
     ema: int
-    activations: int  # what the backward pass needs at that moment, inputs, and temporary results
+    activations: int  # for the backward pass, with inputs and temporary results
     held_out: int  # data, conditions and noise
-    copies: int = 0  # inputs and outputs of the largest convolution, which a CPU's library copies
-    checkpoint: int = 0  # the copy that a thread writes during the updates, on the CPU
+    copies: int = 0  # inputs and outputs of the largest convolution, which the CPU library copies
+    checkpoint: int = 0  # the copy that a thread writes during updates, on the CPU
 
     @property
     def total(self) -> int:
@@ -40,11 +40,11 @@ def forecast_memory(
     plan: Plan, micro_batch: int | None = None, accumulation: int | None = None, device: str = "cpu", **options: Any
 ) -> MemoryForecast:
     """
-    The memory of a run, or of one that differs from it in its batch and in the options that are given.
+    The memory of a run, or of one with another batch and other `options`.
 
-    Forward and backward passes run on fake tensors under torch's `MemTracker`, which computes nothing and counts which
-    tensors are alive when, for any model and size. `benchmarks/memory_forecast.py` compares it with real processes.
-    `device` is the type of the device, which decides what mixed precision keeps in float32.
+    Forward and backward passes run on fake tensors under torch's `MemTracker`, which counts living tensors and computes
+    nothing, for any model and size. `benchmarks/memory_forecast.py` compares it with real processes. The type of `device`
+    decides what mixed precision keeps in float32.
     """
     config = dataclasses.replace(plan.config, **options)
     layout = dataclasses.replace(
@@ -59,13 +59,13 @@ def forecast_memory(
     told = sum(values.element_size() * math.prod(values.shape[1:]) for values in plan.conditions.values())
     held_out = plan.num_held_out * (2 * 4 * math.prod(plan.item_shape) + told)
     gradients = peak["GRAD"]
-    if gradients + passing < weights:  # then the optimizer's step, with all gradients, has more
+    if gradients + passing < weights:  # the peak is the optimizer's step, with all gradients
         gradients, passing = weights, 0
     average, num = weights if config.use_ema else 0, layout.num_processes
-    if num > 1 and fsdp_is_asked_for():  # shards, and the whole of the unit at work: the model, unless blocks are wrapped
+    if num > 1 and fsdp_is_asked_for():  # shards, and the gathered model, unless blocks are wrapped
         shard, gathered = weights // num, max(gradients, weights)
         return MemoryForecast(weights + shard, gathered + shard, state // num, average // num, passing, held_out, copies)
-    if num > 1:  # DDP's buckets stay, and the gradients are in them
+    if num > 1:  # DDP keeps its buckets, which hold the gradients
         gradients = max(gradients, weights)
     is_written_meanwhile = device == "cpu" and plan.num_updates > config.checkpointing_steps
     checkpoint = weights + state + average if is_written_meanwhile else 0
@@ -84,17 +84,17 @@ def optimizer_bytes(plan: Plan, name: str, arguments: dict[str, Any] | None = No
                 parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
             return optimizer_state_bytes(optimizer)
-    except Exception:  # some optional ones read values, which fake tensors do not have
+    except Exception:  # some optimizers read values, which fake tensors do not have
         return int(OPTIMIZERS[name].facts.get("state_bytes", 8) * plan.num_parameters)
 
 
 def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
-    """The peak bytes by category in the passes of an update, and the bytes of the largest convolution's copies."""
+    """Peak bytes by category in the passes of an update, and bytes of the largest convolution's copies."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
     class Tracker(MemTracker):
-        """Without statistics of each module, which take most of the time: only gradients are told from other tensors."""
+        """A tracker without statistics per module, which take most of the time; it tells only gradients apart."""
 
         def _pre_fw_hook(self, module: Any, inputs: Any) -> None:
             if not self._param_to_grad_hook_handles:
@@ -146,11 +146,11 @@ def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
 
 def batch_that_fits(plan: Plan, available: float, device: str = "cpu", memory: MemoryForecast | None = None) -> int | None:
     """
-    The largest micro-batch, a power of two, whose updates fit into `available` bytes; `None` if not even one image does.
+    The largest micro-batch, a power of two, whose updates fit into `available` bytes; `None` if not even one image fits.
 
-    Once activations outweigh gradients, they and the copies grow in proportion to images, and the rest stays: one forecast
-    there gives the line that the answer lies on, and a forecast of the answer confirms it, or the next smaller one, unless
-    it is far more than there are. `memory` is that of the plan, if it is known.
+    Once activations outweigh gradients, memory is linear in the number of images. One forecast there gives the line, and
+    another one confirms the answer or the next smaller one, unless it is far beyond the data. `memory` is that of the plan,
+    if known.
     """
 
     def forecast(images: int) -> MemoryForecast:
@@ -181,7 +181,7 @@ def available_bytes(device: torch.device) -> float:
 
 
 def container_room(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """Bytes that this process's container may still take (Linux, cgroups v1 and v2); infinite without a limit."""
+    """Free bytes of this process's container (Linux, cgroups v1 and v2); infinite without a limit."""
     for folder, limit, usage in (
         (root, "memory.max", "memory.current"),
         (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -192,5 +192,5 @@ def container_room(root: Path = Path("/sys/fs/cgroup")) -> float:
         except OSError:
             continue
         if most.isdigit():  # "max" otherwise
-            return int(most) - int(used) + (int(cached[1]) if cached else 0)  # the cache is given back when needed
+            return int(most) - int(used) + (int(cached[1]) if cached else 0)  # the cache is released when needed
     return math.inf

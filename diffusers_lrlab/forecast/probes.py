@@ -1,4 +1,4 @@
-"""Measurements that share a time: parts of what a run does, from which the whole is estimated."""
+"""Measurements of small parts of a run, within a shared budget of time, and estimates of the whole."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ Readings = list[tuple[int, float]]
 
 
 class Budget:
-    """Seconds that all measurements of a forecast share: what starts late gets what is left."""
+    """Seconds that all measurements of a forecast share; late ones get what is left."""
 
     def __init__(self, seconds: float):
         self._started, self.seconds = time.perf_counter(), seconds
@@ -26,12 +26,12 @@ class Budget:
         return time.perf_counter() - self._started
 
     def share(self, part: float) -> float:
-        """Seconds that are a part of what is left."""
+        """A share of the remaining seconds."""
         return part * max(0.0, self.seconds - self.spent)
 
     @contextmanager
     def shown(self, what: str) -> Iterator[None]:
-        """Says in a terminal or a notebook what is being measured inside this block."""
+        """Shows in a terminal or notebook what this block measures."""
         about = f"measuring {what} ({self.spent:.1f} of {self.seconds:g} s)"
         with tqdm(total=0, desc=about, bar_format="{desc}", leave=False, disable=not is_watched(), file=sys.stderr):
             yield
@@ -39,8 +39,8 @@ class Budget:
 
 def grow(call: Callable[[int], Any], first: int, whole: int, seconds: float) -> Readings:
     """
-    Times parts that double in size, up to the whole, while the next one is likely to end within these seconds; at least one
-    part, once more after a first time that does not count.
+    Times parts of doubling size, up to the whole, while the next one is likely to end within these seconds. The first part
+    runs twice, and its first time does not count.
     """
     started, size, readings = time.perf_counter(), min(first, whole), []
     call(size)
@@ -55,7 +55,7 @@ def grow(call: Callable[[int], Any], first: int, whole: int, seconds: float) -> 
 
 
 def line_through(readings: Readings) -> tuple[float, float]:
-    """Seconds of the start and of each item, neither below 0, by the smallest and the largest part."""
+    """Constant seconds and seconds per item, neither below 0, from the smallest and the largest part."""
     (few, seconds_of_few), (many, seconds_of_many) = readings[0], readings[-1]
     if few == many:
         return 0.0, seconds_of_few / few
@@ -64,7 +64,7 @@ def line_through(readings: Readings) -> tuple[float, float]:
 
 
 def power_of(readings: Readings, whole: int) -> float:
-    """Seconds of the whole where they grow by a power of the size, by the two largest parts."""
+    """Seconds of the whole by a power law through the two largest parts."""
     size, seconds = readings[-1]
     power = 1.0
     if len(readings) > 1 and readings[-2][1] > 0:

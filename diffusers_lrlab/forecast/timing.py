@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from ..training.run_state import RunState
     from ..training.trainer import Trainer
 
-SECONDS = 5.0  # for all that is measured, if nobody gives a budget
+SECONDS = 5.0  # default budget of all measurements
 _UPDATES, _WARM = 40, 8
 _STEPS, _FEW = 4, 16
-# Shares of the time that is left for updates, then validation, then samples; the evaluation has the rest.
+# Shares of the remaining time for updates, then validation, then samples; the evaluation has the rest.
 _FOR_UPDATES, _FOR_VALIDATION, _FOR_SAMPLES = 0.4, 0.2, 0.5
 
 
@@ -37,16 +37,16 @@ class TimeForecast(NamedTuple):
 
     update: float  # the median, with logging, EMA and diagnostics
     training: float  # all updates
-    low: float  # all updates, if each took what a tenth of those measured took at most
-    high: float  # likewise what a tenth took at least
-    validation: float  # all of them
-    sampling: float  # all pictures during training, and the samples at the end
-    evaluation: float  # of the results computed from these samples
-    measured: float = 0.0  # what the probes took
-    slowest: tuple[tuple[str, float], ...] = ()  # the metrics of the evaluation that take long
-    guessed: tuple[str, ...] = ()  # what there was no time to measure, and follows from the updates
-    unknown: tuple[str, ...] = ()  # metrics that are not counted
-    compiling: float = 0.0  # what the first update takes longer than others, if the model is compiled
+    low: float  # all updates at the 10 % quantile of those measured
+    high: float  # at the 90 % quantile
+    validation: float  # all validations
+    sampling: float  # all sample images during training, and the samples at the end
+    evaluation: float  # metrics of these samples
+    measured: float = 0.0  # by the probes
+    slowest: tuple[tuple[str, float], ...] = ()  # slow metrics
+    guessed: tuple[str, ...] = ()  # parts estimated from the updates for lack of time
+    unknown: tuple[str, ...] = ()  # metrics not counted
+    compiling: float = 0.0  # extra time of the first update of a compiled model
 
     @property
     def total(self) -> float:
@@ -56,8 +56,7 @@ class TimeForecast(NamedTuple):
 
 def forecast_time(trainer: Trainer, budget: Budget | None = None) -> TimeForecast:
     """
-    Measures updates as the run does them, then parts of a validation, of the sampling and of the evaluation, in a time that
-    all of them share.
+    Measures updates of the run, then parts of a validation, of the sampling and of the evaluation, within one budget.
 
     The trainer cannot be used afterwards. All processes call this.
     """
@@ -101,7 +100,7 @@ def forecast_time(trainer: Trainer, budget: Budget | None = None) -> TimeForecas
 
 
 def _times_of_updates(trainer: Trainer, budget: Budget) -> list[float]:
-    """Seconds of each update without validations and pictures. After one that compiles come others, whatever it takes."""
+    """Seconds of each update, without validations and images. Others follow a compiling one, whatever it takes."""
     run, times = trainer.run, []
     validation, config = run.validation, run.config
     run.validation, run.config = None, dataclasses.replace(config, save_images_epochs=sys.maxsize)
@@ -112,7 +111,7 @@ def _times_of_updates(trainer: Trainer, budget: Budget) -> list[float]:
             trainer.log.sums.sum().item()  # waits for the device
             now = time.perf_counter()
             times.append(now - started)
-            # The main process's clock decides: all must stop at the same update. The first one is slow: it needs a second.
+            # The main process decides, as all must stop at the same update. The first update is slow, so another follows.
             enough = now - begun > (seconds if len(times) > 1 else budget.seconds)
             if compiles and len(times) <= 2:
                 begun, enough = now, False
@@ -125,12 +124,12 @@ def _times_of_updates(trainer: Trainer, budget: Budget) -> list[float]:
 
 
 def _warm(times: list[float]) -> list[float]:
-    """Without the first ones, if there are more."""
+    """The times without the first ones, if others are left."""
     return times[min(_WARM, max(1, len(times) // 4)) :] or times
 
 
 def _seconds_of_validation(run: RunState, whole: ValidationLoss, item: float, budget: Budget) -> tuple[float, bool]:
-    """Of one, and whether it is guessed by the seconds of training for an item."""
+    """Seconds of one validation, and whether they are estimated from the seconds of training per item."""
     num, seconds = len(whole.batch), budget.share(_FOR_VALIDATION)
     first = min(num, whole.batch_size)
     models = 1 if run.average is None else 2
@@ -149,8 +148,8 @@ def _seconds_of_validation(run: RunState, whole: ValidationLoss, item: float, bu
 
 def _seconds_of_samples(run: RunState, most: int, item: float, budget: Budget) -> tuple[Callable[[int], float], bool]:
     """
-    A function from a number of samples, up to `most`, to seconds, and whether it is guessed by the seconds of training for
-    an item: a line through times of few samples and of many.
+    Seconds as a function of the number of samples, up to `most`: a line through times of few and of many samples. And
+    whether they are estimated from the seconds of training per item.
     """
     config, kind, model = run.config, run.kind, run.model.eval()
     steps, seconds = min(_STEPS, config.num_inference_steps), budget.share(_FOR_SAMPLES)
@@ -165,7 +164,7 @@ def _seconds_of_samples(run: RunState, most: int, item: float, budget: Budget) -
 
     with budget.shown("sampling"):
         readings = grow(sample, _FEW, min(kind.sampling_batch, most), seconds)
-        # What a pass takes beside its steps, by a pass of one step.
+        # The time of a pass besides its steps, from a pass of one step.
         few, began = readings[0], time.perf_counter()
         sample(few[0], 1)
         one = time.perf_counter() - began

@@ -7,14 +7,14 @@ from ..core.words import agreeing, counted, times
 from ..data.sorted_rows import find_sorted_rows
 from .subject import Subject
 
-_ALIKE = 0.05  # of the usual distance between two images
+_ALIKE = 0.05  # share of the median distance between images
 _AT_ONCE = 4096
-_EXACT = "donot_use_mm_for_euclid_dist"  # products round, and equal images must have distance 0
-_LEVEL = 2 / 255  # between neighbours of 256 levels in [-1, 1]
+_EXACT = "donot_use_mm_for_euclid_dist"  # matrix products round, and equal images must have distance 0
+_LEVEL = 2 / 255  # one of 256 levels in [-1, 1]
 
 
 def value_range(subject: Subject) -> str | None:
-    """Images that use only a part of [-1, 1], as if they were not scaled; empty channels."""
+    """Images that use only a part of [-1, 1], or have empty channels."""
     if not _has_pixels(subject) or not len(subject.sample):
         return None
     images = subject.sample
@@ -25,21 +25,21 @@ def value_range(subject: Subject) -> str | None:
         )
     if high < -0.9:
         return (
-            f"The images are nearly black: of 256 levels they use the first {round((high + 1) * 127.5) + 1}. If they hold "
-            "labels, or values from 0 to 1, stretch them to the whole range first."
+            f"The images are nearly black: they use the first {round((high + 1) * 127.5) + 1} of 256 levels. If they hold "
+            "labels, or values from 0 to 1, rescale them to the whole range."
         )
     if low > -_LEVEL:
         return (
             f"The images have values from {low:.3g} to {high:.3g}, half of [-1, 1], as if they were scaled to [0, 1] twice. "
-            "Stretch them to the whole range, unless they are that bright."
+            "Rescale them to the whole range, unless they are that bright."
         )
     spreads = images.std(dim=(0, 2, 3))
     if len(spreads) > 1 and float(spreads.min()) < 0.02 * float(spreads.max()):
-        return f"Channel {int(spreads.argmin())} of the images is nearly constant. Look at it, or use --image_channels 1."
+        return f"Channel {int(spreads.argmin())} of the images is nearly constant. Check it, or use --image_channels 1."
     if float(spreads.max()) < 0.05:
         return (
-            f"The images hardly have contrast: their standard deviation is {float(spreads.max()):.2g}, where about 0.5 is "
-            "usual. Stretch them to the whole range, unless they are meant to be so."
+            f"The images have little contrast: their standard deviation is {float(spreads.max()):.2g}, usually about 0.5. "
+            "Rescale them to the whole range, unless this is intended."
         )
     return None
 
@@ -55,27 +55,26 @@ def constant_images(subject: Subject) -> str | None:
     constant = int((subject.sample.flatten(2).std(dim=2).amax(dim=1) < _LEVEL).sum())
     if constant < max(1, 0.01 * len(subject.sample)):
         return None
-    looked_at = counted(len(subject.sample), "image")
     have, them = agreeing(constant, "has", "have"), agreeing(constant, "it", "them")
-    return f"{constant} of {looked_at} {have} one colour all over. Remove {them}."
+    return f"{constant} of {counted(len(subject.sample), 'image')} {have} a single colour. Remove {them}."
 
 
 def near_duplicates(subject: Subject) -> str | None:
-    """Images that look alike, or points that are equal: the model memorises them."""
+    """Similar images or equal points, which the model memorises."""
     if len(subject.sample) < 10:
         return None
     kind = subject.plan.kind
-    alike, looked_at = _alike(subject) if kind.has_neighbours else _equal(subject)
-    if alike < 0.1 * looked_at:
+    alike, checked = _alike(subject) if kind.has_neighbours else _equal(subject)
+    if alike < 0.1 * checked:
         return None
     return (
-        f"{alike} of {looked_at} {kind.name} that were looked at are nearly the same as another of them. Models memorise "
-        "duplicates, and duplicates make held-out losses look better. Remove them, unless the data are meant to be so."
+        f"{alike} of the {checked} {kind.name} checked are nearly the same as another one. Models memorise duplicates, "
+        "which also make held-out losses look better. Remove them, unless they are intended."
     )
 
 
 def _equal(subject: Subject) -> tuple[int, int]:
-    """How many of the data occur more than once, and how many were looked at."""
+    """The number of examples that occur more than once, and the number checked."""
     in_memory = subject.data.in_memory
     data = subject.sample if in_memory is None else in_memory.data
     counts = data.unique(dim=0, return_counts=True)[1]
@@ -88,10 +87,10 @@ def _thumbnails(data: torch.Tensor) -> torch.Tensor:
 
 
 def _alike(subject: Subject) -> tuple[int, int]:
-    """How many of the sample look like another one in it or, if they are in memory, of all the data; and its size."""
+    """The number of sampled images similar to another one (in memory, else in the sample), and the sample size."""
     data, sample = subject.data, _thumbnails(subject.sample)
     distances = torch.cdist(sample, sample, compute_mode=_EXACT)
-    usual = distances[~torch.eye(len(sample), dtype=torch.bool)].median()
+    median = distances[~torch.eye(len(sample), dtype=torch.bool)].median()
     if data.in_memory is None or data.num_images is None:
         nearest = distances.fill_diagonal_(torch.inf).amin(dim=1)
     else:
@@ -101,11 +100,11 @@ def _alike(subject: Subject) -> tuple[int, int]:
             distances = torch.cdist(sample, others, compute_mode=_EXACT)
             own = torch.arange(start, start + len(others)) == subject.rows[:, None]
             nearest = torch.minimum(nearest, distances.masked_fill(own, torch.inf).amin(dim=1))
-    return int((nearest <= _ALIKE * usual).sum()), len(sample)
+    return int((nearest <= _ALIKE * median).sum()), len(sample)
 
 
 def image_sizes(subject: Subject) -> str | None:
-    """Images that are enlarged or cropped by much."""
+    """Images that are enlarged, or cropped by more than half."""
     resolution = subject.config.resolution
     if resolution is None or not (sizes := subject.sizes):
         return None
@@ -114,20 +113,20 @@ def image_sizes(subject: Subject) -> str | None:
         smallest = min(min(size) for size in sizes)
         return (
             f"{small} of {counted(len(sizes), 'image')} {agreeing(small, 'is', 'are')} smaller than --resolution "
-            f"{resolution} (down to {smallest}) and enlarged, which the model learns as blur. Lower --resolution, or use "
-            "larger images."
+            f"{resolution} (down to {smallest}). They are enlarged, and the model learns the blur. Lower --resolution, or "
+            "use larger images."
         )
     oblong = sum(max(size) > 2 * min(size) for size in sizes)
     if oblong > 0.1 * len(sizes):
         return (
             f"{oblong} of {counted(len(sizes), 'image')} {agreeing(oblong, 'is', 'are')} more than twice as long as wide. "
-            "Images are cropped to squares, so less than half of such a one is seen at a time."
+            "They are cropped to squares, which show less than half of them."
         )
     return None
 
 
 def sorted_stream(subject: Subject) -> str | None:
-    """A stream whose rows are sorted by label or size: it mixes rows that are near each other only."""
+    """A stream whose rows are sorted by label or size, since it mixes only rows near each other."""
     config, train = subject.config, subject.data.train
     if not config.streaming or (found := find_sorted_rows(config, train.source, train.column)) is None:
         return None
@@ -136,6 +135,6 @@ def sorted_stream(subject: Subject) -> str | None:
         seen = "it has a single value"
     return (
         f"The rows of the stream seem to be sorted by {found.column!r}: in {found.num_rows} neighbouring rows {seen}. A "
-        "stream mixes neighbouring rows only, so updates follow each other with much the same data. Shuffle the rows once "
-        "when you write them, write many shards, or raise --stream_shuffle_buffer."
+        "stream mixes only neighbouring rows, so successive updates get similar data. Shuffle the rows when you write them, "
+        "write many shards, or raise --stream_shuffle_buffer."
     )

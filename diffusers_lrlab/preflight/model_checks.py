@@ -1,4 +1,4 @@
-"""Does the model learn at all?"""
+"""Checks of the model: does it learn at all?"""
 
 from collections.abc import Iterator
 
@@ -7,8 +7,8 @@ import torch
 from ..core.errors import LabError
 from ..core.words import agreeing, counted
 from ..data.batch import Batch
+from ..finder.fixed_noise import FixedNoiseObjective
 from ..finder.snapshot import restored_afterwards
-from ..finder.still_objective import FixedNoiseObjective
 from ..training.sharding import is_sharded
 from ..training.stepping import do_one_update
 from .subject import Subject
@@ -18,15 +18,15 @@ _PROBED = 16  # images
 
 
 def dead_parameters(subject: Subject) -> str | None:
-    """Parameters that no gradient reaches, or gradients that are not finite: in two passes, with a small step between."""
+    """Parameters without a gradient, or gradients that are not finite, in two passes with a small step between."""
     trainer = subject.trainer
     if is_sharded(trainer.accelerator):
-        raise LabError("the model is sharded, and this is about a whole one.")
+        raise LabError("the model is sharded, and this check needs a whole one.")
     model = trainer.run.model
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     frozen = sum(1 for _ in model.parameters()) - len(named)
     if not named:
-        return "The model has no parameter that is trained."
+        return "The model has no trainable parameter."
     batch = subject.batch[: min(_PROBED, subject.plan.layout.micro_batch)].to(trainer.accelerator.device)
     if not len(batch):
         return None
@@ -38,15 +38,12 @@ def dead_parameters(subject: Subject) -> str | None:
             loss = _probe_loss(subject, batch, step)
             loss.backward()
             if not torch.isfinite(loss) or not all(p.grad is None or p.grad.isfinite().all() for _, p in named):
-                return (
-                    "The loss or a gradient of the untrained model is not finite. Look at the data and the model's "
-                    "configuration."
-                )
+                return "The loss or a gradient of the untrained model is not finite. Check the data and the model."
             now = {name for name, parameter in named if parameter.grad is None or not parameter.grad.any()}
             dead = now if step == 0 else dead & now
             if not dead:
                 break
-            # Before a layer that begins at zero, gradients come with the second step.
+            # Gradients before a layer initialised at zero come with the second step.
             with torch.no_grad():
                 for _, parameter in named:
                     if parameter.grad is not None:
@@ -55,8 +52,8 @@ def dead_parameters(subject: Subject) -> str | None:
         return f"{counted(frozen, 'parameter')} of the model {agreeing(frozen, 'is', 'are')} frozen." if frozen else None
     shown = ", ".join(sorted(dead)[:3]) + (", ..." if len(dead) > 3 else "")
     return (
-        f"No gradient reaches {len(dead)} of {counted(len(named), 'parameter')}: {shown}. What it does not "
-        "reach stays as it was initialised."
+        f"No gradient reaches {len(dead)} of {counted(len(named), 'parameter')}: {shown}. They will keep their initial "
+        "values."
     )
 
 
@@ -65,7 +62,7 @@ def _probe_loss(subject: Subject, batch: Batch, step: int) -> torch.Tensor:
     generator = torch.Generator(device=images.device).manual_seed(step)
     noise = torch.randn(images.shape, generator=generator, device=images.device)
     timesteps = torch.linspace(0, num_steps - 1, len(images), device=images.device).long()
-    # In float32: without a loss scale, small gradients in half precision would underflow to zero.
+    # In float32, as small gradients in half precision would underflow without a loss scale.
     return run.process.losses(run.model, batch, noise, timesteps).mean()
 
 
@@ -81,9 +78,8 @@ class _OneBatch(FixedNoiseObjective):
 
 def overfit_one_batch(subject: Subject) -> str:
     """
-    Trains on a single batch, with the same timesteps and noise each time, and says how the loss changed. If it did not fall
-    to half, something is wrong that more data cannot fix: that is a `LabError`. Afterwards the trainer is as it was. All
-    processes call this.
+    Trains on a single batch with the same timesteps and noise, and describes the fall of the loss. Raises a `LabError` if it
+    did not fall to half: more data cannot fix that. Restores the trainer. All processes call this.
     """
     trainer, plan = subject.trainer, subject.plan
     batch = next(trainer.batches(subject.config.seed, range(1)))
@@ -107,7 +103,7 @@ def overfit_one_batch(subject: Subject) -> str:
     text = f"one batch, {times}: loss {first:.3g}, then {last:.3g}"
     if not last < _SANITY_FALL * first:
         raise LabError(
-            f"The sanity run failed: {text}. A model that cannot learn one batch learns nothing else. Look at the "
-            "learning rate (`lrlab find-lr`), the data and the model."
+            f"The sanity run failed: {text}. A model that cannot learn one batch cannot learn more. Check the learning rate "
+            "(`lrlab find-lr`), the data and the model."
         )
     return f"Sanity run: {text}."

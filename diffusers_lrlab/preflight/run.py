@@ -1,4 +1,4 @@
-"""All checks, in the order in which they are reported."""
+"""All checks before training, in the order of their warnings."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ CHECKS: dict[str, Callable[[Subject], str | None]] = {
 
 
 def run_checks(trainer: Trainer) -> dict[str, str]:
-    """From names of checks that found something to their messages; afterwards the trainer is as it was, to the bit."""
+    """Messages of the checks that found something, by name. Restores the trainer, to the bit."""
     subject, found = Subject(trainer), {}
     for name, check in CHECKS.items():
         try:
             message = check(subject)
         except LabError as error:
-            message = f"This could not be checked: {error}"
+            message = f"Not checked: {error}"
         if message is not None:
             found[name] = message
     return found
 
 
 def check_before_training(trainer: Trainer) -> dict[str, str]:
-    """The checks that were asked for: what was found is shown and returned; a sanity run that fails is a `LabError`."""
+    """Runs the requested checks, prints and returns their warnings; raises a `LabError` if the sanity run fails."""
     config, accelerator = trainer.run.config, trainer.accelerator
     found: dict[str, str] = {}
     if config.preflight and accelerator.is_main_process:

@@ -1,4 +1,4 @@
-"""Do the settings of a run fit together?"""
+"""Checks of the settings of a run."""
 
 import json
 import math
@@ -16,12 +16,12 @@ from ..training.resolve_objective import resolved_parameters
 from .subject import Subject
 
 _SMALL_MODEL = 5_000_000  # parameters
-# Rates for AdamW that are within a factor of 10 of what is usual for models of either size.
+# Usual rates for AdamW, for small and for larger models.
 _USUAL = {True: (1e-4, 1e-3), False: (1e-4, 3e-4)}
 
 
 def timesteps(subject: Subject) -> str | None:
-    """Timesteps that are not whole numbers, or outside the process."""
+    """Timesteps that are not integers, or out of range."""
     sampler, last = subject.run.objective.sampler, subject.run.process.num_train_timesteps - 1
     for update in (0, subject.plan.num_updates // 2, subject.plan.num_updates - 1):
         device = subject.trainer.accelerator.device
@@ -29,15 +29,15 @@ def timesteps(subject: Subject) -> str | None:
         if drawn.dtype != torch.int64 or not 0 <= int(drawn.min()) <= int(drawn.max()) <= last:
             return (
                 f"The sampler {subject.config.timestep_sampler!r} draws timesteps of {drawn.dtype} from {drawn.min()} to "
-                f"{drawn.max()} at update {update}; whole numbers from 0 to {last} are needed."
+                f"{drawn.max()} at update {update}; it must draw int64 timesteps from 0 to {last}."
             )
     return None
 
 
 def terminal_snr(subject: Subject) -> str | None:
     """
-    A process that does not end in noise, though samples start from it (arXiv 2305.08891). Silent on the default noise
-    levels, whose cost is in the documentation: a first run is to warn of what somebody did.
+    A process that does not end in pure noise, from which samples start (arXiv 2305.08891). Not reported for the default
+    noise levels, whose cost is documented: a first run should warn only of the user's choices.
     """
     config, process = subject.config, subject.run.process
     snr = float(process.levels.snr[-1])
@@ -48,20 +48,20 @@ def terminal_snr(subject: Subject) -> str | None:
     if np.array_equal(process.levels.alphas_cumprod, of_default.alphas_cumprod):
         return None
     return (
-        f"The last of {counted(process.num_train_timesteps, 'timestep')} keeps a signal-to-noise ratio of {snr:.2g}, but "
-        "samples start from noise alone, which the model never sees: they will miss the outskirts of the data. "
+        f"The last of {counted(process.num_train_timesteps, 'timestep')} has a signal-to-noise ratio of {snr:.2g}, but "
+        "samples start from pure noise, which the model never sees: they will miss outlying data. "
         f"{process.terminal_noise_hint}"
     )
 
 
 def model_and_scheduler(subject: Subject) -> str | None:
-    """A scheduler beside the model's configuration that differs from this run's."""
+    """A scheduler configuration beside that of the model which contradicts this run's."""
     config = subject.config
     if config.model_config_name_or_path is None:
         return None
     folder = Path(config.model_config_name_or_path).expanduser()
     folder = folder.parent if folder.is_file() else folder
-    beside = [place / "scheduler" / "scheduler_config.json" for place in (folder.parent, folder)]
+    beside = [parent / "scheduler" / "scheduler_config.json" for parent in (folder.parent, folder)]
     try:
         saved = json.loads(next(path for path in beside if path.exists()).read_text(encoding="utf-8"))
     except (OSError, ValueError, StopIteration):
@@ -71,7 +71,7 @@ def model_and_scheduler(subject: Subject) -> str | None:
 
 
 def ema_memory(subject: Subject) -> str | None:
-    """An EMA that at the end still remembers the beginning of the run."""
+    """An EMA that still remembers the beginning of the run at its end."""
     config, num_updates = subject.config, subject.plan.num_updates
     if not config.use_ema or num_updates < 20:
         return None
@@ -106,13 +106,13 @@ def warmup_share(subject: Subject) -> str | None:
 
 
 def learning_rate(subject: Subject) -> str | None:
-    """A rate far from the finder's, or from what is usual for the size of the model."""
+    """A rate far from the finder's, or from usual ones for the size of the model."""
     rate, config = subject.plan.learning_rate, subject.config
     found = read_saved_result(Path(config.output_dir), subject.plan)
     if found is not None and (best := found["learning_rate"]) is not None:
         if best / 10 <= rate <= best * 10:
             return None
-        return f"The learning rate {rate:.3g} is {_times(rate, best)} the {best:g} that the finder named."
+        return f"The learning rate {rate:.3g} is {_times(rate, best)} the {best:g} that the finder suggests."
     facts = OPTIMIZERS[config.optimizer].facts
     if "learning_rate" in facts:
         return None
@@ -121,8 +121,8 @@ def learning_rate(subject: Subject) -> str | None:
     if low / 10 <= rate <= high * 10:
         return None
     return (
-        f"The learning rate {rate:.3g} is {_times(rate, low if rate < low else high)} what is usual for {config.optimizer} "
-        f"and a model of {counted(size, 'parameter', ',')}, {low:g} to {high:g}. `lrlab find-lr` tests it."
+        f"The learning rate {rate:.3g} is {_times(rate, low if rate < low else high)} the usual one for {config.optimizer} "
+        f"and a model of {counted(size, 'parameter', ',')}, {low:g} to {high:g}. Test it with `lrlab find-lr`."
     )
 
 

@@ -14,11 +14,11 @@ from ..data.batch import Batch, Conditions
 if TYPE_CHECKING:
     from ..training.trainer import Trainer
 
-_MOST = 512  # images or points that are looked at
+_MOST = 512  # images or points to check
 
 
 class Subject:
-    """A run that is about to begin; checks leave its trainer as it was, to the bit."""
+    """A run before training. Checks restore its trainer, to the bit."""
 
     def __init__(self, trainer: Trainer):
         self.trainer, self.run = trainer, trainer.run
@@ -31,7 +31,7 @@ class Subject:
 
     @cached_property
     def batch(self) -> Batch:
-        """Some of the training data as the model sees them: float32 `(num, ...)`; the first ones of a stream."""
+        """Training data as the model sees them, float32 `(num, ...)`: a sample, or the start of a stream."""
         data = self.data
         if data.num_images is None:
             return data.held_out[:_MOST] if len(data.held_out) else data.all_in_memory(_MOST)
@@ -43,16 +43,16 @@ class Subject:
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """The rows of the sample; none of a stream."""
+        """The rows of the sample; none for a stream."""
         num = self.data.num_images or 0
         if self.data.in_memory is not None:
             return torch.randperm(num, generator=stream_generator(0, "preflight"))[:_MOST]
-        # Fewer if they must be decoded: evenly spaced, each with its neighbour, which may be the next frame of a film.
+        # Fewer if they must be decoded: evenly spaced, each with its neighbour, perhaps the next frame of a film.
         evenly = torch.linspace(0, num - 1, min(_MOST // 8, num)).long()
         return torch.cat([evenly, evenly + 1]).clamp(max=num - 1).unique()
 
     def _read(self, row: int) -> tuple[torch.Tensor, Conditions] | None:
-        """One image with its conditions; `None` if it cannot be decoded, which training skips or reports."""
+        """An image with its conditions; `None` if it cannot be decoded, which training reports."""
         try:
             return self.data.read_fixed(self.data.examples[row])
         except LabError:
@@ -60,7 +60,7 @@ class Subject:
 
     @cached_property
     def sizes(self) -> list[tuple[int, int]]:
-        """Width and height of some of the images as they are stored; none for streams."""
+        """Stored width and height of some images; none for streams."""
         if self.data.num_images is None:
             return []
         train: Any = self.data.train
@@ -77,4 +77,4 @@ def _size(cell: Any) -> tuple[int, int] | None:
         with Image.open(io.BytesIO(cell["bytes"]) if cell.get("bytes") else cell.get("path")) as image:
             return image.size
     except (OSError, TypeError, AttributeError, ValueError, Image.DecompressionBombError):
-        return None  # an error when it is read
+        return None  # training reports it

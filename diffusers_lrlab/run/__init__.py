@@ -1,1 +1,1 @@
-"""One whole run, from a configuration to a finished folder."""
+"""A whole run, from a configuration to a finished folder."""

@@ -1,4 +1,4 @@
-"""What a folder of ours holds that is whole, what is damaged, and from where it goes on: `lrlab check`."""
+"""`lrlab check`: verify a folder, with its intact and damaged files and the resume point."""
 
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,10 @@ from .finding import Finding, read_parquet
 
 def check_folder(folder: Path, repair: bool = False) -> Finding:
     """
-    Verifies everything in the folder of a run, a study, a data set or a schedule, also one that was downloaded.
+    Verifies the folder of a run, study, toy dataset or schedule, also a downloaded one.
 
-    With `repair` what is damaged in a run or a study gets another name, so that it goes on from what is whole. Nothing is
-    deleted but what killed processes left unfinished.
+    `repair` renames damaged files of a run or study, so that it goes on from intact ones. It deletes only unfinished files
+    of killed processes.
     """
     check, repaired = _CHECKS[_kind(folder)], []
     if repair:
@@ -30,13 +30,13 @@ def check_folder(folder: Path, repair: bool = False) -> Finding:
 
 def _kind(folder: Path) -> str:
     is_run = any(folder.glob("checkpoint-*")) or (folder / "lrlab").is_dir()
-    return "run" if is_run else type_of_folder(folder)  # also a run whose record is lost
+    return "run" if is_run else type_of_folder(folder)  # also a run without a record
 
 
 def _repair(folder: Path) -> list[str]:
     kind = _kind(folder)
     if kind not in ("run", "study"):
-        raise LabError(f"--repair is for runs and studies, and {str(folder)!r} holds a {kind}. Make or download it again.")
+        raise LabError(f"--repair is for runs and studies, but {str(folder)!r} holds a {kind}. Make or download it again.")
     if kind == "run":
         with locked(folder, "DIR"):
             return list(repair_run(folder))

@@ -22,7 +22,7 @@ from .finding import Finding, leftovers_in, problem_of, quarantine, read_parquet
 
 
 def check_run(path: Path) -> Finding:
-    """What is whole of a run, what is damaged, and which checkpoint it goes on from."""
+    """Intact and damaged files of a run, and the checkpoint that it goes on from."""
     folder = RunFolder(path)
     finding = Finding("run", str(path), _status(folder), leftovers=leftovers_in(path, folder.lab, folder.lab / "samples"))
     finding.note("record", partial(read_record, path))
@@ -37,15 +37,15 @@ def check_run(path: Path) -> Finding:
     good = newest_whole(folder)
     is_done = finding.status.startswith("finished") and (path / "model_index.json").exists()
     if finding.damaged or not is_done:
-        start = good.name if good else "nothing: it would start at update 0"
+        start = good.name if good else "update 0, as no checkpoint is intact"
         finding.remedy = f"--resume_from_checkpoint latest goes on from {start}"
     if finding.damaged:
-        finding.remedy += f"; lrlab check {shlex.quote(str(path))} --repair puts aside what is damaged"
+        finding.remedy += f"; lrlab check {shlex.quote(str(path))} --repair renames damaged files"
     return finding
 
 
 def repair_run(path: Path) -> Iterator[str]:
-    """Puts aside what is damaged, under the lock of the run; yields what was done."""
+    """Renames damaged files, under the lock of the run; yields a line for each change."""
     folder = RunFolder(path)
     for leftover in leftovers_in(path, folder.lab, folder.lab / "samples"):
         yield f"{leftover} was removed"
@@ -56,36 +56,36 @@ def repair_run(path: Path) -> Iterator[str]:
     good = newest_whole(folder)
     if problem_of(partial(_check_log, folder)):
         folder.rewind(checkpoint_update(good) if good else 0, read_state(good)["log"] if good else None)
-        yield f"{folder.metrics_file} goes as far as {good.name if good else 'the start of the run'}"
+        yield f"{folder.metrics_file} was cut back to {good.name if good else 'the start of the run'}"
     for file, check in ((path / "model_index.json", check_pipeline), (path / "lrlab" / "run.json", read_record)):
         if file.exists() and problem_of(partial(check, path)):
             yield quarantine(file)
     damaged = held_against_manifest(path, "run").damaged
     if [*damaged] == [MANIFEST] and not problem_of(partial(check_pipeline, path)):
-        # Nothing else is known to be damaged, and a pipeline that was downloaded has no checkpoint to make it again from.
+        # No other file is known to be damaged, and a downloaded pipeline has no checkpoint to make it again from.
         if (path / MANIFEST).is_file():
             yield quarantine(path / MANIFEST)
         record = folder.read_record()
         record["run"].pop("manifest", None)
         write_text(folder.lab / "run.json", json.dumps(record, indent=2) + "\n")
-        yield f"the record names no {MANIFEST}: files can be read, and not compared with what was written"
+        yield f"the record names no {MANIFEST} any more: files are readable, but not verified"
         return
     for name in damaged:
-        # The pipeline as a whole: the rest of it is of no use, and a run that goes on replaces all parts.
+        # The pipeline as a whole: a run that goes on replaces all of its parts.
         file = path / name if name.startswith("lrlab/") else path / "model_index.json"
-        if file.is_file() and file != folder.metrics_file:  # which has been mended
+        if file.is_file() and file != folder.metrics_file:  # which was repaired above
             yield quarantine(file)
     record = folder.read_record()
     status = record.get("run", {}).get("status")
     if status == "running" or (damaged and status == "finished"):
-        why = "The process was killed, or the machine went down." if status == "running" else "Files of it were damaged."
+        why = "The process was killed, or the machine went down." if status == "running" else "Some files were damaged."
         record["run"] |= {"status": "failed", "error": why}
         write_text(folder.lab / "run.json", json.dumps(record, indent=2) + "\n")
         yield f"the record says failed instead of {status}"
 
 
 def newest_whole(folder: RunFolder) -> Path | None:
-    """The checkpoint that `latest` goes on from."""
+    """The checkpoint that `latest` resumes from."""
     whole = (path for path in reversed(_checkpoints(folder)) if not problem_of(partial(_check_checkpoint, path)))
     return next(whole, None)
 
@@ -100,11 +100,11 @@ def _status(folder: RunFolder) -> str:
             f" after {train['updates_done']} of {counted(train['num_updates'], 'update')}" if "updates_done" in train else ""
         )
         return ("killed" if status == "running" else status) + done
-    return "without a record that can be read"
+    return "without a readable record"
 
 
 def _checkpoints(folder: RunFolder) -> list[Path]:
-    """All of them, also what is left of damaged ones."""
+    """All checkpoints, also damaged ones."""
     found = [path for path in folder.path.glob("checkpoint-*") if path.name.partition("-")[2].isdecimal()]
     return sorted(found, key=checkpoint_update)
 
@@ -116,7 +116,7 @@ def _check_checkpoint(path: Path) -> None:
 
 
 def _check_log(folder: RunFolder) -> None:
-    """The rows, and that the log begins as the newest checkpoint noted it."""
+    """Checks the rows, and the beginning of the log against the newest checkpoint."""
     read_log(folder.path)
     if (good := newest_whole(folder)) is not None:
         folder.check_log_until(good)

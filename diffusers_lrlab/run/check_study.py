@@ -1,4 +1,4 @@
-"""`lrlab check` of a study: its specification, results, weights, and the states of runs that are not done."""
+"""`lrlab check` of a study: its specification, results, weights, and the states of unfinished runs."""
 
 import shlex
 from collections.abc import Iterator
@@ -16,19 +16,11 @@ from ..study.analysis.runs_table import RUNS_TABLE
 from ..study.runs.results import StudyFolder
 from ..training.run_folder import RunFolder
 from .check_run import check_run, newest_whole
-from .finding import (
-    Finding,
-    is_put_aside,
-    leftovers_in,
-    problem_of,
-    quarantine,
-    read_parquet,
-    refuse_damage,
-)
+from .finding import Finding, is_quarantined, leftovers_in, problem_of, quarantine, read_parquet, refuse_damage
 
 
 def check_study(path: Path) -> Finding:
-    """What is whole of a study, and what is damaged, which the command of the study does again."""
+    """Intact files of a study, and damaged ones, whose runs the command of the study repeats."""
     folder = StudyFolder(path)
     who = holder_of(path)
     files = sorted((path / "runs").glob("*.json"))
@@ -45,19 +37,19 @@ def check_study(path: Path) -> Finding:
         finding.note(f"stacks/{state.name}", partial(_check_state, state))
     for run in sorted((path / "local").glob("[!.]*")):
         if run.is_dir() and newest_whole(RunFolder(run)) is None and check_run(run).damaged:
-            finding.damaged.append(f"local/{run.name}: none of its checkpoints is whole")
+            finding.damaged.append(f"local/{run.name}: no checkpoint is intact")
     for name, read in (("summary.json", read_json), ("summary.parquet", read_parquet)):
         if (path / name).exists():
             finding.note(name, partial(read, path / name))
     finding.hold(path)
     if finding.damaged:
         command = f"lrlab study run {shlex.quote(str(path / 'spec.yaml'))} --out {shlex.quote(str(path))}"
-        finding.remedy = "download the card again" if is_card else f"{command} does again what is damaged"
+        finding.remedy = "download the card again" if is_card else f"{command} repeats damaged runs"
     return finding
 
 
 def repair_study(path: Path) -> Iterator[str]:
-    """Puts aside what is damaged, under the lock of the study, which has removed leftovers; yields what was done."""
+    """Renames damaged files, under the lock of the study, which has removed leftovers; yields a line for each change."""
     folder = StudyFolder(path)
     checks = [(file, partial(_check_result, folder, file.stem)) for file in sorted((path / "runs").glob("*.json"))]
     checks += [(file, partial(_check_weights, folder, file)) for file in _weights(folder)]
@@ -74,8 +66,8 @@ def repair_study(path: Path) -> Iterator[str]:
 
 
 def _states(path: Path) -> list[Path]:
-    """Of runs side by side, without what was put aside."""
-    return [state for state in sorted((path / "stacks").glob("[!.]*")) if not is_put_aside(state)]
+    """The states of stacks, without quarantined ones."""
+    return [state for state in sorted((path / "stacks").glob("[!.]*")) if not is_quarantined(state)]
 
 
 def _folders(path: Path) -> list[Path]:
@@ -83,20 +75,20 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _check_result(folder: StudyFolder, run_id: str) -> None:
-    """A result, by all that the study itself holds it against."""
+    """Checks a result as the study does."""
     if folder.read(run_id) is None:
         raise LabError(f"{str(folder.run_file(run_id))!r} cannot be read as a result")
 
 
 def _weights(folder: StudyFolder) -> list[Path]:
-    """Those that are there, and those that results know of, in a study that has any: one that was downloaded has none."""
-    there = {*(folder.path / "weights").glob("*.safetensors")}
-    known = (folder.read(file.stem) for file in (folder.path / "runs").glob("*.json") if there)
-    return sorted(there | {folder.weights_file(result.id) for result in known if result and result.weights})
+    """Weights in the folder, and those that results name, in a study with any: a downloaded one has none."""
+    found = {*(folder.path / "weights").glob("*.safetensors")}
+    known = (folder.read(file.stem) for file in (folder.path / "runs").glob("*.json") if found)
+    return sorted(found | {folder.weights_file(result.id) for result in known if result and result.weights})
 
 
 def _check_weights(folder: StudyFolder, file: Path) -> None:
-    """By their hash, or by their header if there is no result that has it."""
+    """Checks weights by their hash, or by their header if no result has it."""
     result = folder.read(file.stem)
     if result is None or result.weights is None:
         read_weights(file)
@@ -105,5 +97,5 @@ def _check_weights(folder: StudyFolder, file: Path) -> None:
 
 
 def _check_state(path: Path) -> None:
-    """The state of runs side by side."""
+    """Checks the state of a stack."""
     refuse_damage(each_damage(path))

@@ -16,7 +16,7 @@ _NOT_RESULTS = ("update", "images_seen", "loss_spike_bins")
 
 
 def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
-    """Saves everything that a finished run consists of, the weights first; adds the results to `record`."""
+    """Saves all parts of a finished run, the weights first; adds the results to `record`."""
     trainer.save_result()
     with whole_weights(trainer.run, trainer.accelerator):
         if trainer.accelerator.is_main_process:
@@ -25,7 +25,7 @@ def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
 
 
 def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
-    """Final samples, their figures, plots and card."""
+    """Writes final samples, their metrics, plots and card."""
     run, folder, accelerator = trainer.run, trainer.folder, trainer.accelerator
     config, shown_by = run.config, results_of(run.kind)
     rows = folder.read_metrics()
@@ -58,7 +58,7 @@ def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
 
 
 def _show_results(trainer: Trainer, figures: dict[str, Any]) -> None:
-    """What is known at the end, for the trackers: figures of the samples, plots of losses, rates and noise levels."""
+    """Sends metrics of the samples, and plots of losses, rates and noise levels, to the trackers."""
     trackers, update = trainer.accelerator.trackers, trainer.run.update
     if not trackers:
         return

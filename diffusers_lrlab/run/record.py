@@ -1,4 +1,4 @@
-"""`run.json`: what was asked for, where it ran, and what became of it."""
+"""`run.json`: the request, the environment and the outcome of a run."""
 
 import json
 import os
@@ -18,11 +18,11 @@ from ..training.explicit_options import as_call, as_command, program_registratio
 from ..training.plan import Plan
 from ..training.trainer import Trainer
 
-_ROOM = 64 * 1024  # bytes, several times what a record takes
+_ROOM = 64 * 1024  # bytes, several times the size of a record
 
 
 def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, previous: dict[str, Any]) -> dict[str, Any]:
-    """The record of a run that begins, or that goes on from one with the record `previous`."""
+    """The record of a run that begins, or that resumes the one with the record `previous`."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     before, command = previous.get("run", {}), launch_command()
     names = before.get("program_registrations", [] if command or before else program_registrations(asked))
@@ -30,7 +30,7 @@ def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, pr
         "run": {
             "status": "running",
             "command": before.get("command", command or (as_call(asked) if names else as_command(asked))),
-            # Of a run that was started by a program of somebody else's, and what no command knows of it.
+            # The call and the registrations of a Python program that started the run.
             "call": before.get("call", None if command or before else as_call(asked)),
             "program_registrations": names,
             "started": before.get("started", now),
@@ -58,14 +58,14 @@ def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, pr
 
 
 def warn_of_changed_plugins(record: dict[str, Any], previous: dict[str, Any]) -> None:
-    """For a run that goes on: whether other people's code is still that of its beginning."""
+    """Warns if the plug-ins of a resumed run have changed."""
     then, now = ({one["sha256"] for one in of.get("meta", {}).get("plugins", [])} for of in (previous, record))
     if previous and then != now:
-        warn("the code that --import loads is not the one that this run began with.")
+        warn("the code that --import loads has changed since this run began.")
 
 
 def training_figures(trainer: Trainer) -> dict[str, Any]:
-    """What is known of the training at any time."""
+    """The figures of training so far."""
     run, divergence = trainer.run, trainer.divergence
     return {
         "updates_done": run.update,
@@ -81,11 +81,11 @@ def training_figures(trainer: Trainer) -> dict[str, Any]:
 
 @contextmanager
 def recorded(trainer: Trainer, record: dict[str, Any]) -> Iterator[None]:
-    """Whatever becomes of the run inside this block, the record says so and is written, also where the disk is full."""
+    """Writes the outcome of the run in this block into its record, also on a full disk."""
     started = time.perf_counter()
     room = trainer.folder.lab / ".tmp-lrlab-room-for-the-record"
     if trainer.folder.is_writer:
-        with suppress(OSError):  # a run that cannot write ends soon, and says so
+        with suppress(OSError):  # a run that cannot write will soon end with that error
             room.write_bytes(os.urandom(_ROOM))
     try:
         yield
@@ -97,7 +97,7 @@ def recorded(trainer: Trainer, record: dict[str, Any]) -> Iterator[None]:
         record["run"]["status"] = "failed"
         record["run"]["error"] = f"{type(error).__name__}: {error}"
         if isinstance(error, Exception):
-            trainer.folder.check_there()  # a folder that was removed says more than the file that was then not found
+            trainer.folder.check_there()  # a removed folder explains more than a file not found
         raise
     finally:
         is_whole = record["run"]["status"] == "finished"
@@ -107,13 +107,13 @@ def recorded(trainer: Trainer, record: dict[str, Any]) -> Iterator[None]:
         try:
             _write_end(trainer, record, room)
         except LabError:
-            # What is wrong with the disk must not hide the error that ended the run.
+            # An error of the disk must not hide the one that ended the run.
             if is_whole:
                 raise
 
 
 def make_writable(record: dict[str, Any], inside: str = "") -> list[str]:
-    """Replaces what JSON cannot hold by texts, and returns where that was, so that a record is always written."""
+    """Replaces values that JSON cannot hold by texts, so that a record is always written; returns their names."""
     found = []
     for name, value in list(record.items()):
         where = f"{inside}{name}"
@@ -131,7 +131,7 @@ def make_writable(record: dict[str, Any], inside: str = "") -> list[str]:
 
 
 def _write_end(trainer: Trainer, record: dict[str, Any], room: Path) -> None:
-    """The log by noise level, the manifest and, last, the record; `room` was kept for it, and is given up if need be."""
+    """Writes the log by noise level, the manifest and, last, the record, for which `room` is released if need be."""
     problem: LabError | None = None
     try:
         if trainer.folder.is_writer:
@@ -140,7 +140,7 @@ def _write_end(trainer: Trainer, record: dict[str, Any], room: Path) -> None:
             record["train"]["loss_spikes"] = observer.log.num_spikes
             observer.write()
         if names := make_writable(record):
-            raise LabError(f"JSON cannot hold {', '.join(names)} of the record, which has a text in their place.")
+            raise LabError(f"JSON cannot hold {', '.join(names)} of the record, which has texts instead.")
         if record["run"]["status"] == "finished":
             trainer.folder.write_manifest(record)
     except LabError as error:

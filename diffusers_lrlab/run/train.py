@@ -1,4 +1,4 @@
-"""A whole run, from a configuration to a folder that can be loaded, read and repeated."""
+"""A whole run, from a configuration to a folder that can be loaded, read and rerun."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def train(config: TrainingConfig) -> Path | None:
     Trains a diffusers pipeline.
 
     Args:
-        config ([`TrainingConfig`]): See its fields, or `lrlab train --help`.
+        config ([`TrainingConfig`]): The options; `lrlab train --help` describes them.
 
     Returns:
         `Path`: the folder of the run, for `DDPMPipeline.from_pretrained`; `None` after `dry_run`.
 
     Raises:
-        LabError: if something cannot be done as asked; before data is read or a model is built where that is possible.
+        LabError: for invalid options; where possible before data is read or a model is built.
         Interrupted: after SIGINT or SIGTERM, with a checkpoint written.
     """
     with arguments_named(TrainingConfig):
@@ -50,10 +50,10 @@ def train(config: TrainingConfig) -> Path | None:
 
 @registered_code_located()
 def run_training(config: TrainingConfig) -> Path | None:
-    """[`train`] for commands, whose errors name flags."""
+    """[`train`] with errors that name flags."""
     resolved = resolve_and_check(config)
     with locked_folder(resolved), system_errors_explained():
-        # Every process looks before any of them writes: building the Accelerator makes them wait for each other.
+        # All processes look before any writes: building the Accelerator synchronizes them.
         resolved, checkpoint = choose_start(resolved)
         if resolved.push_to_hub and is_first_process():
             from ..hub.publish import check_can_push
@@ -92,7 +92,7 @@ def run_training(config: TrainingConfig) -> Path | None:
 
 
 def _open_folder(path: Path, checkpoint: Path | None, found: FinderResult | None, accelerator: Accelerator) -> RunFolder:
-    """The folder of the run: cleared of another or a killed one, with the finder's result if there is one."""
+    """The folder of the run, without another or a killed one, and with the finder's result, if any."""
     folder = RunFolder(path, accelerator.is_main_process)
     if accelerator.is_main_process:
         folder.remove_leftovers()
@@ -113,7 +113,7 @@ def _train_and_record(
     checkpoint: Path | None,
     uploads: BackgroundUploads | None,
 ) -> None:
-    """All updates, and the end of the run; `run.json` says what becomes of it."""
+    """Does all updates and finishes the run; `run.json` records the outcome."""
     from ..preflight.run import check_before_training
     from ..training.trainer import Trainer
     from .finish import finish_run
@@ -125,14 +125,14 @@ def _train_and_record(
     if checkpoint is not None:
         trainer.resume(checkpoint)
         accelerator.print(f"Resumed at update {trainer.run.update} from {checkpoint}.")
-    # Only now is it certain that the folder is this run's.
+    # Only now does the folder certainly belong to this run.
     record = start_record(asked, plan, accelerator, previous)
     warn_of_changed_plugins(record, previous)
     found = check_before_training(trainer) if checkpoint is None else _checked_before(trainer, previous)
     record["train"]["preflight"] = found
     folder.write_record(record)
     try:
-        # Inside, so that the record has the words of the screen.
+        # Inside `recorded`, so that the record has the error as it is printed.
         with recorded(trainer, record), system_errors_explained(), registered_code_located():
             if accelerator.is_main_process:
                 _start_trackers(record, previous, plan, accelerator, folder)
@@ -148,7 +148,7 @@ def _train_and_record(
     accelerator.print(trainer.run.audit.summary())
     if (observer := trainer.log.observer) is not None and observer.log.num_spikes:
         accelerator.print(f"Loss spikes by noise level: {observer.log.num_spikes}, see lrlab/timesteps.png.")
-    # A distributed model that is freed after its process group can wait for ever inside gloo.
+    # A distributed model freed after its process group can hang in gloo.
     del trainer
     accelerator.free_memory()
     accelerator.wait_for_everyone()
@@ -166,7 +166,7 @@ def _updates(trainer: Trainer) -> Iterator[int]:
 def _start_trackers(
     record: dict[str, Any], previous: dict[str, Any], plan: Plan, accelerator: Accelerator, folder: RunFolder
 ) -> None:
-    """Trackers that know the run from before go on with it: their ids are in the record."""
+    """Starts trackers; those with ids in the record continue a resumed run."""
     known = previous.get("run", {}).get("trackers", {})
     logs = folder.path / plan.config.logging_dir
     accelerator.trackers = start_trackers(plan.config, logs, folder.path.resolve().name, resumed=known)
@@ -176,16 +176,16 @@ def _start_trackers(
 
 
 def _checked_before(trainer: Trainer, previous: dict[str, Any]) -> dict[str, str]:
-    """What the checks said when the run began that now goes on; its warnings are not repeated."""
+    """Warnings of the checks at the beginning of a resumed run, which are not repeated."""
     before = previous.get("train", {})
     trainer.log.lr_warnings = before.get("warnings", {})
     if trainer.run.config.sanity:
-        trainer.accelerator.print("The sanity run is for runs that begin; this one goes on without.")
+        trainer.accelerator.print("--sanity has no effect on a resumed run.")
     return before.get("preflight", {})
 
 
 def _upload(folder: RunFolder, plan: Plan, uploads: BackgroundUploads, accelerator: Accelerator) -> None:
-    """The finished run, after the uploads in its middle."""
+    """Uploads the finished run, after uploads during training."""
     from ..hub.publish import push_run
 
     with interrupts_raised(lambda number: Interrupted(number, folder.path / f"checkpoint-{plan.num_updates}")):

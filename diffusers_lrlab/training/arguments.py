@@ -1,4 +1,4 @@
-"""The command line, derived from the configuration's dataclasses; YAML files lie under it."""
+"""The command line of training, derived from the dataclasses of the configuration, over YAML files."""
 
 import argparse
 import copy
@@ -13,27 +13,28 @@ import yaml
 from transformers.hf_argparser import HfArgumentParser
 
 from ..core.errors import NEGATIVE_NUMBER, LabError, did_you_mean, shortened, shortened_message
+from ..core.options import Option
 from ..core.plugins import load_installed_plugins, load_plugins
 from .config import CONFIG_GROUPS, TrainingConfig
 
 
-class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        # A default of None is described by the help itself.
-        return action.help if action.default is None else super()._get_help_string(action)
-
+class _Formatter(argparse.HelpFormatter):
     def add_argument(self, action: argparse.Action) -> None:
-        if not _is_negation(action):  # it stands beside its switch
+        if not _is_negation(action):  # shown beside its switch
             super().add_argument(action)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         shown = copy.copy(action)
         shown.option_strings = [flag for flag in action.option_strings if "-" not in flag[2:]]  # one spelling of each
-        if action.nargs == "?" and action.const is True:  # a switch, which takes a value only for YAML files
+        if _is_switch(action):  # which takes a value only in YAML files
             shown.nargs = 0
             if action.default is True:
                 shown.option_strings.append(f"--no_{action.dest}")
         return super()._format_action_invocation(shown)
+
+
+def _is_switch(action: argparse.Action) -> bool:
+    return action.nargs == "?" and action.const is True
 
 
 def _is_negation(action: argparse.Action) -> bool:
@@ -51,7 +52,7 @@ class _Parser(HfArgumentParser):
 
 
 def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | None = None) -> _Parser:
-    load_installed_plugins()  # whose names the help shows
+    load_installed_plugins()  # the help shows their names
     parser = _Parser(
         [*CONFIG_GROUPS, *more_groups],
         prog=prog,
@@ -63,42 +64,60 @@ def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | N
     )
     parser.add_argument("--config", metavar="FILE.yaml", help="YAML file with any of these options; flags override it.")
     for action in parser._actions:
-        known = getattr(action.help, "option", None)
+        if (known := getattr(action.help, "option", None)) is not None:
+            action.help, action.metavar = _help_of(action, known), _metavar_of(action, known)
         if action.dest == "learning_rate":
             action.type = number_or_auto
-        if known and known.registry:
-            action.help = known.help.replace("{names}", ", ".join([*known.entries, *known.entries.aliases]))
-        if known and known.range:
-            action.help = f"{known.help} In {known.range.text}."
     return parser
 
 
+def _help_of(action: argparse.Action, known: Option) -> str:
+    """The help of an option with its names, default and range; a default of `None` is described by the help itself."""
+    text = known.help
+    if known.registry:
+        text = text.replace("{names}", ", ".join([*known.entries, *known.entries.aliases]))
+    if action.default is True:
+        text = f"{text.removesuffix('.')} (on by default)."
+    elif action.default is not None and action.default is not False:
+        text = f"{text.removesuffix('.')} (default: {action.default})."
+    return f"{text} In {known.range.text}." if known.range else text
+
+
+def _metavar_of(action: argparse.Action, known: Option) -> str | None:
+    if action.choices is not None or _is_switch(action):
+        return None
+    if action.type in (int, float):
+        return "N" if action.type is int else "X"
+    ending = action.dest.rpartition("_")[2]
+    return "NAME" if known.registry else {"kwargs": "JSON", "dir": "DIR"}.get(ending, "PATH" if known.is_path else "VALUE")
+
+
 def number_or_auto(text: str) -> float | str:
-    """A learning rate as it is typed."""
+    """A learning rate, or "auto"."""
     try:
         return text if text == "auto" else float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number, such as 1e-4, nor auto") from None
+        raise argparse.ArgumentTypeError(f"must be a number, such as 1e-4, or auto, got {text!r}") from None
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML takes the last of several equal keys in silence."""
+    """Refuses repeated keys, of which YAML would use the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if twice := [key for key, count in Counter(keys).items() if count > 1]:
-            raise yaml.constructor.ConstructorError(None, None, f"{twice[0]!r} is there twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"{twice[0]!r} is given twice", node.start_mark)
         return super().construct_mapping(node, deep)
 
 
 def read_yaml(path: str, option: str) -> dict[str, Any]:
-    """The mapping in the YAML file that the user gave by `option`; anything else is a `LabError`."""
+    """The mapping in the YAML file of `option`; anything else is a `LabError`."""
     try:
         with open(path, encoding="utf-8") as file:
             options = yaml.load(file, _UniqueKeyLoader) or {}  # a SafeLoader
     except OSError as error:
         raise LabError(f"Cannot read {option} {path!r}: {error.strerror}. Give the path of a YAML file.") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as a date that there is not
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as an impossible date
         raise LabError(f"{option} {path!r} is not valid YAML: {error}") from None
     if not isinstance(options, dict):
         raise LabError(f"{option} {path!r} must hold a mapping of options to values, such as 'lr_scheduler: cosine'.")
@@ -106,14 +125,14 @@ def read_yaml(path: str, option: str) -> dict[str, Any]:
 
 
 def _as_arguments(options: dict[str, Any], source: str) -> list[str]:
-    """Options as command-line arguments, so that both are checked by the same rules."""
+    """Options as command-line arguments, so that the same checks apply."""
     arguments: list[str] = []
     for key, value in options.items():
         if key == "config" or value is None:
-            remedy = "A file cannot name another one." if key == "config" else "Leave the line out for the default."
+            remedy = "A file cannot include another one." if key == "config" else "Remove the line to get the default."
             raise LabError(f"{source} has {key}: {value}. {remedy}")
         if key == "mixed_precision" and value is False:
-            value = "no"  # what YAML makes of an unquoted no
+            value = "no"  # YAML reads an unquoted no as false
         if isinstance(value, (dict, bool)):
             try:
                 value = json.dumps(value)
@@ -124,7 +143,7 @@ def _as_arguments(options: dict[str, Any], source: str) -> list[str]:
 
 
 def parse_options(options: dict[str, Any], source: str) -> TrainingConfig:
-    """A configuration from options as data, such as those of a study; errors name their source."""
+    """A configuration from options as data, such as those of a study; errors name `source`."""
     return TrainingConfig(**_parse(make_parser(""), [(source, _as_arguments(options, source))]))
 
 
@@ -134,13 +153,13 @@ def parse_arguments(arguments: Sequence[str], description: str, prog: str | None
 
 
 def parse_with(arguments: Sequence[str], description: str, *more_groups: Any, prog: str | None = None) -> tuple[Any, ...]:
-    """The same with dataclasses of further options: the training configuration, and one of each of these."""
+    """The same with further dataclasses of options: the training configuration, then one of each."""
     parser = make_parser(description, more_groups, prog)
     sources = [("the command line", list(arguments))]
     if path := parser.parse_known_args(arguments)[0].config:
         sources.insert(0, (f"--config {path}", _as_arguments(read_yaml(path, "--config"), f"--config {path!r}")))
     options = _parse(parser, sources)
-    # Launchers pass the rank as a flag or in the environment; accelerate reads only the latter.
+    # Launchers pass the rank as a flag or in the environment; accelerate reads only the environment.
     if options["local_rank"] == -1:
         options["local_rank"] = int(os.environ.get("LOCAL_RANK", -1))
     others = [group(**{field.name: options.pop(field.name) for field in dataclasses.fields(group)}) for group in more_groups]
@@ -148,7 +167,7 @@ def parse_with(arguments: Sequence[str], description: str, *more_groups: Any, pr
 
 
 def _parse(parser: _Parser, sources: list[tuple[str, list[str]]]) -> dict[str, Any]:
-    """Values of all fields, later sources over earlier ones."""
+    """Values of all fields, where later sources override earlier ones."""
     options: dict[str, Any] = {}
     for source, given in sources:
         values, unknown = parser.parse_known_args(given, argparse.Namespace(**options))
@@ -160,5 +179,5 @@ def _parse(parser: _Parser, sources: list[tuple[str, list[str]]]) -> dict[str, A
     del options["config"]
     load_plugins(options["plugins"])
     if options.get("lr_scheduler_source") is not None:
-        raise LabError("--lr_scheduler_source is written by --lr_scheduler hub:USER/NAME, not given. Leave it out.")
+        raise LabError("--lr_scheduler_source is set by --lr_scheduler hub:USER/NAME, not by hand. Leave it out.")
     return options

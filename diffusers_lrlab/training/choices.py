@@ -1,4 +1,4 @@
-"""What is chosen by name and parameters: read from two options, written as one spec string."""
+"""Choices by name and parameters: read from two options, written as one spec string."""
 
 from typing import Any
 
@@ -9,26 +9,26 @@ from ..core.spec import format_spec, parse_json_kwargs
 from ..schedules.resolve import merge_spec
 from .config import TrainingConfig, complete_options
 
-# Of timesteps, loss and noise: resolved by nothing but their registries.
+# Options of timesteps, loss and noise, resolved by their registries alone.
 LEARNED_FROM = ("timestep_sampler", "loss_weighting", "timestep_lr", "noise")
 
 
 def registry_of(option: str) -> Registry:
-    """Where the names are that an option takes."""
+    """The registry of the names that an option takes."""
     return options_of(TrainingConfig)[option].entries
 
 
 def given_kwargs(config: TrainingConfig, option: str) -> dict[str, Any]:
-    """The parameters beside an option, as a dictionary."""
+    """The `--..._kwargs` of an option, as a dictionary."""
     kwargs = getattr(config, f"{option}_kwargs")
     return parse_json_kwargs(kwargs, f"--{option}_kwargs") if isinstance(kwargs, str) else kwargs or {}
 
 
 def resolve_choice(config: TrainingConfig, option: str) -> dict[str, Any]:
-    """The fields of an option and of its parameters: the name alone, and all parameters with their defaults spelt out."""
+    """The resolved fields of an option: its name, and all parameters with their defaults."""
     spec, given = getattr(config, option), given_kwargs(config, option)
     if spec is None and given:
-        raise LabError(f"--{option}_kwargs {given} without --{option}. Give its name too.")
+        raise LabError(f"--{option}_kwargs {given} has no effect without --{option}. Add that or leave it out.")
     if spec is None:
         return {option: None, f"{option}_kwargs": {}}
     registry = registry_of(option)
@@ -37,10 +37,7 @@ def resolve_choice(config: TrainingConfig, option: str) -> dict[str, Any]:
 
 
 def describe_choices(fields: dict[str, Any]) -> list[tuple[str, str]]:
-    """
-    The options for timesteps, loss and noise of a configuration or a record, each with its spec string; parameters at their
-    defaults are omitted.
-    """
+    """The options of timesteps, loss and noise with their spec strings, without parameters at their defaults."""
     described, fields = [], complete_options(fields)
     for option in LEARNED_FROM:
         if (name := fields[option]) is not None:

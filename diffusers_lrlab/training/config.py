@@ -1,4 +1,4 @@
-"""The configuration of a run, as asked for and as resolved: the command line, YAML files and `run.json` are these fields."""
+"""The configuration of a run, as given and as resolved: the fields of command line, YAML files and `run.json`."""
 
 import dataclasses
 import os
@@ -21,10 +21,9 @@ from .run_options import LoopConfig, OutputConfig
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(DataConfig, ModelConfig, ScheduleConfig, TimestepConfig, OptimizerConfig, LoopConfig, OutputConfig):
     """
-    What is asked of a run; `None` stands for a default that depends on something else, as the help of the field says.
+    The options of a run. `None` stands for a default that depends on other options or the data.
 
-    Every field is a flag of `lrlab train`, whose `--help` documents them. `learning_rate="auto"` is
-    `auto_learning_rate=True`.
+    Every field is a flag of `lrlab train`, whose `--help` describes it. `learning_rate="auto"` is `auto_learning_rate=True`.
     """
 
     def __post_init__(self) -> None:
@@ -44,10 +43,9 @@ class TrainingConfig(DataConfig, ModelConfig, ScheduleConfig, TimestepConfig, Op
 @dataclass(frozen=True, kw_only=True)
 class ResolvedConfig(TrainingConfig):
     """
-    What a run is going to do, as far as that is known without its data: nothing is left open, and names are
-    apart from their parameters.
+    A configuration with all defaults that do not depend on the data, and with names separate from their parameters.
 
-    Made by [`resolve_config`]; [`Plan`] adds what the data decide.
+    Made by [`resolve_config`]; [`Plan`] adds what depends on the data.
     """
 
     learning_rate: float
@@ -67,14 +65,14 @@ class ResolvedConfig(TrainingConfig):
     train_batch_size: int
     output_dir: str
     eval_batch_size: int
-    frechet_samples: int | None  # where it is None, the plan has a number that suits the length of the run
+    frechet_samples: int | None  # if None, the plan has a number that suits the length of the run
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # A redeclared field would take the default of the one that it narrows.
+        # A field that narrows a type would otherwise keep the default of the original.
         for name, hint in ResolvedConfig.__annotations__.items():
             if getattr(self, name) is None and "None" not in str(hint):
-                raise LabError(f"--{name} is not resolved, and its kind of data has no default for it. Give it.")
+                raise LabError(f"--{name} is missing, and its kind of data has no default for it. Give it.")
 
     @property
     def num_train_timesteps(self) -> int:
@@ -86,7 +84,7 @@ class ResolvedConfig(TrainingConfig):
         return Schedule(self.lr_scheduler, self.lr_scheduler_kwargs, self.momentum_scheduler, self.momentum_scheduler_kwargs)
 
     def schedule_for(self, global_batch: int) -> Schedule:
-        """The schedule with the images of an update, if it counts images and was not given how many."""
+        """The schedule with its missing number of images per update, if it counts images."""
         kwargs = self.schedule.kwargs
         if "images_per_update" not in kwargs or kwargs["images_per_update"] is not None:
             return self.schedule
@@ -94,26 +92,26 @@ class ResolvedConfig(TrainingConfig):
 
     @cached_property
     def timestep_lr_form(self) -> TimestepLR | None:
-        """The learning rate per timestep; `None` if there is none."""
+        """The learning rate per timestep, if any."""
         return None if self.timestep_lr is None else TimestepLR(self.timestep_lr, **self.timestep_lr_kwargs)
 
     def layout(self, num_processes: int = 1, rank: int = 0) -> BatchLayout:
         return BatchLayout(self.train_batch_size, self.gradient_accumulation_steps, num_processes, rank)
 
     def peak_learning_rate(self, global_batch: int) -> float:
-        """What was asked for, scaled to the images of an update."""
+        """The learning rate scaled to the images of an update."""
         return scaled_learning_rate(self.learning_rate, self.scale_lr, global_batch, self.base_batch_size)
 
     @cached_property
     def ema_form(self) -> EMAForm:
-        """The decay of the average, by --ema or by the options that diffusers' script has for it."""
+        """The decay of the EMA, from --ema or from the options of diffusers' script."""
         if self.ema is not None:
             return EMAForm.of(self.ema)
         return EMAForm.of("warmup_power", **{name: getattr(self, f"ema_{name}") for name in EMA_OPTIONS})
 
     @property
     def start_momentum(self) -> float | None:
-        """The momentum that the optimizer is made with, `None` if it has none."""
+        """The initial momentum of the optimizer, if it has one."""
         return self.optimizer_kwargs.get("momentum", self.optimizer_kwargs.get("beta1"))
 
 

@@ -12,7 +12,7 @@ from .config import TrainingConfig
 
 
 def asked_options(config: TrainingConfig) -> dict[str, Any]:
-    """What differs from the defaults, without the token; a rate that is found is `learning_rate="auto"`."""
+    """Options that differ from their defaults, without the token, and with `learning_rate="auto"` for that switch."""
     defaults = defaults_of(TrainingConfig)
     changed = {name: value for name, value in config.to_dict().items() if value != defaults[name]}
     if changed.pop("auto_learning_rate", False):
@@ -22,7 +22,7 @@ def asked_options(config: TrainingConfig) -> dict[str, Any]:
 
 
 def program_registrations(config: TrainingConfig) -> list[str]:
-    """Names in a configuration that only this program knows, as its own code registered them."""
+    """Names in a configuration that only the running program registers."""
     found = []
     for option, known in options_of(TrainingConfig).items():
         if known.registry:
@@ -33,7 +33,7 @@ def program_registrations(config: TrainingConfig) -> list[str]:
 
 
 def as_command(config: TrainingConfig) -> str:
-    """The command that asks for the same."""
+    """The command with the same options."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
     several = ["accelerate", "launch", "--multi_gpu", "--num_processes", str(processes), "-m", "diffusers_lrlab.train"]
     words = ["lrlab", "train"] if processes == 1 else several
@@ -43,7 +43,7 @@ def as_command(config: TrainingConfig) -> str:
 
 
 def as_call(config: TrainingConfig, function: str = "train", settings: Any = None) -> str:
-    """The call of Python that asks for the same; `settings` are a second argument, of which differences are shown, too."""
+    """The Python call with the same options; `settings` are its second argument."""
     asked = [("TrainingConfig", asked_options(config))]
     if settings is not None:
         settings_class: Any = type(settings)

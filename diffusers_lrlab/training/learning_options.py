@@ -1,43 +1,39 @@
-"""The options that say what is learned and how: model, schedules, timesteps, loss, noise, optimizer."""
+"""Options of model, schedules, timesteps, loss, noise and optimizer."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..core.options import (
-    BIN_LOG,
-    DESTINATION,
-    DRAWS,
-    OBJECTIVE,
-    SPEED,
-    THIS_START,
-    UPDATE,
-    WHOLE_RUN,
-    Need,
-    option,
-)
+from ..core.options import BIN_LOG, DESTINATION, DRAWS, OBJECTIVE, SPEED, THIS_START, UPDATE, WHOLE_RUN, Need, Role, option
 from ..data.options import IMAGES
 from ..objective.process import NUM_STEPS, BetaSchedule, PredictionType
 
 EMA = Need("--use_ema", lambda config: config.use_ema)
-EMA_OPTIONS = ("inv_gamma", "power", "max_decay", "start_update", "update_every")  # --ema_*, parameters of its usual form
+NO_EMA_SPEC = Need("--ema", lambda config: config.ema is None, is_absence=True)
+NO_DENOISER = Need("--denoiser", lambda config: config.denoiser is None, is_absence=True)
+EMA_PARAMETER = (EMA, NO_EMA_SPEC)
+EMA_OPTIONS = ("inv_gamma", "power", "max_decay", "start_update", "update_every")  # --ema_*, parameters of warmup_power
 SCALING = Need("--scale_lr linear, sqrt or guide", lambda config: config.scale_lr != "none")
 HELD_OUT = Need("--num_validation_images above 0", lambda config: config.num_validation_images > 0)
 BINS = Need("--log_timestep_bins above 0", lambda config: config.log_timestep_bins > 0)
 
-# Options that are parameters of one objective, by its name: those of diffusers' script.
+# Options of diffusers' script that are parameters of an objective, by its name.
 OBJECTIVE_OPTIONS = {
-    "ddpm": {
-        "num_steps": "ddpm_num_steps",
-        "beta_schedule": "ddpm_beta_schedule",
-        "prediction_type": "prediction_type",
-    }
+    "ddpm": {"num_steps": "ddpm_num_steps", "beta_schedule": "ddpm_beta_schedule", "prediction_type": "prediction_type"}
 }
 
 
 def named_parameter(objective: str, parameter: str) -> str:
-    """How errors call a parameter of an objective: by its own option if there is one."""
+    """The name of an objective's parameter in errors: its own option, if it has one."""
     options = OBJECTIVE_OPTIONS.get(objective, {})
     return f"--{options[parameter]}" if parameter in options else f"{parameter} of --objective"
+
+
+Kwargs = dict[str, Any] | str | None
+
+
+def parameters_of(name: str, role: Role, more: str = "") -> Any:
+    """The option with the parameters of another one."""
+    return option(None, f"Parameters of --{name}, as JSON{more}.", role)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,62 +44,61 @@ class ModelConfig:
 
     denoiser: str | None = option(
         None,
-        "Model by name, or as a spec string, for points or of your own by --import; without it a UNet2DModel or an "
-        "MLPDenoiser that fits the data. Names: {names}.",
+        "Registered model, as a name or spec string (default: a UNet2DModel or MLPDenoiser that fits the data). Names: "
+        "{names}.",
         UPDATE,
         registry="models.registry:DENOISERS",
     )
-    denoiser_kwargs: dict[str, Any] | str | None = option(None, "Its parameters as JSON.", UPDATE)
+    denoiser_kwargs: Kwargs = parameters_of("denoiser", UPDATE)
     model_config_name_or_path: str | None = option(
         None,
-        "Folder or Hub id with the configuration of a UNet2DModel, or of an MLPDenoiser for points; without it one "
-        "that fits the data.",
+        "Folder or Hub id of the configuration of a UNet2DModel, or of an MLPDenoiser for points (default: one that fits "
+        "the data).",
         UPDATE,
         finder="uses",
         may_change_on_resume=True,
         is_path=True,
+        needs=(NO_DENOISER,),
     )
     objective: str = option(
         "ddpm",
-        "What the model learns, as a name or spec string: the noise process and the prediction. Names: {names}.",
+        "Training objective (noise process and prediction), as a name or spec string. Names: {names}.",
         OBJECTIVE,
         registry="objective.process:OBJECTIVES",
     )
-    objective_kwargs: dict[str, Any] | str | None = option(
-        None, "Its parameters as JSON; `lrlab list objectives` shows them.", OBJECTIVE
-    )
+    objective_kwargs: Kwargs = parameters_of("objective", OBJECTIVE, "; `lrlab list objectives` shows them")
     prediction_type: PredictionType | None = option(
         None,
-        "What the model predicts: the noise (epsilon, if not given), the image (its loss weighted by the SNR, as upstream) "
-        "or the velocity. The parameter prediction_type of --objective ddpm.",
+        "What the model predicts: the noise (epsilon), the image (sample; its loss is weighted by the SNR, as upstream) or "
+        "the velocity. A parameter of --objective ddpm (default: epsilon).",
         OBJECTIVE,
     )
     ddpm_num_steps: int | None = option(
         None,
-        "Timesteps of the diffusion process; 1000, or 100 for points. The parameter num_steps of --objective ddpm.",
+        "Timesteps of the diffusion process: num_steps of --objective ddpm (default: 1000; 100 for points).",
         OBJECTIVE,
         range=NUM_STEPS,
     )
     ddpm_beta_schedule: BetaSchedule | None = option(
-        None, "Noise schedule; linear. The parameter beta_schedule of --objective ddpm.", OBJECTIVE
+        None, "Noise schedule: beta_schedule of --objective ddpm (default: linear).", OBJECTIVE
     )
     num_inference_steps: int | None = option(
         None,
-        "Denoising steps for samples during and after training; 100 (upstream 1000, at ten times the cost).",
+        "Denoising steps for samples during and after training (default: 100; upstream 1000, at ten times the cost).",
         WHOLE_RUN,
         aliases=("--ddpm_num_inference_steps", "--ddpm-num-inference-steps"),
         range=NUM_STEPS,
     )
     gradient_checkpointing: bool = option(
         False,
-        "Compute activations again in the backward pass instead of keeping them: less memory, more time.",
+        "Recompute activations in the backward pass instead of storing them: less memory, more time.",
         SPEED,
         decides_result=True,
         kinds=IMAGES,
     )
     enable_xformers_memory_efficient_attention: bool = option(
         False,
-        "Attention by xformers, which must be installed; torch's own is used otherwise.",
+        "Use the attention of xformers, which must be installed, instead of torch's.",
         UPDATE,
         finder="uses",
         kinds=IMAGES,
@@ -118,45 +113,41 @@ class ScheduleConfig:
 
     learning_rate: float | None = option(
         None,
-        "Peak learning rate; 1e-4, 1e-3 for digits and its small model, 3e-4 for points, with AdamW; other optimizers"
-        " have others. auto lets the finder choose, by a test of about 600 updates before the run.",
+        "Peak learning rate, or auto: found by a test of about 600 updates before the run (default with AdamW: 1e-4; 1e-3 "
+        "for digits, 3e-4 for points).",
         WHOLE_RUN,
         range="(0, 1e30]",
     )
     auto_learning_rate: bool = option(False, "The same as --learning_rate auto.", THIS_START)
     scale_lr: Literal["none", "linear", "sqrt", "guide"] = option(
         "none",
-        "How the learning rate grows with the images of an update, over all micro-batches and processes; `lrlab "
+        "Rule by which the learning rate grows with the images per update, over all micro-batches and processes; `lrlab "
         "scale` shows the rules.",
         WHOLE_RUN,
         finder="refuses",
     )
     base_batch_size: int = option(
         64,
-        "Images of an update that --learning_rate is meant for, with --scale_lr.",
+        "Images per update that --learning_rate is meant for, with --scale_lr.",
         WHOLE_RUN,
         range="[1, 1e9]",
         needs=(SCALING,),
     )
     lr_scheduler: str = option(
         "cosine",
-        "Name of the schedule, or a spec string NAME:key=value,key=value, or hub:USER/NAME for one that somebody "
-        "published. Names: {names}.",
+        "Learning-rate schedule: a name, a spec string NAME:key=value,key=value, or hub:USER/NAME for a published one. "
+        "Names: {names}.",
         WHOLE_RUN,
         registry="schedules.registries:SCHEDULERS",
     )
     lr_scheduler_source: str | None = option(
-        None,
-        "Set by hub:USER/NAME: the commit and the hash of the schedule that was taken; not for use by hand.",
-        DESTINATION,
+        None, "Commit and hash of a schedule from the Hub; set by --lr_scheduler hub:USER/NAME, not by hand.", DESTINATION
     )
-    lr_scheduler_kwargs: dict[str, Any] | str | None = option(
-        None, """Its parameters as JSON, such as '{"step_size": 500}'.""", WHOLE_RUN
-    )
+    lr_scheduler_kwargs: Kwargs = parameters_of("lr_scheduler", WHOLE_RUN, ", such as '{\"step_size\": 500}'")
     lr_warmup_steps: float | None = option(
         None,
-        "Warm-up, in optimizer updates or as a fraction of the run below 1; 0.05, which suits runs of any length "
-        "(upstream 500 updates), and 0 for schedules without warm-up or with a rise of their own.",
+        "Warm-up in optimizer updates, or below 1 as a fraction of the run (default: 0.05, upstream 500 updates; 0 for "
+        "schedules that have no warm-up or rise by themselves).",
         WHOLE_RUN,
         range="[0, 1e9]",
     )
@@ -164,21 +155,19 @@ class ScheduleConfig:
     lr_power: float | None = option(None, "power of the schedules that take it.", WHOLE_RUN, range="(0, 1000]")
     momentum_scheduler: str | None = option(
         None,
-        "Name or spec string of a schedule for the momentum (beta1). Names: {names}.",
+        "Schedule of the momentum (beta1), as a name or spec string (default: constant momentum). Names: {names}.",
         WHOLE_RUN,
         registry="schedules.registries:MOMENTUM_SCHEDULERS",
     )
-    momentum_scheduler_kwargs: dict[str, Any] | str | None = option(None, "Its parameters as JSON.", WHOLE_RUN)
+    momentum_scheduler_kwargs: Kwargs = parameters_of("momentum_scheduler", WHOLE_RUN)
     strict_lr_audit: bool = option(
-        False,
-        "Stop at the first update whose learning rate or momentum is not the expected one, instead of reporting it.",
-        WHOLE_RUN,
+        False, "Stop at the first update whose learning rate or momentum is not the expected one; else report it.", WHOLE_RUN
     )
     on_divergence: str = option(
         "stop",
-        "What becomes of a run whose loss or weights are no longer finite: stop, or rollback:factor=0.5,max_rollbacks=3, "
-        "back to the last checkpoint (one further if that did not help) and on from there with the learning rate times "
-        "factor, at most max_rollbacks times. No checkpoint is written that is not finite.",
+        "When loss or weights are no longer finite: stop, or rollback:factor=0.5,max_rollbacks=3 to return to the last "
+        "checkpoint (the one before it if that did not help) with the learning rate times factor, at most max_rollbacks "
+        "times. Weights that are not finite are never checkpointed.",
         WHOLE_RUN,
         may_change_on_resume=True,  # until the run has gone back once
         study="no",
@@ -194,42 +183,42 @@ class TimestepConfig:
 
     timestep_sampler: str = option(
         "uniform",
-        "Name or spec string of the density that timesteps are drawn from. Names: {names}.",
+        "Distribution of the training timesteps, as a name or spec string. Names: {names}.",
         DRAWS,
         registry="timesteps.registries:TIMESTEP_SAMPLERS",
     )
-    timestep_sampler_kwargs: dict[str, Any] | str | None = option(
-        None, """Its parameters as JSON, such as '{"sigma": 0.5}'; `lrlab list timesteps` shows them.""", DRAWS
+    timestep_sampler_kwargs: Kwargs = parameters_of(
+        "timestep_sampler", DRAWS, ", such as '{\"sigma\": 0.5}'; `lrlab list timesteps` shows them"
     )
     loss_weighting: str = option(
         "none",
-        "Name or spec string of the weights of the losses by noise level. Names: {names}.",
+        "Weight of the loss by noise level, as a name or spec string. Names: {names}.",
         DRAWS,
         registry="timesteps.registries:LOSS_WEIGHTINGS",
     )
-    loss_weighting_kwargs: dict[str, Any] | str | None = option(None, "Its parameters as JSON.", DRAWS)
+    loss_weighting_kwargs: Kwargs = parameters_of("loss_weighting", DRAWS)
     timestep_lr: str | None = option(
         None,
-        "A learning rate per timestep: weight:factors=[1|2] weighs the losses of bands of timesteps, "
-        "banded:factors=[1|2] takes all timesteps of an update from one band and does it at that band's rate.",
+        "Learning rate per band of timesteps: weight:factors=[1|2] multiplies the losses of each band; "
+        "banded:factors=[1|2] draws an update from one band and applies that band's rate (default: one rate for all).",
         DRAWS,
         registry="timesteps.registries:TIMESTEP_LRS",
     )
-    timestep_lr_kwargs: dict[str, Any] | str | None = option(None, "Its parameters as JSON.", DRAWS)
+    timestep_lr_kwargs: Kwargs = parameters_of("timestep_lr", DRAWS)
     noise: str = option(
-        "gaussian", "Name or spec string of the noise in training. Names: {names}.", DRAWS, registry="objective.noise:NOISES"
+        "gaussian", "Training noise, as a name or spec string. Names: {names}.", DRAWS, registry="objective.noise:NOISES"
     )
-    noise_kwargs: dict[str, Any] | str | None = option(None, "Its parameters as JSON.", DRAWS)
+    noise_kwargs: Kwargs = parameters_of("noise", DRAWS)
     log_timestep_bins: int | None = option(
         None,
-        "Equal parts of the timesteps whose losses are logged apart, in lrlab/timesteps.parquet; 10, and 0 for none.",
+        "Equal bins of timesteps whose losses are logged in lrlab/timesteps.parquet; 0 for no log (default: 10).",
         BIN_LOG,
         range="[0, 1e5]",
     )
     timestep_grad_every: int | None = option(
         None,
-        "Updates between measurements of gradient norm and gradient noise scale in each of these parts, on 32 held-"
-        "out images for each; takes as long as 5 to 20 updates, and is off if not given.",
+        "Updates between measurements of gradient norm and noise scale in each bin, on 32 held-out images; one takes as "
+        "long as 5 to 20 updates (default: off).",
         BIN_LOG,
         range="[1, 1e9]",
         needs=(BINS, HELD_OUT),
@@ -243,44 +232,50 @@ class OptimizerConfig:
     _argument_group_name = "optimizer, clipping and EMA"
 
     optimizer: str = option(
-        "adamw", "Name of the optimizer, or a spec string. Names: {names}.", UPDATE, registry="optimizers.entries:OPTIMIZERS"
+        "adamw", "Optimizer, as a name or spec string. Names: {names}.", UPDATE, registry="optimizers.entries:OPTIMIZERS"
     )
-    optimizer_kwargs: dict[str, Any] | str | None = option(
-        None, """Its parameters as JSON, such as '{"momentum": 0.95}'; `lrlab list optimizers` shows them.""", UPDATE
+    optimizer_kwargs: Kwargs = parameters_of(
+        "optimizer", UPDATE, ", such as '{\"momentum\": 0.95}'; `lrlab list optimizers` shows them"
     )
     adam_beta1: float = option(0.95, "beta1 of adamw, adam and adamw_8bit.", UPDATE, range="[0, 1)")
     adam_beta2: float = option(0.999, "beta2 of Adam and its relatives.", UPDATE, range="[0, 1)")
     adam_weight_decay: float = option(1e-6, "Weight decay of Adam and its relatives.", UPDATE, range="[0, 1e6]")
     adam_epsilon: float = option(1e-8, "Epsilon of Adam and its relatives.", UPDATE, range="(0, 1]")
-    max_grad_norm: float = option(1.0, "Gradients are clipped to this norm; 0 turns clipping off.", UPDATE, range="[0, 1e9]")
+    max_grad_norm: float = option(1.0, "Norm to which gradients are clipped; 0 for no clipping.", UPDATE, range="[0, 1e9]")
     skip_bad_updates: int | None = option(
         None,
-        "Leave out updates whose gradients are not finite, this many in a row at most: weights, optimizer and EMA stay, the "
-        "clock and the data go on. Takes a reading of the device at every update; off if not given.",
+        "Skip updates with non-finite gradients, at most this many in a row: weights, optimizer and EMA stay, clock "
+        "and data advance. Synchronizes the device at every update (default: off).",
         WHOLE_RUN,
         study="no",
         range="[1, 1e9]",
     )
     use_ema: bool = option(
         True,
-        "Keep an exponential moving average of the weights, for samples and the saved model: raw weights sample worse"
-        " (off upstream; here --no_use_ema turns it off).",
+        "Average the weights (exponential moving average) for samples and the saved model: raw weights sample worse. "
+        "Off upstream.",
         WHOLE_RUN,
     )
     ema: str | None = option(
         None,
-        "How the EMA forgets, as a name or spec string, in place of the --ema_* options: those are warmup_power's. Names: "
-        "{names}.",
+        "Decay of the EMA, as a name or spec string, instead of the --ema_* options (default: warmup_power with those "
+        "options). Names: {names}.",
         WHOLE_RUN,
         registry="averaging.forms:EMA_FORMS",
         needs=(EMA,),
     )
-    ema_inv_gamma: float = option(1.0, "Inverse gamma of the EMA's warm-up.", WHOLE_RUN, range="(0, 1e9]", needs=(EMA,))
-    ema_power: float = option(3 / 4, "Power of the EMA's warm-up.", WHOLE_RUN, range="[0, 1e9]", needs=(EMA,))
-    ema_max_decay: float = option(0.9999, "Largest decay of the EMA.", WHOLE_RUN, range="[0, 1)", needs=(EMA,))
+    ema_inv_gamma: float = option(
+        1.0, "Inverse gamma of the EMA's warm-up.", WHOLE_RUN, range="(0, 1e9]", needs=EMA_PARAMETER
+    )
+    ema_power: float = option(3 / 4, "Power of the EMA's warm-up.", WHOLE_RUN, range="[0, 1e9]", needs=EMA_PARAMETER)
+    ema_max_decay: float = option(0.9999, "Largest decay of the EMA.", WHOLE_RUN, range="[0, 1)", needs=EMA_PARAMETER)
     ema_update_every: int = option(
-        1, "Optimizer updates from one update of the EMA to the next.", WHOLE_RUN, range="[1, 1e9]", needs=(EMA,)
+        1, "Optimizer updates between updates of the EMA.", WHOLE_RUN, range="[1, 1e9]", needs=EMA_PARAMETER
     )
     ema_start_update: int = option(
-        0, "Optimizer updates during which the EMA is a copy of the weights.", WHOLE_RUN, range="[0, 1e9]", needs=(EMA,)
+        0,
+        "Optimizer updates before averaging starts; until then, the EMA is a copy of the weights.",
+        WHOLE_RUN,
+        range="[0, 1e9]",
+        needs=EMA_PARAMETER,
     )

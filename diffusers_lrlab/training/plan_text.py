@@ -1,4 +1,4 @@
-"""What a run is going to do, in words; `--dry_run` prints this and stops."""
+"""The plan of a run as text, which `--dry_run` prints."""
 
 import torch
 
@@ -15,7 +15,7 @@ from .model import describe_model
 from .plan import Plan
 
 _TIMESTEP_WORDS = {
-    "timestep_sampler": "drawn",
+    "timestep_sampler": "sampler",
     "loss_weighting": "weighting",
     "timestep_lr": "learning rate",
     "noise": "noise",
@@ -44,8 +44,8 @@ def describe_plan(plan: Plan) -> str:
         + (f", {counted(plan.num_epochs, 'epoch', '.4g')}" if plan.num_epochs else "")
         + f", {counted(plan.num_updates * layout.global_batch, singular(plan.kind.name), ',')} seen",
         "schedule": f"{plan.schedule_spec}, {counted(plan.warmup_updates, 'update')} of warm-up"
-        + (", then as the validation loss says" if plan.follows_metric else ""),
-        "learning rate": ("auto, found before the run; of a peak at its default: " if config.auto_learning_rate else "")
+        + (", then following the validation loss" if plan.follows_metric else ""),
+        "learning rate": ("auto, found before the run; with the default peak: " if config.auto_learning_rate else "")
         + lrs
         + _scaling_in_words(plan),
         "timesteps": ", ".join(f"{_TIMESTEP_WORDS[option]} {spec}" for option, spec in describe_choices(vars(config))),
@@ -83,7 +83,7 @@ def _validation_in_words(plan: Plan) -> str:
 def _samples_in_words(plan: Plan) -> str:
     config = plan.config
     if not config.evaluation:
-        return "none, as --no_evaluation says"
+        return "none, by --no_evaluation"
     when = "at the end"
     if config.save_images_epochs is not None:
         when = f"every {counted(config.save_images_epochs, 'epoch')}, and {when}"
@@ -108,7 +108,7 @@ def slow_precision(precision: str | None) -> str | None:
     if precision != "bf16" or torch.accelerator.is_available() or cpu_computes_in_bf16():
         return None
     return (
-        "--mixed_precision bf16 is slower than float32 here, several times: this CPU has no instructions for it "
+        "--mixed_precision bf16 is several times slower than float32 on this CPU, which has no instructions for it "
         "(AVX512_BF16 or AMX). Use --mixed_precision no."
     )
 
@@ -130,32 +130,32 @@ def _momentum_in_words(plan: Plan, marks: list[tuple[int, int]]) -> str:
 
 
 def _timestep_warnings(plan: Plan) -> list[str | None]:
-    """What can be done as asked, and is likely not what is wanted."""
+    """Warnings about valid choices that are probably not intended."""
     config = plan.config
     sampler, weighting, kwargs = config.timestep_sampler, config.loss_weighting, config.timestep_sampler_kwargs
     warnings: list[str | None] = [contradiction(sampler, plan.process.prediction_type)]
     if "middle" in TIMESTEP_SAMPLERS[sampler].traits & LOSS_WEIGHTINGS[weighting].traits:
         warnings.append(
-            f"{sampler!r} draws more of the middle of the noise levels and {weighting!r} weighs it more: both at once leave "
-            "little of the rest. Use one of them."
+            f"{sampler!r} samples the middle noise levels more often and {weighting!r} weights them more: together they "
+            "leave little of the rest. Use one of them."
         )
     needed, seen = kwargs.get("history", 0) * config.num_train_timesteps, plan.num_updates * plan.layout.global_batch
     if seen < needed:
         warnings.append(
             f"{sampler!r} stays uniform until all {counted(config.num_train_timesteps, 'timestep')} were drawn "
-            f"{times(kwargs['history'])}. That takes more than {counted(needed, 'image')}, and this run sees {seen}. Lower "
+            f"{times(kwargs['history'])}. That takes over {counted(needed, 'image')}, and this run sees {seen}. Lower "
             "history, or train for longer."
         )
     if plan.layout.global_batch == 1 and (kwargs["draw"] != "independent" or config.noise == "immiscible"):
         chosen = config.noise if config.noise == "immiscible" else kwargs["draw"]
-        warnings.append(f"{chosen!r} relates the images of an update to each other, and there is one. Use a larger batch.")
+        warnings.append(f"{chosen!r} has no effect on updates of a single image. Use a larger batch.")
     if config.timestep_grad_every and config.timestep_grad_every > plan.num_updates:
         warnings.append(
             f"--timestep_grad_every {config.timestep_grad_every} never comes in {counted(plan.num_updates, 'update')}."
         )
     if config.timestep_grad_every and plan.num_held_out < NUM_PROBES:
         warnings.append(
-            f"Gradients are measured at {NUM_PROBES} images, and {plan.num_held_out} are held out: there will be norms, "
-            "but no noise scales. Raise --num_validation_images."
+            f"Gradient noise scales need {NUM_PROBES} held-out images, and there are {plan.num_held_out}: only norms will "
+            "be measured. Raise --num_validation_images."
         )
     return warnings

@@ -1,4 +1,4 @@
-"""From what is asked for to what is going to run, without data or model: [`TrainingConfig`] -> [`ResolvedConfig`]."""
+"""Resolves a [`TrainingConfig`] to a [`ResolvedConfig`], without data or model."""
 
 import dataclasses
 import importlib.util
@@ -20,7 +20,7 @@ from ..schedules.resolve import merge_spec
 from .choices import LEARNED_FROM, given_kwargs, registry_of, resolve_choice
 from .config import ResolvedConfig, TrainingConfig
 from .kinds.select import components, kind_of
-from .learning_options import EMA_OPTIONS, named_parameter
+from .learning_options import named_parameter
 from .resolve_objective import resolve_objective
 from .resolve_schedules import resolve_lr_schedule, resolve_momentum
 from .resolve_timesteps import check_timestep_options
@@ -29,9 +29,9 @@ from .trackers import tracker_packages
 
 def resolve_config(config: TrainingConfig, find_columns: bool = False) -> ResolvedConfig:
     """
-    Fills in what is left open, and checks everything that can be checked without data, model or network.
+    Fills in defaults, and checks everything that can be checked without data, model or network.
 
-    To `find_columns` is to find out the kind of data by the columns of the data set, which may be on the network.
+    `find_columns` finds the kind of data from the columns of the data set, for which it may use the network.
     """
     load_plugins(config.plugins)
     check_ranges(config, TrainingConfig)  # before anything asks the network
@@ -49,7 +49,7 @@ def resolve_config(config: TrainingConfig, find_columns: bool = False) -> Resolv
 
 
 def _check_source(config: TrainingConfig) -> None:
-    """What can be known of the data without opening them: whether there is one source, and whether it is there."""
+    """Raises a `LabError` unless there is one source of data, which exists."""
     if config.dataset_name is not None and config.train_data_dir is not None:
         raise LabError(
             f"Both --dataset_name {config.dataset_name!r} and --train_data_dir {config.train_data_dir!r} are given; "
@@ -65,10 +65,10 @@ def _check_source(config: TrainingConfig) -> None:
 def _check_streaming(config: TrainingConfig) -> None:
     name = config.dataset_name or ("digits" if config.train_data_dir is None else None)
     if name in EMBEDDED_DATASETS:
-        raise LabError(f"{name!r} is embedded and needs no --streaming. Leave the flag out.")
+        raise LabError(f"{name!r} is embedded and needs no --streaming. Leave it out.")
     if config.max_train_steps is None:
         given = "" if config.num_epochs is None else f", not --num_epochs {config.num_epochs}"
-        raise LabError(f"A stream has no known length: give --max_train_steps, the number of updates of the run{given}.")
+        raise LabError(f"The length of a stream is unknown: give --max_train_steps, the updates of the run{given}.")
     for name in ("save_images_epochs", "save_model_epochs"):
         if getattr(config, name) is not None:
             raise LabError(f"--{name} counts epochs, which a stream does not have. Leave it out.")
@@ -78,17 +78,17 @@ def _check_folder(folder: str) -> None:
     path = Path(folder).expanduser()
     if not path.is_dir():
         fault = "is a file" if path.exists() else "does not exist"
-        raise LabError(f"The data folder {folder!r} {fault}. Give the path of a folder that holds images.")
+        raise LabError(f"The data folder {folder!r} {fault}. Give the path of a folder of images.")
     if next(path.iterdir(), None) is None:
-        raise LabError(f"The data folder {folder!r} is empty. It should hold images, also in subfolders, or parquet.")
+        raise LabError(f"The data folder {folder!r} is empty. It should hold images, also in subfolders, or Parquet files.")
 
 
-# The options of diffusers' script, and the parameters that they are of the optimizers that take them.
+# Options of diffusers' script, and the parameters of Adam-like optimizers that they set.
 _ADAM_OPTIONS = {"adam_beta1": "beta1", "adam_beta2": "beta2", "adam_weight_decay": "weight_decay", "adam_epsilon": "eps"}
 
 
 def _resolve_optimizer(config: TrainingConfig) -> dict[str, Any]:
-    """Name and parameters; Adam's kin take the options that diffusers' script has for them."""
+    """Name and parameters; Adam-like optimizers take the options of diffusers' script."""
     name, kwargs = merge_spec(config.optimizer, given_kwargs(config, "optimizer"), OPTIMIZERS)
     takes, resolved = "adam" in OPTIMIZERS[name].traits, {}
     for option, key in _ADAM_OPTIONS.items():
@@ -96,10 +96,10 @@ def _resolve_optimizer(config: TrainingConfig) -> dict[str, Any]:
         asked = value != defaults_of(TrainingConfig)[option]
         if asked and not takes:
             raise LabError(
-                f"--{option} {value} has no effect on {name!r}. Use --optimizer_kwargs; see `lrlab list optimizers`."
+                f"--{option} {value} has no effect on {name!r}. Use --optimizer_kwargs (`lrlab list optimizers`)."
             )
         if asked and kwargs.get(key, value) != value:
-            raise LabError(f"{key!r} of {name!r} is given twice: --{option} {value} and {key}={kwargs[key]!r}. Drop one.")
+            raise LabError(f"{key!r} of {name!r} is given twice: --{option} {value}, {key}={kwargs[key]!r}. Leave one out.")
         if takes:
             kwargs.setdefault(key, value)
             resolved[option] = float(kwargs[key])
@@ -108,7 +108,7 @@ def _resolve_optimizer(config: TrainingConfig) -> dict[str, Any]:
 
 
 def _resolve_data(config: TrainingConfig) -> dict[str, Any]:
-    """The data set, and the defaults that depend on it and on the scale of the optimizer's rates."""
+    """The data set, and defaults that depend on it and on the optimizer."""
     found: dict[str, Any] = {}
     if config.train_data_dir is None and config.dataset_name is None:
         found["dataset_name"] = "digits"
@@ -117,7 +117,7 @@ def _resolve_data(config: TrainingConfig) -> dict[str, Any]:
     _check_rate(config)
     kind = kind_of(config)
     if kind.name == kind_of(dataclasses.replace(config, data_kind=None)).name:
-        found["data_kind"] = None  # to name what is found anyway makes no other run
+        found["data_kind"] = None  # naming the kind that is found anyway does not make another run
     defaults, scale = kind.defaults(config), OPTIMIZERS[config.optimizer].facts
     factor = scale.get("learning_rate_factor", 1)
     defaults = {**defaults, "learning_rate": scale.get("learning_rate", defaults["learning_rate"] * factor)}
@@ -127,32 +127,31 @@ def _resolve_data(config: TrainingConfig) -> dict[str, Any]:
 
 
 def _check_rate(config: TrainingConfig) -> None:
-    """Raises a `LabError` for two ways to choose a learning rate."""
+    """Raises a `LabError` for contradictory ways to choose a learning rate."""
     if config.auto_learning_rate and config.learning_rate is not None:
         raise LabError(
             f"--learning_rate {config.learning_rate:g} and --auto_learning_rate exclude each other. Give a number, or auto."
         )
     if config.auto_learning_rate and config.scale_lr != "none":
         raise LabError(
-            f"--learning_rate auto finds the rate of the batch that is trained with: --scale_lr {config.scale_lr} has no "
-            "place beside it. Leave one of them out."
+            f"--scale_lr {config.scale_lr} has no effect with --learning_rate auto, which finds the rate for the batch of "
+            "this run. Leave one of them out."
         )
     finds_its_own = "learning_rate" in OPTIMIZERS[config.optimizer].facts
-    if config.auto_learning_rate and finds_its_own:
-        raise LabError(f"{config.optimizer!r} finds its learning rate by itself. Leave --learning_rate out.")
-    if config.scale_lr != "none" and finds_its_own:
-        raise LabError(f"{config.optimizer!r} finds its learning rate by itself: leave --scale_lr {config.scale_lr} out.")
+    scaling = "" if config.scale_lr == "none" else f"--scale_lr {config.scale_lr}"
+    if finds_its_own and (given := "--learning_rate auto" if config.auto_learning_rate else scaling):
+        raise LabError(f"{config.optimizer!r} finds its learning rate by itself. Leave {given} out.")
 
 
 def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
-    """Timesteps, loss and noise; length, steps of sampling, bins and the folder."""
+    """Timesteps, loss and noise; length, sampling steps, bins and the folder."""
     steps = given_kwargs(config, "objective")["num_steps"]
     resolved = {key: value for option in LEARNED_FROM for key, value in resolve_choice(config, option).items()}
     if config.denoiser is not None or config.denoiser_kwargs:
         resolved |= resolve_choice(config, "denoiser")
     resolved["on_divergence"] = format_spec(*resolve_spec(config.on_divergence, None, registry_of("on_divergence")))
     if config.ema is not None:
-        resolved["ema"] = str(_ema_form(config))
+        resolved["ema"] = str(EMAForm.of(config.ema))
     if config.num_inference_steps is None:
         resolved["num_inference_steps"] = min(100, steps)
     if config.log_timestep_bins is None:
@@ -167,18 +166,6 @@ def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
     return resolved
 
 
-def _ema_form(config: TrainingConfig) -> EMAForm:
-    """The form of `--ema`, beside which the options of the usual form have no effect."""
-    defaults = defaults_of(TrainingConfig)
-    for option in (f"ema_{name}" for name in EMA_OPTIONS):
-        if getattr(config, option) != defaults[option]:
-            raise LabError(
-                f"--{option} {getattr(config, option)} has no effect beside --ema {config.ema}, whose parameters are in its "
-                "spec string. Give one of them."
-            )
-    return EMAForm.of(config.ema or "")
-
-
 _STEPS: tuple[Callable[[TrainingConfig], dict[str, Any]], ...] = (
     _resolve_optimizer,
     _resolve_data,
@@ -190,27 +177,12 @@ _STEPS: tuple[Callable[[TrainingConfig], dict[str, Any]], ...] = (
 
 
 def _check_combinations(config: ResolvedConfig) -> None:
-    """Raises a `LabError` for options that exclude each other, and for packages that are missing."""
-    if config.num_epochs is not None and config.max_train_steps is not None:
-        raise LabError(
-            f"--num_epochs {config.num_epochs} and --max_train_steps {config.max_train_steps} both set the length of "
-            "the run; give one of them."
-        )
+    """Raises a `LabError` for options that exclude each other, and for missing packages."""
     if config.num_inference_steps > config.num_train_timesteps:
         raise LabError(
             f"--num_inference_steps {config.num_inference_steps} is more than the "
             f"{counted(config.num_train_timesteps, 'timestep')} ({named_parameter(config.objective, 'num_steps')}); use at "
             "most as many."
-        )
-    if config.denoiser is not None and config.model_config_name_or_path is not None:
-        raise LabError(
-            f"--denoiser {config.denoiser} and --model_config_name_or_path {config.model_config_name_or_path!r} both choose "
-            "the model. Give one of them; a denoiser takes its parameters as NAME:key=value."
-        )
-    if config.checkpointing_min_seconds and config.on_divergence != "stop":
-        raise LabError(
-            f"--checkpointing_min_seconds {config.checkpointing_min_seconds:g} and --on_divergence {config.on_divergence} "
-            "exclude each other: where a run goes back to would depend on how fast it was. Raise --checkpointing_steps."
         )
     if Path(config.logging_dir).name != config.logging_dir or config.logging_dir.startswith(
         ("lrlab", "checkpoint", *components())
@@ -219,12 +191,12 @@ def _check_combinations(config: ResolvedConfig) -> None:
         raise must_be("--logging_dir", config.logging_dir, wanted, "logs is the default")
     packages = dict.fromkeys(tracker_packages(config.logger), "leave --logger out")
     if config.enable_xformers_memory_efficient_attention:
-        packages["xformers"] = "leave the flag out: torch's own attention is as good"
+        packages["xformers"] = "leave --enable_xformers_memory_efficient_attention out: torch's attention is as good"
     for package, remedy in packages.items():
         if importlib.util.find_spec(package) is None:
-            raise LabError(f"The package {package!r} is asked for but not installed: pip install {package}, or {remedy}.")
+            raise LabError(f"The package {package!r} is not installed: pip install {package}, or {remedy}.")
     if config.local_rank >= 0 and "LOCAL_RANK" not in os.environ:
         raise LabError(
-            f"--local_rank {config.local_rank} without a launcher has no effect. Start several processes with "
+            f"--local_rank {config.local_rank} has no effect without a launcher. Start several processes with "
             "`accelerate launch --num_processes N -m diffusers_lrlab.train ...`."
         )

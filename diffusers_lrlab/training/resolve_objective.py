@@ -12,7 +12,7 @@ from .learning_options import OBJECTIVE_OPTIONS
 
 
 def resolve_objective(config: TrainingConfig) -> dict[str, Any]:
-    """The objective's name and parameters; options of their own become parameters."""
+    """The objective's name and parameters, some of which have their own options."""
     name, given = merge_spec(config.objective, given_kwargs(config, "objective"), OBJECTIVES)
     filled: dict[str, None] = {}
     for objective, options in OBJECTIVE_OPTIONS.items():
@@ -22,19 +22,19 @@ def resolve_objective(config: TrainingConfig) -> dict[str, Any]:
                 continue
             if objective != name:
                 raise LabError(
-                    f"--{option} {value} has no effect on --objective {name}; it is for {objective}. Leave it out, and give "
-                    f"the parameters of {name} as --objective {name}:key=value."
+                    f"--{option} {value} has no effect on --objective {name}, only on {objective}. Give parameters of "
+                    f"{name} as --objective {name}:key=value."
                 )
             if given.setdefault(parameter, value) != value:
                 raise LabError(
                     f"{parameter!r} of --objective {name} is given twice: --{option} {value} and {parameter}="
-                    f"{given[parameter]}. Drop one."
+                    f"{given[parameter]}. Leave one out."
                 )
     return {**filled, "objective": name, "objective_kwargs": resolved_parameters(config, name, given)}
 
 
 def resolved_parameters(config: TrainingConfig, objective: str, given: dict[str, Any]) -> dict[str, Any]:
-    """All parameters of an objective, by the defaults of the kind of data where they are left open."""
+    """All parameters of an objective, with defaults of the kind of data."""
     resolved = OBJECTIVES[objective].resolve(given)
     if resolved["num_steps"] is None:
         resolved["num_steps"] = kind_of(config).num_train_timesteps

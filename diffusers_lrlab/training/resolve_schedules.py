@@ -1,4 +1,4 @@
-"""Learning rate, warm-up and momentum, from what is asked for to names with all their parameters."""
+"""Resolves learning-rate schedule, warm-up and momentum to names with all their parameters."""
 
 import os
 from typing import Any
@@ -16,22 +16,22 @@ from .config import ResolvedConfig, TrainingConfig
 
 
 def resolve_lr_schedule(config: TrainingConfig) -> dict[str, Any]:
-    """The schedule with all its parameters, and its warm-up as far as the length of the run is known."""
+    """The schedule with all its parameters and its warm-up."""
     published = _resolve_published(config) if config.lr_scheduler.startswith(HUB_PREFIX) else {}
     name, kwargs = merge_spec(config.lr_scheduler, given_kwargs(config, "lr_scheduler"))
     for key, value in (("num_cycles", config.lr_num_cycles), ("power", config.lr_power)):
         if value is None:
             continue
         if published:
-            raise LabError("--lr_num_cycles and --lr_power would make another schedule of a published one. Leave them out.")
+            raise LabError(f"--lr_{key} has no effect on a published schedule. Leave it out.")
         if key in kwargs:
-            raise LabError(f"{key!r} is given twice: as --lr_{key} and as {key}={kwargs[key]!r} of {name!r}. Drop one.")
+            raise LabError(f"{key!r} is given twice: as --lr_{key} and as {key}={kwargs[key]!r} of {name!r}. Leave one out.")
         takers = [other for other, entry in SCHEDULERS.items() if key in {parameter.name for parameter in entry.parameters}]
         if SCHEDULERS[name].name not in takers:
             raise LabError(f"--lr_{key} {value:g} has no effect on {name!r}. Leave it out; it is for {', '.join(takers)}.")
         kwargs[key] = value
     resolved = resolve_kwargs(SCHEDULERS[name], kwargs)
-    if config.scale_lr == "none" and not config.auto_learning_rate:  # else the peak is known later
+    if config.scale_lr == "none" and not config.auto_learning_rate:  # else the peak is not known yet
         check_floor(name, resolved, config.learning_rate or 0.0)
     if "feedback" in SCHEDULERS[name].traits and config.num_validation_images == 0:
         raise LabError(f"{name!r} follows the validation loss; it cannot run with --num_validation_images 0.")
@@ -46,7 +46,7 @@ def resolve_lr_schedule(config: TrainingConfig) -> dict[str, Any]:
 
 
 def _resolve_published(config: TrainingConfig) -> dict[str, Any]:
-    """What a schedule from the Hub decides besides the learning rate."""
+    """The source of a schedule from the Hub, and its momentum schedule."""
     momentum, momentum_kwargs = published_momentum(
         config.lr_scheduler, config.momentum_scheduler, given_kwargs(config, "momentum_scheduler")
     )
@@ -58,7 +58,7 @@ def _resolve_published(config: TrainingConfig) -> dict[str, Any]:
 
 
 def _warmup(config: TrainingConfig, name: str, kwargs: dict[str, Any]) -> float:
-    """Warm-up in updates or as a fraction of the run; 0 where the schedule has none or rises by itself."""
+    """Warm-up in updates or as a fraction of the run; 0 for schedules without one or with a rise of their own."""
     traits, warmup = SCHEDULERS[name].traits, config.lr_warmup_steps
     if "no_warmup" in traits:
         if warmup:
@@ -81,7 +81,7 @@ def resolve_momentum(config: TrainingConfig) -> dict[str, Any]:
     """The momentum schedule with all its parameters, checked against schedule, optimizer and EMA."""
     resolved = resolve_choice(config, "momentum_scheduler")
     momentum, kwargs = resolved["momentum_scheduler"], resolved["momentum_scheduler_kwargs"]
-    # Two schedules of one number are an error here.
+    # Raises for two schedules of one number.
     schedule = Schedule(config.lr_scheduler, given_kwargs(config, "lr_scheduler"), momentum, kwargs)
     if schedule.compensates and "feedback" in SCHEDULERS[config.lr_scheduler].traits:
         raise LabError(
@@ -94,7 +94,7 @@ def resolve_momentum(config: TrainingConfig) -> dict[str, Any]:
 
 
 def _check_averaging(config: TrainingConfig, momentum: str | None) -> None:
-    """Raises a `LabError` for a second average, or a second schedule, beside an optimizer that is both."""
+    """Raises a `LabError` for an EMA or a schedule beside an optimizer that replaces both."""
     wrong = []
     if config.lr_scheduler not in ("constant", "constant_with_warmup") or momentum is not None:
         wrong.append("--lr_scheduler constant_with_warmup and no --momentum_scheduler")
@@ -115,14 +115,14 @@ def check_floor(name: str, kwargs: dict[str, Any], peak: float, scale_lr: str = 
 
 
 def check_schedule(config: ResolvedConfig) -> None:
-    """Builds optimizer and schedules once, for what only their own code can refuse; the real length may be unknown yet."""
+    """Builds optimizer and schedules once, for errors of their own code; the real length may be unknown."""
     import torch
 
     from ..optimizers.entries import get_optimizer
     from ..schedules.scheduler import build_all
 
     weights = [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))]
-    # A launcher has said by now how many processes there are.
+    # WORLD_SIZE is the number of processes of the launcher.
     batch = config.train_batch_size * config.gradient_accumulation_steps * int(os.environ.get("WORLD_SIZE", "1"))
     schedule, peak = config.schedule_for(batch), config.peak_learning_rate(batch)
     optimizer = get_optimizer(config.optimizer, weights, peak, **config.optimizer_kwargs)

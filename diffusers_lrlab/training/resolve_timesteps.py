@@ -1,4 +1,4 @@
-"""Timesteps, loss and noise: what goes together, what does not, and what a run learns from."""
+"""Checks of the choices of timesteps, loss and noise, and the objective that they make."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ def check_timestep_options(config: ResolvedConfig, kind: DataKind) -> None:
     """Raises a `LabError` for choices that contradict each other or the data."""
     if not kind.has_neighbours and "spatial" in NOISES[config.noise].traits:
         plain = [name for name, entry in NOISES.items() if "spatial" not in entry.traits]
-        raise LabError(
-            f"--noise {config.noise} is about neighbouring pixels, and {kind.name} have none. Use {' or '.join(plain)}."
-        )
+        raise LabError(f"--noise {config.noise} correlates pixels, which {kind.name} do not have. Use {' or '.join(plain)}.")
     _check_timestep_lr(config)
     bins, steps = Range(f"[0, {config.num_train_timesteps}]", whole=True), named_parameter(config.objective, "num_steps")
     bins.check("--log_timestep_bins", config.log_timestep_bins, f"{steps} is the number of timesteps; 0 logs none")
@@ -39,17 +37,17 @@ def _check_timestep_lr(config: ResolvedConfig) -> None:
     if len(lr.factors) == 1:
         raise LabError(f"--timestep_lr {lr.form} with one factor is the same for all timesteps. Use --learning_rate.")
     if lr.form == "banded" and config.timestep_sampler_kwargs["unbiased"]:
-        raise LabError("--timestep_lr banded takes bands in turn; unbiased=true of --timestep_sampler has no say. Drop it.")
+        raise LabError("unbiased=true of --timestep_sampler has no effect with --timestep_lr banded. Leave it out.")
     even = [name for name, entry in TIMESTEP_SAMPLERS.items() if "uniform" in entry.traits]
     if lr.form == "banded" and config.timestep_sampler not in even:
         raise LabError(
-            f"--timestep_lr banded decides which timesteps an update has, and so does --timestep_sampler "
-            f"{config.timestep_sampler}, with a density of its own. Use one of {', '.join(even)}, or --timestep_lr weight."
+            f"--timestep_lr banded and --timestep_sampler {config.timestep_sampler} both choose the timesteps of an update. "
+            f"Use one of {', '.join(even)}, or --timestep_lr weight."
         )
 
 
 def check_timesteps(config: ResolvedConfig) -> None:
-    """Builds sampler and weighting once, for what only the densities themselves can refuse."""
+    """Builds sampler and weighting once, for errors of their own code."""
     spec = objective_spec(config)
     process = spec.make_process()
     spec.make_sampler(process, config.max_train_steps or 1000)
@@ -57,7 +55,7 @@ def check_timesteps(config: ResolvedConfig) -> None:
 
 
 def objective_spec(config: ResolvedConfig) -> ObjectiveSpec:
-    """What a run learns from, of its configuration."""
+    """The objective of a run by its configuration."""
     from ..objective.objective import ObjectiveSpec  # heavy
 
     return ObjectiveSpec(
@@ -76,5 +74,5 @@ def objective_spec(config: ResolvedConfig) -> ObjectiveSpec:
 
 
 def recorded_process(fields: dict[str, Any]) -> NoiseProcess:
-    """The noise process of a run, of the configuration in its record."""
+    """The noise process of a run by the configuration in its record."""
     return make_process(fields["objective"], is_bounded=kind_of(fields).is_bounded, **fields["objective_kwargs"])

@@ -153,7 +153,7 @@ def test_no_command_is_shown_that_lacks_the_programs_own_code(tmp_path, falls_he
     assert f"registered `{falls_here}` itself" in card
     assert "```bash" not in card
     assert cli.main(["rerun", str(folder)]) == 2
-    assert f"registered '{falls_here}' itself" in capsys.readouterr().err
+    assert f"registered '{falls_here}', by code" in capsys.readouterr().err
 
 
 def test_code_of_ones_own_is_recorded_and_needed_again(tmp_path, quick):
@@ -170,13 +170,13 @@ def test_code_of_ones_own_is_recorded_and_needed_again(tmp_path, quick):
     rerun = ["-m", "diffusers_lrlab", "rerun", folder, "--out", tmp_path / "again", "--compare"]
     status, _, stderr = started.run(*rerun, env=runs.environment())
     assert status == 2
-    assert f"This run used code of its own, {file}, which its record does not hold." in stderr
+    assert f"This run used {file}, whose code its record does not hold." in stderr
     status, stdout, stderr = started.run(*rerun, "--import", file, env=runs.environment())
     assert status == 0, stderr
     assert "reproduced, to the bit" in stdout
     file.write_text(file.read_text() + "\n# changed\n")
     stderr = runs.run(*arguments, f"--import={file}", "--resume_from_checkpoint=latest", "--checkpointing_steps=1")
-    assert "warning: the code that --import loads is not the one that this run began with" in stderr
+    assert "warning: the code that --import loads has changed since this run began" in stderr
 
 
 def test_a_study_takes_code_of_ones_own(tmp_path):
@@ -244,9 +244,10 @@ def test_a_launched_script_takes_code_of_ones_own(tmp_path):
         ({"adam_weight_decay": float("nan")}, "adam_weight_decay=nan: must be"),
         ({"learning_rate": -1e-4}, "learning_rate=-0.0001: must be"),
         ({"dataset_name": "a/b", "train_data_dir": "c"}, "Both dataset_name='a/b' and train_data_dir='c' are given"),
-        ({"streaming": True, "dataset_name": "a/b"}, "give max_train_steps, the number of updates of the run."),
+        ({"streaming": True, "dataset_name": "a/b"}, "give max_train_steps, the updates of updates of the run."),
         ({"resume_from_checkpoint": "checkpoint-7", "output_dir": "none"}, "is not a checkpoint of this script"),
     ],
+    ids=str,
 )
 def test_errors_from_python_name_the_argument(options, message):
     with pytest.raises(LabError) as error:

@@ -192,7 +192,7 @@ def test_to_name_the_kind_that_is_found_anyway_makes_no_other_run():
 
 
 def test_a_default_that_a_kind_forgot_is_an_error():
-    with pytest.raises(LabError, match="--learning_rate is not resolved"):
+    with pytest.raises(LabError, match="--learning_rate is missing"):
         ResolvedConfig(**{**resolve_config(TrainingConfig()).to_dict(), "learning_rate": None})
 
 

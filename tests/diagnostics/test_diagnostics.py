@@ -13,7 +13,6 @@ import torch
 from diffusers import DDPMScheduler
 from PIL import Image
 from safetensors.numpy import load_file
-from tables import cases
 
 from diffusers_lrlab.core.plotting import new_figure
 from diffusers_lrlab.data.batch import Batch
@@ -42,7 +41,7 @@ def rows_of(log):
 # --- bins ------------------------------------------------------------------------------------------------------------
 
 
-@cases("num_train_timesteps", [1, 2, 7, 10, 50, 333, 1000])
+@pytest.mark.parametrize("num_train_timesteps", [1, 2, 7, 10, 50, 333, 1000])
 def test_bins_cover_every_timestep_once(num_train_timesteps):
     for num_bins in {1, 2, 3, 7, 10, 49, num_train_timesteps - 1, num_train_timesteps}:
         if 1 <= num_bins <= num_train_timesteps:
@@ -72,7 +71,7 @@ def random_losses(count, seed=0, num_timesteps=1000):
     return generator.integers(0, num_timesteps, count), generator.lognormal(size=count).astype(np.float32)
 
 
-@cases(("num_bins", "num_timesteps"), [(1, 1000), (10, 1000), (7, 50), (50, 50)])
+@pytest.mark.parametrize(("num_bins", "num_timesteps"), [(1, 1000), (10, 1000), (7, 50), (50, 50)])
 def test_sums_and_rows_agree_with_numpy(num_bins, num_timesteps):
     log = TimestepLog(num_bins, num_timesteps)
     sums = TimestepLosses(log.starts, CPU)
@@ -133,8 +132,8 @@ def test_validation_losses_are_means_over_bins():
 # --- what was asked for ----------------------------------------------------------------------------------------------
 
 
-@cases("name", ["uniform", "clts", "clts_reversed", "easy_to_hard", "banded"])
-@cases(("first", "last"), [(0, 0), (3, 9), (0, 99)])
+@pytest.mark.parametrize("name", ["uniform", "clts", "clts_reversed", "easy_to_hard", "banded"])
+@pytest.mark.parametrize(("first", "last"), [(0, 0), (3, 9), (0, 99)])
 def test_the_density_asked_for_is_the_mean_over_updates(name, first, last):
     sampler = get_timestep_sampler(name, 50, 100)
     expected = torch.stack([sampler.probabilities(update) for update in range(first, last + 1)]).mean(dim=0)
@@ -227,7 +226,7 @@ def add_update(log, update):
         log.add_gradients(done, generator.random(4).tolist(), [1.0, math.nan, 2.0, 3.0])
 
 
-@cases("stopped", [30, 31, 33, 35, 62, 72, 80])
+@pytest.mark.parametrize("stopped", [30, 31, 33, 35, 62, 72, 80])
 def test_a_log_that_was_restored_goes_on_as_if_it_had_not_been(tmp_path, stopped):
     whole, first, second = TimestepLog(4, 20), TimestepLog(4, 20), TimestepLog(4, 20)
     for update in range(100):
@@ -351,7 +350,7 @@ def test_gradients_agree_with_ordinary_ones(num_bins):
         assert noise_scale == pytest.approx(trace / squared_norm, rel=1e-3)
 
 
-@cases(("num_bins", "num_timesteps"), [(1, 100), (4, 100), (7, 100), (100, 100), (1, 5)])
+@pytest.mark.parametrize(("num_bins", "num_timesteps"), [(1, 100), (4, 100), (7, 100), (100, 100), (1, 5)])
 def test_probes_are_spread_over_their_bin(num_bins, num_timesteps):
     starts = bin_starts(num_bins, num_timesteps)
     probes = GradientProbes(Batch(IMAGES), PROCESS, starts, CPU)
@@ -401,8 +400,8 @@ def test_a_gradient_of_nothing_but_noise_has_no_noise_scale():
     assert math.isnan(noise_scales[0])
 
 
-@cases("training", [True, False])
-@cases("grad_enabled", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("grad_enabled", [True, False])
 def test_probes_leave_everything_as_it_is(training, grad_enabled):
     model = ProbedModel().train(training)
     for number, parameter in enumerate(model.parameters()):
@@ -471,7 +470,7 @@ FROM_FILE = ["few validation images"]
 
 
 @pytest.mark.slow
-@cases(("name", "from_file"), [(name, kind) for kind in (0, 1) for name in (PICTURES, FROM_FILE)[kind]])
+@pytest.mark.parametrize(("name", "from_file"), [(name, kind) for kind in (0, 1) for name in (PICTURES, FROM_FILE)[kind]])
 def test_there_is_a_picture_of_any_rows(tmp_path, name, from_file):
     rows = some_rows(**PICTURES[name])
     if from_file:

@@ -1,9 +1,9 @@
 """Signs of a bad learning rate: each in a log made to show it, none in good ones."""
 
 import numpy as np
+import pytest
 import runs
 import started
-from tables import cases
 
 from diffusers_lrlab.diagnostics.lr_warnings import find_lr_warnings
 
@@ -32,27 +32,30 @@ GOOD = 0.1 + np.exp(-X / 10)
 NOISY = GOOD * (1 + 0.1 * RNG.standard_normal(NUM))
 
 
-@cases("losses", [GOOD, NOISY, GOOD[:45], np.where(X % 17 == 3, 5, GOOD)])
+@pytest.mark.parametrize(
+    "losses", [GOOD, NOISY, GOOD[:45], np.where(X % 17 == 3, 5, GOOD)], ids=["falls", "noisy", "short", "spikes"]
+)
 def test_good_logs_have_none(losses):
     assert signs(losses) == {}
 
 
-@cases("seed", range(20))
+@pytest.mark.parametrize("seed", range(20))
 def test_noise_alone_is_no_sign(seed):
     noise = np.random.default_rng(seed)
     for scale in (0.02, 0.1, 0.2):
         assert signs(GOOD * (1 + scale * noise.standard_normal(NUM))) == {}
 
 
-@cases(
+@pytest.mark.parametrize(
     ("losses", "name", "part"),
     [
         (np.full(NUM, 1.0), "not_falling", "has not fallen: 1 in the first rows, 1 at update 1000, learning rate 0.001"),
         (1.2 - 0.002 * X[::-1] / NUM, "not_falling", "has not fallen"),
         (np.where(X < 50, GOOD, 0.3), "rising", "has risen from 0.1"),
-        (GOOD * (1 + np.where(X > 70, 0.3, 0.01) * (-1.0) ** X), "swinging", "times as much as it did when it was calm"),
+        (GOOD * (1 + np.where(X > 70, 0.3, 0.01) * (-1.0) ** X), "swinging", "times as much as in calmer rows"),
         (GOOD * (1 + 0.6 * (-1.0) ** X), "swinging", "% from row to row at update 1000, learning rate 0.001. Lower"),
     ],
+    ids=["flat", "rises slowly", "jumps", "swings late", "swings"],
 )
 def test_bad_logs_have_theirs(losses, name, part):
     found = signs(losses)
@@ -65,7 +68,7 @@ def test_clipping_and_spikes():
     assert signs(GOOD, norms=np.where(X % 2, 3.0, 0.5)) == {}
     assert find_lr_warnings(log(GOOD, norms=3.0), 50, 1000, 0.0) == {}
     found = signs(GOOD, spikes=[(30, 2), (40, 0), (50, 2), (60, 2), (70, 1)])["spikes"]
-    assert "5 rows of the log with spikes of the loss so far, most of them in part 2" in found
+    assert "5 rows of the log with loss spikes so far, mostly in bin 2" in found
     assert signs(GOOD, spikes=[(30, 2)]) == {}
     one_bad_batch = log(GOOD)
     one_bad_batch[30]["loss_spike_bins"] = [0, 1, 2, 3, 4, 5]

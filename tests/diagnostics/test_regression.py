@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from tables import cases
 
 from diffusers_lrlab.diagnostics.regression import BatchLosses, solve
 from diffusers_lrlab.diagnostics.timestep_log import bin_starts
@@ -32,7 +31,7 @@ def solved(*draws):
     return solve(sums.sums.numpy())
 
 
-@cases("num_images", [1, 2, 4, 16])
+@pytest.mark.parametrize("num_images", [1, 2, 4, 16])
 def test_intervals_cover_the_means_of_all_bins(num_images):
     """One variance for all bins makes those of noisy levels too short, by a factor of 2 or more, and others too long."""
     rng, hits = np.random.default_rng(num_images), []

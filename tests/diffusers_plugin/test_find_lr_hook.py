@@ -75,7 +75,7 @@ def test_losses_and_rules_are_those_of_the_finder(tmp_path):
         assert found["suggestions"][name]["lr"] == rule(sweep["lrs"], sweep["losses"]).lr
         assert found["suggestions"][name].keys() == {"lr", "reason", "interval"}
     assert "1 test from 1e-07 to 0.01 in 200 updates" in stdout
-    assert f"Wrote {tmp_path / 'run' / 'lrlab'}/lr_finder.json and .png; nothing else" in stdout
+    assert f"Wrote {tmp_path / 'run' / 'lrlab'}/lr_finder.json and .png; the test left no other" in stdout
     assert "--find_lr does not train: --fix_lr_clock has no effect on the test." in stderr
     assert "LR audit" not in stderr
 
@@ -122,7 +122,7 @@ def test_losses_of_held_out_rows(tmp_path):
     assert found["settings"]["mode"] == "probe"
     probe = "the loss of 1 of 2048 rows, which are not trained on, with 64 fixed draws of timesteps and noise for each"
     assert found["about"]["probe"] == probe
-    assert f"Read by the probe: {probe}." in stdout
+    assert f"Probe: {probe}." in stdout
     assert "--find_lr does not train: --ema, --ema_swap, --validation_steps has no effect on the test." in stderr
 
 
@@ -213,7 +213,7 @@ def test_a_test_that_ends_early():
     assert not test.add(float("inf"))
     result = test.result("the loss of a row")
     assert "the loss was not finite at a rate of 1e-07" in result.sweeps[0].ended
-    assert "Read by the probe: the loss of a row." in result.describe()
+    assert "Probe: the loss of a row." in result.describe()
     assert result._figure().axes[0].get_ylabel() == "loss of the probe: held-out rows"
     test = ScriptTest()
     test.add(1.0)
@@ -253,16 +253,16 @@ def test_what_is_said(tmp_path, capsys, monkeypatch):
     test.finish(hook)
     said = capsys.readouterr().out
     assert "the loss does not fall between 1e-07 and" in said
-    assert "For half the noise, add --num_updates 80 before the script's name, or give it a batch of four times" in said
+    assert "For half the noise, add --num_updates 80 before the script's name, or use a batch four times as large" in said
     hook.can_hold_rows_back = True
     test.finish(hook)
     said = capsys.readouterr().out
-    assert "To be rid of the noise of batches, add --validation_fraction 0.1 before the script's name" in said
+    assert "To avoid the noise of batches, add --validation_fraction 0.1 before the script's name" in said
     assert "Or, for half the noise, add --num_updates 80" in said
     hook.probe = "the loss of 1 of 8 rows"
     test.finish(hook)
     said = capsys.readouterr().out
-    assert "The updates themselves are too noisy: give it a batch of four times the size" in said
+    assert "The updates themselves are too noisy: use a batch four times as large" in said
     assert "--num_updates" not in said
     hook.probe = None
     monkeypatch.setattr("diffusers_lrlab.finder.result.FinderResult.save", lambda *_: None)  # a second each

@@ -129,5 +129,5 @@ def test_a_learning_rate_is_looked_for(tmp_path, inputs, case, by):
     done = run([*arguments, "--checkpointing_steps=5"], ["--find_lr", *options])
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"1 test from 1e-07 to 0.01 in {20 if options else 200} updates" in done.stdout
-    assert ("Read by the probe: the loss of 1 of 8 rows" in done.stdout) is bool(options)
+    assert ("Probe: the loss of 1 of 8 rows" in done.stdout) is bool(options)
     assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == ["lr_finder.json", "lr_finder.png", "lrlab"]

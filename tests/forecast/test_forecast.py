@@ -238,7 +238,7 @@ def test_compiling_is_no_update(tmp_path, monkeypatch):
     seconds = forecast_time(trainer, Budget(5))
     assert (seconds.update, seconds.compiling, seconds.training) == (2.0, 998.0, 200.0)
     assert seconds.total >= 1198.0
-    assert "16.6 min of it to compile the model" in "\n".join(describe._time_lines(trainer.run.plan, seconds, "cpu"))
+    assert "of it 16.6 min to compile the model" in "\n".join(describe._time_lines(trainer.run.plan, seconds, "cpu"))
 
 
 def test_updates_that_diverge_leave_the_rest_of_the_forecast(tmp_path, monkeypatch):
@@ -248,7 +248,7 @@ def test_updates_that_diverge_leave_the_rest_of_the_forecast(tmp_path, monkeypat
     monkeypatch.setattr(describe, "forecast_time", diverge)
     trainer = make_trainer(tmp_path, dataset_name="moons")
     shown = "\n".join(describe_forecast(trainer.run.plan, trainer.run.data, trainer.accelerator))
-    assert "No forecast of the time, as the updates to measure diverged: The loss is not finite." in shown
+    assert "No forecast of the time, as the measured updates diverged: The loss is not finite." in shown
     assert "memory with" in shown
 
 
@@ -320,7 +320,7 @@ def test_memory_with_other_settings_is_left_out_without_time(tmp_path):
     plan = make_trainer(tmp_path, dataset_name="moons").run.plan
     lines = describe._alternatives(plan, forecast_memory(plan), "cpu", Budget(0))
     assert len(lines) == 3
-    assert lines[2].startswith("There was no time for --no_use_ema, --optimizer sgd")
+    assert lines[2].startswith("No time left for --no_use_ema, --optimizer sgd")
 
 
 @pytest.mark.parametrize("epochs", [None, 1, 2, 100])
@@ -342,18 +342,18 @@ def test_the_command_tells_it(tmp_path, monkeypatch, capsys, measures):
     assert main(["plan", "--dataset_name", "moons", "--max_train_steps", "50", "--learning_rate", "auto", *few]) == 0
     shown = capsys.readouterr().out
     parts = [
-        *(" memory  ", " on the cpu: parameters 1.1 MiB", "are free there; --train_batch_size up to", "time  "),
+        *(" memory  ", " on the cpu: parameters 1.1 MiB", " free; --train_batch_size up to", "time  "),
         *(
-            "ms an update",
-            "before it, of some 600 updates, to find the learning rate",
-            "disk  5.7 MiB: the pipeline 1.1 MiB, 1 checkpoint of 4.5 MiB",
+            "ms per update",
+            "to find the learning rate, in about 600 updates",
+            "disk  5.7 MiB: pipeline 1.1 MiB, 1 checkpoint of 4.5 MiB",
             "memory with",
             "--optimizer adafactor",
         ),
     ]
     if not measures:
         parts += ["time  6.1 s (6.05 s to 6.2 s): training 0.1 s, validation 1 s, sampling 2 s, evaluation 3 s"]
-        parts += ["2 ms an update", "1.2 s before it, of some 600 updates", "measured for 0 s"]
+        parts += ["2 ms per update", "and before it 1.2 s to find the learning rate", "measured in 0 s"]
     for part in parts:
         assert part in shown
     assert list(tmp_path.iterdir()) == []
@@ -362,6 +362,7 @@ def test_the_command_tells_it(tmp_path, monkeypatch, capsys, measures):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [(["--dataset_nam", "moons"], "Unknown argument '--dataset_nam'"), (["--optimizer", "adamax"], "'adamax'")],
+    ids=str,
 )
 def test_the_command_refuses(arguments, part, capsys):
     assert main(["plan", *arguments]) == 2

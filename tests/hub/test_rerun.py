@@ -314,13 +314,13 @@ def test_a_run_that_is_not_reproduced_is_an_error(pair, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "'nothing' is neither a folder nor the id of a repository"),
+        (["nothing"], "'nothing' is neither a folder nor a repository"),
         (["empty"], "holds no record of a run"),
         (["then", "--tolerance", "0.1"], "--tolerance has no effect without --compare"),
         (["then", "--compare", "--tolerance", "nan"], "--tolerance nan: must be"),
-        (["then", "--compare", "--output_dir", "then"], "'--output_dir' is not for a rerun"),
-        (["then", "--compare", "--config", "x.yaml"], "'--config' is not for a rerun"),
-        (["then", "--revision", "v1"], "--revision 'v1' is about repositories"),
+        (["then", "--compare", "--output_dir", "then"], "'--output_dir' has no effect on a rerun"),
+        (["then", "--compare", "--config", "x.yaml"], "'--config' has no effect on a rerun"),
+        (["then", "--revision", "v1"], "--revision 'v1' is for repositories"),
         (["then", "--out", "then"], "is the folder of the record"),
         (["then", "--out", "now"], "already holds a run"),
         (["then", "--out", "new", "--learning_rte", "1"], "Unknown argument '--learning_rte'"),

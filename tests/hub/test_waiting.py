@@ -74,7 +74,7 @@ def test_a_commit_that_is_made_after_its_connection_broke_is_ours(mine, hub, tmp
     wanted[MANIFEST] = manifest_text(sums).encode()
     hub.faults += [Fault(COMMIT, cut="during"), Fault(COMMIT, then=lambda: hub.model("user/new").commit(wanted, "late"))]
     result = lrlab("push", "other", "--repo_id", "user/new", env=hub.env, cwd=tmp_path)
-    assert "as they were sent" in result.stdout
+    assert "Uploaded and verified" in result.stdout
     assert hub.model("user/new").messages == ["initial commit", "first", "late"]
 
 

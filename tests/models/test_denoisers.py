@@ -123,8 +123,8 @@ def test_a_pipeline_whose_code_is_not_there_says_so(gated):
         ({"denoiser": "gatd"}, "Unknown denoiser 'gatd'. Did you mean 'gated'?"),
         ({"denoiser": "gated:depth=3"}, "'gated' does not take 'depth': it takes width"),
         ({"denoiser": "gated:width=0"}, "width=0 of 'gated': must be a whole number in \\[1, inf\\)"),
-        ({"denoiser": None, "denoiser_kwargs": {"width": 3}}, "--denoiser_kwargs {'width': 3} without --denoiser"),
-        ({"model_config_name_or_path": "here"}, "'here' both choose the model. Give one of them"),
+        ({"denoiser": None, "denoiser_kwargs": {"width": 3}}, "{.width.: 3} has no effect without --denoiser"),
+        ({"model_config_name_or_path": "here"}, "--model_config_name_or_path has no effect with --denoiser"),
         ({"dataset_name": "digits", "distance_samples": None}, "does not suit images: GatedDenoiser takes no sample_size"),
         ({"denoiser": "mlp:embedding_size=5"}, "cannot be built as MLPDenoiser.*embedding_size=5 is odd"),
     ],
@@ -206,5 +206,5 @@ def test_images_and_what_others_can_do_with_the_folder(tmp_path):
         done = python("-c", code)
         assert done.stdout.strip() == "(1, 8, 8, 1)", done.stderr
     rerun = ["-m", "diffusers_lrlab", "rerun", out, "--out", tmp_path / "again", "--compare"]
-    assert f"This run used code of its own, {file}" in python(*rerun).stderr
+    assert f"This run used {file}, whose code" in python(*rerun).stderr
     assert "reproduced, to the bit" in python(*rerun, "--import", file).stdout

@@ -64,7 +64,7 @@ def test_flags_and_spec_strings_are_parameters_of_one_objective(arguments, expec
         ),
         (
             {"objective": "other", "ddpm_num_steps": 60},
-            "--ddpm_num_steps 60 has no effect on --objective other; it is for ddpm",
+            "--ddpm_num_steps 60 has no effect on --objective other, only on ddpm",
         ),
         (
             {"objective": "other", "prediction_type": "epsilon"},

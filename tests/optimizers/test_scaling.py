@@ -95,7 +95,7 @@ def test_the_calculator(capsys):
             "--learning_rate 1e-4 --train_batch_size 0 --num_processes 0",
             "--train_batch_size 0: must be a whole number",
         ),
-        ("--learning_rate -1", "learning_rate=-1.0: must be a number in (0, inf)"),
+        ("--learning_rate -1", "--learning_rate -1.0: must be a number in (0, inf)"),
         ("", "--learning_rate"),
     ],
 )
@@ -113,7 +113,7 @@ def test_the_calculator_refuses(arguments, part, capsys):
             {"scale_lr": "root"},
             r"scale_lr='root' of TrainingConfig\(\): must be 'none' or 'linear' or 'sqrt' or 'guide', got 'root'",
         ),
-        ({"scale_lr": "sqrt", "learning_rate": "auto"}, "--scale_lr sqrt has no place beside it"),
+        ({"scale_lr": "sqrt", "learning_rate": "auto"}, "--scale_lr sqrt has no effect with --learning_rate auto"),
     ],
 )
 def test_options_that_cannot_be(options, part):

@@ -183,9 +183,9 @@ def test_what_would_make_another_schedule_of_it_is_refused(mine, hub, tmp_path):
         assert "would change the published schedule" in error
     plan = ("plan", "--lr_scheduler", "hub:user/mine")
     for more, message in (
-        (["--lr_num_cycles", "3"], "would make another schedule"),
+        (["--lr_num_cycles", "3"], "--lr_num_cycles has no effect on a published schedule"),
         (["--momentum_scheduler_kwargs", '{"min_momentum": 0.5}'], "includes the momentum schedule 'demon'"),
-        (["--lr_scheduler_source", "hub:somebody/else"], "is written by --lr_scheduler hub:USER/NAME, not given"),
+        (["--lr_scheduler_source", "hub:somebody/else"], "is set by --lr_scheduler hub:USER/NAME, not by hand"),
     ):
         assert message in lrlab(*plan, *more, env=hub.env, cwd=tmp_path, status=2).stderr
 

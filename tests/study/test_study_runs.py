@@ -574,8 +574,8 @@ def test_a_text_that_a_metric_gives_is_in_the_table_of_runs(stacked, tmp_path):
 @cases("options, expected", [
     ("report {done} --figures pfd", "--figures 'pfd': must be one of pdf, png, svg"),
     ("report {done} --dpi 300", "have no effect without --figures. Add --figures pdf, png or svg"),
-    ("card {done} --out {done}-card --figures pdf", "--figures is of `lrlab study report DIR`"),
-    ("run quick --out {done} --figure_width 3", "--figure_width is of `lrlab study report DIR`"),
+    ("card {done} --out {done}-card --figures pdf", "--figures has no effect here. Use `lrlab study card DIR --out CARD`"),
+    ("run quick --out {done} --figure_width 3", "--figure_width has no effect here. Use `lrlab study run SPEC --out DIR`"),
 ])  # fmt: skip
 def test_figures_are_of_the_report(done, capsys, options, expected):
     assert main(["study", *options.format(done=done).split()]) == 2
@@ -1343,7 +1343,7 @@ def test_from_python_and_by_the_script(home, done, capsys):
         assert "--import mine.py" in read_summary(done)["study"]["command"]
         patch.setattr(sys, "argv", ["run_study.py", str(spec)])
         assert script.main() == 2
-        assert "error: Where to?" in capsys.readouterr().err
+        assert "error: --out DIR is missing" in capsys.readouterr().err
         patch.setenv("WORLD_SIZE", "2")
         patch.setattr(sys, "argv", ["run_study.py", str(spec), f"--out={done}"])
         assert script.main() == 2

@@ -93,7 +93,7 @@ REFUSED = {
         with_base(learning_rate=-1),
         ["'constant' on 'dino'", "--learning_rate -1.0: must be", "(0, 1e30]"],
     ),
-    "empty value": ({"arms": {"a": {"lr_scheduler": None}}}, ["lr_scheduler: None", "Leave the line out"]),
+    "empty value": ({"arms": {"a": {"lr_scheduler": None}}}, ["lr_scheduler: None", "Remove the line"]),
     "unknown schedule": (
         {"arms": {**ARMS, "a": {"lr_scheduler": "cosin"}}},
         ["In the arm 'a' on 'dino'", "'cosin'", "Did you mean 'cosine'?"],
@@ -104,7 +104,7 @@ REFUSED = {
         with_base(lr_warmup_steps=5),
         ["'constant' on 'dino'", "--lr_warmup_steps 5", "constant_with_warmup"],
     ),
-    "no length": (with_base(max_train_steps=None), ["max_train_steps: None", "Leave the line out"]),
+    "no length": (with_base(max_train_steps=None), ["max_train_steps: None", "Remove the line"]),
     "length in epochs": (
         {"base": {key: value for key, value in BASE.items() if key != "max_train_steps"} | {"num_epochs": 1}},
         ["evaluation points", "give max_train_steps, not num_epochs"],
@@ -389,14 +389,16 @@ def test_points_that_are_read_one_by_one_cannot_be_stacked(capsys, tmp_path):
 @cases(
     ("arguments", "parts"),
     [
-        (["study", "run", "quick"], ["Where to?", "--out DIR"]),
+        (["study", "run", "quick"], ["--out DIR is missing", "a new folder"]),
         (["study", "run", "quik", "--out=TMP/out"], ["no study 'quik'", "Did you mean 'quick'?", "warmup"]),
         (["study", "run", "TMP/none.yaml", "--out=TMP/out"], ["none.yaml", "No such file", "Give the path"]),
         (["study", "rum", "quick"], ["no action 'rum'", "Did you mean 'run'?"]),
         (["study", "report", "TMP"], ["no study in", "lrlab study run"]),
-        (["study", "list", "--out=TMP/out"], ["The form is `lrlab study list`, without other options"]),
-        (["study", "report", "TMP", "--executor=local"], ["study report DIR"]),
-        (["study", "report", "TMP", "--precision=bf16"], ["study report DIR"]),
+        (["study", "list", "--out=TMP/out"], ["--out has no effect here. Use `lrlab study list`"]),
+        (["study", "report", "TMP", "--executor=local"], ["--executor has no effect", "`lrlab study report DIR`"]),
+        (["study", "report", "TMP", "--precision=bf16"], ["--precision has no effect", "`lrlab study report DIR`"]),
+        (["study", "card", "TMP"], ["The form is `lrlab study card DIR --out CARD`"]),
+        (["study", "run"], ["The form is `lrlab study run SPEC --out DIR`"]),
         (["study", "report", "TMP", "--workers=2"], ["study report DIR"]),
     ],
 )

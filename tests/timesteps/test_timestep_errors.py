@@ -154,7 +154,7 @@ ERRORS = {
     # flags that need another
     "kwargs without name": (
         ['--timestep_lr_kwargs={"factors": [1, 2]}'],
-        ["--timestep_lr_kwargs", "[1, 2]", "without --timestep_lr", "Give its name too"],
+        ["--timestep_lr_kwargs", "[1, 2]", "without --timestep_lr", "Add that or leave it out"],
     ),
     "gradients without bins": (
         ["--timestep_grad_every=5", "--log_timestep_bins=0"],
@@ -228,8 +228,8 @@ def test_what_is_contradictory_but_possible_is_only_a_warning(monkeypatch, tmp_p
         plan = describe_plan(prepare(parse_arguments([*arguments, f"--output_dir={tmp_path / 'run'}"], ""))[0])
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
-    assert "'logit_normal' draws more of the middle of the noise levels and 'min_snr' weighs it more" in plan
-    assert "timesteps  drawn logit_normal, weighting min_snr, noise gaussian" in plan
+    assert "'logit_normal' samples the middle noise levels more often and 'min_snr' weights them more" in plan
+    assert "timesteps  sampler logit_normal, weighting min_snr, noise gaussian" in plan
 
 
 # --- what the data and the length of the run decide ------------------------------------------------------------------
@@ -250,15 +250,18 @@ def test_gradients_need_held_out_images_that_are_there(tmp_path):
             "10000 images, and this run sees 6400",
         ),
         ({"timestep_sampler": "loss_second_moment", "max_train_steps": 200}, None),
-        ({"noise": "immiscible", "train_batch_size": 1}, "'immiscible' relates the images"),
-        ({"timestep_sampler": "stratified", "train_batch_size": 1}, "'stratified' relates the images"),
+        ({"noise": "immiscible", "train_batch_size": 1}, "'immiscible' has no effect on updates of a single image"),
+        (
+            {"timestep_sampler": "stratified", "train_batch_size": 1},
+            "'stratified' has no effect on updates of a single image",
+        ),
         ({"timestep_sampler": "stratified", "noise": "immiscible", "train_batch_size": 2}, None),
         ({"timestep_sampler": "clts", "prediction_type": "sample"}, "high noise is the hard end"),
-        ({"timestep_sampler": "laplace", "loss_weighting": "min_snr"}, "both at once"),
+        ({"timestep_sampler": "laplace", "loss_weighting": "min_snr"}, "together they leave"),
         ({"timestep_sampler": "laplace", "loss_weighting": "p2"}, None),
         ({"timestep_grad_every": 11}, "--timestep_grad_every 11 never comes in 10 updates"),
         ({"timestep_grad_every": 10}, None),
-        ({"timestep_grad_every": 10, "num_validation_images": 31}, "but no noise scales"),
+        ({"timestep_grad_every": 10, "num_validation_images": 31}, "only norms will be measured"),
     ],
     ids=str,
 )

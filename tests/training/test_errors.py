@@ -19,7 +19,6 @@ import torch
 from accelerate.state import AcceleratorState
 from helpers import image_folder
 from runs import SCRIPT, TINY_UNET, environment
-from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.training.arguments import parse_arguments
@@ -108,7 +107,10 @@ OPTIONS = {
         ["--lr_scheduler_kwargs={gamma: 1}"],
         ["--lr_scheduler_kwargs", "{gamma: 1}", "not valid JSON", "char 1", """'{"gamma": 0.5}'"""],
     ),
-    "no whole number": (["--max_train_steps=1e4"], ["--max_train_steps", "use a whole number, such as 10000, not '1e4'"]),
+    "no whole number": (
+        ["--max_train_steps=1e4"],
+        ["--max_train_steps: must be a whole number, such as 10000, got '1e4'"],
+    ),
     "JSON, but no object": (["--lr_scheduler_kwargs=[1, 2]"], ["--lr_scheduler_kwargs", "[1, 2]", "must be a JSON object"]),
     "kwarg twice in a spec": (["--lr_scheduler=step:gamma=0.5,gamma=0.1"], ["'gamma' is given twice", "NAME:key=value"]),
     "kwarg in spec and JSON": (
@@ -117,7 +119,7 @@ OPTIONS = {
     ),
     "kwarg in spec and flag": (
         ["--lr_scheduler=cosine:num_cycles=1", "--lr_num_cycles=2"],
-        ["'num_cycles' is given twice", "Drop one"],
+        ["'num_cycles' is given twice", "Leave one out"],
     ),
     "warm-up longer than the run": (
         ["--max_train_steps=5", "--lr_warmup_steps=10"],
@@ -172,21 +174,21 @@ OPTIONS = {
     ),
     "both lengths": (
         ["--num_epochs=1", "--max_train_steps=3"],
-        ["--num_epochs 1", "--max_train_steps 3", "give one of them"],
+        ["--num_epochs has no effect with --max_train_steps", "Leave one of them out"],
     ),
     "two data sets": (["--dataset_name=digits", "--train_data_dir=TMP"], ["'digits'", "TMP", "give one of them"]),
     "name of a data set": (["--dataset_name=digit"], ["'digit'", "Did you mean 'digits'?", "USER/NAME"]),
-    "missing folder": (["--train_data_dir=TMP/missing"], ["TMP/missing", "does not exist", "folder that holds images"]),
+    "missing folder": (["--train_data_dir=TMP/missing"], ["TMP/missing", "does not exist", "folder of images"]),
     "file for a folder": ([f"--train_data_dir={__file__}"], ["test_errors.py", "is a file", "path of a folder"]),
     "stream without a length": (
         ["--dataset_name=user/name", "--streaming"],
-        ["A stream has no known length: give --max_train_steps, the number of updates of the run."],
+        ["The length of a stream is unknown: give --max_train_steps, the updates of the run."],
     ),
     "epochs of a stream": (
         ["--dataset_name=user/name", "--streaming", "--num_epochs=3"],
-        ["A stream has no known length: give --max_train_steps, the number of updates of the run, not --num_epochs 3."],
+        ["The length of a stream is unknown: give --max_train_steps, the updates of the run, not --num_epochs 3."],
     ),
-    "stream of digits": (["--streaming", "--max_train_steps=3"], ["'digits'", "--streaming", "Leave the flag out"]),
+    "stream of digits": (["--streaming", "--max_train_steps=3"], ["'digits'", "--streaming", "Leave it out"]),
     "rank by hand": (["--local_rank=0"], ["--local_rank 0", "accelerate launch --num_processes N"]),
     "plateau without validation": (
         ["--lr_scheduler=reduce_lr_on_plateau", "--num_validation_images=0"],
@@ -257,6 +259,7 @@ def yaml_file(tmp_path):
         ("lr_scheduler: [cosine", ["run.yaml", "not valid YAML"]),
         ("lr_scheduler_kwargs: {d: 2026-01-01}", ["run.yaml", "lr_scheduler_kwargs", "2026, 1, 1", "not JSON"]),
     ],
+    ids=str,
 )
 def test_a_wrong_yaml_file_is_named(call, yaml_file, tmp_path, text, parts):
     assert_told(call(f"--config={yaml_file(text)}", f"--output_dir={tmp_path / 'run'}"), *parts)
@@ -327,6 +330,7 @@ FOUR_LEVELS = {
         ({"norm_num_groups": 5}, [], ["no UNet2DModel can be built from it", "divisible by num_groups (5)"]),
         ({"down_block_types": ["DownBlock2D"]}, [], ["no UNet2DModel can be built from it", "down_block_types"]),
     ],
+    ids=str,
 )
 def test_a_model_that_does_not_fit(call, tmp_path, change, arguments, parts):
     path = tmp_path / "model.json"
@@ -400,7 +404,7 @@ def test_overwriting_replaces_the_run_and_nothing_else(run_with_foreign_files):
     assert len(after["lrlab/metrics.jsonl"].splitlines()) == 1 + 3
 
 
-@cases("logging_dir", ["TMP/outside", "../outside", "..", ".", "", "photos", None, 3])
+@pytest.mark.parametrize("logging_dir", ["TMP/outside", "../outside", "..", ".", "", "photos", None, 3])
 def test_a_record_cannot_delete_what_is_not_of_its_run(tmp_path, logging_dir):
     """The record of a run may be somebody else's."""
     folder, outside = tmp_path / "run", tmp_path / "outside"
@@ -530,6 +534,7 @@ def test_a_full_disk_leaves_what_was_there(finished_run, tmp_path):
         (["--train_batch_size=5000"], ["batch of 5000", "Use at most --train_batch_size 1541"]),
         (["--dataset_name=/nowhere/at/all"], ["/nowhere/at/all", "does not exist"]),
     ],
+    ids=str,
 )
 def test_a_real_command_line_prints_the_message_alone(tmp_path, arguments, parts):
     outcome = start(*arguments, f"--output_dir={tmp_path / 'run'}")
@@ -539,7 +544,9 @@ def test_a_real_command_line_prints_the_message_alone(tmp_path, arguments, parts
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status"), [(["--lr_scheduler=cosin"], 2), (["--ema=constnt"], 2), (["--zzz"], 2), (["--help"], 0)]
+    ("arguments", "status"),
+    [(["--lr_scheduler=cosin"], 2), (["--ema=constnt"], 2), (["--zzz"], 2), (["--help"], 0)],
+    ids=str,
 )
 def test_a_typing_error_does_not_wait_for_torch(arguments, status):
     code = f"""
@@ -559,7 +566,7 @@ print("loaded", {{"torch", "diffusers", "datasets", "accelerate"}} & set(sys.mod
 # --- configurations made in Python -----------------------------------------------------------------------------------
 
 
-@cases(
+@pytest.mark.parametrize(
     ("options", "part"),
     [
         ({"prediction_type": "x0"}, "'epsilon' or 'sample' or 'v_prediction'"),
@@ -574,6 +581,7 @@ print("loaded", {{"torch", "diffusers", "datasets", "accelerate"}} & set(sys.mod
         ({"frechet_samples": 1}, "2 at least"),
         ({"logging_dir": "../elsewhere"}, "inside --output_dir"),
     ],
+    ids=str,
 )
 def test_python_gets_the_same_checks(options, part):
     from diffusers_lrlab.training.config import TrainingConfig

@@ -207,7 +207,7 @@ def test_the_finder_after_a_training_and_a_training_after_the_finder(home, tmp_p
     for _ in range(2):
         assert call(*finder) == 0
         told = capsys.readouterr()
-        assert "'then' holds a run, which stays as it is" in told.err
+        assert "'then' holds a run and is not changed" in told.err
         assert "Wrote then-find-lr/lrlab/lr_finder.json" in told.out
     assert {path: path.read_bytes() for path in Path("then").rglob("*") if path.is_file()} == before
     assert call("train", *SMALL, "--output_dir=then-find-lr") == 0

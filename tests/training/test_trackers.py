@@ -220,7 +220,7 @@ def test_the_record_has_the_ids(tmp_path, services, model):
         ("tensorbord", ["accelerate knows no tracker 'tensorbord'", "Did you mean 'tensorboard'?", "trackio, wandb"]),
         ("tensorboard,none", ["no tracker 'none'", "Give 'none', or one or several"]),
         ("tensorboard,", ["no tracker ''"]),
-        ("tensorboard,comet_ml", ["'comet_ml' is asked for but not installed: pip install comet_ml"]),
+        ("tensorboard,comet_ml", ["'comet_ml' is not installed: pip install comet_ml"]),
     ],
 )
 def test_trackers_that_cannot_be(logger, words, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a run learns from at one moment, for trying something out."""
+"""The objective of a run frozen at one update, for trial updates."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 @dataclass(eq=False, kw_only=True)
 class FixedNoiseObjective(Objective):
     """
-    The objective of a run at one moment, with random draws of its own.
+    The objective of a run frozen at one update, with its own random numbers.
 
-    The density of timesteps and the weights of losses stay as they are at this moment, except for bands, which take turns;
-    nothing here learns from losses.
+    The density of timesteps and the loss weights are those of this update, except that bands take turns. Nothing here learns
+    from losses.
     """
 
-    at: int  # the moment, in updates
-    evenly: bool  # timesteps evenly spread over their density, and antithetic noise
+    at: int  # the update
+    evenly: bool  # stratified timesteps and antithetic noise
 
     @classmethod
     def now(cls, trainer: Trainer, repeat: int, evenly: bool) -> Self:
-        """What a trainer learns from now, samplers and their state included, for one of several tests."""
+        """The current objective of a trainer, with samplers and their state, for one of several tests."""
         seed = stream_seed(trainer.run.config.seed, "finder", repeat)
         objective = trainer.run.objective
         parts = {part.name: getattr(objective, part.name) for part in dataclasses.fields(Objective)}
@@ -47,7 +47,7 @@ class FixedNoiseObjective(Objective):
         return self.at if self._bands is None else self.at + update
 
     def lr_factor(self, update: int) -> float | None:
-        """The factor that the band of an update puts on its learning rate."""
+        """The factor of an update's band on its learning rate."""
         if self._bands is None:
             return None
         factors = self._bands.lr_factors(np.array([self._moment(update)]), self.sampler.num_train_timesteps)
@@ -55,17 +55,17 @@ class FixedNoiseObjective(Objective):
 
     def draw(self, update: int) -> torch.Tensor:
         sampler, generator = self.sampler, stream_generator(self.spec.seed, "timesteps", update, device=self.device)
-        asked, sampler.draw = sampler.draw, "stratified" if self.evenly else sampler.draw
+        before, sampler.draw = sampler.draw, "stratified" if self.evenly else sampler.draw
         try:
             return sampler.sample(self.layout.global_batch, self._moment(update), generator)
         finally:
-            sampler.draw = asked
+            sampler.draw = before
 
     def weights(self, timesteps: torch.Tensor, update: int) -> torch.Tensor | None:
         return super().weights(timesteps, self._moment(update))
 
     def noise(self, update: int, images: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The second half of a batch has the noise of the first with the opposite sign."""
+        """Noise whose second half is the negative of its first."""
         if not self.evenly or self.spec.noise != "gaussian":
             yield from super().noise(update, images)
             return
@@ -76,4 +76,4 @@ class FixedNoiseObjective(Objective):
             yield whole[part.start : part.stop]
 
     def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
-        """Nothing."""
+        """Does nothing."""
