@@ -18,7 +18,7 @@ from .core.errors import NEGATIVE_NUMBER, LabError, did_you_mean, is_first_proce
 from .core.plugins import load_plugins
 from .core.signals import interrupts_as_usual
 from .diffusers_plugin import hook_options
-from .diffusers_plugin.patches import Patches
+from .diffusers_plugin.host.patches import Patches
 
 _LR_OPTIONS = {"--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type"}
 
@@ -94,7 +94,7 @@ def run_script(path: str, arguments: list[str]) -> None:
 def explain_script(path: str) -> None:
     """Prints what our options would do in a script; nothing of it is run."""
     from .diffusers_plugin.explain import explain
-    from .diffusers_plugin.host_script import HostScript
+    from .diffusers_plugin.script.source import HostScript
 
     _read(path)
     if is_first_process():
@@ -159,8 +159,8 @@ def main() -> None:
 def _launch(options: argparse.Namespace, patches: Patches) -> None:
     widen_choices(patches)
     follow_into_spawned_processes(patches)
-    from .diffusers_plugin.find_lr_hook import RangeTestDone
-    from .diffusers_plugin.hooks import Hooks
+    from .diffusers_plugin.hooks.find_lr import RangeTestDone
+    from .diffusers_plugin.installed_hooks import Hooks
 
     hooks: Hooks | None = None
     try:

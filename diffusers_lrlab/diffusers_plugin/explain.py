@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from .hook_table import HOOKS
-from .host_script import HostScript, NotRecognised, called_in
+from .script.source import HostScript, NotRecognised, called_in
 
 
 def recognisers() -> dict[str, Callable[[HostScript], str]]:

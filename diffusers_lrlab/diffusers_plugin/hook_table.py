@@ -16,8 +16,8 @@ from ..core.ranges import COUNT, Range
 if TYPE_CHECKING:
     import argparse
 
-    from .host import Hook, Host
-    from .host_script import HostScript
+    from .host.hook import Hook, Host
+    from .script.source import HostScript
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +89,8 @@ _TEST = (
 
 HOOKS: dict[str, HookEntry] = {
     "clock": HookEntry(
-        recognise="clock:recognise",
-        make="clock:make",
+        recognise="hooks.clock:recognise",
+        make="hooks.clock:make",
         is_always_there=True,
         options=(
             HookOption(
@@ -113,10 +113,10 @@ HOOKS: dict[str, HookEntry] = {
             ),
         ),
     ),
-    "updates": HookEntry(make="update_log:make", is_always_there=True),
+    "updates": HookEntry(make="hooks.update_log:make", is_always_there=True),
     "timesteps": HookEntry(
-        recognise="timesteps_hook:recognise",
-        make="timesteps_hook:make",
+        recognise="hooks.timesteps:recognise",
+        make="hooks.timesteps:make",
         options=(
             HookOption(
                 name="timestep_sampler",
@@ -128,8 +128,8 @@ HOOKS: dict[str, HookEntry] = {
     ),
     # After "timesteps", so that the log, which is last, sees a loss before it is weighted.
     "weighting": HookEntry(
-        recognise="weighting_hook:recognise",
-        make="weighting_hook:make",
+        recognise="hooks.weighting:recognise",
+        make="hooks.weighting:make",
         needs=("timesteps",),
         also_for=("timestep_sampler",),
         options=(
@@ -142,8 +142,8 @@ HOOKS: dict[str, HookEntry] = {
         ),
     ),
     "log": HookEntry(
-        recognise="log_hook:recognise",
-        make="log_hook:make",
+        recognise="hooks.log:recognise",
+        make="hooks.log:make",
         needs=("timesteps",),
         packages=("matplotlib", "pyarrow"),
         options=(
@@ -163,8 +163,8 @@ HOOKS: dict[str, HookEntry] = {
         ),
     ),
     "ema": HookEntry(
-        recognise="ema_hook:recognise",
-        make="ema_hook:make",
+        recognise="hooks.ema:recognise",
+        make="hooks.ema:make",
         options=(
             HookOption(
                 name="ema",
@@ -182,8 +182,8 @@ HOOKS: dict[str, HookEntry] = {
         ),
     ),
     "validation": HookEntry(  # after "ema", whose average it measures
-        recognise="validation_hook:recognise",
-        make="validation_hook:make",
+        recognise="hooks.validation:recognise",
+        make="hooks.validation:make",
         options=(
             HookOption(
                 name="validation_steps",
@@ -206,8 +206,8 @@ HOOKS: dict[str, HookEntry] = {
         ),
     ),
     "resume": HookEntry(
-        recognise="resume_hook:recognise",
-        make="resume_hook:make",
+        recognise="hooks.resume:recognise",
+        make="hooks.resume:make",
         options=(
             HookOption(
                 name="exact_resume",
@@ -217,8 +217,8 @@ HOOKS: dict[str, HookEntry] = {
         ),
     ),
     "optimizer": HookEntry(
-        recognise="optimizer_hook:recognise",
-        make="optimizer_hook:make",
+        recognise="hooks.optimizer:recognise",
+        make="hooks.optimizer:make",
         options=(
             HookOption(
                 name="optimizer",
@@ -235,8 +235,8 @@ HOOKS: dict[str, HookEntry] = {
         ),
     ),
     "find_lr": HookEntry(
-        recognise="find_lr_hook:recognise",
-        make="find_lr_hook:make",
+        recognise="hooks.find_lr:recognise",
+        make="hooks.find_lr:make",
         packages=("matplotlib", "scipy"),
         options=(HookOption(name="find_lr", kind=bool, help=_TEST, acts_in_range_test=True),),
     ),

@@ -14,9 +14,9 @@ from test_launch import changed_host_script, launch
 
 import diffusers_lrlab
 from diffusers_lrlab import LabError, lr_curve
-from diffusers_lrlab.diffusers_plugin.clock import HostClock
-from diffusers_lrlab.diffusers_plugin.host_run import HostRun
-from diffusers_lrlab.diffusers_plugin.patches import Patches
+from diffusers_lrlab.diffusers_plugin.hooks.clock import HostClock
+from diffusers_lrlab.diffusers_plugin.host.patches import Patches
+from diffusers_lrlab.diffusers_plugin.host.run import HostRun
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # of the first micro-batches

@@ -16,10 +16,10 @@ from test_launch import launch
 
 from diffusers_lrlab import LabError
 from diffusers_lrlab.diffusers_plugin import hook_options
-from diffusers_lrlab.diffusers_plugin.announced import problem_with
-from diffusers_lrlab.diffusers_plugin.ema_hook import EMAHook, recognise
-from diffusers_lrlab.diffusers_plugin.host_run import HostRun
-from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.hooks.ema import EMAHook, recognise
+from diffusers_lrlab.diffusers_plugin.host.files import problem_with
+from diffusers_lrlab.diffusers_plugin.host.run import HostRun
+from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
 from diffusers_lrlab.launch import make_parser
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "ema_script.py"

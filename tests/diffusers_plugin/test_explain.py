@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from diffusers_lrlab.diffusers_plugin.explain import explain, faults, recognisers
-from diffusers_lrlab.diffusers_plugin.host_script import HostScript
+from diffusers_lrlab.diffusers_plugin.script.source import HostScript
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 RESUMES = "resume_step = args.resume_from_checkpoint\n"

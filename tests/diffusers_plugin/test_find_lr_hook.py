@@ -16,9 +16,9 @@ from test_validation_hook import SCRIPTS, loss_by_hand, model_and_data
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.streams import split_rows
-from diffusers_lrlab.diffusers_plugin.find_lr_hook import FindLrHook, recognise
-from diffusers_lrlab.diffusers_plugin.host_run import HostRun
-from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.hooks.find_lr import FindLrHook, recognise
+from diffusers_lrlab.diffusers_plugin.host.run import HostRun
+from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.finder.script_test import ScriptTest
 from diffusers_lrlab.finder.suggestions import RULES

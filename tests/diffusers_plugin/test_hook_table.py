@@ -13,9 +13,9 @@ from diffusers_lrlab.core.ranges import Range
 from diffusers_lrlab.diffusers_plugin import hook_options
 from diffusers_lrlab.diffusers_plugin.explain import explain
 from diffusers_lrlab.diffusers_plugin.hook_table import HOOKS, HookEntry, HookOption
-from diffusers_lrlab.diffusers_plugin.hooks import Hooks
-from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
-from diffusers_lrlab.diffusers_plugin.patches import Patches
+from diffusers_lrlab.diffusers_plugin.host.patches import Patches
+from diffusers_lrlab.diffusers_plugin.installed_hooks import Hooks
+from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
 from diffusers_lrlab.launch import main, make_parser
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"

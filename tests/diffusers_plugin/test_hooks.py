@@ -15,9 +15,9 @@ from diffusers_lrlab import get_loss_weighting, get_timestep_sampler
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.diagnostics.gradients import gradient_norms
 from diffusers_lrlab.diagnostics.timestep_log import TimestepLog, read_timesteps
-from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
-from diffusers_lrlab.diffusers_plugin.log_hook import LogHook
-from diffusers_lrlab.diffusers_plugin.timesteps_hook import TimestepHook
+from diffusers_lrlab.diffusers_plugin.hooks.log import LogHook
+from diffusers_lrlab.diffusers_plugin.hooks.timesteps import TimestepHook
+from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
 
 SCRIPTS = {name: Path(__file__).parents[1] / "scripts" / f"{name}_script.py" for name in ("ddpm", "flow")}
 

@@ -15,13 +15,13 @@ from test_launch import launch
 
 from diffusers_lrlab import get_optimizer
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.diffusers_plugin.clock import HostClock
-from diffusers_lrlab.diffusers_plugin.host_run import HostRun
-from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
-from diffusers_lrlab.diffusers_plugin.lr_groups import parse_lr_groups
-from diffusers_lrlab.diffusers_plugin.optimizer_hook import OptimizerHook, recognise
-from diffusers_lrlab.diffusers_plugin.patches import Patches
-from diffusers_lrlab.diffusers_plugin.update_log import UpdateLog, effective_lr
+from diffusers_lrlab.diffusers_plugin.hooks.clock import HostClock
+from diffusers_lrlab.diffusers_plugin.hooks.lr_groups import parse_lr_groups
+from diffusers_lrlab.diffusers_plugin.hooks.optimizer import OptimizerHook, recognise
+from diffusers_lrlab.diffusers_plugin.hooks.update_log import UpdateLog, effective_lr
+from diffusers_lrlab.diffusers_plugin.host.patches import Patches
+from diffusers_lrlab.diffusers_plugin.host.run import HostRun
+from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "two_models_script.py"
 TEXT = """

@@ -13,10 +13,10 @@ from accelerate import Accelerator
 from test_launch import launch
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.diffusers_plugin import resume_hook
-from diffusers_lrlab.diffusers_plugin.generators import find_generators, get_states, set_states
-from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
-from diffusers_lrlab.diffusers_plugin.watched_loader import WatchedLoader
+from diffusers_lrlab.diffusers_plugin.hooks import resume
+from diffusers_lrlab.diffusers_plugin.host.generators import find_generators, get_states, set_states
+from diffusers_lrlab.diffusers_plugin.host.watched_loader import WatchedLoader
+from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "resume_script.py"
 
@@ -191,7 +191,7 @@ def test_loaders_that_are_refused(how, reason):
 def test_scripts_that_are_refused(tmp_path, text, reason):
     (tmp_path / "script.py").write_text(text)
     with pytest.raises(NotRecognised, match=reason):
-        resume_hook.recognise(HostScript(str(tmp_path / "script.py")))
+        resume.recognise(HostScript(str(tmp_path / "script.py")))
 
 
 def test_caches_by_the_number_of_the_batch_are_refused(tmp_path):
@@ -211,11 +211,11 @@ def test_caches_by_the_number_of_the_batch_are_refused(tmp_path):
 
 
 def test_checkpoints_of_other_numbers_are_refused(tmp_path):
-    hook = resume_hook.ResumeHook(HostScript(str(SCRIPT)), SimpleNamespace(run=SimpleNamespace()), {})
+    hook = resume.ResumeHook(HostScript(str(SCRIPT)), SimpleNamespace(run=SimpleNamespace()), {})
     hook.run.accelerator = SimpleNamespace(num_processes=2)
     hook.loader = SimpleNamespace(facts=lambda: {"rows": 3})
     saved = {"version": 1, "facts": {"processes": 1, "rows": 3}}
-    (tmp_path / resume_hook.FILE).write_text(json.dumps(saved))
+    (tmp_path / resume.FILE).write_text(json.dumps(saved))
     with pytest.raises(LabError, match="the number of processes was 1 when the checkpoint was written, and is 2 now"):
         hook._load(tmp_path)
 
@@ -239,11 +239,11 @@ def test_what_is_done_within_epochs_or_needs_one(tmp_path, after, updates, warni
     accelerator = SimpleNamespace(num_processes=1, process_index=0)
     run = SimpleNamespace(accelerator=accelerator, warn=said.append)
     clock = SimpleNamespace(run=run, count_updates=lambda: 5, outside_checkpoints=list)
-    hook = resume_hook.ResumeHook(HostScript(str(tmp_path / "script.py")), clock, {})
+    hook = resume.ResumeHook(HostScript(str(tmp_path / "script.py")), clock, {})
     hook.loader = SimpleNamespace(facts=dict)
     mine = {"micro_batches": 0, "loader": {}, "hooks": {}}
     saved = {"version": 1, "updates": updates, "facts": {"processes": 1}, "processes": [mine]}
-    (tmp_path / resume_hook.FILE).write_text(json.dumps(saved))
+    (tmp_path / resume.FILE).write_text(json.dumps(saved))
     hook._load(tmp_path)
     assert [warning in text for text in said] == [True] * (warning is not None)
 

@@ -17,9 +17,9 @@ from diffusers_lrlab import launch as launcher
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.streams import SPLIT_SEED, split_rows, stream_seed
 from diffusers_lrlab.diffusers_plugin import hook_options
-from diffusers_lrlab.diffusers_plugin.held_out_rows import HeldOutRows
-from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
-from diffusers_lrlab.diffusers_plugin.loss_code import find_loss_code
+from diffusers_lrlab.diffusers_plugin.host.held_out_rows import HeldOutRows
+from diffusers_lrlab.diffusers_plugin.script.loss_code import find_loss_code
+from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
 
 SCRIPTS = {name: Path(__file__).parents[1] / "scripts" / f"{name}_script.py" for name in ("ddpm", "flow", "resume")}
 LOOP = """

@@ -6,7 +6,7 @@ from diffusers.optimization import get_scheduler as host_scheduler
 
 from diffusers_lrlab import get_scheduler
 from diffusers_lrlab.core.progress import Progress
-from diffusers_lrlab.diffusers_plugin.watched import WatchedFeedback, WatchedSchedule
+from diffusers_lrlab.diffusers_plugin.host.watched_schedule import WatchedFeedback, WatchedSchedule
 from diffusers_lrlab.schedules.resolve import resolve_schedule
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from diffusers_lrlab.diffusers_plugin.explain import faults, recognisers
-from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
 
 from .cases import CASES
 

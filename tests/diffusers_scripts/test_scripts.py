@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from diffusers_lrlab.diffusers_plugin import timesteps_hook
 from diffusers_lrlab.diffusers_plugin.explain import faults
-from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.hooks import timesteps
+from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
 
 from . import lr_clock
 from .__main__ import scripts_of, table
@@ -66,7 +66,7 @@ def test_timesteps_of_most_scripts_are_recognised():
     recognised = []
     for path in scripts_of(EXAMPLES):
         try:
-            timesteps_hook.recognise(HostScript(str(path)))
+            timesteps.recognise(HostScript(str(path)))
         except NotRecognised:
             continue
         recognised.append(str(path.relative_to(EXAMPLES)))

@@ -8,11 +8,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ..core.errors import LabError
-from ..core.files import atomic_file
-from .announced import stored_tensors
-from .host_run import HostRun
-from .host_script import NotRecognised
+from ...core.errors import LabError
+from ...core.files import atomic_file
+from ..script.source import NotRecognised
+from .files import stored_tensors
+from .run import HostRun
 
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # accelerate's names of what gives each process a part of the weights
 
@@ -60,7 +60,7 @@ class TrainedModels:
         As they are now, in the format of what is trained: as `accelerator.save_state` does if the script has hooks, which
         save weights themselves and take them away, or leave them to accelerate.
         """
-        from ..averaging.averages import without_config_warnings
+        from ...averaging.averages import without_config_warnings
 
         hooks = self._hooks()
         with torch.random.fork_rng(devices=[]), without_config_warnings():
@@ -136,7 +136,7 @@ def _holds(stored: torch.Tensor, parameter: torch.Tensor) -> bool:
 
 
 def _check_run(run: HostRun) -> None:
-    from ..averaging.averages import averages_itself
+    from ...averaging.averages import averages_itself
 
     kind = run.accelerator.distributed_type.value
     if kind in SHARDED:

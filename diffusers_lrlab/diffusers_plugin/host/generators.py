@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.random_states import as_plain_data, raw_random_states, restore_random_states
+from ...core.random_states import as_plain_data, raw_random_states, restore_random_states
 
 
 def find_generators(owners: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

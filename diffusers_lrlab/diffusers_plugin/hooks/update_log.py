@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from ..host.hook import Hook, Host
 from .clock import HostClock, clock_of
-from .host import Hook, Host
 
 _NUM_ROWS = 100
 

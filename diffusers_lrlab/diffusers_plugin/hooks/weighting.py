@@ -5,17 +5,17 @@ from typing import Any, cast
 
 import torch
 
-from ..core.errors import LabError
-from ..core.spec import resolve_spec
-from ..core.words import counted
-from ..timesteps.loss_weights import LossWeighting
-from ..timesteps.noise_levels import NoiseLevels
-from ..timesteps.registries import LOSS_WEIGHTINGS
-from . import timesteps_hook
+from ...core.errors import LabError
+from ...core.spec import resolve_spec
+from ...core.words import counted
+from ...timesteps.loss_weights import LossWeighting
+from ...timesteps.noise_levels import NoiseLevels
+from ...timesteps.registries import LOSS_WEIGHTINGS
+from ..host.hook import Hook, Host
+from ..script.source import LOSS, WEIGHTING, HostScript, NotRecognised, called_in
+from . import timesteps
 from .clock import HostClock, clock_of
-from .host import Hook, Host
-from .host_script import LOSS, WEIGHTING, HostScript, NotRecognised, called_in
-from .timesteps_hook import TimestepHook
+from .timesteps import TimestepHook
 
 # Weights of the script's own that cannot be multiplied by another.
 _OWN_WEIGHTS = {"snr_gamma": (None,), "weighting_scheme": (None, "none", "logit_normal", "mode")}
@@ -23,10 +23,10 @@ _OWN_WEIGHTS = {"snr_gamma": (None,), "weighting_scheme": (None, "none", "logit_
 
 def recognise(script: HostScript) -> str:
     """Where a script weighs or reduces its losses; [`NotRecognised`] if it does neither, or draws otherwise."""
-    timesteps_hook.recognise(script)  # by which it is known what each loss is of
+    timesteps.recognise(script)  # by which it is known what each loss is of
     if weighted := script.calls(WEIGHTING):
         return f"{WEIGHTING} gives the weights ({called_in(weighted)})"
-    timesteps_hook.check_one_loss(script)
+    timesteps.check_one_loss(script)
     if not script.calls(LOSS):
         raise NotRecognised(f"it reduces no F.{LOSS} and calls no {WEIGHTING}")
     without = [flag for flag in ("snr_gamma", "with_prior_preservation") if script.mentions(flag)]

@@ -6,15 +6,15 @@ import math
 from pathlib import Path
 from typing import Any, cast
 
-from ..core.files import write_text
-from ..core.words import counted, times
-from .announced import problem_with
+from ...core.files import write_text
+from ...core.words import counted, times
+from ..host.files import problem_with
+from ..host.held_out_loss import HeldOutLoss
+from ..host.hook import Host, StatefulHook
+from ..script.loss_code import find_loss_code
+from ..script.source import HostScript, NotRecognised, called_in
 from .clock import HostClock, clock_of
-from .ema_hook import EMAHook
-from .held_out_loss import HeldOutLoss
-from .host import Host, StatefulHook
-from .host_script import HostScript, NotRecognised, called_in
-from .loss_code import find_loss_code
+from .ema import EMAHook
 
 
 def recognise(script: HostScript) -> str:

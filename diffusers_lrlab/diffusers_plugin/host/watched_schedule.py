@@ -8,15 +8,15 @@ import numpy as np
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from ..core.errors import LabError
-from ..core.progress import Progress
-from ..core.words import counted, times
-from ..schedules.audit import TOLERANCE, ScheduleAudit
-from ..schedules.feedback import FeedbackSchedule
-from ..schedules.momentum import default_lr, read_momentum, write_lrs
-from ..schedules.resolve import describe_schedule
-from ..schedules.schedule import Schedule
-from ..schedules.scheduler import CurveLR
+from ...core.errors import LabError
+from ...core.progress import Progress
+from ...core.words import counted, times
+from ...schedules.audit import TOLERANCE, ScheduleAudit
+from ...schedules.feedback import FeedbackSchedule
+from ...schedules.momentum import default_lr, read_momentum, write_lrs
+from ...schedules.resolve import describe_schedule
+from ...schedules.schedule import Schedule
+from ...schedules.scheduler import CurveLR
 
 
 class WatchedSchedule:

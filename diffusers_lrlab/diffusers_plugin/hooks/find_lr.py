@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 import torch
 from torch.optim import Optimizer
 
-from ..core.errors import LabError
-from . import optimizer_hook
-from .held_out_loss import HeldOutLoss
-from .host import Hook, Host, RangeTest
-from .host_run import HostRun
-from .host_script import HostScript, NotRecognised, called_in
-from .loss_code import find_loss_code
+from ...core.errors import LabError
+from ..host.held_out_loss import HeldOutLoss
+from ..host.hook import Hook, Host, RangeTest
+from ..host.run import HostRun
+from ..script.loss_code import find_loss_code
+from ..script.source import HostScript, NotRecognised, called_in
+from . import optimizer
 
 # Of timesteps and noise, for the rows held back: with a few, the rate that is named depends on which they are.
 _NUM_DRAWS = 64
@@ -34,7 +34,7 @@ class RangeTestDone(BaseException):
 
 def recognise(script: HostScript) -> str:
     """Where losses can be read; [`NotRecognised`] if nowhere, or if there is not one optimizer whose rate can rise."""
-    optimizer_hook.recognise(script)
+    optimizer.recognise(script)
     if not script.calls("backward"):
         raise NotRecognised("it does not call accelerator.backward, where losses are read")
     if not script.mentions("output_dir"):

@@ -6,8 +6,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.optim import Optimizer
 
-from .host_run import HostRun
-from .host_script import HostScript
+from ..script.source import HostScript
+from .run import HostRun
 
 
 class Hook(Protocol):

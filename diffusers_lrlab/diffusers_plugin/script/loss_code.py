@@ -4,8 +4,8 @@ import ast
 from types import CodeType
 from typing import Any, NamedTuple, cast
 
-from ..core.words import times
-from .host_script import HostScript, NotRecognised, called_in
+from ...core.words import times
+from .source import HostScript, NotRecognised, called_in
 
 # Functions and methods that make a tensor of as many rows as they are told.
 _OF_SIZE = {"repeat", "repeat_interleave", "expand", "tile", "zeros", "ones", "full", "randn", "rand"}

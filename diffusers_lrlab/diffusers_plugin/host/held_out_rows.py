@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from ..core.errors import LabError
-from ..core.streams import split_rows
-from ..core.words import counted
+from ...core.errors import LabError
+from ...core.streams import split_rows
+from ...core.words import counted
+from ..script.source import HostScript, NotRecognised
 from .generators import variables_of_data
-from .host_run import HostRun
-from .host_script import HostScript, NotRecognised
+from .run import HostRun
 
 
 class HeldOutRows:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from ..core.words import counted
-from . import timesteps_hook
-from .announced import problem_with
+from ...core.words import counted
+from ..host.files import problem_with
+from ..host.hook import Host, StatefulHook
+from ..script.source import LOSS, HostScript, NotRecognised, called_in
+from . import timesteps
 from .clock import HostClock, clock_of
-from .host import Host, StatefulHook
-from .host_script import LOSS, HostScript, NotRecognised, called_in
-from .timesteps_hook import TimestepHook
+from .timesteps import TimestepHook
 
 if TYPE_CHECKING:
-    from ..diagnostics.regression import BatchLosses
-    from ..diagnostics.timestep_log import TimestepLog, TimestepLosses
+    from ...diagnostics.regression import BatchLosses
+    from ...diagnostics.timestep_log import TimestepLog, TimestepLosses
 
 _NUM_BINS, _NUM_ROWS = 10, 100
 _LOSSES_PER_BIN = 4  # of images, seen in a row, on average
@@ -28,8 +28,8 @@ _GRADIENTS = 8  # of images, at one update and in one process
 
 def recognise(script: HostScript) -> str:
     """Where losses can be seen; [`NotRecognised`] if nowhere, or if timesteps cannot."""
-    timesteps_hook.recognise(script)
-    timesteps_hook.check_one_loss(script)
+    timesteps.recognise(script)
+    timesteps.check_one_loss(script)
     if script.calls(LOSS):
         return f"F.{LOSS} shows the loss of each image ({called_in(script.calls(LOSS))})"
     if not script.calls("backward"):
@@ -84,7 +84,7 @@ class LogHook:
             self._measured, self._gradients_left = update, 0 if update % self.grad_every else _GRADIENTS
 
     def _begin(self, update: int) -> None:
-        from ..diagnostics.timestep_log import TimestepLog, read_timesteps
+        from ...diagnostics.timestep_log import TimestepLog, read_timesteps
 
         if not self.run.arguments.get("output_dir"):
             self._refuse("it has no --output_dir for what is logged")
@@ -127,7 +127,7 @@ class LogHook:
         self._resumed = state or None
 
     def _go_on(self, state: dict[str, Any]) -> None:
-        from ..diagnostics.timestep_log import table_of_rows
+        from ...diagnostics.timestep_log import table_of_rows
 
         assert self.log is not None
         self.log.restore(table_of_rows(state["rows"]), state["num_updates"] + 1)
@@ -136,8 +136,8 @@ class LogHook:
             cast(Any, kept).sums += torch.tensor(saved, dtype=torch.float64, device=cast(Any, kept).sums.device)
 
     def _begin_row(self, update: int) -> None:
-        from ..diagnostics.regression import BatchLosses
-        from ..diagnostics.timestep_log import TimestepLosses
+        from ...diagnostics.regression import BatchLosses
+        from ...diagnostics.timestep_log import TimestepLosses
 
         assert self.log is not None
         drawn = self.timesteps.timesteps
@@ -185,7 +185,7 @@ class LogHook:
 
     def _measure(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
         """Gradients of these losses, if they are of one image each, and the parameters are whole."""
-        from ..diagnostics.gradients import gradient_norms
+        from ...diagnostics.gradients import gradient_norms
 
         reason = None
         if len(losses) != len(timesteps):
@@ -206,7 +206,7 @@ class LogHook:
 
     def _close_row(self, update: int) -> None:
         """The row of the updates since the last one. All processes come here at the same update."""
-        from ..diagnostics.regression import solve
+        from ...diagnostics.regression import solve
 
         assert self.log is not None
         assert self._sums is not None
@@ -230,7 +230,7 @@ class LogHook:
 
     def _expected(self, update: int) -> np.ndarray | None:
         """The probabilities of timesteps in the updates since the last row; `None` of a density of the script's own."""
-        from ..diagnostics.timestep_log import expected_probabilities
+        from ...diagnostics.timestep_log import expected_probabilities
 
         assert self.log is not None
         if self.timesteps.levels is None and self._resumed is not None:
@@ -240,7 +240,7 @@ class LogHook:
         return np.full(self.log.starts[-1], 1 / self.log.starts[-1]) if self.timesteps.form == "index" else None
 
     def _write(self) -> None:
-        from ..diagnostics.timestep_log import TimestepLog
+        from ...diagnostics.timestep_log import TimestepLog
 
         self.is_ended = True
         if self.log is None and self._resumed is not None and "expected" in self._resumed:
@@ -257,8 +257,8 @@ class LogHook:
         self.run.accelerator.wait_for_everyone()
 
     def _write_rows(self) -> None:
-        from ..diagnostics.plot import plot_timesteps
-        from ..diagnostics.timestep_log import write_timesteps
+        from ...diagnostics.plot import plot_timesteps
+        from ...diagnostics.timestep_log import write_timesteps
 
         if self.log is None or not len(self.log.table) or not self.run.accelerator.is_main_process:
             return

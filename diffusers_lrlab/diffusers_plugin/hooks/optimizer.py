@@ -15,13 +15,13 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ..core.errors import LabError
-from ..core.spec import format_spec, merge_spec
-from ..core.words import counted
-from ..optimizers.entries import OPTIMIZERS, check_installed, get_optimizer
-from .host import Hook, Host
-from .host_run import HostRun
-from .host_script import HostScript, NotRecognised, called_in
+from ...core.errors import LabError
+from ...core.spec import format_spec, merge_spec
+from ...core.words import counted
+from ...optimizers.entries import OPTIMIZERS, check_installed, get_optimizer
+from ..host.hook import Hook, Host
+from ..host.run import HostRun
+from ..script.source import HostScript, NotRecognised, called_in
 from .lr_groups import LR_FACTOR, as_groups, parameter_names, parse_lr_groups, split_groups
 
 _NAME = "lab_optimizer"  # a key of groups of parameters, which are saved with the optimizer's state

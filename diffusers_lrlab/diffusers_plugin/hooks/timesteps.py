@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from ..core.errors import LabError
-from ..core.spec import resolve_spec
-from ..core.streams import stream_generator
-from ..core.words import counted, times
-from ..timesteps.noise_levels import NoiseLevels, flow_levels, noise_levels
-from ..timesteps.registries import TIMESTEP_SAMPLERS
-from ..timesteps.sampling import TimestepSampler, contradiction
+from ...core.errors import LabError
+from ...core.spec import resolve_spec
+from ...core.streams import stream_generator
+from ...core.words import counted, times
+from ...timesteps.noise_levels import NoiseLevels, flow_levels, noise_levels
+from ...timesteps.registries import TIMESTEP_SAMPLERS
+from ...timesteps.sampling import TimestepSampler, contradiction
+from ..host.hook import Host, StatefulHook
+from ..script.source import DENSITY, HostScript, NotRecognised, called_in, find_scheduler
 from .clock import HostClock, clock_of
-from .host import Host, StatefulHook
-from .host_script import DENSITY, HostScript, NotRecognised, called_in, find_scheduler
 
 
 def recognise(script: HostScript) -> str:

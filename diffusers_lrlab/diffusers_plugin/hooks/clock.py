@@ -10,18 +10,18 @@ from typing import Any, cast
 
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..core.errors import LabError
-from ..core.progress import Progress
-from ..core.words import counted
-from ..schedules.feedback import FeedbackSchedule
-from ..schedules.resolve import describe_schedule
-from ..schedules.schedule import ENDLESS, Schedule
-from ..schedules.scheduler import CurveLR
-from .host import Hook, Host
-from .host_run import HostRun
-from .host_script import HostScript, NotRecognised, called_in
-from .recorded_schedules import record_schedules
-from .watched import WatchedFeedback, WatchedSchedule
+from ...core.errors import LabError
+from ...core.progress import Progress
+from ...core.words import counted
+from ...schedules.feedback import FeedbackSchedule
+from ...schedules.resolve import describe_schedule
+from ...schedules.schedule import ENDLESS, Schedule
+from ...schedules.scheduler import CurveLR
+from ..host.hook import Hook, Host
+from ..host.recorded_schedules import record_schedules
+from ..host.run import HostRun
+from ..host.watched_schedule import WatchedFeedback, WatchedSchedule
+from ..script.source import HostScript, NotRecognised, called_in
 
 
 def recognise(script: HostScript) -> str:

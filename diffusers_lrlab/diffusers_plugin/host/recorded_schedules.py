@@ -7,11 +7,11 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..schedules.registries import SCHEDULERS
-from ..schedules.resolve import resolve_schedule
-from ..schedules.schedule import Schedule
-from ..schedules.scheduler import build
-from . import schedules
+from ...schedules.registries import SCHEDULERS
+from ...schedules.resolve import resolve_schedule
+from ...schedules.schedule import Schedule
+from ...schedules.scheduler import build
+from ..registration import schedules
 from .patches import Patches
 
 OnBuilt = Callable[[Schedule, LRScheduler, int, int | None], None]

@@ -4,14 +4,14 @@ import argparse
 from typing import cast
 
 from ..core.errors import LabError
-from .clock import clock_of
-from .find_lr_hook import FindLrHook
 from .hook_options import asked_groups, options_of_test, shown
 from .hook_table import HOOKS
-from .host import Host, RangeTest
-from .host_run import HostRun
-from .host_script import HostScript, NotRecognised
-from .patches import Patches
+from .hooks.clock import clock_of
+from .hooks.find_lr import FindLrHook
+from .host.hook import Host, RangeTest
+from .host.patches import Patches
+from .host.run import HostRun
+from .script.source import HostScript, NotRecognised
 
 
 class Hooks:

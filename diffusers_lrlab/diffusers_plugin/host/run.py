@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ..core.errors import LabError
-from .host_script import NotRecognised
+from ...core.errors import LabError
+from ..script.source import NotRecognised
 from .patches import Patches
 
 

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import LabError
-from ..core.files import atomic_folder, remove_leftovers_of_the_dead, write_text
-from ..core.words import counted
-from .announced import problem_with
+from ...core.errors import LabError
+from ...core.files import atomic_folder, remove_leftovers_of_the_dead, write_text
+from ...core.words import counted
+from ..host.files import problem_with
+from ..host.hook import Hook, Host, StatefulHook
+from ..host.trained_models import TrainedModels
+from ..host.watched_loader import WatchedLoader
+from ..script.source import HostScript, NotRecognised, called_in
 from .clock import HostClock, clock_of
-from .host import Hook, Host, StatefulHook
-from .host_script import HostScript, NotRecognised, called_in
-from .trained_models import TrainedModels
-from .watched_loader import WatchedLoader
 
 FILE = "lrlab_resume.json"
 _VERSION = 1

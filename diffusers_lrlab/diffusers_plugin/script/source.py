@@ -11,7 +11,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-from ..core.errors import LabError
+from ...core.errors import LabError
 
 DENSITY, WEIGHTING = "compute_density_for_timestep_sampling", "compute_loss_weighting_for_sd3"
 LOSS, SCHEDULE = "mse_loss", "get_scheduler"
@@ -19,7 +19,7 @@ LOSS, SCHEDULE = "mse_loss", "get_scheduler"
 _FLOW = re.compile(r"\(1(?:\.0)? - sigmas\) \* (\w+) \+ sigmas \* (\w+)")
 
 
-_HOOKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_PLUGIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
 
 class NotRecognised(LabError):
@@ -43,7 +43,7 @@ class HostScript:
         if self.is_measured:
             return None
         frame = sys._getframe(1)
-        while frame.f_code.co_filename.startswith(_HOOKS) and frame.f_back is not None:
+        while frame.f_code.co_filename.startswith(_PLUGIN) and frame.f_back is not None:
             frame = frame.f_back
         if frame.f_code.co_filename != self.path:
             return None

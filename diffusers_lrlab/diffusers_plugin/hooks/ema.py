@@ -9,15 +9,15 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from ..averaging.forms import EMAForm
-from ..core.errors import LabError
-from ..core.files import atomic_folder
-from ..core.words import counted
-from .announced import problem_with
+from ...averaging.forms import EMAForm
+from ...core.errors import LabError
+from ...core.files import atomic_folder
+from ...core.words import counted
+from ..host.files import problem_with
+from ..host.hook import Hook, Host
+from ..host.trained_models import TrainedModels
+from ..script.source import HostScript, NotRecognised, called_in
 from .clock import HostClock, clock_of
-from .host import Hook, Host
-from .host_script import HostScript, NotRecognised, called_in
-from .trained_models import TrainedModels
 
 SWAPS = ("validation", "final", "both")
 _END, _HOOK, _VALIDATION = "wait_for_everyone", "register_save_state_pre_hook", "log_validation"
@@ -133,7 +133,7 @@ class EMAHook:
 
     def _restart(self) -> None:
         """The average is the weights as they are."""
-        from ..averaging.averages import FormedEMA
+        from ...averaging.averages import FormedEMA
 
         self.average = FormedEMA(self.trained.parameters, self.form)
         self.average.to(dtype=torch.float32)

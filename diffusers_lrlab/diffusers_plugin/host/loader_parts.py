@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import Sampler, get_worker_info
 
-from ..core.worker_process import end_with_parent
+from ...core.worker_process import end_with_parent
 from .generators import find_generators, get_states, set_states, variables_of_data
 
 

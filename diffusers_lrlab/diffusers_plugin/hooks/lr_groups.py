@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..core.errors import LabError, must_be
-from ..core.ranges import Range
+from ...core.errors import LabError, must_be
+from ...core.ranges import Range
 
 LR_FACTOR = "lab_lr_factor"  # a key of groups of parameters, which are saved with the optimizer's state
 _FACTOR = Range("[0, 1e6]")

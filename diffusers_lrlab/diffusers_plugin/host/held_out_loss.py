@@ -11,14 +11,14 @@ from typing import Any, cast
 
 import torch
 
-from ..core.errors import LabError
-from ..core.streams import SPLIT_SEED, stream_seed
-from ..core.words import counted
+from ...core.errors import LabError
+from ...core.streams import SPLIT_SEED, stream_seed
+from ...core.words import counted
+from ..script.loss_code import find_loss_code
+from ..script.source import HostScript, NotRecognised
 from .generators import find_generators, get_states, seed_all, set_states, variables_of_data
 from .held_out_rows import HeldOutRows
-from .host_run import HostRun
-from .host_script import HostScript, NotRecognised
-from .loss_code import find_loss_code
+from .run import HostRun
 from .trained_models import SHARDED
 
 

@@ -7,9 +7,9 @@ when `diffusers.optimization.get_scheduler` is called, so code that imported it 
 import functools
 from typing import Any
 
-from ..core.errors import LabError
-from ..schedules.registries import SCHEDULERS
-from ..schedules.resolve import merge_spec
+from ...core.errors import LabError
+from ...schedules.registries import SCHEDULERS
+from ...schedules.resolve import merge_spec
 
 
 def register_schedules(optimization: Any) -> None:
@@ -40,7 +40,7 @@ def _new_member(scheduler_type: Any, value: str) -> Any:
 
 def schedule_function(spec: str) -> Any:
     """What diffusers calls for a name or spec string; `diffusers_lrlab.launch` puts its own in this place."""
-    from ..schedules.scheduler import get_scheduler
+    from ...schedules.scheduler import get_scheduler
 
     return functools.partial(get_scheduler, spec)
 

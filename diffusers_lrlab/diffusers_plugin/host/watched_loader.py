@@ -18,10 +18,10 @@ import torch
 from torch.utils import _pytree
 from torch.utils.data import IterableDataset, Sampler
 
-from ..core.errors import LabError
-from ..core.random_states import as_plain_data
+from ...core.errors import LabError
+from ...core.random_states import as_plain_data
+from ..script.source import HostScript, NotRecognised
 from .generators import find_generators, get_states, raw_states, set_states, variables_of_data
-from .host_script import HostScript, NotRecognised
 from .loader_parts import BatchIndices, CollateWithStates, WorkerStart
 
 
