@@ -1,9 +1,9 @@
-"""A range test on the updates of a script that is not ours: the learning rate rises, and losses are read.
+"""A learning rate range test on the updates of a third-party script: the learning rate rises while losses are read.
 
-They are those of the script's batches or, with `--validation_fraction`, of rows that are held back.
+The losses are those of the script's batches or, with `--validation_fraction`, of held-out rows.
 
-The test is the first updates of a process that never trains: it ends by an exception, and training is started anew. So
-there is nothing to restore. What the script would write meanwhile goes to a temporary folder, or is not written.
+The test is the first updates of a process that never trains: an exception ends it, so nothing has to be restored. The
+script's output during the test goes to a temporary folder, or is not written.
 """
 
 import argparse
@@ -20,12 +20,12 @@ from ..host.held_out_loss import HeldOutLoss
 from ..host.hook import Hook, Host, RangeTest
 from ..host.run import HostRun
 from ..script.loss_code import find_loss_code
-from ..script.source import HostScript, NotRecognised, called_in
+from ..script.source import HostScript, NotRecognised, lines_of
 from . import optimizer
 
-# Of timesteps and noise, for the rows held back: with a few, the rate that is named depends on which they are.
+# Draws of timesteps and noise for held-out rows: with a few, the suggested rate depends on the draws.
 _NUM_DRAWS = 64
-_UNSTABLE = 32  # updates in a row without a finite fp16 gradient: the loss scale has fallen from 65536 to nothing
+_UNSTABLE = 32  # consecutive updates without a finite fp16 gradient, by which the loss scale falls from 65536 to 0
 
 
 class RangeTestDone(BaseException):
@@ -33,13 +33,12 @@ class RangeTestDone(BaseException):
 
 
 def recognise(script: HostScript) -> str:
-    """Where losses can be read; [`NotRecognised`] if nowhere, or if there is not one optimizer whose rate can rise."""
     optimizer.recognise(script)
     if not script.calls("backward"):
         raise NotRecognised("it does not call accelerator.backward, where losses are read")
     if not script.mentions("output_dir"):
         raise NotRecognised("it has no --output_dir for the result")
-    return f"losses are read at accelerator.backward ({called_in(script.calls('backward'))})"
+    return f"losses are read at accelerator.backward ({lines_of(script.calls('backward'))})"
 
 
 def make(host: Host) -> Hook:
@@ -49,19 +48,19 @@ def make(host: Host) -> Hook:
 
 def _refuse_held_out_rows(reason: NotRecognised) -> NoReturn:
     raise LabError(
-        f"--validation_fraction cannot be used in this script: {reason}. Leave it out: --find_lr works without it, by the "
+        f"--validation_fraction cannot be used in this script: {reason}. Remove it: --find_lr works without it, by the "
         "losses of batches."
     ) from None
 
 
 class FindLrHook:
     """
-    Gives the optimizer the rates of a test, and the test the losses of the script.
+    Sets the optimizer's learning rates to those of a test, and passes the script's losses to the test.
 
     Args:
-        test ([`host.RangeTest`]): What decides on rates.
-        validation_fraction (`float`, *optional*): Of the rows, to hold back: the losses are theirs, before the first update
-            and after every fourth.
+        test ([`host.hook.RangeTest`]): Decides on learning rates.
+        validation_fraction (`float`, *optional*): Of the rows, to hold out. The losses are then theirs, before the first
+            update and after every fourth.
     """
 
     def __init__(self, script: HostScript, run: HostRun, test: RangeTest, validation_fraction: float | None = None):
@@ -78,8 +77,8 @@ class FindLrHook:
         self.script, self.run, self.test = script, run, test
         self.num_seen = 0  # updates
         self._losses: list[torch.Tensor] = []  # of the micro-batches since the last update
-        self._ratios: list[float] = []  # of each group's learning rate to the first one's
-        self.lr_per_option = 1.0  # the optimizer's rate over the script's --learning_rate
+        self._ratios: list[float] = []  # of each group's learning rate to the first nonzero one
+        self.lr_per_option = 1.0  # the optimizer's learning rate over the script's --learning_rate
         self._temporary: str | None = None
 
     def install(self) -> None:
@@ -92,19 +91,19 @@ class FindLrHook:
         self.run.on_prepared.append(self._begin)
         self.run.on_update.append(self._after_update)
         patches.wrap(Accelerator, "backward", self._read_loss)
-        # No tracker, so that no run of one is begun, and no checkpoint.
+        # No trackers, which would start a run, and no checkpoints.
         for name in ("init_trackers", "log", "save_state", "save_model"):
             patches.replace(Accelerator, name, _nothing)
         patches.replace(Accelerator, "get_tracker", _Silent())
 
     @property
     def probe(self) -> str | None:
-        """What is read, where it is not the losses of batches."""
+        """The source of the losses, if not the batches."""
         return None if self.held_out is None else f"the loss of {self.held_out.describe()}"
 
     @property
     def can_hold_rows_back(self) -> bool:
-        """Whether the script has the form that `--validation_fraction` needs, which was not asked for."""
+        """Whether `--validation_fraction`, which was not given, would work."""
         try:
             find_loss_code(self.script)
         except NotRecognised:
@@ -112,34 +111,31 @@ class FindLrHook:
         return self.held_out is None
 
     def _change_arguments(self, namespace: argparse.Namespace) -> None:
-        """As long as the test needs, and into a folder that is removed."""
+        """Makes the run as long as the test needs, with a temporary output folder."""
         given = vars(namespace)
         if "output_dir" not in given:
-            return  # another parser than that of the training
+            return  # not the parser of the training
         if given.get("resume_from_checkpoint"):
-            raise LabError("--find_lr tests rates from the beginning of a training. Leave out --resume_from_checkpoint.")
+            raise LabError("--find_lr tests rates from the start of a training. Remove --resume_from_checkpoint.")
         self._temporary = self._temporary or tempfile.mkdtemp(prefix="find-lr-")
         changed: dict[str, Any] = {"output_dir": self._temporary, "push_to_hub": False}
         length = next((name for name in ("max_train_steps", "num_epochs", "num_train_epochs") if name in given), None)
         if length:
             changed[length] = self.test.most_updates
-        for name, value in changed.items():
-            if name in given:
-                setattr(namespace, name, value)
+        for name in changed.keys() & given.keys():
+            setattr(namespace, name, changed[name])
 
     def _begin(self) -> None:
         optimizer = self.run.optimizer
         if optimizer is None or self._ratios:
             return
         if self._temporary is None:
-            raise LabError(
-                "--find_lr: this script reads no --output_dir by argparse, so what it writes would not be removed."
-            )
+            raise LabError("--find_lr: this script does not parse --output_dir by argparse, so its files would stay.")
         self.test.begin(optimizer)
         lrs = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         base = next((lr for lr in lrs if lr), 0.0)
         if not base:
-            raise LabError("--find_lr: all learning rates of the script are 0, so none can rise. Give it a --learning_rate.")
+            raise LabError("--find_lr: all learning rates of the script are 0 and cannot rise. Give it a --learning_rate.")
         self._ratios = [lr / base for lr in lrs]
         self.lr_per_option = base / (self.run.arguments.get("learning_rate") or base)
         optimizer.register_step_pre_hook(self._before_update)
@@ -149,7 +145,7 @@ class FindLrHook:
             loss = self.held_out.compute()
             if not math.isfinite(loss):
                 raise LabError(
-                    f"--find_lr: the loss of held-out rows is {loss} before the first update. Look at data and model."
+                    f"--find_lr: the loss of held-out rows is {loss} before the first update. Check the data and the model."
                 )
             self.test.start(loss)
         for group, ratio in zip(optimizer.param_groups, self._ratios, strict=True):
@@ -168,7 +164,7 @@ class FindLrHook:
             return
         self.num_seen += 1
         losses, self._losses = self._losses, []
-        # The same in all processes, which so end at the same update.
+        # The loss is the same in all processes, so that they end at the same update.
         if not self.test.add(self._loss_of(losses) if self.test.is_read_next else None):
             raise RangeTestDone
 
@@ -179,7 +175,7 @@ class FindLrHook:
         return self.run.accelerator.gather(mean[None]).double().mean().item()
 
     def end(self) -> None:
-        """The script was left in the middle, by all processes: what it would have done at its end, unless it got there."""
+        """Frees the process group, in place of the script, which all processes have left early."""
         if self.run.accelerator is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
             from accelerate.state import PartialState
 
@@ -187,11 +183,11 @@ class FindLrHook:
             PartialState().destroy_process_group()
 
     def report(self) -> str:
-        """Empty: the test says what it found."""
+        """Empty: the test prints its result."""
         return ""
 
     def remove(self) -> None:
-        """Removes what the script wrote."""
+        """Removes the script's output."""
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
@@ -201,7 +197,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class _Silent:
-    """A tracker of any kind that does nothing: scripts call methods of their own tracker's."""
+    """A tracker whose every method does nothing."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self

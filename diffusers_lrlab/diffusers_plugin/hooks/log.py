@@ -1,93 +1,93 @@
-"""What each noise level does in a script that is not ours: losses and density, as a table, a picture and a line of words."""
-
-from __future__ import annotations
+"""Losses and timesteps of a third-party script by noise level, as a table, a plot and a line at the end."""
 
 import math
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from ...core.words import counted
-from ..host.files import problem_with
+from ...diagnostics.regression import BatchLosses, solve
+from ...diagnostics.timestep_log import (
+    TimestepLog,
+    TimestepLosses,
+    expected_probabilities,
+    read_timesteps,
+    table_of_rows,
+    write_timesteps,
+)
+from ..host.files import first_problem
 from ..host.hook import Host, StatefulHook
-from ..script.source import LOSS, HostScript, NotRecognised, called_in
+from ..script.source import LOSS, HostScript, NotRecognised, lines_of
 from . import timesteps
 from .clock import HostClock, clock_of
 from .timesteps import TimestepHook
 
-if TYPE_CHECKING:
-    from ...diagnostics.regression import BatchLosses
-    from ...diagnostics.timestep_log import TimestepLog, TimestepLosses
-
 _NUM_BINS, _NUM_ROWS = 10, 100
-_LOSSES_PER_BIN = 4  # of images, seen in a row, on average
-_BATCHES_PER_BIN = 16  # where their mean losses are all that is seen: fewer have no trustworthy variances
-_GRADIENTS = 8  # of images, at one update and in one process
+_LOSSES_PER_BIN = 4  # of images in a row, on average
+_BATCHES_PER_BIN = 16  # where only their mean losses are visible: fewer have unreliable variances
+_NUM_GRADIENTS = 8  # of images, in one update and one process
 
 
 def recognise(script: HostScript) -> str:
-    """Where losses can be seen; [`NotRecognised`] if nowhere, or if timesteps cannot."""
     timesteps.recognise(script)
     timesteps.check_one_loss(script)
     if script.calls(LOSS):
-        return f"F.{LOSS} shows the loss of each image ({called_in(script.calls(LOSS))})"
+        return f"F.{LOSS} shows the loss of each image ({lines_of(script.calls(LOSS))})"
     if not script.calls("backward"):
         raise NotRecognised(f"it calls neither F.{LOSS} nor accelerator.backward")
-    lines = called_in(script.calls("backward"))
-    return f"the mean loss of a micro-batch is seen ({lines}); levels' means follow from many of them by least squares"
+    lines = lines_of(script.calls("backward"))
+    return f"only the mean loss of a micro-batch is visible ({lines}); the means of noise levels follow by least squares"
 
 
 def make(host: Host) -> StatefulHook:
-    timesteps = cast(TimestepHook, host.hooks["timesteps"])
-    return LogHook(host.script, clock_of(host), timesteps, host.options.timestep_grad_every)
+    timestep_hook = cast(TimestepHook, host.hooks["timesteps"])
+    return LogHook(host.script, clock_of(host), timestep_hook, host.options.timestep_grad_every)
 
 
 class LogHook:
     """
-    Sums up the losses of a script by noise level, and writes `lrlab/timesteps.parquet` and `.png` into its output folder.
+    Sums losses by noise level, and writes `lrlab/timesteps.parquet` and `.png` into the script's output folder.
 
-    Where the script reduces `F.mse_loss`, these are the losses of single images before any weight; elsewhere only the mean
-    loss of a micro-batch is seen, with the script's own weights ([`diagnostics.regression`]). Every `grad_every` updates
-    the gradients of up to 8 of these losses are measured, too: of single images, where these can be told apart.
+    Where the script calls `F.mse_loss`, these are the losses of single images before any weight. Elsewhere only the mean
+    loss of a micro-batch is visible, with the script's own weights ([`diagnostics.regression`]). Every `grad_every` updates
+    the hook also measures the gradients of up to 8 of these losses, where they are of single images.
     """
 
     def __init__(self, script: HostScript, clock: HostClock, timesteps: TimestepHook, grad_every: int | None = None):
         recognise(script)
         self.script, self.clock, self.run, self.timesteps = script, clock, clock.run, timesteps
         self.is_per_image = bool(script.calls(LOSS))
-        self.log: TimestepLog | None = None  # from the first draw on
+        self.log: TimestepLog | None = None  # from the first timesteps on
         self.is_active, self.is_ended = True, False
         self.grad_every, self._gradients_left, self._measured = grad_every, 0, -1
-        self._sums: TimestepLosses | BatchLosses | None = None
-        self._gradients: TimestepLosses | None = None  # norms in place of losses
+        self._sums: Any = None  # `TimestepLosses`, or `BatchLosses`
+        self._gradients: Any = None  # `TimestepLosses` with norms in place of losses
         self._resumed: dict[str, Any] | None = None
-        self.num_seen = 0  # the last draw whose loss was seen
-        self._first = self._due = self._interval = 0  # updates: the first of a row, where it ends, and between ends
+        self.num_seen = 0  # batches of timesteps, up to the last whose loss was seen
+        self._first = self._due = self._interval = 0  # updates: start and end of a row, and its length
 
     def install(self) -> None:
         from accelerate import Accelerator
 
-        self.timesteps.on_draw.append(self._at_draw)
+        self.timesteps.on_timesteps.append(self._at_timesteps)
         if self.is_per_image:
             self.run.patches.wrap(torch.nn.functional, "mse_loss", self._log_loss)
         else:
             self.run.patches.wrap(Accelerator, "backward", self._log_backward)
         self.run.on_end.append(self._write)
 
-    def _at_draw(self, update: int) -> None:
+    def _at_timesteps(self, update: int) -> None:
         if self.is_active and self.log is None:
             self._begin(update)
         if self.is_active and update >= self._due:
             self._close_row(update)
         if self.grad_every and update != self._measured:
-            self._measured, self._gradients_left = update, 0 if update % self.grad_every else _GRADIENTS
+            self._measured, self._gradients_left = update, 0 if update % self.grad_every else _NUM_GRADIENTS
 
     def _begin(self, update: int) -> None:
-        from ...diagnostics.timestep_log import TimestepLog, read_timesteps
-
         if not self.run.arguments.get("output_dir"):
-            self._refuse("it has no --output_dir for what is logged")
+            self._refuse("it has no --output_dir for the log")
             return
         assert self.timesteps.levels is not None
         assert self.timesteps.timesteps is not None
@@ -103,19 +103,18 @@ class LogHook:
         self._due = update + self._interval
         self._begin_row(update)
         if self._resumed is not None:
-            self._go_on(self._resumed)
+            self._restore(self._resumed)
 
     def state_dict(self, is_at_end: bool) -> dict[str, Any]:
-        """For a checkpoint from which a resume is exact: the rows, and the sums of this process for the next one."""
-        if self.log is None or self._sums is None or self._gradients is None:
+        """The rows so far, and this process's sums for the next one."""
+        if self.log is None:
             return {}
         state: dict[str, Any] = {}
-        if self.run.accelerator.is_main_process:  # in all processes the same, and long; others make a state at each update
+        if self.run.accelerator.is_main_process:  # the same in all processes, and long; others save a state at each update
             state |= {"rows": self.log.table.to_pylist(), "last_means": self.log.last_means}
         state |= {"sums": self._sums.sums.tolist(), "gradients": self._gradients.sums.tolist()}
         state |= {"first": self._first, "due": self._due, "num_updates": self.clock.update}
-        if is_at_end:
-            # A script that is resumed from here draws nothing, by which its levels and its density would be known.
+        if is_at_end:  # a script that resumes there draws no timesteps
             expected = self._expected(self.clock.update)
             state |= {
                 "num_train_timesteps": int(self.log.starts[-1]),
@@ -126,19 +125,14 @@ class LogHook:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._resumed = state or None
 
-    def _go_on(self, state: dict[str, Any]) -> None:
-        from ...diagnostics.timestep_log import table_of_rows
-
+    def _restore(self, state: dict[str, Any]) -> None:
         assert self.log is not None
         self.log.restore(table_of_rows(state["rows"]), state["num_updates"] + 1)
         self.log.last_means, self._first, self._due = state["last_means"], state["first"], state["due"]
         for kept, saved in ((self._sums, state["sums"]), (self._gradients, state["gradients"])):
-            cast(Any, kept).sums += torch.tensor(saved, dtype=torch.float64, device=cast(Any, kept).sums.device)
+            kept.sums += torch.tensor(saved, dtype=torch.float64, device=kept.sums.device)
 
     def _begin_row(self, update: int) -> None:
-        from ...diagnostics.regression import BatchLosses
-        from ...diagnostics.timestep_log import TimestepLosses
-
         assert self.log is not None
         drawn = self.timesteps.timesteps
         starts, device = self.log.starts, self.run.accelerator.device if drawn is None else drawn.device
@@ -150,48 +144,47 @@ class LogHook:
         self.is_active = False
         self.run.refuse("--log_timesteps", NotRecognised(reason))
 
-    # --- what is seen ------------------------------------------------------------------------------------------------
+    # --- observed -----------------------------------------------------------------------------------------------------
 
-    def _is_first_of_draw(self) -> bool:
-        """Whether the last draw has no loss yet, and is to have one."""
+    def _new_timesteps(self, name: str) -> torch.Tensor | None:
+        """The last timesteps at their first loss, for a call of the script to a function of this name."""
         hook = self.timesteps
-        return self.is_active and self._sums is not None and hook.timesteps is not None and hook.num_seen > self.num_seen
+        is_new = self.is_active and self.log is not None and hook.num_seen > self.num_seen
+        if not is_new or self.script.caller(self.script.calls(name)) is None:
+            return None
+        self.num_seen = hook.num_seen
+        return hook.timesteps
 
     def _log_loss(self, mse_loss: Any, prediction: Any, target: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if self.script.caller(self.script.calls(LOSS)) is not None and self._is_first_of_draw():
-            timesteps = cast(torch.Tensor, self.timesteps.timesteps)
-            self.num_seen = self.timesteps.num_seen
-            if len(prediction) != len(timesteps):
-                self._refuse(
-                    f"a loss is of {counted(len(prediction), 'image')}, where {counted(len(timesteps), 'timestep')} "
-                    "were drawn"
-                )
-            else:
-                with torch.no_grad():
-                    errors = (prediction.detach() - target.detach()).float().square().flatten(1).mean(1)
-                    cast(Any, self._sums).add(timesteps, errors)
-                if self._gradients_left:
-                    errors = (prediction - target).float().square().flatten(1).mean(1)
-                    self._measure(timesteps, errors)
+        timesteps = self._new_timesteps(LOSS)
+        if timesteps is not None and len(prediction) != len(timesteps):
+            drawn = counted(len(timesteps), "timestep")
+            self._refuse(f"it computes a loss of {counted(len(prediction), 'image')} after drawing {drawn}")
+        elif timesteps is not None:
+            with torch.set_grad_enabled(self._gradients_left > 0):
+                errors = (prediction - target).float().square().flatten(1).mean(1)
+            self._sums.add(timesteps, errors)
+            self._measure(timesteps, errors)
         return cast(torch.Tensor, mse_loss(prediction, target, *args, **kwargs))
 
     def _log_backward(self, backward: Any, accelerator: Any, loss: torch.Tensor, **kwargs: Any) -> None:
-        if self.script.caller(self.script.calls("backward")) is not None and self._is_first_of_draw():
-            self.num_seen = self.timesteps.num_seen
-            cast(Any, self._sums).add(cast(torch.Tensor, self.timesteps.timesteps)[None], loss.reshape(1))
-            if self._gradients_left:
-                self._measure(cast(torch.Tensor, self.timesteps.timesteps), loss[None])
+        timesteps = self._new_timesteps("backward")
+        if timesteps is not None:
+            self._sums.add(timesteps[None], loss.reshape(1))
+            self._measure(timesteps, loss[None])
         backward(accelerator, loss, **kwargs)
 
     def _measure(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
-        """Gradients of these losses, if they are of one image each, and the parameters are whole."""
+        """Measures the gradients of single images' losses, if the parameters are not sharded."""
         from ...diagnostics.gradients import gradient_norms
 
+        if not self._gradients_left:
+            return
         reason = None
         if len(losses) != len(timesteps):
-            reason = f"it shows the mean loss of {counted(len(timesteps), 'image')}. A batch of 1 shows that of one"
+            reason = f"it shows only the mean loss of {counted(len(timesteps), 'image')}. Use a batch size of 1"
         elif self.run.accelerator.distributed_type in ("FSDP", "DEEPSPEED"):
-            reason = "each process has a part of the model only"
+            reason = "its model is sharded"
         if reason:
             self.grad_every, self._gradients_left = None, 0
             self.run.refuse("--timestep_grad_every", NotRecognised(reason))
@@ -200,16 +193,13 @@ class LogHook:
         self._gradients_left -= len(losses[kept])
         parameters = [each for model in self.run.models for each in model.parameters() if each.requires_grad]
         norms = gradient_norms(losses[kept], parameters, self.run.accelerator.scaler)
-        cast("TimestepLosses", self._gradients).add(timesteps[kept], norms)
+        self._gradients.add(timesteps[kept], norms)
 
-    # --- what is written ---------------------------------------------------------------------------------------------
+    # --- written ------------------------------------------------------------------------------------------------------
 
     def _close_row(self, update: int) -> None:
-        """The row of the updates since the last one. All processes come here at the same update."""
-        from ...diagnostics.regression import solve
-
+        """Adds the row of the updates since the last one, at the same update in all processes."""
         assert self.log is not None
-        assert self._sums is not None
         self._due, accelerator = update + self._interval, self.run.accelerator
         sums = accelerator.gather(self._sums.sums[None]).sum(0).cpu()
         expected = self._expected(update)
@@ -219,8 +209,8 @@ class LogHook:
             images, means, variances = solved
             self.log.add_means(update, images, means, variances * images, expected)
         else:
-            return  # with those of the next interval there may be enough
-        gradients = accelerator.gather(cast(Any, self._gradients).sums[None]).sum(0).cpu().numpy()
+            return  # the next interval may add enough batches
+        gradients = accelerator.gather(self._gradients.sums[None]).sum(0).cpu().numpy()
         if gradients[0].any():
             with np.errstate(invalid="ignore"):
                 self.log.add_gradients(update, gradients[1] / gradients[0])
@@ -229,36 +219,31 @@ class LogHook:
             self.run.log({f"loss_at_timesteps/{name}": value for name, value in self.log.last_means.items()}, update)
 
     def _expected(self, update: int) -> np.ndarray | None:
-        """The probabilities of timesteps in the updates since the last row; `None` of a density of the script's own."""
-        from ...diagnostics.timestep_log import expected_probabilities
-
+        """The probabilities of timesteps since the last row; `None` for a density of the script's own."""
         assert self.log is not None
         if self.timesteps.levels is None and self._resumed is not None:
             return None if self._resumed["expected"] is None else np.array(self._resumed["expected"])
         if self.timesteps.sampler is not None:
             return expected_probabilities(self.timesteps.sampler, self._first, update - 1)
-        return np.full(self.log.starts[-1], 1 / self.log.starts[-1]) if self.timesteps.form == "index" else None
+        return np.full(self.log.starts[-1], 1 / self.log.starts[-1]) if self.timesteps.pattern == "index" else None
 
     def _write(self) -> None:
-        from ...diagnostics.timestep_log import TimestepLog
-
         self.is_ended = True
         if self.log is None and self._resumed is not None and "expected" in self._resumed:
             self.log = TimestepLog(_NUM_BINS, self._resumed["num_train_timesteps"])
             self._begin_row(self._resumed["first"])
-            self._go_on(self._resumed)
+            self._restore(self._resumed)
         if self.log is None or not self.is_active:
             return
         if self.clock.update > self._first:
             self._close_row(self.clock.update)
         self._write_rows()
-        # With gloo, a process that ends at once after a gather may wait forever: the thread that frees the gathered tensors
-        # waits for Python's lock, and whoever frees the process group with that lock held waits for the thread.
+        # With gloo, a process that exits right after a gather may deadlock: the thread that frees the gathered tensors waits
+        # for Python's lock, which is held while the process group is freed and waits for that thread.
         self.run.accelerator.wait_for_everyone()
 
     def _write_rows(self) -> None:
         from ...diagnostics.plot import plot_timesteps
-        from ...diagnostics.timestep_log import write_timesteps
 
         if self.log is None or not len(self.log.table) or not self.run.accelerator.is_main_process:
             return
@@ -269,26 +254,24 @@ class LogHook:
         plot_timesteps(self.log.table, self.run.lab_folder / "timesteps.png", titles)
 
     def report(self) -> str:
-        if not self.is_ended and self.is_active and self.num_seen:  # a script that failed, or does not end its training
+        was_seen = self.is_active and self.num_seen > 0
+        if was_seen and not self.is_ended:  # a script that failed, or does not end its training
             self._write_rows()
-        means = {name: value for name, value in self.log.last_means.items() if np.isfinite(value)} if self.log else {}
-        if not means and self.num_seen and self.is_active and not self.is_ended:
-            return "--log_timesteps: no row was written, since the script did not end."
-        if not means or self.log is None or not self.is_active:
-            seen = "the losses do not tell noise levels apart" if self.num_seen and self.is_active else "no loss was seen"
-            return f"--log_timesteps: {seen}, and no row is added."
+        means = self.log.last_means if self.log is not None and self.is_active else {}
+        means = {name: value for name, value in means.items() if np.isfinite(value)}
+        if self.log is None or not means:
+            unclear = "the losses do not distinguish noise levels" if self.is_ended else "the script did not end"
+            return f"--log_timesteps: no row was added, since {unclear if was_seen else 'no loss was seen'}."
         low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
         how = "losses of images" if self.is_per_image else "least squares from the losses of micro-batches"
         return (
             f"--log_timesteps: by {how}, the loss is highest at timesteps {high} ({means[high]:.3g}) and lowest at {low} "
-            f"({means[low]:.3g}) at the end; {counted(self.log.num_spikes, 'spike')}. {self._where()}"
+            f"({means[low]:.3g}) at the end; {counted(self.log.num_spikes, 'spike')}. {self._files(self.log)}"
         )
 
-    def _where(self) -> str:
-        """The files, which are looked at first."""
-        assert self.log is not None
-        parts = [self.run.lab_folder / f"timesteps.{end}" for end in ("parquet", "png")]
-        if problem := next(filter(None, map(problem_with, parts)), None):
+    def _files(self, log: TimestepLog) -> str:
+        table, plot = (self.run.lab_folder / f"timesteps.{end}" for end in ("parquet", "png"))
+        if problem := first_problem(table, plot):
             return f"The log is lost: {problem}."
-        last = "" if self.is_ended else f" The script did not end: this is up to update {self.log.table['update'][-1]}."
-        return f"See {parts[1]}.{last}"
+        last = "" if self.is_ended else f" The script did not end: this is up to update {log.table['update'][-1]}."
+        return f"See {plot}.{last}"

@@ -1,6 +1,5 @@
-"""Learning rates of their own for some parameters of a script that is not ours, by patterns of names (`--lr_groups`)."""
+"""Learning rate factors for parameters of a third-party script, by patterns of names (`--lr_groups`)."""
 
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from types import FrameType
 from typing import Any
@@ -10,12 +9,12 @@ import torch
 from ...core.errors import LabError, must_be
 from ...core.ranges import Range
 
-LR_FACTOR = "lab_lr_factor"  # a key of groups of parameters, which are saved with the optimizer's state
+LR_FACTOR = "lab_lr_factor"  # a key of parameter groups, saved with the optimizer's state
 _FACTOR = Range("[0, 1e6]")
 
 
 def parse_lr_groups(text: str) -> dict[str, float]:
-    """`"text_encoder*=0.1,*.bias=2"` as patterns and factors."""
+    """Factors by pattern, from a text such as `"text_encoder*=0.1,*.bias=2"`."""
     factors: dict[str, float] = {}
     for part in text.split(","):
         pattern, _, number = part.strip().rpartition("=")
@@ -24,31 +23,29 @@ def parse_lr_groups(text: str) -> dict[str, float]:
         except ValueError:
             factor = -1.0
         if not pattern or factor not in _FACTOR:
-            wanted = f"PATTERN=FACTOR, with {_FACTOR} on the learning rate"
+            wanted = f"PATTERN=FACTOR, with {_FACTOR} for the learning rate"
             raise must_be("--lr_groups", part, wanted, "write it as in 'text_encoder*=0.1,*.bias=2'")
         if pattern in factors:
-            raise LabError(f"--lr_groups {text!r} has the pattern {pattern!r} twice. Drop one.")
+            raise must_be("--lr_groups", text, "a list of different patterns", f"remove one {pattern!r}")
         factors[pattern] = factor
     return factors
 
 
 def as_groups(params: Any) -> list[dict[str, Any]]:
-    """What an optimizer is given, parameters or groups of them, as groups with lists of parameters."""
+    """An optimizer's first argument, parameters or groups, as groups with lists of parameters."""
     groups = list(params)
     if not groups or not isinstance(groups[0], dict):
         groups = [{"params": groups}]
-    as_lists = []
-    for group in groups:
-        held = group["params"]
-        as_lists.append({**group, "params": [held] if isinstance(held, torch.Tensor) else list(held)})
-    return as_lists
+    tensors = [group["params"] for group in groups]
+    lists = [[held] if isinstance(held, torch.Tensor) else list(held) for held in tensors]
+    return [{**group, "params": held} for group, held in zip(groups, lists, strict=True)]
 
 
 def split_groups(
     groups: list[dict[str, Any]], lr: float | None, factors: dict[str, float], names: dict[int, list[str]]
 ) -> list[dict[str, Any]]:
     """
-    Each group once for each factor that some of its parameters have.
+    Splits each group by the factors of its parameters.
 
     `lr` is the learning rate of groups without one; `names` are those of [`parameter_names`].
     """
@@ -57,7 +54,7 @@ def split_groups(
     for group in groups:
         rate = group.get("lr", lr)
         if rate is None:
-            raise LabError("--lr_groups: the script gives its optimizer no learning rate to multiply. Leave it out.")
+            raise LabError("--lr_groups: the script gives its optimizer no learning rate to multiply. Remove --lr_groups.")
         parts: dict[str | None, list[torch.nn.Parameter]] = {}
         for parameter in group["params"]:
             parts.setdefault(_pattern_of(names.get(id(parameter), []), factors), []).append(parameter)
@@ -68,19 +65,17 @@ def split_groups(
 
 
 def _check_patterns(trained: list[list[str]], factors: dict[str, float]) -> None:
-    """Raises a `LabError` for a pattern without effect on the parameters that are trained, given by their names."""
+    """Raises a `LabError` for a pattern without effect on the trained parameters, given by their names."""
     for pattern in factors:
         if not any(fnmatchcase(name, pattern) for names in trained for name in names):
             known = [names[0] for names in trained if names]
-            raise LabError(
-                f"--lr_groups: no parameter that is trained matches {pattern!r}. Known: {', '.join(known[:8])}"
-                + (f" and {len(known) - 8} others." if len(known) > 8 else ".")
-            )
+            more = f" and {len(known) - 8} others" if len(known) > 8 else ""
+            raise LabError(f"--lr_groups: no trained parameter matches {pattern!r}. Known: {', '.join(known[:8])}{more}.")
     used = {_pattern_of(names, factors) for names in trained}
     if hidden := [pattern for pattern in factors if pattern not in used]:
         raise LabError(
-            f"--lr_groups: whatever {hidden[0]!r} matches, a pattern before it matches, too, and the first one counts. "
-            "Put it further to the front, or leave it out."
+            f"--lr_groups: earlier patterns match everything that {hidden[0]!r} matches, and the first match counts. Move "
+            "it forward, or remove it."
         )
 
 
@@ -90,21 +85,20 @@ def _pattern_of(names: list[str], factors: dict[str, float]) -> str | None:
 
 
 def parameter_names(frame: FrameType | None, path: str) -> dict[int, list[str]]:
-    """By parameter, its names: those in each model among the script's variables, after the variable's own."""
+    """
+    The names of each parameter, by its id: those in each model, after the variable of the model.
+
+    The models are the script's variables that are visible where it makes its optimizer, and in its calling functions.
+    """
+    models: dict[str, torch.nn.Module] = {}
+    while frame is not None and frame.f_code.co_filename == path:
+        for variables in (frame.f_locals, frame.f_globals):
+            for name, value in variables.items():
+                if isinstance(value, torch.nn.Module):
+                    models.setdefault(name, value)
+        frame = frame.f_back
     names: dict[int, list[str]] = {}
-    seen = set()
-    for variable, model in _models(frame, path):
-        if variable in seen:
-            continue
-        seen.add(variable)
+    for variable, model in models.items():
         for name, parameter in model.named_parameters():
             names.setdefault(id(parameter), []).append(f"{variable}.{name}")
     return names
-
-
-def _models(frame: FrameType | None, path: str) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The models that the script has variables for, where it makes its optimizer and in what called that."""
-    while frame is not None and frame.f_code.co_filename == path:
-        for variables in (frame.f_locals, frame.f_globals):
-            yield from ((name, value) for name, value in variables.items() if isinstance(value, torch.nn.Module))
-        frame = frame.f_back

@@ -1,4 +1,4 @@
-"""A held-out loss in a script that has none: rows that are never trained on, and the script's own loss of them."""
+"""A held-out loss for a script that has none: rows that are never trained on, and the script's own loss of them."""
 
 import contextlib
 import json
@@ -12,17 +12,16 @@ from ..host.files import problem_with
 from ..host.held_out_loss import HeldOutLoss
 from ..host.hook import Host, StatefulHook
 from ..script.loss_code import find_loss_code
-from ..script.source import HostScript, NotRecognised, called_in
+from ..script.source import HostScript, NotRecognised, lines_of
 from .clock import HostClock, clock_of
 from .ema import EMAHook
 
 
 def recognise(script: HostScript) -> str:
-    """Where the loss of a held-out batch can be computed; [`NotRecognised`] says why not."""
     code = find_loss_code(script)
-    repeats = "; not with rows that repeat" if script.row_counts else ""
-    cached = f"; not with {', '.join(script.cached_by_step)} in use" if script.cached_by_step else ""
-    found = f"rows are held back ({called_in(code.loader_calls)}), whose loss the loop's code computes"
+    repeats = "; not with repeated rows" if script.index_moduli else ""
+    cached = f"; not with {', '.join(script.indexed_by_step)} in use" if script.indexed_by_step else ""
+    found = f"rows are held out ({lines_of(code.loader_calls)}), and the training loop's code computes their loss"
     return f"{found} (line {code.first_line}){repeats}{cached}"
 
 
@@ -33,19 +32,20 @@ def make(host: Host) -> StatefulHook:
 
 class ValidationHook:
     """
-    Computes the loss of held-out rows every so many updates, at the start and the end; schedules that follow a loss see it.
+    Computes the loss of held-out rows at the start, every so many updates and at the end, for schedules that follow a loss
+    too.
 
     Args:
-        fraction (`float`): Of the rows, to hold back.
+        fraction (`float`): Of the rows, to hold out.
         steps (`int`): Updates between losses.
-        ema ([`EMAHook`], *optional*): Whose average is measured where it is swapped in for validation.
+        ema ([`EMAHook`], *optional*): Whose average is measured if it replaces the weights in validation.
     """
 
     def __init__(self, script: HostScript, clock: HostClock, fraction: float, steps: int, ema: EMAHook | None = None):
         self.clock, self.run, self.steps, self.ema = clock, clock.run, steps, ema
         self.held_out = HeldOutLoss(script, clock.run, fraction, self._refuse)
-        self.num_updates = 0  # counted here where no schedule counts them
-        self.num_steps = 0  # those that a gradient scaler left out are counted, as scripts do for their end
+        self.num_updates = 0  # counted here if no schedule counts them
+        self.num_steps = 0  # with updates that a gradient scaler skipped, by which scripts end
         self.rows: list[dict[str, Any]] = []
 
     def install(self) -> None:
@@ -71,13 +71,13 @@ class ValidationHook:
     # --- when ---------------------------------------------------------------------------------------------------------
 
     def _before_first_update(self, *step: Any) -> None:
-        """If a loss cannot be computed, it is an error before anything is trained."""
+        """Computes the first loss, so that an error comes before anything is trained."""
         if not self.held_out.is_active or self.run.num_updates or self.rows:
             return
-        # A schedule of the clock counts the update that begins.
+        # A schedule on the clock has already counted the coming update.
         done = self.clock.update - self.clock.has_begun if self.clock.counts else self.num_updates
-        if not done:  # of a run that is resumed
-            self._note(0, self._loss())
+        if not done:  # otherwise the run is resumed
+            self._add_row(0, self._loss())
 
     def _after_update(self) -> None:
         if not self.held_out.is_active:
@@ -87,7 +87,7 @@ class ValidationHook:
             self._validate()
 
     def _after_step(self) -> None:
-        """The last loss, which a multiple of updates need not be."""
+        """Computes the last loss, if the number of updates is not a multiple of `steps`."""
         if not self.held_out.is_active:
             return
         self.num_steps += 1
@@ -98,40 +98,41 @@ class ValidationHook:
     def _validate(self) -> None:
         loss = self._loss()
         self.clock.follow_loss(loss)
-        self._note(self.num_updates, loss)
+        self._add_row(self.num_updates, loss)
+
+    def _loss(self) -> float:
+        average = self._average
+        with average.weights() if average is not None else contextlib.nullcontext():
+            return self.held_out.compute()
+
+    @property
+    def _average(self) -> EMAHook | None:
+        """The hook whose average is measured."""
+        ema = self.ema
+        return ema if ema is not None and "validation" in ema.swaps and ema.is_active else None
 
     def state_dict(self, is_at_end: bool) -> dict[str, Any]:
-        """For a checkpoint from which a resume is exact."""
         return {"num_updates": self.num_updates, "num_steps": self.num_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.num_updates, self.num_steps = state["num_updates"], state["num_steps"]
 
-    @property
-    def _measures_average(self) -> bool:
-        return self.ema is not None and "validation" in self.ema.swaps and self.ema.is_active
+    # --- written ------------------------------------------------------------------------------------------------------
 
-    def _loss(self) -> float:
-        with self.ema.weights() if self.ema is not None and self._measures_average else contextlib.nullcontext():
-            return self.held_out.compute()
-
-    # --- what is written ----------------------------------------------------------------------------------------------
-
-    def _note(self, update: int, loss: float) -> None:
-        accelerator, path = self.run.accelerator, self._path
+    def _add_row(self, update: int, loss: float) -> None:
+        path = self._path
         self.run.log({"validation_loss": loss}, update)
         if not self.rows and path is not None and path.exists():  # of the run that is resumed
             rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
             self.rows = [row for row in rows if row["update"] < update]
-        # JSON has no word for a loss that is not finite.
+        # JSON cannot hold a loss that is not finite.
         self.rows.append({"update": update, "validation_loss": loss if math.isfinite(loss) else None})
-        if accelerator.is_main_process and path is not None:
+        if self.run.accelerator.is_main_process and path is not None:
             write_text(path, "".join(json.dumps(row) + "\n" for row in self.rows))
 
     @property
     def _path(self) -> Path | None:
-        folder = self.run.arguments.get("output_dir")
-        return Path(folder) / "lrlab" / "validation.jsonl" if folder else None
+        return self.run.lab_folder / "validation.jsonl" if self.run.arguments.get("output_dir") else None
 
     def report(self) -> str:
         if not self.held_out.is_active:
@@ -140,10 +141,10 @@ class ValidationHook:
         if not losses:
             return f"--validation_steps: no {'finite ' * bool(self.rows)}loss of held-out rows was computed."
         (first, first_update), (last, last_update), (best, best_update) = losses[0], losses[-1], min(losses)
-        which = ""
+        weights = ""
         if self.ema is not None and self.ema.is_active:
-            which = ", of the average" if self._measures_average else ", of the weights and not of their average"
-        rows = f"{self.held_out.rows.num_held_out} of {counted(self.held_out.rows.num_rows, 'row')}{which}"
+            weights = ", of the average" if self._average is not None else ", of the weights, not of their average"
+        rows = f"{self.held_out.rows.num_held_out} of {counted(self.held_out.rows.num_rows, 'row')}{weights}"
         text = (
             f"--validation_steps: the held-out loss ({rows}) was {first:.4g} after update {first_update}, lowest after "
             f"update {best_update} ({best:.4g}), and {last:.4g} after update {last_update}."

@@ -1,4 +1,4 @@
-"""A loss weighting of the registry in a script that is not ours, where it reduces `F.mse_loss` or asks for SD3's weights."""
+"""A loss weighting of the registry in a third-party script, at its `F.mse_loss` or its request for SD3's weights."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -12,34 +12,33 @@ from ...timesteps.loss_weights import LossWeighting
 from ...timesteps.noise_levels import NoiseLevels
 from ...timesteps.registries import LOSS_WEIGHTINGS
 from ..host.hook import Hook, Host
-from ..script.source import LOSS, WEIGHTING, HostScript, NotRecognised, called_in
+from ..script.source import LOSS, WEIGHTING, HostScript, NotRecognised, lines_of
 from . import timesteps
 from .clock import HostClock, clock_of
 from .timesteps import TimestepHook
 
-# Weights of the script's own that cannot be multiplied by another.
+# The script's own weightings, with the values that leave all weights at 1.
 _OWN_WEIGHTS = {"snr_gamma": (None,), "weighting_scheme": (None, "none", "logit_normal", "mode")}
 
 
 def recognise(script: HostScript) -> str:
-    """Where a script weighs or reduces its losses; [`NotRecognised`] if it does neither, or draws otherwise."""
-    timesteps.recognise(script)  # by which it is known what each loss is of
+    timesteps.recognise(script)  # they tell which loss is of which noise level
     if weighted := script.calls(WEIGHTING):
-        return f"{WEIGHTING} gives the weights ({called_in(weighted)})"
+        return f"{WEIGHTING} gives the weights ({lines_of(weighted)})"
     timesteps.check_one_loss(script)
     if not script.calls(LOSS):
-        raise NotRecognised(f"it reduces no F.{LOSS} and calls no {WEIGHTING}")
+        raise NotRecognised(f"it calls neither F.{LOSS} nor {WEIGHTING}")
     without = [flag for flag in ("snr_gamma", "with_prior_preservation") if script.mentions(flag)]
     but = f", without {' and '.join('--' + flag for flag in without)}" if without else ""
-    return f"F.{LOSS} reduces the losses ({called_in(script.calls(LOSS))}){but}"
+    return f"F.{LOSS} reduces the losses ({lines_of(script.calls(LOSS))}){but}"
 
 
 def make(host: Host) -> Hook | None:
-    """Also without a weighting, where a sampler is made up for by weights."""
-    timesteps = cast(TimestepHook, host.hooks["timesteps"])
-    if not host.options.loss_weighting and not timesteps.is_unbiased:
+    """Also made without a weighting, for a sampler whose density is corrected by weights."""
+    timestep_hook = cast(TimestepHook, host.hooks["timesteps"])
+    if not host.options.loss_weighting and not timestep_hook.is_unbiased:
         return None
-    return WeightingHook(host.script, clock_of(host), timesteps, host.options.loss_weighting)
+    return WeightingHook(host.script, clock_of(host), timestep_hook, host.options.loss_weighting)
 
 
 class WeightingHook:
@@ -48,11 +47,12 @@ class WeightingHook:
     def __init__(self, script: HostScript, clock: HostClock, timesteps: TimestepHook, spec: str | None):
         self.script, self.run, self.timesteps = script, clock.run, timesteps
         self.name, self.kwargs = resolve_spec(spec or "none", None, LOSS_WEIGHTINGS)
-        self.is_plain = "plain" in LOSS_WEIGHTINGS[self.name].traits
-        if "feedback" in LOSS_WEIGHTINGS[self.name].traits:
+        traits = LOSS_WEIGHTINGS[self.name].traits
+        self.is_plain = "plain" in traits
+        if "feedback" in traits:
             raise LabError(
-                f"--loss_weighting {self.name!r} follows the losses of single images, which a script does not show. Choose "
-                "one that does not."
+                f"--loss_weighting {self.name!r} needs the loss of each image, which a script does not expose. Choose a "
+                "weighting that follows no losses."
             )
         recognise(script)
         self.by_sigma = bool(script.calls(WEIGHTING))
@@ -68,27 +68,28 @@ class WeightingHook:
             self.run.patches.wrap(torch.nn.functional, "mse_loss", self._weighted_loss)
 
     def check_arguments(self) -> None:
-        """Before the first loss: whether the script weighs by itself, or its batches hold something else too."""
+        """Before the first loss: an error if the script weights losses itself, or a batch holds other images as well."""
         arguments = self.run.arguments
         for name, harmless in _OWN_WEIGHTS.items():
             if arguments.get(name) not in harmless:
+                own = f"--{name} {arguments[name]}"
                 raise LabError(
-                    f"The script weighs losses by itself (--{name} {arguments[name]}), and two weights would be multiplied. "
-                    "Leave out that or --loss_weighting."
+                    f"The script weights losses itself ({own}), and two weights would be multiplied. Remove that or "
+                    "--loss_weighting."
                 )
         if arguments.get("with_prior_preservation") and not self.by_sigma:
             raise LabError(
-                "With --with_prior_preservation, a batch holds images of the class too, whose losses are apart. Leave out "
-                "that or --loss_weighting."
+                "With --with_prior_preservation, a batch also holds class images, whose losses are separate. Remove that or "
+                "--loss_weighting."
             )
 
     def _weights(self) -> torch.Tensor:
-        """The weights of the images of the last draw: float32 of shape `(batch_size,)`."""
+        """The weights of the images of the last batch: float32 of shape `(batch_size,)`."""
         hook = self.timesteps
         assert hook.levels is not None
         assert hook.timesteps is not None
         if self._table is None:
-            # Where the script draws: nothing is copied at every loss.
+            # On the device of the timesteps, so that nothing is copied for each loss.
             self._table = self._make_table(hook.levels, hook.prediction_type).to(hook.timesteps.device)
         weights = self._table[hook.timesteps]
         unbiased = hook.loss_weights()
@@ -96,13 +97,13 @@ class WeightingHook:
         return weights if unbiased is None else weights * unbiased
 
     def _make_table(self, levels: NoiseLevels, prediction_type: str) -> torch.Tensor:
-        """Weights on the script's own error: float32 of shape `(T,)`."""
+        """Weights of the script's own error: float32 of shape `(T,)`."""
         self.check_arguments()
         if self.is_plain:
             return torch.ones(levels.num_train_timesteps)
         table = LossWeighting(self.name, self.kwargs, levels, prediction_type).table
         if self.run.arguments.get("precondition_outputs") and self.by_sigma:
-            # SD3's scripts turn the predicted velocity into data, whose squared error is sigma^2 times as large.
+            # SD3's scripts convert the predicted velocity to data, whose squared error is sigma^2 times as large.
             table = table * torch.from_numpy((1 + levels.snr**0.5) ** 2)
         return table.float()
 
@@ -115,12 +116,12 @@ class WeightingHook:
         if not understood or len(prediction) != len(timesteps):
             raise LabError(
                 f"--loss_weighting does not understand this loss: {counted(len(prediction), 'image')} for "
-                f"{counted(len(timesteps), 'timestep')}, reduction {reduction!r}. Leave it out."
+                f"{counted(len(timesteps), 'timestep')}, reduction {reduction!r}. Remove --loss_weighting."
             )
         if reduction == "none" and self.timesteps.prediction_type == "sample":
             raise LabError(
-                "The script predicts images and weighs their losses by itself, and two weights would be multiplied. "
-                "Leave out --loss_weighting."
+                "The script predicts images and weights their losses itself, and two weights would be multiplied. Remove "
+                "--loss_weighting."
             )
         weights = self._weights().to(prediction.device)
         weights = weights.view(-1, *[1] * (prediction.ndim - 1))
@@ -134,5 +135,4 @@ class WeightingHook:
         return own * self._weights().to(own).view(-1, *[1] * (own.ndim - 1))
 
     def report(self) -> str:
-        seen = f"{counted(self.num_seen, 'loss')}" if self.num_seen else "no loss"
-        return f"--loss_weighting {self.name}: {seen} weighted."
+        return f"--loss_weighting {self.name}: {counted(self.num_seen, 'loss')} weighted."

@@ -1,4 +1,4 @@
-"""Files that a report announces, looked at first: there, readable, and not empty."""
+"""Checks of files before a report names them: present, readable, and not empty."""
 
 import functools
 import json
@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-_OTHER_STATES = ("optimizer", "scheduler", "sampler", "scaler", "random_states", "dl_state")  # in accelerate's checkpoints
+# Other files of accelerate's checkpoints.
+_OTHER_STATES = ("optimizer", "scheduler", "sampler", "scaler", "random_states", "dl_state")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 Tensors = Iterator[tuple[str, torch.Size, Callable[[], torch.Tensor]]]
 
 
 def problem_with(path: Path) -> str | None:
-    """Why a file or a folder is not what was announced, in words; `None` if it is."""
+    """Why a file or a folder cannot be used, in words; `None` if it can."""
     if not path.exists():
         return f"{path} is missing"
     files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
@@ -22,25 +24,28 @@ def problem_with(path: Path) -> str | None:
         return f"{path} is empty"
     for file in files:
         try:
-            is_whole = file.suffix not in _CHECKS or _CHECKS[file.suffix](file)  # a hook's own files may be empty markers
+            is_filled = file.suffix not in _CHECKS or _CHECKS[file.suffix](file)  # others may be empty markers
         except Exception as error:
             return f"{file} cannot be read ({type(error).__name__}: {error})"
-        if not is_whole:
+        if not is_filled:
             return f"{file} is empty"
     return None
 
 
+def first_problem(*paths: Path) -> str | None:
+    return next(filter(None, map(problem_with, paths)), None)
+
+
 def stored_tensors(folder: Path) -> Tensors:
-    """Name, shape and a function that reads it, of each tensor in the weight files of a folder; ours in it are left out."""
+    """Name, shape and a reader of each tensor in the weight files of a folder, without those of `lrlab/`."""
     for path in sorted(folder.rglob("*")):
         if "lrlab" in path.relative_to(folder).parts or path.name.startswith(_OTHER_STATES):
             continue
         if path.suffix == ".safetensors":
-            file = safe_open(path, "pt")  # as long as its tensors are read
+            file = safe_open(path, "pt")  # open as long as its tensors may be read
             for name in file.keys():
-                shape = torch.Size(file.get_slice(name).get_shape())
-                yield name, shape, functools.partial(file.get_tensor, name)
-        elif path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
+                yield name, torch.Size(file.get_slice(name).get_shape()), functools.partial(file.get_tensor, name)
+        elif path.suffix in _PICKLES:
             for name, value in _pickled(path).items():
                 if isinstance(value, torch.Tensor):
                     yield name, value.shape, value.clone
@@ -49,13 +54,9 @@ def stored_tensors(folder: Path) -> Tensors:
 def _pickled(path: Path) -> dict[str, Any]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # states of something else
+    except Exception:  # not weights
         return {}
     return loaded if isinstance(loaded, dict) else {}
-
-
-def _has_bytes(path: Path) -> bool:
-    return path.stat().st_size > 0
 
 
 def _has_rows(path: Path) -> bool:
@@ -82,10 +83,10 @@ def _has_tensors(path: Path) -> bool:
 
 
 _CHECKS: dict[str, Callable[[Path], bool]] = {
-    ".json": lambda path: json.loads(path.read_text(encoding="utf-8")) is not None,  # some configurations are empty
+    ".json": lambda path: json.loads(path.read_text(encoding="utf-8")) is not None,  # a configuration may be {}
     ".jsonl": _has_lines,
     ".parquet": _has_rows,
     ".png": _has_pixels,
     ".safetensors": _has_tensors,
-    **dict.fromkeys((".bin", ".pt", ".pth", ".ckpt"), _has_bytes),
+    **dict.fromkeys(_PICKLES, lambda path: path.stat().st_size > 0),
 }

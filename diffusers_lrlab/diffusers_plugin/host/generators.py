@@ -1,4 +1,4 @@
-"""The states of all random generators that a script draws from: the global ones, and those that it or its data made."""
+"""The states of all random generators that a script uses: the global ones, and those among its variables."""
 
 import random
 from collections.abc import Mapping
@@ -11,25 +11,25 @@ from ...core.random_states import as_plain_data, raw_random_states, restore_rand
 
 
 def find_generators(owners: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Those among the variables of each owner, by names such as `"script.generator"`."""
-    kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+    """The generators among the variables of each owner, by names such as `"script.generator"`."""
+    types = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
     return {
         f"{owner}.{name}": value
         for owner, variables in owners.items()
         for name, value in variables.items()
-        if isinstance(value, kinds)
+        if isinstance(value, types)
     }
 
 
 def variables_of_data(dataset: Any) -> dict[str, Any]:
-    """Those of the script's own data set, where some rows of it are used."""
+    """The attributes of the script's dataset, inside any `Subset`."""
     while isinstance(dataset, torch.utils.data.Subset):
         dataset = dataset.dataset
     return getattr(dataset, "__dict__", {})
 
 
 def seed_all(seed: int, generators: Mapping[str, Any]) -> None:
-    """The global generators and these."""
+    """Seeds the global generators and these."""
     from accelerate.utils import set_seed
 
     set_seed(seed)
@@ -43,12 +43,12 @@ def seed_all(seed: int, generators: Mapping[str, Any]) -> None:
 
 
 def get_states(generators: Mapping[str, Any], with_devices: bool = True) -> dict[str, Any]:
-    """Of the global generators and of these, as plain data that JSON keeps exactly."""
+    """The states of the global generators and of these, as plain data that JSON keeps exactly."""
     return as_plain_data(raw_states(generators, with_devices))
 
 
 def raw_states(generators: Mapping[str, Any], with_devices: bool = True) -> dict[str, Any]:
-    """The same as copies, which are made at every batch; [`as_plain_data`] makes plain data of them."""
+    """The same as copies, cheap enough for every batch; [`as_plain_data`] makes plain data of them."""
     return raw_random_states(with_devices) | {"others": {name: _state(each) for name, each in generators.items()}}
 
 
@@ -59,11 +59,9 @@ def set_states(states: dict[str, Any], generators: Mapping[str, Any]) -> None:
 
 
 def _state(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
-    return generator.get_state() if isinstance(generator, np.random.RandomState) else generator.getstate()
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 
 def _set_state(generator: Any, state: Any) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import math
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -18,23 +17,22 @@ from ..script.loss_code import find_loss_code
 from ..script.source import HostScript, NotRecognised
 from .generators import find_generators, get_states, seed_all, set_states, variables_of_data
 from .held_out_rows import HeldOutRows
-from .run import HostRun
+from .run import HostRun, calling_frames
 from .trained_models import SHARDED
 
 
 class HeldOutLoss:
     """
-    Holds rows back where a script makes its loader, and computes their loss.
+    Holds out rows where a script makes its loader, and computes their loss.
 
-    What computes a loss stands in the script's loop. That part of its text runs on held-out batches, with copies of the
-    loop's variables, without gradients, with the model in evaluation, and with the same timesteps and noise every time; all
-    random states are as they were when it ends.
+    The part of the script's loop that computes the loss runs on held-out batches, with copies of the loop's variables,
+    without gradients, and with the model in evaluation mode. All random states are restored afterwards.
 
     Args:
-        fraction (`float`): Of the rows, to hold back.
-        refuse: Called with the reason where the script's data cannot be held back.
-        num_draws (`int`, *optional*): Of timesteps and noise: at most so many rows are held back, and fewer rows are each
-            computed several times. Once if not given.
+        fraction (`float`): Of the rows, to hold out.
+        refuse: Called with the reason if the script's data cannot be held out.
+        num_draws (`int`, *optional*, defaults to 1): Draws of timesteps and noise: at most that many rows are held out, and
+            fewer rows are each computed several times.
     """
 
     def __init__(
@@ -47,7 +45,7 @@ class HeldOutLoss:
     ):
         self.script, self.run, self.refuse, self.num_draws = script, run, refuse, num_draws
         self.code = find_loss_code(script)
-        self.rows = HeldOutRows(script, run, fraction, num_draws, self.code.of_whole_batches)
+        self.rows = HeldOutRows(script, run, fraction, num_draws, self.code.sized_statement)
         self.is_active = True
         self.num_seen = 0  # losses
 
@@ -55,7 +53,7 @@ class HeldOutLoss:
         def make_without_held_out_rows(make: Any, loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
             if self.is_active and self.script.caller(self.code.loader_calls) is not None:
                 try:
-                    dataset = self.rows.hold_back(make, dataset, *args, **kwargs)
+                    dataset = self.rows.split(make, dataset, *args, **kwargs)
                 except NotRecognised as reason:
                     self.is_active = False
                     self.refuse(reason)
@@ -65,15 +63,14 @@ class HeldOutLoss:
         self.run.on_prepared.append(self._check_models)
 
     def _check_models(self) -> None:
-        kind = self.run.accelerator.distributed_type.value
-        if self.is_active and self.run.optimizer is not None and kind in SHARDED:
+        strategy = self.run.accelerator.distributed_type.value
+        if self.is_active and self.run.optimizer is not None and strategy in SHARDED:
             raise LabError(
-                f"--validation_fraction: the models are sharded ({kind}), so that no process computes a loss alone. "
-                "Leave it out."
+                f"--validation_fraction: the models are sharded ({strategy}), so no process can compute a loss alone. "
+                "Remove --validation_fraction."
             )
 
     def describe(self) -> str:
-        """What it is the loss of."""
         rows, num = self.rows, self._draws_per_batch
         draws = "fixed timesteps and noise" if num == 1 else f"{num} fixed draws of timesteps and noise for each"
         return f"{rows.num_held_out} of {counted(rows.num_rows, 'row')}, which are not trained on, with {draws}"
@@ -83,10 +80,12 @@ class HeldOutLoss:
         return math.ceil((self.num_draws or 1) / self.rows.num_held_out)
 
     def compute(self) -> float:
-        """The mean over all rows that are held back, of all processes: the same number in each."""
+        """The mean over the held-out rows of all processes: the same number in each process."""
         loader = self.rows.loader
         if loader is None:
-            raise LabError("--validation_fraction: the script made no loader to hold rows back from. Leave it out.")
+            raise LabError(
+                "--validation_fraction: the script made no loader to hold rows out of. Remove --validation_fraction."
+            )
         frame, accelerator = self._loop(), self.run.accelerator
         variables = {**frame.f_globals, **frame.f_locals}
         variables.pop(self.code.counter or "", None)
@@ -106,16 +105,17 @@ class HeldOutLoss:
         return total / count
 
     def _loop(self) -> FrameType:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
+        """The frame of the script that runs its training loop."""
+        for frame in calling_frames():
             in_loop = self.code.first_line <= frame.f_lineno <= self.code.last_line
             if frame.f_code.co_filename == self.script.path and in_loop:
                 return frame
-            frame = frame.f_back
-        raise LabError("--validation_fraction: the script's update is not done in its training loop. Leave it out.")
+        raise LabError(
+            "--validation_fraction: the script's update is outside of its training loop. Remove --validation_fraction."
+        )
 
     def _loss_of(self, batch: Any, variables: dict[str, Any]) -> float:
-        """The mean over its draws."""
+        """The mean loss of a batch over its draws."""
         from accelerate.utils import send_to_device
 
         num, losses = self._draws_per_batch, []
@@ -128,13 +128,13 @@ class HeldOutLoss:
         except Exception as error:
             raise LabError(
                 f"--validation_fraction: the script's loss of held-out rows cannot be computed{self._statement_of(error)} "
-                f"({type(error).__name__}: {error}). What this statement needs may follow from more than the batch, or from "
-                "the number of its rows. Leave it out, or hold back whole batches."
+                f"({type(error).__name__}: {error}). This statement may depend on more than the batch, or on the number of "
+                "its rows. Hold out whole batches, or remove --validation_fraction."
             ) from error
         return sum(losses) / num
 
     def _statement_of(self, error: Exception) -> str:
-        """Where in the script's text an error was raised, with that line."""
+        """The line of the script's text that raised an error."""
         lines = [level.lineno for level in traceback.extract_tb(error.__traceback__) if level.filename == self.code.name]
         if not lines or lines[-1] is None:
             return ""
@@ -144,7 +144,7 @@ class HeldOutLoss:
 
     @contextlib.contextmanager
     def _unnoticed(self, generators: dict[str, Any]) -> Iterator[None]:
-        """The same random numbers every time, afterwards all generators as they were, and no hook of ours at work."""
+        """The same random numbers every time, no hook active, and all generators restored afterwards."""
         states = get_states(generators)
         self.script.is_measured = True
         try:
@@ -157,7 +157,7 @@ class HeldOutLoss:
 
 @contextlib.contextmanager
 def _in_evaluation(models: list[torch.nn.Module]) -> Iterator[None]:
-    """No dropout in any model, and afterwards each part of it as it was."""
+    """All models in evaluation mode, and each module's own mode restored afterwards."""
     training = {part: part.training for model in models for part in model.modules()}
     for model in models:
         model.eval()

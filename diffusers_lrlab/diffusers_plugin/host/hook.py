@@ -1,4 +1,4 @@
-"""What the launcher's hooks have in common: what they are made from, what they do, and which of them have a state."""
+"""The protocol of the launcher's hooks, and the host that they are made from."""
 
 import argparse
 from dataclasses import dataclass, field
@@ -11,12 +11,7 @@ from .run import HostRun
 
 
 class Hook(Protocol):
-    """
-    What a row makes.
-
-    Its file has two functions beside it. `recognise(script)` reads the script's text and says in words what the hook acts
-    on; it raises [`NotRecognised`] with the reason if there is nothing. `make(host)` makes the hook, or raises the same.
-    """
+    """A change to a running script."""
 
     @property
     def num_seen(self) -> int:
@@ -24,7 +19,7 @@ class Hook(Protocol):
         ...
 
     def install(self) -> None:
-        """Before the script's first line: what it replaces, it replaces by `run.patches`, which puts it back."""
+        """Runs before the script's first line. All replacements go through `run.patches`, which restores them."""
         ...
 
     def report(self) -> str:
@@ -34,14 +29,14 @@ class Hook(Protocol):
 
 @runtime_checkable
 class StatefulHook(Hook, Protocol):
-    """A hook with a state, which `--exact_resume` saves in checkpoints as plain data."""
+    """A hook with a state of plain data, which `--exact_resume` saves in checkpoints."""
 
     def state_dict(self, is_at_end: bool) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class RangeTest(Protocol):
-    """What decides on rates: [`finder.script_test`]."""
+    """A learning rate range test, such as [`finder.script_test.ScriptTest`]."""
 
     @property
     def most_updates(self) -> int: ...
@@ -58,15 +53,15 @@ class RangeTest(Protocol):
 @dataclass
 class Host:
     """
-    What hooks are made from.
+    The program whose training the hooks change.
 
     Attributes:
-        script: What is read to recognise where hooks act.
-        run: What hooks into the loop.
-        options: Those of the launcher; in a range test, without those that do not act there.
-        range_test: What decides on rates, in a range test.
+        script: Its text, in which hooks recognise their calls.
+        run: Its run in this process.
+        options: The launcher's; in a range test, without those that have no effect there.
+        range_test: Decides on learning rates, in a range test.
         hooks: Those of earlier rows, by name; later ones follow.
-        asked: The given options that the hook is made for, in words.
+        requested: The options for which the next hook is made, such as `"--optimizer and --lr_groups"`.
     """
 
     script: HostScript
@@ -74,4 +69,16 @@ class Host:
     options: argparse.Namespace
     range_test: RangeTest | None = None
     hooks: dict[str, Hook] = field(default_factory=dict)
-    asked: str = ""
+    requested: str = ""
+
+
+class HookModule(Protocol):
+    """The functions of a hook's file. Rows without options need no `recognise`."""
+
+    def recognise(self, script: HostScript) -> str:
+        """What the hook acts on, in words; raises [`NotRecognised`] with the reason if there is nothing."""
+        ...
+
+    def make(self, host: Host) -> Hook | None:
+        """The hook, or `None` if it has nothing to do; raises [`NotRecognised`]."""
+        ...

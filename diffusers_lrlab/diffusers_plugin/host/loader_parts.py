@@ -1,4 +1,4 @@
-"""What stands in the place of a loader's own parts for an epoch that begins in its middle: indices, collating, workers."""
+"""Replacements for parts of a dataloader in an epoch that starts in its middle: indices, collation, worker states."""
 
 import itertools
 import pickle
@@ -12,25 +12,22 @@ from .generators import find_generators, get_states, set_states, variables_of_da
 
 
 class BatchIndices(Sampler[list[int]]):
-    """The batches of indices of a sampler from the n-th on; earlier ones are drawn, and nothing is read for them."""
+    """A sampler's batches of indices from the n-th on. Earlier ones are drawn, and their data not read."""
 
     def __init__(self, batch_sampler: Any, num_skipped: int):
         self.batch_sampler, self.num_skipped = batch_sampler, num_skipped
-        self._first: list[Any] = []
-        self._rest: Iterator[Any] | None = None
+        self._rest: Iterator[Any] = iter(())
 
     def __iter__(self) -> Iterator[Any]:
         self._rest = itertools.islice(iter(self.batch_sampler), self.num_skipped, None)
         return self
 
     def __next__(self) -> Any:
-        assert self._rest is not None
-        return self._first.pop() if self._first else next(self._rest)
+        return next(self._rest)
 
     def begin(self) -> None:
         """Makes the sampler draw its order now."""
-        assert self._rest is not None
-        self._first = list(itertools.islice(self._rest, 1))
+        self._rest = itertools.chain([*itertools.islice(self._rest, 1)], self._rest)
 
 
 class CollateWithStates:
@@ -45,17 +42,17 @@ class CollateWithStates:
 
 
 class WorkerStart:
-    """Begins a worker where the one of the same number was."""
+    """Starts each worker with the random states of the saved worker of the same number."""
 
-    def __init__(self, own: Callable[[int], None] | None, of_workers: list[dict[str, Any]]):
-        self.own, self.of_workers = own, of_workers
+    def __init__(self, own: Callable[[int], None] | None, states: list[dict[str, Any]]):
+        self.own, self.states = own, states
 
     def __call__(self, worker: int) -> None:
         end_with_parent()
         if self.own is not None:
             self.own(worker)
-        if self.of_workers:
-            set_states(self.of_workers[worker], _generators_of_worker())
+        if self.states:
+            set_states(self.states[worker], _generators_of_worker())
 
 
 def _generators_of_worker() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Attributes of other libraries that are replaced while a script runs, and put back when it ends."""
+"""Temporary replacements of attributes in other libraries."""
 
 import contextlib
 import functools
@@ -9,7 +9,7 @@ _INHERITED = object()
 
 
 class Patches(contextlib.ExitStack):
-    """The replaced attributes of a run. Closing it restores them in reverse order, the very objects they were."""
+    """The replaced attributes of a run. Closing it restores the original objects in reverse order."""
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """
@@ -17,15 +17,15 @@ class Patches(contextlib.ExitStack):
 
         Not `__new__`: Python does not restore the slot of a class whose `__new__` was inherited.
         """
-        own = vars(owner).get(name, _INHERITED)  # not getattr, which would bind a classmethod
+        own = vars(owner).get(name, _INHERITED)  # getattr would bind a classmethod
         setattr(owner, name, value)
-        restore = (
-            functools.partial(delattr, owner, name) if own is _INHERITED else functools.partial(setattr, owner, name, own)
-        )
-        self.callback(restore)
+        if own is _INHERITED:
+            self.callback(delattr, owner, name)
+        else:
+            self.callback(setattr, owner, name, own)
 
     def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        """Makes `around(original, *args, **kwargs)` answer the calls of a function or method."""
+        """Replaces a function or method by one that calls `around(original, *args, **kwargs)`."""
         original = getattr(owner, name)
 
         @functools.wraps(original)

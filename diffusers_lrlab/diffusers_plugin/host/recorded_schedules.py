@@ -1,4 +1,4 @@
-"""diffusers' functions that build schedules, each of which says what it has built while a script runs."""
+"""diffusers' functions that build schedules, wrapped so that each reports the schedule that it builds."""
 
 import functools
 from collections.abc import Callable
@@ -15,30 +15,30 @@ from ..registration import schedules
 from .patches import Patches
 
 OnBuilt = Callable[[Schedule, LRScheduler, int, int | None], None]
-"""Takes the schedule, its scheduler, and the numbers of warm-up and training steps that the script gave."""
+"""Takes the schedule, its scheduler, and the script's numbers of warm-up and training steps."""
 
 
-def record_schedules(patches: Patches, on_built: OnBuilt, by_ours: bool) -> None:
-    """`by_ours` builds diffusers' own schedules by our functions, too, whose clock can be corrected."""
+def record_schedules(patches: Patches, on_built: OnBuilt, by_lab: bool) -> None:
+    """With `by_lab`, our functions build diffusers' own schedules too, so that their clock can be corrected."""
     from diffusers import optimization
 
     functions = optimization.TYPE_TO_SCHEDULER_FUNCTION
     own = dict(functions)
 
-    def put_back() -> None:  # spec strings that the script made are known from then on, and are not recorded
+    def restore() -> None:  # the script's spec strings stay registered, unrecorded
         functions.update({member: own.get(member) or schedules.schedule_function(member.value) for member in functions})
 
-    patches.callback(put_back)
-    recorded = functools.partial(_recorded, on_built, by_ours)
+    patches.callback(restore)
+    recorded = functools.partial(_recorded, on_built, by_lab)
     patches.replace(schedules, "schedule_function", recorded)
     functions.update({member: recorded(member.value, function) for member, function in own.items()})
 
 
-def _recorded(on_built: OnBuilt, by_ours: bool, spec: str, host_function: Any = None) -> Any:
-    """The function behind a name; it builds by `host_function`, diffusers' own, if there is one and it is to."""
+def _recorded(on_built: OnBuilt, by_lab: bool, spec: str, host_function: Any = None) -> Any:
+    """A function that builds a schedule, by `host_function` if the schedule is diffusers' own."""
     is_host = spec in SCHEDULERS and "host" in SCHEDULERS[spec].traits
 
-    def build_and_tell(
+    def build_and_report(
         optimizer: Optimizer,
         num_warmup_steps: int = 0,
         num_training_steps: int | None = None,
@@ -46,7 +46,7 @@ def _recorded(on_built: OnBuilt, by_ours: bool, spec: str, host_function: Any = 
         **kwargs: Any,
     ) -> LRScheduler:
         schedule = resolve_schedule(spec, {key: value for key, value in kwargs.items() if value is not None})
-        if is_host and not by_ours:
+        if is_host and not by_lab:
             clock = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
             names = host_function.__code__.co_varnames
             taken = {key: value for key, value in clock.items() if key in names}
@@ -56,4 +56,4 @@ def _recorded(on_built: OnBuilt, by_ours: bool, spec: str, host_function: Any = 
         on_built(schedule, scheduler, num_warmup_steps, num_training_steps)
         return scheduler
 
-    return build_and_tell
+    return build_and_report

@@ -1,9 +1,9 @@
-"""A script that is not ours, while it runs: what it was asked for and has prepared, and the moments that hooks wait for."""
+"""A third-party script while it runs: its arguments, what it prepares, and the events that hooks wait for."""
 
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,21 +21,21 @@ class HostRun:
     The run of the script in this process.
 
     Args:
-        strict (`bool`): Whether it is an error if a hook does not recognise what it is for.
-        patches (`Patches`, *optional*): What hooks replace, until it is closed.
+        strict (`bool`): Whether it is an error if a hook recognises nothing to act on.
+        patches (`Patches`, *optional*): The replacements made by hooks.
 
     Attributes:
-        arguments: Those of the script, as they were parsed.
-        accelerator: The script's own, once something is prepared.
-        models: What it trains, once prepared: as the script made it, without accelerate's wrappers.
-        optimizer: The first one that was prepared, as the script made it. Its steps are the updates.
-        num_updates: Steps of the optimizer in this process, without those before a resume.
-        num_skipped: Steps of the script in this process whose update a gradient scaler left out.
-        training_loader: The prepared loader that came together with an optimizer.
-        on_parsed: Called with the script's arguments, which may be changed, once they are remembered.
+        arguments: The script's parsed arguments.
+        accelerator: The script's, once it prepares something.
+        models: The trained models that were prepared, without accelerate's wrappers.
+        optimizer: The first optimizer that was prepared, without wrapper. Its steps are the updates.
+        num_updates: Optimizer steps in this process, not counting those before a resume.
+        num_skipped: Steps in this process whose update a gradient scaler skipped.
+        training_loader: The prepared loader, from the `prepare` call that also got an optimizer.
+        on_parsed: Called with the script's arguments, which may be changed; `arguments` has the originals.
         on_prepared: Called after each `accelerator.prepare`.
-        on_update: Called after each step of the optimizer: not after micro-batches that only accumulate.
-        on_step: Called after each step of the script, also where a gradient scaler left the update out.
+        on_update: Called after each optimizer step: not after micro-batches that only accumulate.
+        on_step: Called after each step, including those whose update a gradient scaler skipped.
         on_end: Called before `accelerator.end_training`, in all processes.
     """
 
@@ -48,7 +48,7 @@ class HostRun:
         self.optimizer: Optimizer | None = None
         self.training_loader: Any = None
         self.num_updates = self.num_skipped = 0
-        self._first_step: int | None = None  # the script's count when this process began to train
+        self._first_step: int | None = None  # the script's step count when this process starts to train
         self.on_parsed: list[Callable[[argparse.Namespace], None]] = []
         self.on_prepared: list[Callable[[], None]] = []
         self.on_update: list[Callable[[], None]] = []
@@ -56,13 +56,13 @@ class HostRun:
         self.on_end: list[Callable[[], None]] = []
 
     def install(self) -> None:
-        """Hooks into the places where scripts parse arguments, prepare what they train, update it, and end."""
+        """Wraps the functions that parse arguments, prepare models, step the optimizer and end the training."""
         from accelerate import Accelerator
         from accelerate.optimizer import AcceleratedOptimizer
 
         def parse_and_remember(parse: Any, *args: Any, **kwargs: Any) -> Any:
             namespace, rest = parse(*args, **kwargs)
-            # A copy: scripts write the length that they compute into their namespace.
+            # A copy, since scripts write their computed length into the namespace.
             self.arguments = dict(vars(namespace))
             for call in self.on_parsed:
                 call(namespace)
@@ -96,15 +96,15 @@ class HostRun:
         self.patches.wrap(AcceleratedOptimizer, "step", step_and_notify)
 
     def _remember(self, given: Any, prepared: Any) -> None:
-        known = [model for model in given if isinstance(model, torch.nn.Module) and model not in self.models]
-        self.models += [model for model in known if any(each.requires_grad for each in model.parameters())]
+        new = [model for model in given if isinstance(model, torch.nn.Module) and model not in self.models]
+        self.models += [model for model in new if any(each.requires_grad for each in model.parameters())]
         optimizers = [part for part in given if isinstance(part, Optimizer)]
         if not optimizers:
             return
         if self.optimizer is None:
             self.optimizer = optimizers[0]
             self.optimizer.register_step_post_hook(self._notify_of_update)
-        # Scripts that make images of a class first prepare a loader for these too, without an optimizer.
+        # Scripts that generate class images first prepare a loader for them, without an optimizer.
         loaders = {id(loader) for loader in self.accelerator._dataloaders}
         self.training_loader = next((part for part in prepared if id(part) in loaders), self.training_loader)
 
@@ -114,19 +114,21 @@ class HostRun:
             call()
 
     def _remember_first_step(self) -> None:
-        """Where a script is resumed, it has set its count when it begins to train."""
+        """Reads the script's count, which a resumed script has set by the time it starts to train."""
         if not self.num_updates and not self.num_skipped:
-            count = _variable_of_script("global_step")  # of this name in all of diffusers' scripts
-            self._first_step = count if isinstance(count, int) else None  # a tensor would go on counting by itself
+            # All of diffusers' scripts use this name.
+            frames = (frame for frame in calling_frames() if frame.f_globals is vars(sys.modules["__main__"]))
+            count = next((frame.f_locals["global_step"] for frame in frames if "global_step" in frame.f_locals), None)
+            self._first_step = count if isinstance(count, int) else None  # a tensor would change with the script's count
 
-    # --- how long it is, and how often it steps a schedule -------------------------------------------------------------
+    # --- length of the run, and schedule steps in an update -----------------------------------------------------------
 
     def count_updates(self) -> int | None:
         """The optimizer updates of the whole run, from the script's arguments and its prepared data."""
         if self.arguments.get("max_train_steps"):
             return int(self.arguments["max_train_steps"])
         epochs = self.arguments.get("num_train_epochs") or self.arguments.get("num_epochs")
-        # One that was prepared by itself is known when the script takes batches from it.
+        # A loader that was prepared without an optimizer is known when the script iterates over it.
         loader = self.training_loader
         if loader is None and self.accelerator is not None:
             loader = self.accelerator.gradient_state.active_dataloader
@@ -135,59 +137,59 @@ class HostRun:
         return int(epochs) * math.ceil(len(loader) / self.accelerator.gradient_accumulation_steps)
 
     def steps_per_update(self, wrapper: Any) -> int:
-        """How often accelerate steps a schedule in an update, by itself; `wrapper` is its own, of that schedule."""
+        """How often accelerate steps a schedule per update, given its wrapper of the schedule."""
         if not wrapper.step_with_optimizer:
             return int(self.accelerator.gradient_accumulation_steps)
         return 1 if wrapper.split_batches else int(self.accelerator.num_processes)
 
     def steps_by_script(self, num_steps: int) -> int:
         """
-        How often the script steps a schedule in an update, told at the first one, before which it did so `num_steps` times:
-        if all micro-batches but the last have stepped it, then each does.
+        How often the script steps a schedule per update, told by its `num_steps` steps before the first update: if all
+        micro-batches but the last have stepped the schedule, each of them does.
         """
         accumulated = int(getattr(self.accelerator, "gradient_accumulation_steps", 1))
-        if accumulated == 1:  # or by hand
+        if accumulated == 1:  # or without accelerate
             accumulated = int(self.arguments.get("gradient_accumulation_steps") or 1)
         if hasattr(self.training_loader, "__len__"):
-            accumulated = min(accumulated, len(self.training_loader))  # an update ends with the epoch
+            accumulated = min(accumulated, len(self.training_loader))  # the end of an epoch ends an update
         return accumulated if 0 < accumulated - 1 <= num_steps else 1
+
+    # --- output -------------------------------------------------------------------------------------------------------
 
     @property
     def lab_folder(self) -> Path:
-        """Where results of ours are: in the script's `--output_dir`, which it must have."""
+        """The folder of our results in the script's `--output_dir`, which it must have."""
         return Path(self.arguments["output_dir"]) / "lrlab"
 
     def log(self, values: dict[str, Any], update: int) -> None:
         """
-        Into the script's trackers, after so many updates.
+        Logs to the script's trackers.
 
-        A script counts updates that a gradient scaler leaves out, too, and trackers pass over what comes with a smaller
-        number than the last. So the step is that of a `global_step` that counts them, or else as far as it is known here.
+        Scripts count updates that a gradient scaler skipped, and trackers drop values whose step is smaller than the last
+        one. So the step is the script's `global_step`, or `update` plus the known skipped ones.
         """
         self._remember_first_step()
         updates = update if self._first_step is None else self._first_step + self.num_updates
         self.accelerator.log(values, step=updates + self.num_skipped)
 
     def refuse(self, option: str, reason: NotRecognised) -> None:
-        """Says that an option of ours leaves this script alone; an error if hooks are strict."""
+        """Warns that an option has no effect on this script; an error with `--strict`."""
         text = f"{option} cannot be used in this script: {reason}."
         if self.strict:
             raise LabError(f"{text} (--strict)")
-        self.warn(text[0].upper() + text[1:] + " It is left alone.")
+        self.warn(f"{text[0].upper()}{text[1:]} It is not used.")
 
     def warn(self, text: str) -> None:
-        """Once for all processes."""
+        """Prints a warning, once for all processes."""
         from accelerate.state import PartialState
 
         if PartialState().is_main_process:
             sys.stderr.write(f"diffusers_lrlab: {text}\n")
 
 
-def _variable_of_script(name: str) -> Any:
-    """Of the innermost of the script's functions that are running and have it; else `None`."""
+def calling_frames() -> Iterator[FrameType]:
+    """The frames of the running call, from the innermost one outward."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals is vars(sys.modules["__main__"]) and name in frame.f_locals:
-            return frame.f_locals[name]
+        yield frame
         frame = frame.f_back
-    return None

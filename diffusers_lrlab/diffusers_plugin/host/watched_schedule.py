@@ -1,8 +1,8 @@
-"""A schedule of somebody else's script: its rates at every update, those expected, and how it goes on after a resume."""
+"""A third-party script's schedule: its learning rate at every update, the expected one, and its state after a resume."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from torch.optim import Optimizer
@@ -21,34 +21,34 @@ from ...schedules.scheduler import CurveLR
 
 class WatchedSchedule:
     """
-    A schedule that a script has built with a length of its own, from there to its last update.
+    A schedule on the clock that the script gave it, audited at every update.
 
-    One that is prepared is stepped by accelerate: once for each process, after an update. Any other has the clock of its
-    own `step` calls, of which there may be one in each micro-batch: an update then begins at a fraction of a step's
-    update, since all its micro-batches but the last have stepped the schedule already.
+    accelerate steps a prepared schedule after an update, once per process. The script steps any other, perhaps in each
+    micro-batch: an update then starts at a fraction of a step, since all its micro-batches but the last have already
+    stepped the schedule.
     """
 
     def __init__(self, schedule: Schedule, scheduler: LRScheduler, optimizer: Optimizer, given: Progress, strict: bool):
         self.schedule, self.scheduler, self.optimizer = schedule, scheduler, optimizer
-        self.given = self.expected = given  # the script's own clock, and the one that was asked for, both at update 0
-        self.steps_per_update = self.own_steps_per_update = 1  # now, and of the script's own clock
+        self.given = self.expected = given  # the script's clock and the intended one, both at update 0
+        self.steps_per_update = self.own_steps_per_update = 1  # now, and by the script's clock
         self.audit = ScheduleAudit(strict)
         self.base_lrs = [float(lr) for lr in scheduler.base_lrs]
         self.default_lr = default_lr(optimizer)
         self.base_momenta = [group.get("initial_momentum") for group in optimizer.param_groups]
-        self.update: int | None = None  # the coming one, from the first of this process on
-        self.phase = 0.0  # where in it the schedule is, in updates
+        self.update: int | None = None  # the coming one, once this process has started to train
+        self.phase = 0.0  # position of the schedule within an update
         self.num_steps = 0  # of the schedule in this process
-        self.is_by_update = False  # steps at other moments than after an update are left out
-        self.num_updates: int | None = None  # of the run, once they are known
-        self.warmup_option: str | None = None  # of the script, where its warm-up follows from one
-        # Compares or corrects its clock, once its steps and the length of the run are known.
+        self.is_by_update = False  # whether steps at other times than after an update are skipped
+        self.num_updates: int | None = None  # of the run, once known
+        self.warmup_option: str | None = None  # the script's option for warm-up updates
+        # Compares or corrects the clock, once its steps and the length of the run are known.
         self.resolve_clock: Callable[[], None] | None = None
-        self.is_prepared = False  # so that accelerate steps it
+        self.is_prepared = False  # whether accelerate steps it
         optimizer.register_step_pre_hook(self._before_step)
 
     def lrs(self, num_updates: int) -> tuple[np.ndarray, np.ndarray]:
-        """The learning rates that the script's own clock gives its updates, and those that were asked for, float64."""
+        """The learning rates at each update by the script's clock and by the intended one, float64."""
         updates, scheduler = np.arange(num_updates) + self.phase, self.scheduler
         group = next((index for index, lr in enumerate(self.base_lrs) if lr), 0)  # the first that is not frozen
         counts = updates * self.steps_per_update
@@ -59,21 +59,20 @@ class WatchedSchedule:
         return np.ones(num_updates) * applied, np.ones(num_updates) * self._at(self.expected, updates, group)[0]
 
     def deviation(self, num_updates: int) -> str | None:
-        """In words, if the script's own clock gives its updates other learning rates than were asked for."""
+        """A message if the script's clock yields other learning rates than the intended one."""
         if not self.schedule.sets_lr:
             return None
         applied, expected = self.lrs(num_updates)
         if np.abs(applied - expected).max() <= TOLERANCE * max(self.base_lrs):
             return None
-        steps = "once" if self.steps_per_update == 1 else f"{times(self.steps_per_update)}"
-        end = f"{applied[-1]:.4g} at the last update where {expected[-1]:.4g} was asked for"
+        end = f"{applied[-1]:.4g} at the last update instead of {expected[-1]:.4g}"
         peaks = applied.argmax(), expected.argmax()
         return (
-            f"this script does {counted(num_updates, 'update')}, each of which steps its schedule {steps}, but made "
-            f"{describe_schedule(self.schedule)!r} {counted(self.given.total_updates, 'step')} long, "
+            f"this script does {counted(num_updates, 'update')} and steps its schedule {times(self.steps_per_update)} per "
+            f"update, but made {describe_schedule(self.schedule)!r} {counted(self.given.total_updates, 'step')} long, "
             f"{self.given.warmup_updates} of them warm-up. The learning rate will be {end}"
             + (f", and highest at update {peaks[0]} instead of {peaks[1]}" if peaks[0] != peaks[1] else "")
-            + ". Add --fix_lr_clock before the script's name to make it right."
+            + ". Add --fix_lr_clock before the script's name to correct it."
         )
 
     def _at(self, clock: Progress, counts: Any, group: int = 0) -> tuple[Any, Any]:
@@ -83,20 +82,20 @@ class WatchedSchedule:
 
     @property
     def num_done(self) -> int:
-        """Updates done so far, those before a resume among them."""
+        """Updates so far, including those before a resume."""
         if self.update is not None:
             return self.update
         return (self.scheduler.last_epoch - (0 if self.is_prepared else self.num_steps)) // self.steps_per_update
 
     def takes_step(self) -> bool:
-        """Asked before each step of the schedule; counts it."""
+        """Whether the schedule takes a step that is about to be made, which is counted."""
         if self.is_by_update and self.scheduler.last_epoch >= (self.update or 0):
             return False
         self.num_steps += 1
         return True
 
     def begin(self) -> None:
-        """At the first update of this process, which is not 0 in a resumed run."""
+        """Finds the first update of this process, which is not 0 in a resumed run."""
         steps = self.num_steps if self.num_steps <= self.steps_per_update else 0
         self.update, rest = divmod(self.scheduler.last_epoch - steps, self.steps_per_update)
         self.phase = (rest + steps) / self.steps_per_update
@@ -110,8 +109,8 @@ class WatchedSchedule:
         assert self.update is not None
         if self.audit.strict and self.update == self.num_updates:
             raise LabError(
-                f"--strict_lr_audit: the script goes on after {counted(self.num_updates, 'update')}, where its schedule "
-                "ends. Say how many it does (--num_updates N before its name)."
+                f"--strict_lr_audit: the script continues after {counted(self.num_updates, 'update')}, where its schedule "
+                "ends. Give its real number of updates (--num_updates N before its name)."
             )
         groups = range(len(self.base_lrs))
         self.audit.check(
@@ -122,24 +121,24 @@ class WatchedSchedule:
         )
         self.update += 1
 
-    def other_length(self) -> str:
-        """A sentence for the report if the script did another number of updates than its schedule was audited for."""
+    def length_note(self) -> str:
+        """A sentence for the report if the script did another number of updates than expected."""
         if self.update is None or self.num_updates in (None, self.update):
             return ""
         return (
-            f" The script did {counted(self.update, 'update')} where {self.num_updates} were expected: if that is its "
+            f" The script did {counted(self.update, 'update')} instead of the expected {self.num_updates}: if that is its "
             f"length, start it with --num_updates {self.update}."
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> str | None:
         """
-        Restores a saved schedule, that of another name or clock too.
+        Restores a saved schedule, even of another name or clock.
 
-        An unmodified script cannot leave out its schedule when it resumes. So the saved one only says how many updates were
-        done, and this one goes on from there.
+        An unmodified script cannot skip its schedule when it resumes. So a different saved schedule only gives the number of
+        updates done, from which this one continues.
 
         Returns:
-            `str` or `None`: what to tell the user if it was not this schedule that was saved.
+            `str` or `None`: a message if another schedule was saved.
         """
         scheduler = self.scheduler
         same = state.get("plan") == scheduler.plan if isinstance(scheduler, CurveLR) else "lr_lambdas" in state
@@ -154,7 +153,7 @@ class WatchedSchedule:
         )
 
     def move_to(self, step: int) -> None:
-        """As by so many steps from the first one."""
+        """Moves the schedule to a step, counted from its first one."""
         scheduler = self.scheduler
         scheduler.last_epoch, scheduler._step_count = step, step + 1
         groups = scheduler.optimizer.param_groups
@@ -164,33 +163,36 @@ class WatchedSchedule:
             lambdas = zip(self.base_lrs, scheduler.lr_lambdas, strict=True)
             write_lrs(groups, [lr * function(scheduler.last_epoch) for lr, function in lambdas])
 
+    def report(self) -> str:
+        return f"{describe_schedule(self.schedule)}: {self.audit.summary()}{self.length_note()}"
+
 
 class WatchedFeedback:
-    """A schedule that follows a loss: whether the optimizer has the rates that it set, and which these were."""
+    """A schedule that follows a loss, audited for whether the optimizer has the learning rates that it set."""
 
     def __init__(self, schedule: Schedule, scheduler: FeedbackSchedule, strict: bool):
         self.schedule, self.scheduler, self.audit = schedule, scheduler, ScheduleAudit(strict)
+        self.own_steps_per_update = 1  # of other schedules in the script's loop
         self.lrs: list[float] = []  # of the first group, one for each change
         scheduler.optimizer.register_step_pre_hook(self._before_step)
 
     def _before_step(self, optimizer: Optimizer, *step: Any) -> None:
-        groups = optimizer.param_groups
-        applied = [(float(group["lr"]), None) for group in groups]
+        applied = [(float(group["lr"]), None) for group in optimizer.param_groups]
         expected = [(float(lr), None) for lr in self.scheduler._last_lr]
         self.audit.check(self.scheduler.num_updates, applied, expected, self.scheduler.peak_lrs)
         if not self.lrs or self.lrs[-1] != applied[0][0]:
             self.lrs.append(applied[0][0])
 
-    def load_state_dict(self, state: dict[str, Any], steps_per_update: int) -> str | None:
-        """As of [`WatchedSchedule`], whose steps for each update are given; after another schedule it begins anew."""
-        scheduler = self.scheduler
-        if state.keys() >= cast(Any, scheduler).state_dict().keys():
-            cast(Any, scheduler).load_state_dict(state)
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
+        """Like [`WatchedSchedule.load_state_dict`]; after another schedule it starts without earlier losses."""
+        scheduler: Any = self.scheduler
+        if state.keys() >= scheduler.state_dict().keys():
+            scheduler.load_state_dict(state)
             return None
-        scheduler.go_on(_saved_updates(state, steps_per_update))
+        scheduler.go_on(_saved_updates(state, self.own_steps_per_update))
         return (
             f"the checkpoint was trained with another schedule. From update {scheduler.num_updates} on, the learning rate "
-            f"follows {describe_schedule(self.schedule)}, which knows no losses of before: {scheduler._last_lr[0]:.4g}."
+            f"follows {describe_schedule(self.schedule)}, which has no earlier losses: {scheduler._last_lr[0]:.4g}."
         )
 
     def report(self) -> str:
@@ -201,12 +203,12 @@ class WatchedFeedback:
 
 
 def _saved_updates(state: dict[str, Any], steps_per_update: int) -> int:
-    """Updates done, by the saved state of any schedule; of one that was no [`CurveLR`], by its steps for each update."""
-    if "num_updates" in state:  # ours that follow a loss; others count losses in `last_epoch`
+    """Updates done by any saved schedule. `steps_per_update` is for those other than [`CurveLR`], which saves its own."""
+    if "num_updates" in state:  # feedback schedules of ours; others count losses in `last_epoch`
         return int(state["num_updates"])
     if "best" in state or "last_epoch" not in state:
         raise LabError(
-            "The checkpoint's schedule does not say how many updates were done. Resume with the --lr_scheduler that it was "
+            "The checkpoint's schedule does not record its number of updates. Resume with the --lr_scheduler that it was "
             "trained with."
         )
     return int(state["last_epoch"] // state.get("steps_per_update", steps_per_update))
