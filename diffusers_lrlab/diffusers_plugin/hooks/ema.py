@@ -1,4 +1,4 @@
-"""An exponential moving average of what a script that is not ours trains, a LoRA among it, saved as the script saves."""
+"""An exponential moving average of the weights that a third-party script trains, saved in the script's format."""
 
 import functools
 import sys
@@ -16,44 +16,45 @@ from ...core.words import counted
 from ..host.files import problem_with
 from ..host.hook import Hook, Host
 from ..host.trained_models import TrainedModels
-from ..script.source import HostScript, NotRecognised, called_in
+from ..script.source import HostScript, NotRecognised, lines_of
 from .clock import HostClock, clock_of
 
 SWAPS = ("validation", "final", "both")
 _END, _HOOK, _VALIDATION = "wait_for_everyone", "register_save_state_pre_hook", "log_validation"
 _STATE = Path("lrlab", "ema.safetensors")  # in a checkpoint of the script
-_BY_NAMES = "average.safetensors"  # where the script's own files do not hold all that is averaged
+_BY_NAMES = "average.safetensors"  # for weights that the script's own files lack
 _NAMES_SHOWN = 3
 
 
 class Saved(NamedTuple):
-    """What was written last, and the updates that are in it."""
+    """The average that was written last, and the updates in it."""
 
     path: Path
     num_updates: int
 
 
 def recognise(script: HostScript) -> str:
-    """How a script saves what it trains; [`NotRecognised`] if the end of its training or its format cannot be told."""
     if not script.calls("prepare"):
-        raise NotRecognised("it prepares nothing by accelerate, so what it trains cannot be told")
+        raise NotRecognised("it prepares nothing with accelerate, so its trained models are unknown")
     if script.calls("update_ema"):
-        raise NotRecognised(f"it keeps an average itself ({called_in(script.calls('update_ema'))})")
+        raise NotRecognised(f"it keeps an average itself ({lines_of(script.calls('update_ema'))})")
     if script.assigns("index_no_updates"):
-        raise NotRecognised("it puts embeddings back after each update, which an average would not see")
+        raise NotRecognised("it resets embeddings after each update, which an average would not see")
     if not script.calls(_END) and not script.calls("end_training"):
-        raise NotRecognised(f"it calls neither accelerator.{_END} nor accelerator.end_training, so its end is not seen")
+        raise NotRecognised(
+            f"it calls neither accelerator.{_END} nor accelerator.end_training, so the end of its training is unknown"
+        )
     if script.calls(_HOOK):
-        found = f"its hook for checkpoints saves what is trained ({called_in(script.calls(_HOOK))})"
+        found = f"its hook for checkpoints saves the trained weights ({lines_of(script.calls(_HOOK))})"
     elif script.calls("save_pretrained") and not script.calls("save_attn_procs"):
         found = "save_pretrained saves the models that it trains"
     else:
-        raise NotRecognised(f"how it saves what it trains cannot be told: it has no {_HOOK} and calls no save_pretrained")
+        raise NotRecognised(f"how it saves its weights is unknown: it has no {_HOOK} and calls no save_pretrained")
     own = ", without --use_ema" if script.mentions("use_ema") else ""
-    return f"{found}{own}; --ema_swap {'both' if _validates_apart(script) else 'final'}"
+    return f"{found}{own}; --ema_swap {'both' if _has_validation_function(script) else 'final'}"
 
 
-def _validates_apart(script: HostScript) -> bool:
+def _has_validation_function(script: HostScript) -> bool:
     names = [getattr(node, "name", "") for node in script.tree.body]
     return _VALIDATION in names and bool(script.calls(_VALIDATION))
 
@@ -64,13 +65,13 @@ def make(host: Host) -> Hook:
 
 class EMAHook:
     """
-    Averages all trainable parameters after each update, in float32, and writes the average into `lrlab/ema`: of the
-    script's output folder when training ends, and of each of its checkpoints, with what a resume needs beside it.
+    Averages all trainable parameters after each update, in float32, and writes the average to `lrlab/ema` in the script's
+    output folder at the end, and in each of its checkpoints, with the state for a resume beside it.
 
     Args:
         spec (`str`): A form of EMA.
-        swap (`str`, *optional*): Where the average takes the place of the weights: `"validation"`, `"final"`, for what the
-            script saves after its last update, or `"both"`.
+        swap (`str`, *optional*): Where the average replaces the weights: `"validation"`, `"final"` (in the result that the
+            script saves after its last update), or `"both"`.
     """
 
     def __init__(self, script: HostScript, clock: HostClock, spec: str, swap: str | None = None):
@@ -80,21 +81,21 @@ class EMAHook:
         self.is_active, self.is_saved, self.is_swapped = True, False, False
         self.trained: Any = None  # the models, once they are prepared
         self.average: Any = None  # diffusers', by the form; none before, and after a resume without it
-        self.num_seen = 0  # updates that are in the average, those before a resume among them
+        self.num_seen = 0  # updates in the average, including those before a resume
         self.saved: Saved | None = None
-        self.not_finite: list[str] = []  # names of tensors that were so when they were written
+        self.not_finite: list[str] = []  # names of tensors in the written average
         self._validates = self._has_warned = False
-        self._registered: Any = None  # the accelerator that saves it
+        self._registered: Any = None  # the accelerator with our hooks
 
     def install(self) -> None:
         from accelerate import Accelerator
 
-        def wait_and_see(wait: Any, accelerator: Any) -> None:
+        def wait_and_finish(wait: Any, accelerator: Any) -> None:
             wait(accelerator)
             if self.script.caller(self.script.calls(_END)) is not None and self._is_at_end():
                 self._finish()
 
-        self.run.patches.wrap(Accelerator, _END, wait_and_see)
+        self.run.patches.wrap(Accelerator, _END, wait_and_finish)
         self.run.on_prepared.append(self._begin)
         self.run.on_update.append(self._step)
         self.run.on_end.append(self._finish_late)
@@ -102,11 +103,11 @@ class EMAHook:
     # --- before training ---------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Once there is an optimizer: finds what is trained, and refuses what cannot be averaged."""
+        """Finds the trained models once there is an optimizer, and refuses those that cannot be averaged."""
         if not self.is_active or self.run.optimizer is None or self.num_seen:
             return
         if self.run.arguments.get("use_ema"):
-            raise LabError("The script keeps an EMA itself (--use_ema). Leave out that or --ema.")
+            raise LabError("The script keeps an EMA itself (--use_ema). Remove that or --ema.")
         try:
             self.trained = TrainedModels(self.run)
             if not self.script.calls(_HOOK):  # else it may register one later
@@ -124,7 +125,7 @@ class EMAHook:
             self._swap_in_validation()
         if "final" in self.swaps and accelerator.scaler is not None:
             self.swaps = tuple(swap for swap in self.swaps if swap != "final")
-            skips = "its gradient scaler leaves out updates, so the last one cannot be told in advance; bf16 has none"
+            skips = "its gradient scaler skips updates, so the last one is not known in advance; bf16 needs no scaler"
             self.run.refuse("--ema_swap final", NotRecognised(skips))
 
     def _refuse(self, reason: NotRecognised) -> None:
@@ -143,9 +144,9 @@ class EMAHook:
         validate = variables.get(_VALIDATION)
         if self._validates:
             return
-        if not _validates_apart(self.script) or not callable(validate):
+        if not _has_validation_function(self.script) or not callable(validate):
             self.swaps = tuple(swap for swap in self.swaps if swap != "validation")
-            reason = f"its validation is not a function {_VALIDATION}, so when it begins and ends cannot be told"
+            reason = f"its validation is not a function {_VALIDATION}, so its start and end are unknown"
             self.run.refuse("--ema_swap validation", NotRecognised(reason))
             return
 
@@ -163,12 +164,12 @@ class EMAHook:
             return
         if self.is_swapped:
             raise LabError(
-                f"The script goes on to train after {counted(self._num_updates(), 'update')}, when the average took the "
-                "place of the weights (--ema_swap). Say how many it does: --num_updates N before its name."
+                f"The script continues to train after {counted(self._num_updates(), 'update')}, when the average had "
+                "replaced the weights (--ema_swap). Give its real number of updates: --num_updates N before its name."
             )
         if "final" in self.swaps and self.clock.count_updates() is None:
             raise LabError(
-                "--ema_swap final has to know the last update, which does not follow from the script's arguments. Give "
+                "--ema_swap final needs the number of updates, which the script's arguments do not determine. Give "
                 "--num_updates N before its name."
             )
         if not self.num_seen:
@@ -185,7 +186,7 @@ class EMAHook:
             self.average.step(self.trained.parameters)
 
     def _num_updates(self) -> int:
-        """Of the whole run, those before a resume among them."""
+        """Updates so far, including those before a resume."""
         return self.clock.update if self.clock.counts else self.num_seen
 
     @contextmanager
@@ -205,48 +206,52 @@ class EMAHook:
     # --- what is saved -----------------------------------------------------------------------------------------------
 
     def _save_model(self, folder: Path) -> None:
-        """As the script saves; what it leaves out is written by the names of parameters."""
+        """Saves in the script's format; if that lacks weights, also all of them by the names of parameters."""
         with atomic_folder(folder) as temporary, self.weights():
             self.trained.save(temporary)
             missing, self.not_finite = self.trained.missing_from(temporary), self.trained.not_finite()
             if missing:
-                self.trained.save_tensors(temporary / _BY_NAMES, self.average.shadow_params, self._about())
+                self.trained.save_tensors(temporary / _BY_NAMES, self.average.shadow_params, self._metadata())
         self.saved = Saved(folder / _BY_NAMES if missing else folder, self.num_seen)
         if missing and not self._has_warned:
             self._has_warned = True
             names = ", ".join(missing[:_NAMES_SHOWN]) + ", ..." * (len(missing) > _NAMES_SHOWN)
             self.run.warn(
-                f"the script's hook for checkpoints leaves out {len(missing)} of {len(self.trained.names)} trained tensors "
-                f"({names}): the whole average is in {_BY_NAMES} beside what it saves, by the names of parameters."
+                f"the script's hook for checkpoints omits {len(missing)} of {len(self.trained.names)} trained tensors "
+                f"({names}): the whole average is in {_BY_NAMES} beside its files, by the names of parameters."
             )
 
-    def _about(self) -> dict[str, str]:
+    def _metadata(self) -> dict[str, str]:
         return {"num_updates": str(self.num_seen), "form": str(self.form)}
 
     def _save_state(self, models: Any, weights: Any, folder: str) -> None:
-        """Into a checkpoint of the script, which may be saved by one process alone."""
+        """Adds the average to a checkpoint of the script, which may be saved by one process alone."""
         if self.average is None or not self.run.accelerator.is_main_process:
             return
         if self.is_swapped:
-            self.run.warn("this checkpoint has the average for weights: it was saved after the last update (--ema_swap).")
+            self.run.warn(
+                "the weights of this checkpoint are the average, since it was saved after the last update (--ema_swap)."
+            )
         self._save_model(Path(folder) / "lrlab" / "ema")
-        self.trained.save_tensors(Path(folder) / _STATE, self.average.shadow_params, self._about())
+        self.trained.save_tensors(Path(folder) / _STATE, self.average.shadow_params, self._metadata())
 
     def _load_state(self, models: Any, folder: str) -> None:
-        """Before the script's weights are loaded."""
+        """Loads the average, before the script's weights."""
         path = Path(folder) / _STATE
         if not self.is_active:
             return
         if not path.exists():
             self.num_seen, self.average = 0, None
-            self.run.warn("the checkpoint has no average (it was made without --ema), which begins from the weights now.")
+            self.run.warn(
+                "the checkpoint has no average (it was made without --ema), so the average starts from the weights."
+            )
             return
-        saved, known = self.trained.load_tensors(path)
-        if known["form"] != str(self.form):
-            self.run.warn(f"the average was {known['form']} before, and goes on as {self.form}.")
+        saved, metadata = self.trained.load_tensors(path)
+        if metadata["form"] != str(self.form):
+            self.run.warn(f"the average was {metadata['form']} before, and continues as {self.form}.")
         self._restart()
         self.average.shadow_params = saved
-        self.num_seen = int(known["num_updates"])
+        self.num_seen = int(metadata["num_updates"])
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -270,13 +275,13 @@ class EMAHook:
         self.is_saved = True
 
     def _finish_late(self) -> None:
-        """Of a script whose last update was not seen as such."""
+        """Finishes for a script that ended at another update than expected."""
         if self.is_active and not self.is_saved and self.num_seen:
             if "final" in self.swaps:
                 self.run.warn(
-                    f"the script ended after {counted(self._num_updates(), 'update')}, where {self.clock.count_updates()} "
-                    "were expected: it saved the weights, not their average (--ema_swap). Say how many it does: "
-                    "--num_updates N before its name."
+                    f"the script ended after {counted(self._num_updates(), 'update')}, not the expected "
+                    f"{self.clock.count_updates()}: it saved the weights, not their average (--ema_swap). Give its real "
+                    "number of updates: --num_updates N before its name."
                 )
                 self.swaps = ()
             self._finish()
@@ -285,17 +290,17 @@ class EMAHook:
         if not self.is_active:
             return ""
         if not self.num_seen:
-            return f"--ema {self.form.name}: no update was seen, and nothing averaged."
+            return f"--ema {self.form.name}: no update was seen, so nothing was averaged."
         if self.saved is None:
             return f"--ema {self.form.name}: the average was not written, since the script did not end."
         where = f"is in {self.saved.path}"
         if not self.is_saved:
-            where += ", the last checkpoint that was written, since the script did not end"
+            where += ", the last checkpoint, since the script did not end"
         if problem := problem_with(self.saved.path):
-            where = f"was written and is lost: {problem}"
+            where = f"was written but is lost: {problem}"
         text = f"--ema {self.form.name}: the average of {counted(self.saved.num_updates, 'update')} {where}"
-        text += ", and in what the script saved at its end." if self.is_swapped else "."
+        text += ", and in the script's final result." if self.is_swapped else "."
         if self.not_finite:
-            of = f"{len(self.not_finite)} of its {counted(len(self.trained.names), 'tensor')}"
-            text += f" It cannot be used: {of} hold numbers that are not finite, such as {self.not_finite[0]}."
+            tensors = f"{len(self.not_finite)} of its {counted(len(self.trained.names), 'tensor')}"
+            text += f" It cannot be used: {tensors} hold values that are not finite, such as {self.not_finite[0]}."
         return text
