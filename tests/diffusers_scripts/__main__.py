@@ -7,7 +7,8 @@ import re
 import sys
 from pathlib import Path
 
-from diffusers_lrlab.diffusers_plugin.explain import faults, recognisers
+from diffusers_lrlab.diffusers_plugin.explain import recognisers
+from diffusers_lrlab.diffusers_plugin.script.faults import find_faults
 from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
 
 from .cases import CASES
@@ -42,7 +43,7 @@ def table(examples: Path) -> list[str]:
             else:
                 counts[option] += 1
                 cells.append("run" if name in run else "yes")
-        rows.append(f"| {' | '.join(cells)} | {', '.join(sorted({fault.name for fault in faults(script)}))} |")
+        rows.append(f"| {' | '.join(cells)} | {', '.join(sorted({fault.name for fault in find_faults(script)}))} |")
     head = ["script", *(f"`{option}`" for option in recognisers()), "what it does wrong by itself"]
     return [
         f"| {' | '.join(head)} |",

@@ -2,28 +2,23 @@
 
 import json
 import re
-import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from test_launch import launch
 
 from diffusers_lrlab import get_optimizer
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.diffusers_plugin.hooks.clock import HostClock
 from diffusers_lrlab.diffusers_plugin.hooks.lr_groups import parse_lr_groups
 from diffusers_lrlab.diffusers_plugin.hooks.optimizer import OptimizerHook, recognise
-from diffusers_lrlab.diffusers_plugin.hooks.update_log import UpdateLog, effective_lr
 from diffusers_lrlab.diffusers_plugin.host.patches import Patches
-from diffusers_lrlab.diffusers_plugin.host.run import HostRun
 from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "two_models_script.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "two_models_script.py"
 TEXT = """
 import torch
 
@@ -36,29 +31,6 @@ torch.manual_seed(0)
 text_encoder, unet = torch.nn.Linear(3, 4), torch.nn.Sequential(torch.nn.Linear(4, 3))
 groups = [{"params": unet.parameters(), "lr": 2e-2}, {"params": text_encoder.parameters(), "weight_decay": 0.1}]
 optimizer = make_optimizer(groups)
-"""
-SKIPPING = """
-import math
-import torch
-from accelerate import Accelerator
-
-def main(global_step):
-    accelerator = Accelerator(cpu=True)
-    accelerator.scaler, accelerator.trackers = torch.amp.GradScaler("cpu", init_scale=4.0), ["one"]
-    model = torch.nn.Linear(2, 2)
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for overflows in (True, False, True, False):
-        with accelerator.accumulate(model):
-            accelerator.backward(model(torch.ones(2)).sum())
-            if overflows:
-                model.weight.grad.fill_(math.inf)
-            accelerator.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-        global_step += 1
-        accelerator.log({"own": 1}, step=global_step)
-
-main(5)
 """
 
 
@@ -140,16 +112,16 @@ def test_groups_by_patterns(run_hooked):
     by_hand = torch.optim.AdamW(groups, lr=1e-2, betas=(0.8, 0.99), weight_decay=0.02, eps=1e-7)
     assert all(map(torch.equal, hooked, trained(own, by_hand)))
     assert not said
-    assert "with factors on the learning rate: 1 for 12, 2 for 3, 0.1 for 16." in hook.report()
+    assert "with learning rate factors 1 for 12, 2 for 3, 0.1 for 16." in hook.report()
     lrs = [group["lr"] for group in run_hooked("muon", "*.bias=0")[0]["optimizer"].param_groups]
     np.testing.assert_allclose(lrs, [2e-2, 0, 1e-2, 0])
 
 
 @OPTIONAL
 def test_what_cannot_be_grouped(run_hooked):
-    with pytest.raises(LabError, match=r"no parameter that is trained matches 'text_encodr\*'. Known: unet.0.weight, "):
+    with pytest.raises(LabError, match=r"no trained parameter matches 'text_encodr\*'. Known: unet.0.weight, "):
         run_hooked("lion", "text_encodr*=0.1")
-    with pytest.raises(LabError, match=r"whatever 'unet.0.bias' matches, a pattern before it matches, too"):
+    with pytest.raises(LabError, match=r"earlier patterns match everything that 'unet.0.bias' matches"):
         run_hooked(lr_groups="*.bias=2,unet.0.bias=3")
     with pytest.raises(LabError, match=r"prodigy finds one learning rate for all parameters.*\(0.01, 0.02\)"):
         run_hooked("prodigy")
@@ -157,16 +129,16 @@ def test_what_cannot_be_grouped(run_hooked):
         run_hooked("lion", text=TEXT + "optimizer = make_optimizer([text_encoder.weight])\n")
     _, hook, _ = run_hooked("lion")
     hook.run.optimizer = torch.optim.SGD([torch.ones(1)])
-    with pytest.raises(LabError, match="trains with a SGD that is made in another file"):
+    with pytest.raises(LabError, match="trains with a SGD made in another file"):
         hook._check_prepared()
     saved = torch.optim.AdamW([torch.ones(1)]).state_dict()["param_groups"]
-    with pytest.raises(LabError, match="the script's own x 1, and --optimizer asks for lion x 1, lion x 1"):
+    with pytest.raises(LabError, match="--optimizer: the checkpoint has .* the script's own x 1, not lion x 1, lion x 1"):
         hook._check_saved(saved)
 
 
 @OPTIONAL
 def test_an_optimizer_that_averages_is_refused(run_hooked):
-    with pytest.raises(LabError, match="'schedulefree_adamw' trains with other weights than those to keep"):
+    with pytest.raises(LabError, match="'schedulefree_adamw' trains other weights than those to keep"):
         run_hooked("schedulefree_adamw")
 
 
@@ -216,7 +188,7 @@ def test_a_run_with_another_optimizer_resumes_to_the_bit(tmp_path):
     assert resumed["weights"] == whole["weights"]
     others = ["--optimizer=lion", "--lr_groups=text_encoder*=0.2"]
     _, stderr = run(tmp_path / "whole", "--resume_from_checkpoint=checkpoint-4", options=others, expect=2)
-    assert "lion x 1, lion x 0.1, and --optimizer and --lr_groups asks for lion x 1, lion x 0.2" in stderr
+    assert "lion x 1, lion x 0.1, not lion x 1, lion x 0.2" in stderr
 
 
 @pytest.mark.slow
@@ -246,77 +218,10 @@ def test_rates_and_norms_go_to_the_tracker(tmp_path):
     assert f"Effective learning rate at the last update: {last:.4g}, 0." in stderr
 
 
-@OPTIONAL
-def test_effective_rates():
-    parameter = torch.nn.Parameter(torch.ones(3))
-    assert effective_lr(torch.optim.AdamW([parameter]).param_groups[0]) is None
-    for name in ("prodigy", "schedulefree_adamw"):
-        optimizer = get_optimizer(name, [parameter], 1.0)
-        for _ in range(5):
-            parameter.grad = torch.ones(3)
-            optimizer.step()
-        group = optimizer.param_groups[0]
-        assert effective_lr(group) == (group["d"] * 1.0 if name == "prodigy" else group["scheduled_lr"])
-
-
-def test_norms_are_read_once_a_row():
-    """Those that overflowed are left out."""
-    rows = []
-    accelerator = SimpleNamespace(trackers=["one"])
-    run = SimpleNamespace(accelerator=accelerator, optimizer=None, log=lambda values, update: rows.append((update, values)))
-    log = UpdateLog(SimpleNamespace(run=run, counts=False, count_updates=lambda: 300))
-    for norm in (1.0, 2.0, 6.0, 4.0, float("inf"), 2.0, 1.0):
-        log._norm = torch.tensor(norm)
-        log._after_update()
-    assert rows == [(3, {"grad_norm": 3.0}), (6, {"grad_norm": 3.0})]
-    assert log.report() == "Gradient norm before clipping: 2.67 on average, 1 at the end, and at most 6, at update 3."
-
-
-@pytest.mark.parametrize("used", [True, False])
-def test_a_script_that_clips_nothing_is_told_once(capsys, used):
-    """An iterator that its optimizer has read to the end; one that nobody has read yet is clipped as without the hook."""
-    with Patches() as patches:
-        log = UpdateLog(HostClock(HostRun(patches=patches), fix=False, strict=False))
-        log.install()
-        accelerator, parameter = Accelerator(cpu=True), torch.nn.Parameter(torch.ones(4))
-        for _ in range(2):
-            parameter.grad = torch.ones(4)
-            parameters = iter([] if used else [parameter])
-            accelerator.clip_grad_norm_(parameters, 1.0)
-            assert parameter.grad[0] == (1.0 if used else pytest.approx(0.5))
-            assert log._norm == (None if used else 2.0)
-    assert capsys.readouterr().err.count("No gradient is clipped") == used
-
-
-@pytest.mark.parametrize(
-    ("count", "first", "steps"),
-    [("global_step", "5", [7, 9]), ("done", "5", [2, 4]), ("global_step", "torch.tensor(5)", [2, 4])],
-)
-def test_steps_of_the_tracker_are_those_of_the_script(monkeypatch, count, first, steps):
-    """It counts updates that a gradient scaler left out, and after a resume those before it, if its count can be seen."""
-    logged, script = [], ModuleType("__main__")
-    monkeypatch.setitem(sys.modules, "__main__", script)
-    with Patches() as patches:
-        patches.replace(Accelerator, "log", lambda accelerator, values, step: logged.append((*values, int(step))))
-        clock = HostClock(HostRun(patches=patches), fix=False, strict=False, num_updates=4)
-        clock.run.install()
-        UpdateLog(clock).install()
-        exec(SKIPPING.replace("global_step", count).replace("main(5)", f"main({first})"), vars(script))
-    own = [step for name, step in logged if name == "own"]
-    assert [*own, *(step for name, step in logged if name == "grad_norm")] == [6, 7, 8, 9, *steps]
-
-
-def test_updates_are_those_of_a_schedule_that_follows_a_loss():
-    """After a resume, too, where this process has done fewer."""
-    clock = HostClock(HostRun(), fix=False, strict=False)
-    clock.followers, clock.has_loss = [SimpleNamespace(scheduler=SimpleNamespace(num_updates=7))], True
-    assert UpdateLog(clock)._update == 7
-
-
 def test_groups_that_a_script_changes_by_number_stay_as_many(tmp_path):
     (tmp_path / "script.py").write_text(
         "import torch\nmodel = torch.nn.Linear(2, 2)\n"
         "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\noptimizer.param_groups[0]['lr'] = 0.0\n"
     )
     text = launch(tmp_path / "script.py", options=["--lr_groups=*bias=2"], expect=2)
-    assert "The script changes groups of parameters by their numbers (line 4), which are others with --lr_groups." in text
+    assert "--lr_groups: the script indexes parameter groups (line 4), whose order would change." in text

@@ -123,8 +123,8 @@ def test_another_length_is_told_before_the_first_update(hooked, prepared, steps,
     expected = lr_curve("cosine", LR, WARMUP * per_update, UPDATES * per_update)[per_update - 1 :: per_update]
     (text,) = made.said
     times = "once" if per_update == 1 else f"{per_update} times"
-    assert f"does {UPDATES} updates, each of which steps its schedule {times}, but made 'cosine' {UPDATES * factor}" in text
-    assert f"will be {lrs[-1]:.4g} at the last update where {expected[-1]:.4g} was asked for" in text
+    assert f"does {UPDATES} updates and steps its schedule {times} per update, but made 'cosine' {UPDATES * factor}" in text
+    assert f"will be {lrs[-1]:.4g} at the last update instead of {expected[-1]:.4g}" in text
     assert f"off by up to {np.abs(lrs - expected).max() / LR:.3g} of its peak" in made.clock.report()
     strict = hooked(strict=True)
     with pytest.raises(LabError, match=r"--strict_lr_audit: this script does 6 updates"):
@@ -278,5 +278,5 @@ def test_an_exact_resume_of_a_schedule_that_checkpoints_lack(tmp_path):
     stderr = launch(script, *arguments, "--resume", options=options)
     lrs = [row["lr"] for row in json.loads((tmp_path / "rows.json").read_text())]
     np.testing.assert_allclose(lrs, lr_curve("cosine", LR, 4, 12)[5::2], rtol=1e-12)
-    assert "It went on after update 2" in stderr
+    assert "It resumed after update 2" in stderr
     assert "cosine: LR audit: 4 updates, every value that follows the clock was as expected." in stderr

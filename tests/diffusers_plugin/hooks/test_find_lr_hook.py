@@ -1,4 +1,4 @@
-"""The finder on the updates of a script that is not ours."""
+"""The learning rate range test on the updates of a third-party script."""
 
 import json
 import math
@@ -23,7 +23,7 @@ from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.finder.script_test import ScriptTest
 from diffusers_lrlab.finder.suggestions import RULES
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "two_models_script.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "two_models_script.py"
 
 
 def find(folder, *arguments, processes=1):
@@ -168,7 +168,7 @@ def test_two_processes_agree(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--resume_from_checkpoint=latest"], "Leave out --resume_from_checkpoint."),
+        (["--resume_from_checkpoint=latest"], "Remove --resume_from_checkpoint."),
         (["--learning_rate=0"], "all learning rates of the script are 0"),
     ],
 )
@@ -186,9 +186,9 @@ def test_what_is_refused_before_the_script_starts(tmp_path):
         recognise(script)
     with pytest.raises(LabError, match="--find_lr cannot be used in this script: it does not call"):
         FindLrHook(script, HostRun(), ScriptTest())
-    reason = "it takes no batches from a DataLoader|its training loop takes no batches"
+    reason = "its training loop does not iterate over a DataLoader"
     with pytest.raises(
-        LabError, match=f"--validation_fraction cannot be used in this script: .*({reason}).*: --find_lr works"
+        LabError, match=f"--validation_fraction cannot be used in this script: .*{reason}.*: --find_lr works"
     ):
         FindLrHook(HostScript(str(SCRIPT)), HostRun(), ScriptTest(mode="probe"), 0.1)
 

@@ -30,13 +30,14 @@ def test_one_that_follows_a_loss_after_one_of_the_clock(name, make, steps_per_up
         optimizer.step()
         before.step()
     optimizer, scheduler, follower = followed(name)
-    note = follower.load_state_dict(before.state_dict(), steps_per_update)
+    follower.own_steps_per_update = steps_per_update
+    note = follower.load_state_dict(before.state_dict())
     assert f"From update {update} on, the learning rate follows" in note
     assert (scheduler.num_updates, optimizer.param_groups[0]["lr"]) == (update, lr)
     scheduler.advance()
     scheduler.step(1.0)
     _, again, follower = followed(name)
-    assert follower.load_state_dict(scheduler.state_dict(), steps_per_update) is None
+    assert follower.load_state_dict(scheduler.state_dict()) is None
     assert again.state_dict() == scheduler.state_dict()
 
 

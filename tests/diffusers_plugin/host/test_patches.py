@@ -13,7 +13,7 @@ from launched_here import launch_here
 
 from diffusers_lrlab.schedules.scheduler import get_scheduler
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 LIBRARIES = ("torch", "accelerate", "diffusers", "transformers", "argparse", "multiprocessing", "diffusers_lrlab")
 # Where hooks act, imported before they do.
 NAMES = ("accelerate", "diffusers.optimization", "diffusers.training_utils", "multiprocessing.spawn", "transformers")
