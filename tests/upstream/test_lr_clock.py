@@ -153,7 +153,7 @@ REFUSED = {
     "from cfg.lr_warmup_steps": OLD_AND_N.replace("args.lr_warmup_steps", "cfg.lr_warmup_steps"),
     "from train_dataloader.num_batches": OLD_AND_N.replace("len(train_dataloader)", "train_dataloader.num_batches"),
     "too long by the number of processes": DONOR_TEXT.replace("Accelerator()", "Accelerator(split_batches=True)"),
-    "in a form of its own": DONOR_TEXT.replace("args.num_train_epochs * num_up", "2 * args.num_train_epochs * num_up"),
+    "in its own way": DONOR_TEXT.replace("args.num_train_epochs * num_up", "2 * args.num_train_epochs * num_up"),
     "uses overrode_max_train_steps in line": OLD_AND_N.replace(
         "    return", "    print(overrode_max_train_steps)\n    return"
     ),
@@ -162,7 +162,7 @@ REFUSED = {
     "has no logger": OLD_AND_N.replace("logger = ", ""),
     "not valid Python": OLD_AND_N + "(",
     "count num_update_steps_per_epoch again": OLD_AND_N.replace("accelerator.prepare(", "prepared_elsewhere("),
-    "a length of several lines": OLD_AND_N.replace("args.lr_warmup_steps *", "args.lr_warmup_steps\n*"),
+    "a length that spans several lines": OLD_AND_N.replace("args.lr_warmup_steps *", "args.lr_warmup_steps\n*"),
 }
 
 
@@ -257,7 +257,7 @@ def test_what_is_not_understood_is_refused(reason):
     "donor", [OLD_AND_N, "", DONOR_TEXT.replace("            logger.warning", "            pass\n        logger.warning")]
 )
 def test_a_checkout_without_the_form_is_refused(donor):
-    with pytest.raises(LabError, match="has not the form of #8312"):
+    with pytest.raises(LabError, match="does not follow #8312"):
         patched(OLD_AND_N, donor)
 
 

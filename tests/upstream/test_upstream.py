@@ -19,7 +19,7 @@ from diffusers_lrlab import LabError, lr_curve
 from diffusers_lrlab.core.progress import Progress
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 from diffusers_lrlab.schedules.resolve import resolve_schedule
-from diffusers_lrlab.upstream.forms import FORMS
+from diffusers_lrlab.upstream.bodies import BODIES
 from diffusers_lrlab.upstream.insert import FILES, OPTIMIZATION, TESTS, TUTORIAL
 from diffusers_lrlab.upstream.patch import list_upstream_schedules, upstream_patch
 from diffusers_lrlab.upstream.render import function_source
@@ -210,7 +210,7 @@ def stack(request, tmp_path_factory):
 
 def test_the_generated_tests_pass_without_the_lab(stack):
     output = without_the_lab(stack, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", TESTS)
-    rows = sum(2 + len(form.examples) + 1 + len(form.refused) for form in FORMS.values())
+    rows = sum(2 + len(form.examples) + 1 + len(form.refused) for form in BODIES.values())
     assert f"{rows} passed" in output
 
 
@@ -365,7 +365,7 @@ def test_a_folder_that_is_no_checkout_is_refused(checkout, tmp_path):
     (tmp_path / "plain").mkdir()
     with pytest.raises(LabError, match="not a git repository"):
         upstream_patch("rex", tmp_path / "plain")
-    with pytest.raises(LabError, match="it is inside of the git repository"):
+    with pytest.raises(LabError, match="it is inside the git repository"):
         upstream_patch("rex", checkout / "src")
     git(checkout, "rm", "--quiet", "-r", "src")
     commit_all(checkout)

@@ -1,7 +1,6 @@
-"""The part of a schedule's function in diffusers that is written by hand; signature and docstring are not.
+"""The hand-written part of each schedule's function for diffusers; its signature and docstring are generated.
 
-Each form computes `decay`, which is 1 when warmup ends. The code is diffusers': it needs `math` and the function's own
-arguments, and keeps to 119 columns.
+The code computes `decay`, which is 1 when warmup ends, from `math` and the function's arguments, in 119 columns.
 """
 
 from collections.abc import Mapping
@@ -11,24 +10,24 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Form:
-    """How a schedule is written in diffusers."""
+class FunctionBody:
+    """The statements of a schedule's function in diffusers."""
 
-    rate: str  # what the learning rate does after warmup: "Create a schedule with a learning rate that ..."
+    rate: str  # the learning rate after warmup: "Create a schedule with a learning rate that ..."
     decay: str  # statements of `lr_lambda` that set `decay` from `current_step`
-    setup: str = ""  # statements before `lr_lambda`: derived arguments, and checks where a formula would break
+    setup: str = ""  # statements before `lr_lambda`: derived arguments and checks
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # fields of a [`Parameter`] that differ, by name
-    examples: tuple[Mapping[str, Any], ...] = ()  # arguments for the generated tests, besides none at all
+    examples: tuple[Mapping[str, Any], ...] = ()  # arguments for the generated tests, besides the defaults
     refused: Mapping[str, Any] = field(default_factory=dict)  # arguments that raise a `ValueError`, one test for each
 
 
 def block(text: str, depth: int) -> str:
-    """Code at an indentation of `depth` levels, without blank lines around it."""
+    """Code indented by `depth` levels, without blank lines around it."""
     return indent(dedent(text).strip("\n"), "    " * depth)
 
 
-FORMS = {
-    "warmup_stable_decay": Form(
+BODIES = {
+    "warmup_stable_decay": FunctionBody(
         rate="stays at the initial lr set in the optimizer and then decreases to `min_lr_ratio` times it",
         setup="""
             decay_types = ("linear", "cosine", "exponential", "1-sqrt", "square", "mirror_cosine")
@@ -83,7 +82,7 @@ FORMS = {
         ),
         refused={"decay_type": "cubic", "num_decay_steps": 9},
     ),
-    "rex": Form(
+    "rex": FunctionBody(
         rate="decreases slowly at first and ever more steeply towards the end of training, from the initial lr set in the "
         "optimizer to `min_lr_ratio` times it",
         setup="""
@@ -99,7 +98,7 @@ FORMS = {
         examples=({"d": 0.9, "min_lr_ratio": 0.1}, {"d": 0.0}),
         refused={"d": 1.0},
     ),
-    "inverse_sqrt": Form(
+    "inverse_sqrt": FunctionBody(
         rate="decreases with the inverse square root of the number of steps, from the initial lr set in the optimizer "
         "towards `min_lr_ratio` times it",
         setup="""
@@ -117,7 +116,7 @@ FORMS = {
         },
         examples=({"timescale": 4, "min_lr_ratio": 0.1},),
     ),
-    "cosine_with_min_lr": Form(
+    "cosine_with_min_lr": FunctionBody(
         rate="decreases following the values of the cosine function from the initial lr set in the optimizer to "
         "`min_lr_ratio` times it",
         decay="""
@@ -126,7 +125,7 @@ FORMS = {
         """,
         examples=({"min_lr_ratio": 0.0}, {"num_cycles": 1.5, "min_lr_ratio": 0.2}),
     ),
-    "step": Form(
+    "step": FunctionBody(
         rate="decreases from the initial lr set in the optimizer towards `min_lr_ratio` times it, by a factor of `gamma` "
         "every `step_size` steps",
         setup="""
@@ -139,7 +138,7 @@ FORMS = {
         """,
         examples=({"step_size": 2, "gamma": 0.5, "min_lr_ratio": 0.1},),
     ),
-    "exponential": Form(
+    "exponential": FunctionBody(
         rate="decreases from the initial lr set in the optimizer towards `min_lr_ratio` times it, by a factor of `gamma` "
         "at every step",
         setup="""
@@ -152,7 +151,7 @@ FORMS = {
         """,
         examples=({"gamma": 0.5, "min_lr_ratio": 0.1},),
     ),
-    "trapezoid": Form(
+    "trapezoid": FunctionBody(
         rate="stays at the initial lr set in the optimizer and then decreases linearly to `min_lr_ratio` times it",
         setup="""
             num_steps = num_training_steps - num_warmup_steps
