@@ -454,7 +454,7 @@ def test_one_script_as_a_file(checkout, tmp_path, capsys):
     git(checkout, "am", "--quiet", str(out))
     assert git(checkout, "log", "-1", "--format=%s") == "Fix the length of the LR schedule in train_tested.py"
     assert lrlab(arguments) == 0
-    assert "| left alone |" in capsys.readouterr().out
+    assert "| unchanged |" in capsys.readouterr().out
 
 
 def test_what_is_asked_wrongly_is_refused(checkout, tmp_path):

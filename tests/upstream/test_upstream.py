@@ -408,7 +408,7 @@ def test_what_exists_is_not_overwritten(checkout, tmp_path):
 
 
 def test_branch_names_are_checked(checkout, tmp_path):
-    with pytest.raises(LabError, match="'no branch' is not a name that git allows"):
+    with pytest.raises(LabError, match="'no branch' is not a valid branch name"):
         upstream_patch("rex", checkout, branch="no branch")
     with pytest.raises(LabError, match="both the file"):
         upstream_patch("rex", checkout, out=tmp_path / "change.patch", branch="mine")
