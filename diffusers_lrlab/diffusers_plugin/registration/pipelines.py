@@ -1,7 +1,7 @@
-"""Makes our models and pipelines load by diffusers' own `from_pretrained`, from folders and from the Hub.
+"""Makes our models and pipelines loadable by diffusers' own `from_pretrained`, from folders and from the Hub.
 
-Without this, diffusers refuses a repository that names classes it does not know, or runs the code beside the weights if
-that is trusted. With it, that code is neither needed nor run.
+Otherwise diffusers refuses a repository with unknown classes, or runs the code beside the weights if it is trusted. After
+registration that code is neither needed nor run.
 """
 
 import importlib
@@ -17,16 +17,16 @@ def register_pipelines(_: Any) -> None:
     from diffusers import pipelines
     from diffusers.pipelines.pipeline_loading_utils import LOADABLE_CLASSES
 
-    # Components are saved as [package, class] and not by their full module.
+    # Components are saved as [package, class], not by their full module.
     LOADABLE_CLASSES.setdefault(PACKAGE, {"ModelMixin": ["save_pretrained", "from_pretrained"]})
-    # Here components are looked for before any code in the repository is.
+    # diffusers searches here before it looks at code in the repository.
     setattr(pipelines, PACKAGE, sys.modules[PACKAGE])
-    # Inside the import of that module, it is in sys.modules already, though not ready.
+    # While that module is being imported, it is already in sys.modules but incomplete.
     importlib.import_module(POINT_PIPELINE)
 
 
 def register_point_pipeline(module: Any) -> None:
-    """Puts the class where `DiffusionPipeline.from_pretrained` looks for the one that a model_index.json names."""
+    """Adds the class where `DiffusionPipeline.from_pretrained` looks up the name in a model_index.json."""
     import diffusers
 
     diffusers.PointDDPMPipeline = module.PointDDPMPipeline

@@ -1,6 +1,6 @@
-"""Registers the lab with diffusers: at once for modules of diffusers that are imported, for others once they are.
+"""Registers the lab with diffusers: at once with its imported modules, with others when they are imported.
 
-Importing diffusers costs seconds, so `import diffusers_lrlab` does not do it by itself.
+Importing diffusers takes seconds, so `import diffusers_lrlab` does not import it.
 """
 
 import importlib.abc
@@ -29,7 +29,7 @@ def _when_imported(host: str, action: Callable[[Any], None]) -> None:
 
 
 class _ActOnImport(importlib.abc.MetaPathFinder):
-    """Does something with a module once it has been imported."""
+    """Calls a function with a module once the module is imported."""
 
     def __init__(self, host: str, action: Callable[[Any], None]):
         self.host, self.action = host, action

@@ -1,7 +1,7 @@
 """Registration into `diffusers.optimization`.
 
-New names become members of `SchedulerType` in place, with functions in `TYPE_TO_SCHEDULER_FUNCTION`. Both are looked up
-when `diffusers.optimization.get_scheduler` is called, so code that imported it before us sees the names too.
+New names become members of `SchedulerType`, with functions in `TYPE_TO_SCHEDULER_FUNCTION`. Both are read when
+`diffusers.optimization.get_scheduler` is called, so code that imported it earlier knows the names too.
 """
 
 import functools
@@ -26,7 +26,7 @@ def register_schedules(optimization: Any) -> None:
 
 
 def _new_member(scheduler_type: Any, value: str) -> Any:
-    """A member as `enum` itself makes it, which is found by its value from now on."""
+    """A new enum member, as `enum` makes it, that is found by its value."""
     member = object.__new__(scheduler_type)
     member._name_, member._value_ = value.upper(), value
     member.__objclass__ = scheduler_type
@@ -39,14 +39,14 @@ def _new_member(scheduler_type: Any, value: str) -> Any:
 
 
 def schedule_function(spec: str) -> Any:
-    """What diffusers calls for a name or spec string; `diffusers_lrlab.launch` puts its own in this place."""
+    """The function that diffusers calls for a name or spec string; the launcher replaces it by a recorded one."""
     from ...schedules.scheduler import get_scheduler
 
     return functools.partial(get_scheduler, spec)
 
 
 def _missing(optimization: Any, scheduler_type: Any, value: object) -> Any:
-    """Understands spec strings: the member is made once and stored, so identity, pickling and `in` hold for it."""
+    """The member for a spec string, made once and stored, so that identity, pickling and `in` work."""
     if not isinstance(value, str):
         return None
     name, kwargs = merge_spec(value, None)
