@@ -115,6 +115,7 @@ def test_it_is_in_the_table_of_its_page(register):
         ),
         (["--strict"], {}, "--strict has no effect without one of .*, --find_lr, --count_updates. Add one"),
     ],
+    ids=["setting_alone", "out_of_range", "missing_package", "strict_alone"],
 )
 def test_what_has_no_effect_is_refused(register, words, more, message):
     register(**more)

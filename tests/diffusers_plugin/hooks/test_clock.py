@@ -154,6 +154,7 @@ def test_a_fixed_clock(hooked, prepared, steps, accumulation, factor):
         ({"with_optimizer": False}, 2, 1),  # prepared, and stepped at each call all the same
         ({"with_optimizer": False, "steps": "synced"}, 1, 0),
     ],
+    ids=["after_prepare", "before_optimizer", "before_optimizer_synced", "prepared_each", "prepared_synced"],
 )
 def test_other_orders(hooked, how, per_update, first, fix):
     made = hooked(fix=fix, strict=True)

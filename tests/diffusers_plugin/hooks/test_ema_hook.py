@@ -220,14 +220,14 @@ def quantized():
 REFUSED = {
     "quantized": (quantized(), {}, "its Linear is quantized: weight is torch.uint8"),
     "sharded": (Saves(2, 2), {"distributed": "FSDP"}, "its models are sharded .FSDP."),
-    "nothing trained": (Saves(2, 2).requires_grad_(False), {}, "nothing that it prepares has trainable parameters"),
-    "no format": (torch.nn.Linear(2, 2), {}, "registers no hook for checkpoints, and its Linear saves no weights"),
-    "no folder": (Saves(2, 2), {"output_dir": None}, "it has no --output_dir"),
+    "nothing_trained": (Saves(2, 2).requires_grad_(False), {}, "nothing that it prepares has trainable parameters"),
+    "no_format": (torch.nn.Linear(2, 2), {}, "registers no hook for checkpoints, and its Linear saves no weights"),
+    "no_folder": (Saves(2, 2), {"output_dir": None}, "it has no --output_dir"),
     "embeddings": (Saves(2, 2), {"train_text_encoder_ti": True}, "it resets embeddings"),
 }
 
 
-@cases("name", REFUSED)
+@pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_averaged_is_refused_before_training(tmp_path, name):
     model, arguments, reason = REFUSED[name]
     hook, said = prepared(tmp_path, model, **arguments)

@@ -21,6 +21,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "resume_script.py"
         ("a.save_state(p); a.load_state(p); skip_first_batches(loader, 3)", "skips batches"),
         ("a.save_state(p); a.load_state(p); wds.WebLoader(data)", "its data are a stream"),
     ],
+    ids=["no_save", "skipped_batches", "stream"],
 )
 def test_scripts_that_are_refused(tmp_path, text, reason):
     (tmp_path / "script.py").write_text(text)
@@ -47,6 +48,7 @@ def test_checkpoints_of_other_numbers_are_refused(tmp_path):
         ("model.save_pretrained(a); log_validation(epoch)", 5, "uses `epoch` after its epochs"),
         ("model.save_pretrained(a); log_validation(epoch)", 4, None),
     ],
+    ids=["saved_within", "saved_within_not_last", "saved_after", "epoch_used", "epoch_used_not_last"],
 )
 def test_what_is_done_within_epochs_or_needs_one(tmp_path, after, updates, warning):
     """A script that is resumed after its last update has no epoch left, and saves nothing, or fails."""
@@ -97,6 +99,7 @@ def end_of(folder, script, *arguments, kills=(), processes=1):
         (["--skipped_updates"], (14,), 1),  # the same, where the schedule has made fewer steps than there were updates
         (["--gradient_accumulation_steps=2", "--draw_after_saving"], (8, 6), 2),
     ],
+    ids=["three_kills", "buckets", "workers", "while_saving", "last_update", "skipped_updates", "two_processes"],
 )
 def test_killed_scripts_end_with_the_same_bits(tmp_path, arguments, kills, processes):
     script = SCRIPT

@@ -117,6 +117,7 @@ def test_an_update_that_a_gradient_scaler_left_out_is_drawn_again():
         ("ddpm", [], ["--loss_weighting=learned_log_variance"], 2, "needs the loss of each image"),
         ("ddpm", [], ["--timestep_sampler=logit_norml"], 2, "Did you mean 'logit_normal'"),
     ],
+    ids=["drawn_twice", "snr_gamma", "weighting_scheme", "strict", "feedback_sampler", "learned_weighting", "misspelt"],
 )
 def test_what_is_refused(tmp_path, name, arguments, options, status, message):
     done, stderr = run(tmp_path / "run", name, *arguments, options=options, expect=status)

@@ -90,6 +90,7 @@ def test_a_script_that_clips_nothing_is_told_once(capsys, used):
 @pytest.mark.parametrize(
     ("count", "first", "steps"),
     [("global_step", "5", [7, 9]), ("done", "5", [2, 4]), ("global_step", "torch.tensor(5)", [2, 4])],
+    ids=["own_count", "unknown_count", "tensor"],
 )
 def test_steps_of_the_tracker_are_those_of_the_script(monkeypatch, count, first, steps):
     """It counts updates that a gradient scaler left out, and after a resume those before it, if its count can be seen."""

@@ -84,6 +84,7 @@ def test_a_whole_batch_is_left_to_train_on():
         (list(range(20)), {"arguments": {"repeats": 2}}, "in several rows .--repeats 2"),
         (Repeated(5), {"script": __file__}, "in several of its 20 rows .num_images is 5"),
     ],
+    ids=["sampler", "stream", "repeats", "modulo"],
 )
 def test_data_that_are_refused(dataset, how, reason):
     with pytest.raises(NotRecognised, match=reason):

@@ -26,6 +26,21 @@ from diffusers_lrlab.diffusers_plugin.host.files import problem_with
         ("log.jsonl", b"1\n2\n", None),
         ("log.safetensors", save({"x": torch.ones(1)}), None),
     ],
+    ids=[
+        "empty_dict",
+        "empty_weights",
+        "broken_json",
+        "empty_jsonl",
+        "broken_jsonl",
+        "broken_parquet",
+        "broken_png",
+        "broken_safetensors",
+        "no_tensors",
+        "marker",
+        "json",
+        "jsonl",
+        "safetensors",
+    ],
 )
 def test_files_that_are_looked_at(tmp_path, file, text, problem):
     (tmp_path / file).write_bytes(text)

@@ -152,6 +152,7 @@ def test_what_is_drawn_after_a_checkpoint_leaves_no_trace():
         ({"num_workers": 1, "persistent_workers": True}, "persist across epochs"),
         ({"batch_size": None}, "no batch sampler"),
     ],
+    ids=["persistent_workers", "no_batch_sampler"],
 )
 def test_loaders_that_are_refused(how, reason):
     loader = Accelerator(cpu=True).prepare(torch.utils.data.DataLoader(Augmented(4), **how))

@@ -39,6 +39,20 @@ def code_of(folder, first="pass", before="x = batch * 2", text=LOOP):
         ("import torch", "x = batch - 4; torch.nn.init.zeros_(x); torch.relu_(x); x += batch * factor"),
         ("import torch", "x, i = torch.empty(2), torch.empty(2).long(); torch.sort(batch * factor, out=(x, i))"),
     ],
+    ids=[
+        "plain",
+        "before_the_block",
+        "after_continue",
+        "own_function",
+        "in_place",
+        "own_list",
+        "method_of_view",
+        "out",
+        "out_of_view",
+        "functional_in_place",
+        "trailing_underscore",
+        "out_tuple",
+    ],
 )
 def test_the_code_of_a_loss(tmp_path, first, before):
     """It is what the loss follows from, and nothing else."""
@@ -71,6 +85,23 @@ def test_the_code_of_a_loss(tmp_path, first, before):
         ({"text": LOOP.replace("step, batch", "step, (batch, y)")}, "unpacks its batches"),
         ({"text": LOOP.replace("accelerator.accumulate(model)", "other()")}, "is not a statement of"),
     ],
+    ids=[
+        "two_backwards",
+        "unknown_loader",
+        "running_sum",
+        "running_mean",
+        "attribute",
+        "in_place_view",
+        "out",
+        "trailing_underscore",
+        "append",
+        "update",
+        "gather",
+        "break",
+        "custom_sampler",
+        "unpacked_batch",
+        "not_in_accumulate",
+    ],
 )
 def test_loops_that_are_refused(tmp_path, how, reason):
     with pytest.raises(NotRecognised, match=reason):
@@ -93,6 +124,7 @@ fixed = {made}
         ("ids()", "x = batch", None),
         ("1", "x = batch * fixed; shown = x.repeat(args.train_batch_size)", None),
     ],
+    ids=["by_function", "by_zeros", "in_the_loop", "unused", "only_logged"],
 )
 def test_what_is_made_for_whole_batches(tmp_path, made, before, line):
     """As `add_time_ids` of instruct_pix2pix_sdxl; what the loss does not follow from is nothing to it."""

@@ -53,6 +53,22 @@ LENGTH = "num_training_steps_for_scheduler"
         (f"{FILTER}\nlayers = list(layers)\nclip_grad_norm_(layers, 1.0)", []),
         ("clip_grad_norm_(unet.parameters(), 1.0)\nclip_grad_norm_()", []),
     ],
+    ids=[
+        "accumulation",
+        "none",
+        "split_batches",
+        "epochs",
+        "unused_length",
+        "processes",
+        "split_without_processes",
+        "transformers",
+        "weights",
+        "filter",
+        "filter_renamed",
+        "list",
+        "list_later",
+        "parameters",
+    ],
 )
 def test_faults(tmp_path, text, names):
     assert [fault.name for fault in find_faults(script_of(tmp_path, text))] == names
@@ -85,6 +101,17 @@ PREPARED = "accelerator.prepare(model, scheduler)"
         (BY_PROCESSES, SYNCED, ["LR: processes"]),
         (BY_PROCESSES, IN_EACH, ["LR: processes"]),
         (("", "len(train_dataloader) * args.num_epochs"), IN_EACH, ["LR: processes"]),
+    ],
+    ids=[
+        "micro_batches",
+        "micro_batches_synced",
+        "prepared",
+        "updates_synced",
+        "updates",
+        "warmup_in_updates",
+        "processes_synced",
+        "processes",
+        "by_epochs",
     ],
 )
 def test_faults_of_schedules_by_their_own_steps(tmp_path, lengths, steps, names):
