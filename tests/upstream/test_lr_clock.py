@@ -95,7 +95,7 @@ G_TIMES = {
     name: value.replace("accelerator.num_processes", "args.gradient_accumulation_steps") for name, value in N_TIMES.items()
 }
 PLAIN = {"warmup": "args.lr_warmup_steps", "length": "args.max_train_steps"}
-# The form A of this computation, without its first line, passed on by nobody.
+# Variant A of this computation, without its first line, whose result is not used.
 UNUSED = {**NEW, "before": "".join(line for line in NEW["before"].splitlines(True) if "warmup" not in line)}
 BY_EPOCHS = """\
 import math

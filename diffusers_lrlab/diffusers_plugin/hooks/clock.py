@@ -47,7 +47,6 @@ class HostClock:
     Watches the schedules of the script that runs in this process.
 
     Args:
-        run (`HostRun`): The script's run.
         fix (`bool`): Whether to give the schedules the script's real number of updates, and one step per update.
         strict (`bool`): Whether a deviation is an error.
         num_updates (`int`, *optional*): Updates of the run, if the script's arguments do not determine them.

@@ -51,8 +51,6 @@ class OptimizerHook:
     Makes another optimizer of the script's parameter groups, or splits these by patterns of names.
 
     Args:
-        script ([`HostScript`]): The script.
-        run ([`HostRun`]): Its run.
         spec (`str`, *optional*): The optimizer that replaces the script's.
         lr_groups (`str`, *optional*): Learning rate factors by patterns of parameter names.
     """

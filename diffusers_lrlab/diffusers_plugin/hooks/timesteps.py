@@ -31,7 +31,7 @@ def recognise(script: HostScript) -> str:
     if script.sampling_pattern == "index":
         return f"torch.randint draws indices of timesteps ({lines_of(script.randint_calls)})"
     table = "least" if script.sigma_scales_data else "most"
-    return f"{DENSITY} draws indices into a table that starts with the {table} noise ({lines_of(script.density_calls)})"
+    return f"{DENSITY} draws indices into a table that starts with the {table} noise ({lines_of(script.calls(DENSITY))})"
 
 
 def check_one_loss(script: HostScript) -> None:
@@ -95,7 +95,7 @@ class TimestepHook:
 
     def _draw_density(self, density: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
         drawn = density(*args, **kwargs)
-        frame = self.script.caller(self.script.density_calls)
+        frame = self.script.caller(self.script.calls(DENSITY))
         if frame is None or not self._is_known(frame, _is_flow):
             return drawn
         num = self.scheduler.config.num_train_timesteps

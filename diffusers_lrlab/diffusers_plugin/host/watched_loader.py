@@ -27,7 +27,6 @@ from .run import calling_frames
 class WatchedLoader:
     """
     Args:
-        script (`HostScript`): The script, whose variables may be generators.
         loader: The result of `accelerator.prepare`; raises [`NotRecognised`] if its order cannot be known.
         is_at_end (`Callable`): Whether all updates are done, so that a resumed run takes no batch.
 

@@ -96,11 +96,11 @@ class HostScript:
     @functools.cached_property
     def sampling_pattern(self) -> str:
         """How it draws timesteps: `"index"` or `"density"`; raises [`NotRecognised`] for any other way."""
-        if self.randint_calls and self.density_calls:
-            raise NotRecognised(f"it draws timesteps in two ways ({lines_of(self.randint_calls + self.density_calls)})")
+        if self.randint_calls and self.calls(DENSITY):
+            raise NotRecognised(f"it draws timesteps in two ways ({lines_of(self.randint_calls + self.calls(DENSITY))})")
         if self.randint_calls:
             return "index"
-        if not self.density_calls:
+        if not self.calls(DENSITY):
             raise NotRecognised(f"it calls neither torch.randint(0, ....num_train_timesteps, (batch_size,)) nor {DENSITY}")
         table_index = re.compile(r"\(\w+ \* [\w.]+\.num_train_timesteps\)\.long\(\)")
         if not any(table_index.fullmatch(ast.unparse(call)) for call in self.calls("long")):
@@ -118,10 +118,6 @@ class HostScript:
             and isinstance(call.args[2], ast.Tuple)
             and len(call.args[2].elts) == 1
         ]
-
-    @property
-    def density_calls(self) -> list[ast.Call]:
-        return self.calls(DENSITY)
 
     @functools.cached_property
     def repeated_timesteps(self) -> list[ast.Call]:

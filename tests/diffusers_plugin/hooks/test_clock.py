@@ -208,7 +208,7 @@ def test_a_momentum_schedule_made_by_the_program(hooked):
     train(make)
     audits = [watched.audit for watched in made.clock.watched]
     assert [audit.largest_lr_deviation for audit in audits] == [0.0, 0.0]
-    assert audits[0].largest_momentum_deviation > 0  # which nobody stepped
+    assert audits[0].largest_momentum_deviation > 0  # whose schedule is never stepped
 
 
 def test_a_schedule_of_another_optimizer_counts_no_updates(hooked):

@@ -64,7 +64,7 @@ def test_the_average_is_diffusers_own_and_the_script_stays_as_it_was(tmp_path, b
 
 
 def test_it_resumes_and_takes_the_place_of_the_weights_where_asked(tmp_path, bare):
-    """From a checkpoint; what the script validates and saves is the average, and the training goes on from the weights."""
+    """From a checkpoint; what the script validates and saves is the average, and the training continues from the weights."""
     options = ["--ema=warmup_power", "--ema_swap=both", "--strict"]
     run(tmp_path, "--max_train_steps=5", options=options[:1])
     stderr, beside = run(
@@ -140,7 +140,7 @@ def test_it_begins_anew_where_a_checkpoint_has_none(tmp_path, bare):
     stderr, _ = run(tmp_path, f"--resume_from_checkpoint={tmp_path / 'checkpoint-5'}", options=["--ema=constant"])
     assert "the checkpoint has no average" in stderr
     assert "the average of 3 updates is in" in stderr
-    # And a script that has an average goes on without ours.
+    # A script with a checkpoint of an average resumes without --ema.
     assert "average" not in run(tmp_path / "2", f"--resume_from_checkpoint={tmp_path / 'checkpoint-5'}")[0]
 
 

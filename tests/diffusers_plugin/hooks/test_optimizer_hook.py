@@ -1,4 +1,4 @@
-"""Other optimizers and groups of learning rates in scripts that are not ours, against the same ones made by hand."""
+"""Other optimizers and learning rate groups in third-party scripts, against the same ones made by hand."""
 
 import json
 import re

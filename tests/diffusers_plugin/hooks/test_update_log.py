@@ -73,7 +73,7 @@ def test_norms_are_read_once_a_row():
 
 @pytest.mark.parametrize("used", [True, False])
 def test_a_script_that_clips_nothing_is_told_once(capsys, used):
-    """An iterator that its optimizer has read to the end; one that nobody has read yet is clipped as without the hook."""
+    """Iterators that the optimizer has consumed; a fresh iterator is clipped as without the hook."""
     with Patches() as patches:
         log = UpdateLog(HostClock(HostRun(patches=patches), fix=False, strict=False))
         log.install()
