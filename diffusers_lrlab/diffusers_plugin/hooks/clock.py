@@ -144,8 +144,11 @@ class HostClock:
             if watched.resolve_clock is not None and is_known and self.count_updates() is not None:
                 watched.resolve_clock()
 
+    def _all(self) -> list[WatchedSchedule | WatchedFeedback]:
+        return [*self.watched, *self.followers]
+
     def _find(self, scheduler: Any) -> WatchedSchedule | WatchedFeedback | None:
-        return next((each for each in (*self.watched, *self.followers) if each.scheduler is scheduler), None)
+        return next((each for each in self._all() if each.scheduler is scheduler), None)
 
     def _report_unwatched(self, scheduler: Any) -> None:
         text = (
@@ -245,10 +248,10 @@ class HostClock:
             return
         if is_by_script:
             watched.begin()
-        if text := watched.deviation(num_updates):
+        if deviation := watched.deviation(num_updates):
             if self.strict:
-                raise LabError(f"--strict_lr_audit: {text}")
-            self.run.warn(text)
+                raise LabError(f"--strict_lr_audit: {deviation}")
+            self.run.warn(deviation)
 
     def _asked_warmup(self, watched: WatchedSchedule) -> int:
         """Warm-up updates, by the script's option or, for a curve made by its class path, by its argument."""
@@ -274,7 +277,7 @@ class HostClock:
     # --- the audit ----------------------------------------------------------------------------------------------------
 
     def _audited(self) -> list[WatchedSchedule | WatchedFeedback]:
-        return [each for each in (*self.watched, *self.followers) if each.audit.num_updates]
+        return [each for each in self._all() if each.audit.num_updates]
 
     @property
     def num_seen(self) -> int:

@@ -90,7 +90,7 @@ def _loaders(script: HostScript) -> dict[str | None, list[ast.Call]]:
     calls = {*script.calls("DataLoader")}
     for node in script.nodes(ast.Assign):
         if node.value in calls and isinstance(node.targets[0], ast.Name):
-            found.setdefault(node.targets[0].id, []).append(cast(ast.Call, node.value))
+            found.setdefault(node.targets[0].id, []).append(node.value)
     return found
 
 
