@@ -351,11 +351,11 @@ def test_a_repository_that_the_environment_names_is_not_taken_for_the_checkout(c
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_name_without_a_form_is_refused_with_those_that_have_one(checkout):
+def test_a_schedule_that_cannot_be_patched_is_refused(checkout):
     with pytest.raises(LabError, match=r"'rx'.*Did you mean 'rex'\?") as error:
         upstream_patch("rx", checkout)
     assert all(name in str(error.value) for name in NAMES)
-    with pytest.raises(LabError, match="no form for diffusers of the schedule 'one_cycle'"):
+    with pytest.raises(LabError, match="The schedule 'one_cycle' cannot be patched into diffusers"):
         upstream_patch("one_cycle", checkout)
 
 
