@@ -9,8 +9,6 @@ from diffusers_lrlab.diffusers_plugin.script.faults import find_faults
 from diffusers_lrlab.diffusers_plugin.script.source import HostScript
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
 RESUMES = "resume_step = args.resume_from_checkpoint\n"
 
 
@@ -24,11 +22,7 @@ def made(warmup, length, more=""):
 
 
 BY_PROCESSES = ("args.lr_warmup_steps * accelerator.num_processes", "args.max_train_steps * accelerator.num_processes")
-
-
 FILTER = "layers = filter(lambda p: p.requires_grad, unet.parameters())"
-
-
 LENGTH = "num_training_steps_for_scheduler"
 
 
@@ -75,17 +69,9 @@ def test_faults(tmp_path, text, names):
 
 
 OWN = "args.gradient_accumulation_steps\nscheduler = "
-
-
 BY_ACCUMULATION = tuple(f"args.{name} * args.gradient_accumulation_steps" for name in ("lr_warmup_steps", "max_train_steps"))
-
-
 ALONE = ("args.lr_warmup_steps", "args.max_train_steps")
-
-
 IN_EACH, SYNCED = "scheduler.step()", "if accelerator.sync_gradients:\n    scheduler.step()"
-
-
 PREPARED = "accelerator.prepare(model, scheduler)"
 
 
