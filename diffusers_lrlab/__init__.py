@@ -14,7 +14,7 @@ from .core.signals import end_quietly_by_ctrl_c
 __version__ = "0.1.0"
 
 end_quietly_by_ctrl_c()  # the following import takes a second
-from .diffusers_plugin.register import register  # noqa: E402
+from .diffusers_plugin.registration.register import register  # noqa: E402
 
 _HOMES = {
     "Curve": "schedules.values",

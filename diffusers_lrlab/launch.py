@@ -2,7 +2,7 @@
 
     accelerate launch -m diffusers_lrlab.launch train_unconditional.py --lr_scheduler rex --dataset_name ...
 
-The script is not changed. Its --lr_scheduler takes every name and spec string; options before its name are ours.
+The script is not changed. Its --lr_scheduler takes all our names and spec strings; our options come before its name.
 """
 
 import argparse
@@ -18,13 +18,13 @@ from .core.errors import NEGATIVE_NUMBER, LabError, did_you_mean, is_first_proce
 from .core.plugins import load_plugins
 from .core.signals import interrupts_as_usual
 from .diffusers_plugin import hook_options
-from .diffusers_plugin.patches import Patches
+from .diffusers_plugin.host.patches import Patches
 
 _LR_OPTIONS = {"--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type"}
 
 
 class _WiderChoices(list[Any]):
-    """A script's closed list of schedules, with all others and their spec strings."""
+    """A script's choices of schedules, and all other names and spec strings."""
 
     def __contains__(self, value: object) -> bool:
         from .schedules.resolve import resolve_schedule
@@ -39,7 +39,7 @@ class _WiderChoices(list[Any]):
 
 
 def widen_choices(patches: Patches) -> None:
-    """Lets closed lists of schedule names in argparse scripts take our names."""
+    """Adds our schedules to the choices of argparse options for schedules."""
     from .schedules.registries import SCHEDULERS
 
     def add_wider_argument(add_argument: Any, container: Any, *flags: Any, **options: Any) -> Any:
@@ -54,10 +54,10 @@ def widen_choices(patches: Patches) -> None:
 
 def follow_into_spawned_processes(patches: Patches) -> None:
     """
-    Lets worker processes know the names too.
+    Registers the schedules in worker processes too.
 
-    A spawned process imports the script, not us; but first it unpickles data about its parent, and a function of ours among
-    them makes it import this package.
+    A spawned process imports the script, not this package. But first it unpickles data about its parent, and one of our
+    functions among them makes it import this package.
     """
     from multiprocessing import spawn
 
@@ -79,7 +79,7 @@ def run_script(path: str, arguments: list[str]) -> None:
     """
     Runs a script as `python path arguments` would: `__main__`, `__file__`, `sys.argv`, `sys.path` and tracebacks.
 
-    These stay the script's afterwards, since its threads and what it does at exit may look for them.
+    These remain set afterwards, since the script's threads and exit handlers may use them.
     """
     source = _read(path)
     file_name = os.path.abspath(path)
@@ -92,9 +92,9 @@ def run_script(path: str, arguments: list[str]) -> None:
 
 
 def explain_script(path: str) -> None:
-    """Prints what our options would do in a script; nothing of it is run."""
+    """Prints what our options would do in a script, without running it."""
     from .diffusers_plugin.explain import explain
-    from .diffusers_plugin.host_script import HostScript
+    from .diffusers_plugin.script.source import HostScript
 
     _read(path)
     if is_first_process():
@@ -117,12 +117,12 @@ class _Parser(argparse.ArgumentParser):
         if message.startswith(start := "unrecognized arguments: "):
             unknown = message.removeprefix(start).split()[0]
             hint = did_you_mean(unknown.split("=")[0], self._option_string_actions)
-            message = f"unknown option {unknown!r} before the script's name, where the launcher's own stand.{hint}"
+            message = f"unknown option {unknown!r} before the script's name, where the launcher's options go.{hint}"
         super().error(shortened_message(message))
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options of the hooks, those of the launcher itself, and the script with its arguments."""
+    """The options of the hooks and of the launcher, and the script with its arguments."""
     parser = _Parser(
         prog="diffusers_lrlab.launch",
         usage="accelerate launch -m diffusers_lrlab.launch [options] SCRIPT.py [SCRIPT's own arguments]",
@@ -131,10 +131,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
     hook_options.add_options(parser)
     add = parser.add_argument
-    add("--strict", action="store_true", help="Make it an error if an option of ours cannot be used in this script.")
-    add("--explain", action="store_true", help="Only say what each option would do in this script, and what it does wrong.")
+    add("--strict", action="store_true", help="Stop with an error if one of these options cannot be used in the script.")
+    add("--explain", action="store_true", help="Only print what each option would do in the script, and its faults.")
     add("--import", dest="plugins", metavar="FILE_OR_MODULE", help="Python files or modules that register schedules.")
-    add("script", metavar="SCRIPT.py", help="The script, as it is.")
+    add("script", metavar="SCRIPT.py", help="The unmodified script.")
     add("arguments", nargs=argparse.REMAINDER, help="Its own arguments.")
     return parser
 
@@ -159,13 +159,13 @@ def main() -> None:
 def _launch(options: argparse.Namespace, patches: Patches) -> None:
     widen_choices(patches)
     follow_into_spawned_processes(patches)
-    from .diffusers_plugin.find_lr_hook import RangeTestDone
-    from .diffusers_plugin.hooks import Hooks
+    from .diffusers_plugin.hooks.find_lr import RangeTestDone
+    from .diffusers_plugin.installed_hooks import InstalledHooks
 
-    hooks: Hooks | None = None
+    hooks: InstalledHooks | None = None
     try:
         test = _range_test(options) if options.find_lr else None
-        hooks = Hooks(options, test, patches)
+        hooks = InstalledHooks(options, test, patches)
         interrupts_as_usual()
         try:
             run_script(options.script, options.arguments)
@@ -177,7 +177,7 @@ def _launch(options: argparse.Namespace, patches: Patches) -> None:
     except LabError as error:
         sys.exit(report_error(error))
     except (Exception, KeyboardInterrupt) as error:
-        # From the script's first line on, as if Python had been started with it.
+        # The traceback starts at the script's first line, as if Python had been started with it.
         level = error.__traceback__
         while level is not None and level.tb_frame.f_code.co_filename != os.path.abspath(options.script):
             level = level.tb_next

@@ -83,7 +83,7 @@ def test_without_it_the_deviation_is_told_before_and_after(tmp_path, spec):
     np.testing.assert_allclose([row["lr"] for row in rows], expected, rtol=1e-12)
     asked = lr_curve(spec, LR, 2, 12)
     assert "this script does 12 updates" in stderr
-    assert f"{expected[-1]:.4g} at the last update where {asked[-1]:.4g} was asked" in stderr
+    assert f"{expected[-1]:.4g} at the last update instead of {asked[-1]:.4g}" in stderr
     assert "highest at update 8 instead of 2" in stderr
     assert f"off by up to {np.abs(expected - asked).max() / LR:.3g} of its peak" in stderr
 
@@ -143,10 +143,10 @@ def test_images_of_a_class_that_are_made_first_are_no_training_data(tmp_path, op
 
 def test_another_length_than_the_expected_one_is_reported(tmp_path):
     _, stderr = host_run(tmp_path, "--lr_scheduler=rex", options=["--num_updates=40"])
-    assert "The script did 48 updates where 40 were expected" in stderr
+    assert "The script did 48 updates instead of the expected 40" in stderr
     options = ["--num_updates=40", "--fix_lr_clock", "--strict_lr_audit"]
     _, stderr = host_run(tmp_path, "--lr_scheduler=rex", options=options, expect=2)
-    assert "error: --strict_lr_audit: the script goes on after 40 updates" in stderr
+    assert "error: --strict_lr_audit: the script continues after 40 updates" in stderr
 
 
 FIX = ("--fix_lr_clock",)
@@ -193,6 +193,7 @@ def test_a_schedule_that_is_made_elsewhere_is_reported_before_training(tmp_path,
         (["--lr_scheduler=rex", "--lr_warmup_steps=48"], ["--fix_lr_clock"], "does not fit into"),
         (["--lr_scheduler=one_cycle:pct_start=0.2"], [], "both set the length of the rise"),
     ],
+    ids=["unknown_name", "unknown_argument", "long_warmup", "two_rises"],
 )
 def test_wrong_requests(tmp_path, arguments, options, message):
     rows, stderr = host_run(tmp_path, *arguments, options=options, expect=2)

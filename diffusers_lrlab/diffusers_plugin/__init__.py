@@ -1,1 +1,6 @@
-"""Everything that touches diffusers' internals: registration of schedules and pipelines, the host's clock."""
+"""
+All code that touches the internals of diffusers and accelerate.
+
+`registration/` adds names to diffusers. `script/` reads the text of a third-party script, `host/` follows it while it runs,
+and `hooks/` changes what it does; `hook_table` lists the hooks for the launcher.
+"""

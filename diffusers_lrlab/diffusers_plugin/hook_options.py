@@ -1,4 +1,4 @@
-"""The options of the launcher's hooks, as the rows of [`hook_table.HOOKS`] describe them."""
+"""The options of the launcher's hooks, from the rows of [`hook_table.HOOKS`]."""
 
 import argparse
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ def all_options() -> Iterator[tuple[HookEntry, HookOption]]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     for _, option in all_options():
-        known: dict[str, Any] = {"action": "store_true"}
-        if option.kind is not bool:
-            known = {"type": option.kind, "metavar": option.metavar, "choices": option.choices}
-        parser.add_argument(f"--{option.name}", help=option.help, **known)
+        kwargs: dict[str, Any] = {"action": "store_true"}
+        if option.value_type is not bool:
+            kwargs = {"type": option.value_type, "metavar": option.metavar, "choices": option.choices}
+        parser.add_argument(f"--{option.name}", help=option.help, **kwargs)
 
 
 def shown(options: argparse.Namespace, rows: list[str]) -> str:
-    """The given options of these rows, in words."""
+    """The given options of these rows, such as `"--optimizer and --lr_groups"`."""
     given = [option.name for name in rows for option in HOOKS[name].options if option.is_given(options)]
     return " and ".join(f"--{name}" for name in given)
 
@@ -40,12 +40,12 @@ def check(options: argparse.Namespace) -> None:
     check_numbers(options)
     for entry, option in all_options():
         if option.is_given(options) and (needed := _missing(entry, option, options)):
-            value = "" if option.kind is bool else f" {getattr(options, option.name)}"
-            raise LabError(f"--{option.name}{value} has no effect without {needed}. Add it, or leave it out.")
-    refusable = [entry for entry in HOOKS.values() if not entry.is_always_there]
-    if options.strict and not any(entry.is_asked(options) for entry in refusable):
-        needed = ", ".join(f"--{option.name}" for entry in refusable for option in entry.options)
-        raise LabError(f"--strict has no effect without one of {needed}. Leave it out, or add one.")
+            value = "" if option.value_type is bool else f" {getattr(options, option.name)}"
+            raise LabError(f"--{option.name}{value} has no effect without {needed}. Add it, or remove --{option.name}.")
+    optional = [entry for entry in HOOKS.values() if not entry.is_always_there]
+    if options.strict and not any(entry.is_asked(options) for entry in optional):
+        needed = ", ".join(f"--{option.name}" for entry in optional for option in entry.options)
+        raise LabError(f"--strict has no effect without one of {needed}. Add one, or remove --strict.")
     active = _without_idle(options) if options.find_lr else options
     for name, entry in HOOKS.items():
         if entry.packages and entry.is_asked(active):
@@ -53,7 +53,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def _missing(entry: HookEntry, option: HookOption, options: argparse.Namespace) -> str:
-    """The options of which one is needed and none is given, in words; else an empty text."""
+    """The options of which one is needed and none is given, joined by "or"; empty if nothing is missing."""
     needed = [option.needs] if option.needs else []
     if option in entry.settings and not entry.is_always_there:
         needed = [each.name for each in entry.options]
@@ -64,35 +64,35 @@ def _missing(entry: HookEntry, option: HookOption, options: argparse.Namespace) 
 
 
 def options_of_test(options: argparse.Namespace) -> argparse.Namespace:
-    """The options without those for the training, which are named in a message."""
-    if idle := [option.name for _, option in _idle(options)]:
+    """The options that act in a range test. A warning names the others."""
+    if idle := _idle(options):
         warn(f"--find_lr does not train: {', '.join(f'--{name}' for name in idle)} has no effect on the test.")
     return _without_idle(options)
 
 
-def _idle(options: argparse.Namespace) -> list[tuple[HookEntry, HookOption]]:
-    return [(entry, option) for entry, option in all_options() if not option.acts_in_range_test and option.is_given(options)]
+def _idle(options: argparse.Namespace) -> list[str]:
+    return [option.name for _, option in all_options() if not option.acts_in_range_test and option.is_given(options)]
 
 
 def _without_idle(options: argparse.Namespace) -> argparse.Namespace:
-    return argparse.Namespace(**vars(options) | dict.fromkeys(option.name for _, option in _idle(options)))
+    return argparse.Namespace(**vars(options) | dict.fromkeys(_idle(options)))
 
 
-def asked_groups(options: argparse.Namespace) -> list[list[str]]:
+def requested_groups(options: argparse.Namespace) -> list[list[str]]:
     """
     The names of the rows to make hooks of, in the order of the table.
 
-    Those that need each other are one group, which is made as a whole or not at all: a sampler whose losses cannot be
-    weighted as it asks for would train with a bias.
+    Rows that need each other are one group, which is made as a whole or not at all: a sampler whose losses cannot be
+    weighted as it requires would bias the training.
     """
     rows = [*HOOKS]
     wanted = {name for name, entry in HOOKS.items() if entry.is_asked(options)}
-    for name in reversed(rows):  # a row needs earlier ones only
+    for name in reversed(rows):  # a row needs only earlier ones
         wanted |= {*HOOKS[name].needs} if name in wanted else set()
     groups: list[list[str]] = []
     for name in (name for name in rows if name in wanted):
         joined = [group for group in groups if {*group} & {*HOOKS[name].needs}]
-        if joined:  # in the place of the first
+        if joined:  # at the position of the first
             joined[0].extend([*(other for group in joined[1:] for other in group), name])
             groups = [group for group in groups if group not in joined[1:]]
         else:
@@ -101,10 +101,10 @@ def asked_groups(options: argparse.Namespace) -> list[list[str]]:
 
 
 def options_table() -> str:
-    """All options of the launcher's hooks, for its page."""
+    """All options of the launcher's hooks as a Markdown table."""
     rows = []
     for _, option in all_options():
-        value = "" if option.kind is bool else f" {option.metavar or '|'.join(option.choices or ())}"
+        value = "" if option.value_type is bool else f" {option.metavar or '|'.join(option.choices or ())}"
         flag = f"`--{option.name}{value}`".replace("|", "\\|")
         rows.append((flag, option.help, "yes" if option.acts_in_range_test else "–"))
-    return markdown_table(("option, before the script's name", "what it does", "with `--find_lr`"), rows)
+    return markdown_table(("option, before the script's name", "effect", "with `--find_lr`"), rows)

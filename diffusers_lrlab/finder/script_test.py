@@ -21,7 +21,7 @@ from .result import FINDER_FILES, FinderResult
 from .suggestions import RULES
 
 if TYPE_CHECKING:
-    from ..diffusers_plugin.find_lr_hook import FindLrHook
+    from ..diffusers_plugin.hooks.find_lr import FindLrHook
 
 
 class ScriptTest:
@@ -97,7 +97,7 @@ class ScriptTest:
         if not self.done:
             raise LabError("--find_lr: the script ended before its first update, or without a loss at accelerator.backward.")
         if is_first_process():
-            from ..diffusers_plugin.announced import problem_with
+            from ..diffusers_plugin.host.files import problem_with
 
             result = self.result(hook.probe)
             result.save(folder := hook.run.lab_folder)

@@ -1,1 +1,1 @@
-"""A schedule as a patch for a checkout of diffusers: `forms` -> `render` -> `insert`, driven by `patch`."""
+"""Schedules as patches for a checkout of diffusers: `bodies` -> `render` -> `insert`, called by `patch`."""

@@ -1,4 +1,4 @@
-"""A git checkout of diffusers, read at its `HEAD` and added to without touching its working tree."""
+"""A git checkout of diffusers, read at its `HEAD` and changed without touching its working tree."""
 
 import ast
 import os
@@ -10,12 +10,12 @@ from ..core.errors import LabError
 from ..core.files import atomic_file
 
 OPTIMIZATION = "src/diffusers/optimization.py"
-# Set where git runs a hook or an alias; they would direct our commands to another repository.
+# Set by git for hooks and aliases; they would redirect our commands to another repository.
 _FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_NAMESPACE")
 
 
 class Checkout:
-    """A checkout of diffusers, seen through git; `scratch` is an empty folder for temporary files."""
+    """A checkout of diffusers; `scratch` is an empty folder for temporary files."""
 
     def __init__(self, checkout: Path, scratch: Path):
         self.checkout, self.scratch = checkout, scratch
@@ -24,7 +24,7 @@ class Checkout:
         if checkout.is_dir():
             status, root, problem = self.attempt("rev-parse", "--show-toplevel")
             if status == 0 and Path(root.strip()).resolve() != checkout.resolve():
-                problem = f"it is inside of the git repository {root.strip()}"
+                problem = f"it is inside the git repository {root.strip()}"
             elif status == 0 and self.read(OPTIMIZATION) is None:
                 problem = f"HEAD has no {OPTIMIZATION}"
         if problem:
@@ -35,7 +35,7 @@ class Checkout:
 
     def attempt(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
         """Runs git; returns its status, its output and the last line of its error message."""
-        # Bytes, since text mode would rewrite line ends; no optional locks, so that looking never writes.
+        # Bytes, since text mode would change line endings; no optional locks, so that reading never writes.
         command = ["git", "--no-optional-locks", "-c", "user.useConfigOnly=true", "-C", str(self.checkout), *arguments]
         try:
             done = subprocess.run(command, input=stdin.encode(), capture_output=True, env=self.environment)
@@ -59,20 +59,20 @@ class Checkout:
         return self("ls-tree", "-r", "-z", "--name-only", "HEAD", f"{folder}/").rstrip("\0").split("\0")
 
     def refuse_uncommitted(self, files: Collection[str], everything: bool) -> None:
-        """An error for uncommitted changes in any tracked file, or only in those that the commit changes."""
+        """An error for uncommitted changes in any tracked file, or only in the files of the commit."""
         changed = self("status", "--porcelain", "--", *files)
         if everything and not changed:
             changed = self("status", "--porcelain", "--untracked-files=no")
         if changed:
             shown = ", ".join(line[3:] for line in changed.splitlines()[:3])
             raise LabError(
-                f"{str(self.checkout)!r} has uncommitted changes ({shown}), which the commit would not be based on. "
-                "Commit them, or put them aside with git stash -u."
+                f"{str(self.checkout)!r} has uncommitted changes ({shown}), which the commit would not include. "
+                "Commit them, or stash them with git stash -u."
             )
 
     def free_branch(self, name: str) -> str:
         if self.attempt("check-ref-format", "--branch", name)[0]:
-            raise LabError(f"{name!r} is not a name that git allows for a branch. Take one such as 'add-rex-schedule'.")
+            raise LabError(f"{name!r} is not a valid branch name for git. Use one such as 'add-rex-schedule'.")
         if self.attempt("show-ref", "--verify", "--quiet", f"refs/heads/{name}")[0] == 0:
             raise LabError(
                 f"{str(self.checkout)!r} already has a branch {name!r}. Choose another name with --branch, or delete it "
@@ -81,7 +81,7 @@ class Checkout:
         return name
 
     def keep_apart(self) -> None:
-        """From here on new objects go to the scratch folder, and the checkout is only read."""
+        """Redirects new objects to the scratch folder, so that the checkout is only read."""
         objects = self.checkout / self("rev-parse", "--git-path", "objects")
         apart = self.scratch / "objects"
         apart.mkdir()
@@ -94,35 +94,35 @@ class Checkout:
                 "git does not know who you are, so it cannot sign the commit. Set git config --global user.name and "
                 "git config --global user.email."
             )
-        # An index of our own: the user's may hold something.
+        # A separate index, since the user's may have staged changes.
         self.environment["GIT_INDEX_FILE"] = str(self.scratch / "index")
         self("read-tree", "HEAD")
         for path, text in files.items():
             blob = self("hash-object", "-w", "--stdin", stdin=text)
             self("update-index", "--add", "--cacheinfo", f"100644,{blob},{path}")
-        # Partial clones lack objects that the change does not concern.
+        # Partial clones lack unrelated objects.
         tree = self("write-tree", "--missing-ok")
         return self("commit-tree", tree, "-p", "HEAD", stdin=message)
 
     def write_patch(self, commit: str, out: Path) -> Path:
-        """A commit as a mail, whatever the user's settings for patches are."""
+        """Writes a commit as a patch, independent of the user's settings for patches."""
         plain = ("color", "ext-diff", "attach", "signature", "cover-letter")
-        form = [*(f"--no-{option}" for option in plain), "--src-prefix=a/", "--dst-prefix=b/"]
+        options = [*(f"--no-{option}" for option in plain), "--src-prefix=a/", "--dst-prefix=b/"]
         with atomic_file(out) as temporary:
-            temporary.write_bytes((self("format-patch", "--stdout", "-1", *form, commit) + "\n").encode())
+            temporary.write_bytes((self("format-patch", "--stdout", "-1", *options, commit) + "\n").encode())
         return out
 
 
-def refuse_places(out: Path | None, branch: str | None) -> None:
-    """An error for a file and a branch at once, and for a file that is there."""
+def check_targets(out: Path | None, branch: str | None) -> None:
+    """An error for a file and a branch at once, and for a file that exists."""
     if out is not None and branch is not None:
-        raise LabError(f"Got both the file {str(out)!r} and the branch {branch!r} to write to. Drop one.")
+        raise LabError(f"Got both the file {str(out)!r} and the branch {branch!r} to write to. Remove one.")
     if out is not None and Path(out).exists():
-        raise LabError(f"{str(out)!r} exists, and is not overwritten. Remove it, or choose another file.")
+        raise LabError(f"{str(out)!r} exists and is not overwritten. Remove it, or choose another file.")
 
 
 def parse_python(path: str, text: str) -> ast.Module:
     try:
         return ast.parse(text)
     except SyntaxError as error:
-        raise LabError(f"{path} of this checkout is not valid Python (line {error.lineno}). Mend it first.") from None
+        raise LabError(f"{path} of this checkout is not valid Python (line {error.lineno}). Fix it first.") from None

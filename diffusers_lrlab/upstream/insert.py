@@ -1,4 +1,4 @@
-"""Adds a schedule to diffusers' files: their names and table of schedules, their tests, and the tutorial's example."""
+"""Adds a schedule to diffusers' files: its names and table of schedules, its tests, and the tutorial's example."""
 
 import ast
 import re
@@ -19,7 +19,7 @@ _LIST_HEAD = (
 
 
 def add_schedule(name: str, read: Callable[[str], str | None]) -> dict[str, str]:
-    """The new text of the files of diffusers that change for a schedule; `read` returns that of a file, or `None`."""
+    """The new text of each file that changes for a schedule; `read` returns the old text, or `None`."""
     return {
         OPTIMIZATION: _in_optimization(name, _existing(OPTIMIZATION, read)),
         TESTS: _in_tests(name, read(TESTS) or render_tests.empty_test_file()),
@@ -37,12 +37,12 @@ def _existing(path: str, read: Callable[[str], str | None]) -> str:
 def _anchor_error(path: str, anchor: str | None = None) -> LabError:
     what = f"no {anchor} in {path}" if anchor else f"no {path}"
     return LabError(
-        f"There is {what} of this checkout, where the schedule would go: diffusers has changed there. Take a commit near "
+        f"There is {what} of this checkout, where the schedule would go: diffusers has changed there. Use a commit near "
         "v0.42.1 as the base, or a newer diffusers_lrlab."
     )
 
 
-# With one entry and a comma a line, as their formatter writes it.
+# With one entry per line, as diffusers' formatter writes it.
 _MEMBERS = re.compile(r"^class SchedulerType\b.*:\n(?: {4}\w+ = .*\n)+", re.MULTILINE)
 _TABLE = re.compile(r"^TYPE_TO_SCHEDULER_FUNCTION\b.*= \{\n(?: {4}SchedulerType\.\w+: \w+,[^}\n]*\n)+(?=\})", re.MULTILINE)
 
@@ -53,7 +53,7 @@ def _in_optimization(name: str, text: str) -> str:
     if members is None:
         raise _anchor_error(OPTIMIZATION, "class SchedulerType with members")
     if table is None:
-        raise _anchor_error(OPTIMIZATION, "dictionary TYPE_TO_SCHEDULER_FUNCTION with one entry and a comma a line")
+        raise _anchor_error(OPTIMIZATION, "dictionary TYPE_TO_SCHEDULER_FUNCTION with one entry per line")
     function, member = render.function_name(name), name.upper()
     if re.search(rf"^def {function}\(", text, re.MULTILINE) or re.search(rf' {member} = |"{name}"\n', members[0]):
         raise LabError(f"This checkout's {OPTIMIZATION} already has the schedule {name!r}: there is nothing to add.")
@@ -86,7 +86,7 @@ def _in_tests(name: str, text: str) -> str:
 
 
 def _import_line(names: set[str]) -> str:
-    """The import in the form and order of their formatter: constants, classes, functions."""
+    """The import in the order of diffusers' formatter: constants, classes, functions."""
     ordered = sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
     line = f"from diffusers.optimization import {', '.join(ordered)}\n"
     if len(line) <= render.WIDTH:

@@ -1,4 +1,4 @@
-"""The length of the LR schedule, mended in each of diffusers' training scripts: a branch with one commit for each."""
+"""Fixes the length of the LR schedule in diffusers' training scripts: a branch with one commit for each script."""
 
 import fnmatch
 import tempfile
@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from ..core.errors import LabError, did_you_mean
 from ..core.words import counted
-from .checkout import Checkout, refuse_places
+from .checkout import Checkout, check_targets
 from .lr_clock import DONOR, patched
 from .lr_clock_tests import with_test
 from .schedule_source import AlreadyRight, NotPatched
@@ -20,11 +20,11 @@ _LEFT_OUT = ("examples/research_projects/*", "examples/community/*", "*flax*")
 
 @dataclass(frozen=True)
 class ScriptPatch:
-    """What became of a script."""
+    """The result for a script."""
 
     script: str
     state: str  # "patched", "right" or "refused"
-    detail: str  # what is wrong with the length of its schedule, or why there is no patch
+    detail: str  # the fault of its schedule's length, or why there is no patch
     made: str = ""  # the new branch, or the file of the patch
     test: str | None = None  # the file with the new test
 
@@ -33,29 +33,29 @@ def lr_clock_patches(
     checkout: Path, script: str | None = None, out: Path | None = None, branch: str | None = None
 ) -> list[ScriptPatch]:
     """
-    Mends the length of the LR schedule in diffusers' training scripts, in the form of its merged pull request #8312.
+    Fixes the length of the LR schedule in diffusers' training scripts, as in its merged pull request #8312.
 
     Args:
         checkout (`Path`): The root of a git checkout of diffusers.
         script (`str`, *optional*): The name of one script, such as `train_text_to_image_sdxl`; all of them by default.
-        out (`Path`, *optional*): With `script`, a file for the change in the form of `git format-patch`; then nothing is
-            written into the checkout.
+        out (`Path`, *optional*): With `script`, a file for the change as `git format-patch` writes it; then nothing is
+            written to the checkout.
         branch (`str`, *optional*): With `script`, the new branch for the commit, by default such as
             `lr-clock-text-to-image-sdxl`.
 
     Returns:
         `list` of [`ScriptPatch`]: one for each script.
     """
-    refuse_places(out, branch)
+    check_targets(out, branch)
     if script is None and (out is not None or branch is not None):
-        raise LabError("--out and --branch are for one script. Name it with --script.")
+        raise LabError("--out and --branch apply to one script. Name it with --script.")
     with tempfile.TemporaryDirectory() as scratch:
         git = Checkout(Path(checkout), Path(scratch))
         files = git.files("examples")
         donor = git.read(DONOR)
         if donor is None:
             raise LabError(
-                f"HEAD of {str(checkout)!r} has no {DONOR}, of which the form is taken. Check out its main branch."
+                f"HEAD of {str(checkout)!r} has no {DONOR}, from which the computation is taken. Check out its main branch."
             )
         found = [_patch_of(path, git, donor, files) for path in _chosen(script, files)]
         changes = {patch.script: change for patch, change in found if change}
@@ -76,7 +76,7 @@ def lr_clock_patches(
 
 
 def _chosen(name: str | None, files: list[str]) -> list[str]:
-    """The paths of the training scripts that use PyTorch, or of the one of a name."""
+    """The paths of the training scripts that use PyTorch, or of one of them."""
     paths = [path for path in files if any(fnmatch.fnmatch(path, pattern) for pattern in _SCRIPTS)]
     paths = sorted(path for path in paths if not any(fnmatch.fnmatch(path, pattern) for pattern in _LEFT_OUT))
     if name is None:
@@ -85,14 +85,14 @@ def _chosen(name: str | None, files: list[str]) -> list[str]:
     stem = PurePosixPath(name).name.removesuffix(".py")
     if stem not in stems or ("/" in name and not name.endswith(stems[stem])):
         raise LabError(
-            f"There is no training script {name!r} in examples/.{did_you_mean(stem, stems)} Without --script all "
-            f"{len(stems)} are looked at, and listed."
+            f"There is no training script {name!r} in examples/.{did_you_mean(stem, stems)} Without --script, all "
+            f"{len(stems)} are checked and listed."
         )
     return [stems[stem]]
 
 
 def _patch_of(path: str, git: Checkout, donor: str, files: list[str]) -> tuple[ScriptPatch, dict[str, str]]:
-    """What a script gets, and the files that change for it."""
+    """The result for a script, and the files that change for it."""
     text = git.read(path) or ""
     try:
         new = patched(text, donor)
@@ -114,16 +114,12 @@ def _message(patch: ScriptPatch) -> str:
 
 
 def table(patches: list[ScriptPatch]) -> str:
-    """A row for each script: what its schedule's length is, and what was done."""
-    rows = ["| script | the length of its schedule | what was done |", "|---|---|---|"]
+    """A row for each script: the length of its schedule, and the result."""
+    rows = ["| script | the length of its schedule | result |", "|---|---|---|"]
     for patch in patches:
-        done = "left alone" if patch.state == "right" else patch.state
+        done = "unchanged" if patch.state == "right" else patch.state
         if patch.state == "patched":
-            test = (
-                f"test in {patch.test}"
-                if patch.test
-                else "no test: none would run on a tiny model that diffusers' tests name"
-            )
+            test = f"test in {patch.test}" if patch.test else "no test: none of the tiny models in diffusers' tests fits"
             done = f"{patch.made}, {test}"
         rows.append(f"| {patch.script} | {patch.detail} | {done} |")
     counts = {state: sum(patch.state == state for patch in patches) for state in ("patched", "right", "refused")}

@@ -1,4 +1,4 @@
-"""A test of a script's LR schedule for diffusers: what its own tests run it on, by epochs, in two processes."""
+"""A test of a script's LR schedule for diffusers, with the inputs of its existing tests, by epochs, in two processes."""
 
 import ast
 import textwrap
@@ -50,7 +50,7 @@ _KANDINSKY = """
     --dataset_name hf-internal-testing/dummy_image_text_data
     --resolution 64
 """
-# Scripts that no test of diffusers runs, on models and data that other tests of it load.
+# Inputs for scripts without a test in diffusers, from other tests of it.
 _UNTESTED = {
     "train_instruct_pix2pix_sdxl": """
         --pretrained_model_name_or_path hf-internal-testing/tiny-stable-diffusion-xl-pipe
@@ -61,11 +61,11 @@ _UNTESTED = {
     "train_text_to_image_decoder": _KANDINSKY,
     "train_text_to_image_prior": _KANDINSKY,
 }
-# A test of it in two processes does not end, with or without the patch.
+# A test in two processes hangs, with or without the patch.
 _NOT_TESTED = {"textual_inversion"}
-# They do not train in two processes: DDP finds parameters that get no gradient.
+# They cannot train in two processes: DDP finds parameters without a gradient.
 _OF_ONE_PROCESS = {"train_text_to_image_prior"}
-# What the new test sets itself, or what would keep its learning rate or its checkpoints from being seen.
+# Options that the new test sets itself, or that would hide its learning rate or its checkpoints.
 _SET = {
     *("train_batch_size", "gradient_accumulation_steps", "max_train_steps", "num_train_epochs", "num_epochs"),
     *("learning_rate", "scale_lr", "lr_scheduler", "lr_warmup_steps", "lr_num_cycles", "lr_power"),
@@ -75,19 +75,19 @@ _SET = {
 
 @dataclass(frozen=True)
 class _Command:
-    """How a test of diffusers runs a script."""
+    """The command line of a script in a test of diffusers."""
 
     path: str  # of the test file
     class_end: int  # the last line of its class
     lines: list[str]  # the script, then its options
-    more: str  # statements that add to the options
+    more: str  # statements that add options
     variable: str = "test_args"
 
 
 def with_test(
     script: str, text: str, read: Callable[[str], str | None], files: Collection[str]
 ) -> tuple[str | None, dict[str, str]]:
-    """The file of a new test of a script, and the new text of the files that change for it; none where none would run."""
+    """The file of a new test of a script, and the new text of the files that change; none if no test could run."""
     stem = PurePosixPath(script).stem
     name = stem.removeprefix("train_")
     if stem in _NOT_TESTED:
@@ -106,7 +106,7 @@ def with_test(
 
 
 def _commands(script: str, read: Callable[[str], str | None], files: Collection[str]) -> Iterator[_Command]:
-    """The runs of a script in the tests of its folder."""
+    """The commands that run a script in the tests of its folder."""
     folder = PurePosixPath(script).parent
     for path in sorted(files):
         if PurePosixPath(path).parent != folder or not PurePosixPath(path).name.startswith("test_"):
@@ -132,7 +132,7 @@ def _in_block(
         values = [ast.unparse(n.value) for n in joined.values if isinstance(n, ast.FormattedValue)]
         source = ast.get_source_segment(text, joined) or ""
         lines = [line.strip() for line in source.strip('f"').splitlines() if line.strip()]
-        # A name that is only set in that test cannot be used in another one.
+        # Names that are local to that test cannot be used in another one.
         if not lines or lines[0] not in named or not all(n == "tmpdir" or n.startswith("self.") for n in values):
             continue
         variable, more = ast.unparse(statement.targets[0]), []
@@ -150,7 +150,7 @@ def _test(name: str, text: str, command: _Command) -> str:
     kept = [option for option in options if option.replace("=", " ").split()[0].lstrip("-") not in _SET]
     given: dict[str, int | str] = {"train_batch_size": 1, "gradient_accumulation_steps": 4, epochs: 4}
     if '"--repeats"' in text:
-        given["repeats"] = 4  # of the few images: enough for the processes to share them unevenly with the accumulation
+        given["repeats"] = 4  # of the few images, so that processes and accumulation do not divide them evenly
     given |= {"learning_rate": "1e-3", "lr_scheduler": "linear", "lr_warmup_steps": 2}
     given |= {"checkpointing_steps": 1, "output_dir": "{tmpdir}"}
     if _keeps_few_checkpoints(text):
@@ -166,7 +166,7 @@ def _test(name: str, text: str, command: _Command) -> str:
 
 
 def _keeps_few_checkpoints(text: str) -> bool:
-    """Whether a script deletes checkpoints when nobody asks for it."""
+    """Whether a script deletes checkpoints by default."""
     for call in (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call) and n.args):
         if ast.unparse(call.args[0]) == "'--checkpoints_total_limit'":
             return any(keyword.arg == "default" and ast.unparse(keyword.value) != "None" for keyword in call.keywords)
@@ -182,7 +182,7 @@ def _with_helper(read: Callable[[str], str | None]) -> dict[str, str]:
     anchor = next((n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "accelerate.utils"), None)
     if base is None or anchor is None:
         raise LabError(
-            f"{HELPERS} of this checkout has changed, where the test would go. Take a commit near v0.42.1 as the base, or a "
+            f"{HELPERS} of this checkout has changed where the test would go. Use a commit near v0.42.1 as the base, or a "
             "newer diffusers_lrlab."
         )
     found = {alias.name for n in tree.body if isinstance(n, ast.Import) for alias in n.names}

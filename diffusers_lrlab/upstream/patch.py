@@ -1,7 +1,7 @@
-"""A schedule as a change of diffusers: a branch with one commit in a checkout of it, or a patch file.
+"""A schedule as a change to diffusers: a branch with one commit in a checkout, or a patch file.
 
-The change is written straight into git's store, from the checkout's `HEAD`: no file of the working tree is touched, and
-the branch that is checked out stays so.
+The change goes directly into git's object store, based on the checkout's `HEAD`: the working tree and the current branch
+do not change.
 """
 
 import tempfile
@@ -11,27 +11,27 @@ from pathlib import Path
 from ..core.errors import LabError, did_you_mean
 from ..schedules.registries import SCHEDULERS
 from . import insert, render
-from .checkout import Checkout, refuse_places
-from .forms import FORMS
+from .bodies import BODIES
+from .checkout import Checkout, check_targets
 
 
 def list_upstream_schedules() -> list[str]:
-    """The names that [`upstream_patch`] takes, besides their other names in the registry."""
-    return list(FORMS)
+    """The names that [`upstream_patch`] takes; their aliases in the registry work too."""
+    return list(BODIES)
 
 
 def upstream_patch(name: str, checkout: Path, out: Path | None = None, branch: str | None = None) -> str | Path:
     """
     Adds a schedule to diffusers, with its tests and its documentation.
 
-    The code needs nothing of this package. It is based on the commit that is checked out: to add a second schedule on top
-    of the first, `git switch` to the branch of the first.
+    The code does not need this package. It is based on the current commit: to add a second schedule on top of the first,
+    `git switch` to the branch of the first.
 
     Args:
         name (`str`): One of [`list_upstream_schedules`].
         checkout (`Path`): The root of a git checkout of diffusers.
-        out (`Path`, *optional*): A file for the change in the form of `git format-patch`; then nothing is written into the
-            checkout, not even into its `.git`.
+        out (`Path`, *optional*): A file for the change as `git format-patch` writes it; then nothing is written to the
+            checkout, not even to its `.git`.
         branch (`str`, *optional*): The new branch for the commit, by default such as `add-rex-schedule`. The working tree
             and the current branch stay as they are.
 
@@ -39,7 +39,7 @@ def upstream_patch(name: str, checkout: Path, out: Path | None = None, branch: s
         `str` or `Path`: the name of the new branch, or `out`.
     """
     name = _offered(name)
-    refuse_places(out, branch)
+    check_targets(out, branch)
     with tempfile.TemporaryDirectory() as scratch:
         git = Checkout(Path(checkout), Path(scratch))
         git.refuse_uncommitted(insert.FILES, everything=out is None)
@@ -55,10 +55,10 @@ def upstream_patch(name: str, checkout: Path, out: Path | None = None, branch: s
 
 def _offered(name: str) -> str:
     canonical = SCHEDULERS[name].name if name in SCHEDULERS else name
-    if canonical not in FORMS:
+    if canonical not in BODIES:
         raise LabError(
-            f"There is no form for diffusers of the schedule {name!r}.{did_you_mean(name, [*FORMS, 'lr-clock'])} "
-            f"There is one of: {', '.join(FORMS)}. lr-clock is for diffusers' training scripts."
+            f"The schedule {name!r} cannot be patched into diffusers.{did_you_mean(name, [*BODIES, 'lr-clock'])} "
+            f"Available: {', '.join(BODIES)}; and lr-clock, for diffusers' training scripts."
         )
     return canonical
 

@@ -1,4 +1,4 @@
-"""A schedule of the registry as source text of diffusers: its function and its line in the documentation."""
+"""A schedule of the registry as source code for diffusers: its function, and its line in the documentation."""
 
 import re
 import textwrap
@@ -7,11 +7,11 @@ from typing import Any
 
 from ..core.registry import Parameter
 from ..schedules.registries import SCHEDULERS
-from .forms import FORMS, block
+from .bodies import BODIES, block
 
 WIDTH = 119
 
-# diffusers' words for the lab's, in this order.
+# diffusers' words for ours, in this order.
 _WORDS = {
     "updates": "steps",
     "update": "step",
@@ -31,7 +31,7 @@ def _in_host_words(text: str) -> str:
 
 
 def _paragraph(text: str, depth: int) -> str:
-    """Lines as full as they can be, which is what diffusers' `doc-builder style` asks for."""
+    """Filled lines, as diffusers' `doc-builder style` requires."""
     indent = "    " * depth
     return textwrap.fill(
         text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -55,9 +55,9 @@ def function_name(name: str) -> str:
 
 
 def _parameters(name: str) -> list[Parameter]:
-    """The parameters in diffusers: the schedule's own under their first names, and the relative floor."""
-    entry, form = SCHEDULERS[name], FORMS[name]
-    own = [replace(p, **form.changes.get(p.name, {})) for p in entry.parameters if p.same_as is None]
+    """The parameters in diffusers: the schedule's own without aliases, and the relative minimum."""
+    entry, body = SCHEDULERS[name], BODIES[name]
+    own = [replace(p, **body.changes.get(p.name, {})) for p in entry.parameters if p.same_as is None]
     (floor,) = (p for p in entry.common if p.name == "min_lr_ratio")
     return [*own, replace(floor, default=entry.facts.get("min_lr_ratio", 0.0))]
 
@@ -98,11 +98,11 @@ def {function}(
 
 def function_source(name: str) -> str:
     """The function of a schedule, from `def` to its last line."""
-    form, start, ramp = FORMS[name], "0", "float(current_step) / float(max(1, num_warmup_steps))"
+    body, start, ramp = BODIES[name], "0", "float(current_step) / float(max(1, num_warmup_steps))"
     if "warmup_from_floor" in SCHEDULERS[name].traits:
         start, ramp = "`min_lr_ratio` times the initial lr", f"min_lr_ratio + (1.0 - min_lr_ratio) * {ramp}"
     summary = (
-        f"Create a schedule with a learning rate that {form.rate}, after a warmup period during which it increases linearly "
+        f"Create a schedule with a learning rate that {body.rate}, after a warmup period during which it increases linearly "
         f"from {start} to the initial lr set in the optimizer."
     )
     return _FUNCTION.format(
@@ -111,9 +111,9 @@ def function_source(name: str) -> str:
         summary=_paragraph(summary, 1),
         arguments="".join(map(_in_docstring, _parameters(name))),
         references=_paragraph(references(name), 1) + "\n\n" if references(name) else "",
-        setup=block(form.setup, 1) + "\n" * bool(form.setup),
+        setup=block(body.setup, 1) + "\n" * bool(body.setup),
         ramp=ramp,
-        decay=block(form.decay, 2),
+        decay=block(body.decay, 2),
     )
 
 
@@ -129,7 +129,7 @@ def _in_docstring(parameter: Parameter) -> str:
 
 
 def literal(value: Any) -> str:
-    """Source text of a value, with the double quotes of their formatter."""
+    """The source code of a value, with double quotes."""
     return repr(value).replace("'", '"')
 
 
@@ -149,6 +149,6 @@ def _explained(parameter: Parameter) -> str:
 
 
 def documentation(name: str) -> str:
-    """The line of a schedule in the list of the training tutorial."""
+    """A schedule's line in the training tutorial."""
     links = "".join(f", [paper]({link})" for link in papers(name))
     return f"- `{name}` (`{function_name(name)}`{links}): {summary(name)}"

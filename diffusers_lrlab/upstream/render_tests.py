@@ -1,4 +1,4 @@
-"""The tests of a schedule as source text of diffusers; what they expect comes from the lab's curves."""
+"""The tests of a schedule as source code for diffusers, with expected values from our curves."""
 
 from datetime import date
 from typing import Any
@@ -7,14 +7,13 @@ import numpy as np
 
 from ..core.progress import Progress
 from ..schedules.resolve import resolve_schedule
-from .forms import FORMS
+from .bodies import BODIES
 from .render import WIDTH, function_name, literal
 
 _LR, _TOTAL, _WARMUP = 10.0, 10, 2
-# First, in warmup, its end, in the middle, last, the end, past it.
+# The first, in warmup, its end, in the middle, the last, the end, past it.
 _STEPS = (0, 1, 2, 5, 9, 10, 12)
 
-# Its year is to be filled in.
 LICENSE = """\
 # coding=utf-8
 # Copyright {year} HuggingFace Inc.
@@ -54,7 +53,7 @@ def get_learning_rates(scheduler, steps={steps}):
     return [learning_rates[step] for step in steps]
 '''
 )
-# What a test file must have for a further schedule's tests to be added.
+# Names that a test file must have before tests are added.
 TEST_HELPERS = ("pytest", "torch", "get_optimizer", "get_learning_rates")
 
 
@@ -63,10 +62,10 @@ def empty_test_file() -> str:
 
 
 def tests_source(name: str) -> str:
-    """The test class of a schedule; the expected values are those of the lab's curves, not of the code under test."""
-    function, form = function_name(name), FORMS[name]
+    """The test class of a schedule, with expected values from our curves, not from the code under test."""
+    function, body = function_name(name), BODIES[name]
     cases: list[tuple[int, dict[str, Any]]] = [(_WARMUP, {}), (0, {})]
-    cases += [(_WARMUP, dict(example)) for example in form.examples]
+    cases += [(_WARMUP, dict(example)) for example in body.examples]
     lines = [
         f"class Test{name.title().replace('_', '')}Schedule:",
         "    @pytest.mark.parametrize(",
@@ -85,7 +84,7 @@ def tests_source(name: str) -> str:
         f"        expected = {function}(get_optimizer(), num_warmup_steps={_WARMUP}, num_training_steps={_TOTAL})",
         "        assert get_learning_rates(scheduler) == get_learning_rates(expected)",
     ]
-    for argument, value in form.refused.items():
+    for argument, value in body.refused.items():
         lines += [
             "",
             f"    def test_invalid_{argument}(self):",
@@ -96,7 +95,7 @@ def tests_source(name: str) -> str:
 
 
 def _row(name: str, warmup: int, kwargs: dict[str, Any]) -> list[str]:
-    """A case, in one line if it fits, as their formatter would write it."""
+    """A test case, in one line if it fits, as diffusers' formatter would write it."""
     rates = resolve_schedule(name, kwargs).at(Progress(np.array(_STEPS), _TOTAL, warmup), _LR)[0]
     parts = [str(warmup), literal(kwargs), repr([float(f"{rate:.13g}") for rate in rates])]
     line = f"            ({', '.join(parts)}),"

@@ -1,17 +1,17 @@
-"""Where a training script of diffusers computes the length of its schedule, found in its syntax tree."""
+"""The computation of the schedule's length in a training script of diffusers, found in its syntax tree."""
 
 import ast
 from collections.abc import Iterable
 from functools import cached_property
 
-# How many of accelerate's steps a schedule takes, by the argument that is given it.
+# The variables for lengths in accelerate's steps, by the argument of the schedule.
 LENGTHS = {
     "num_warmup_steps": "num_warmup_steps_for_scheduler",
     "num_training_steps": "num_training_steps_for_scheduler",
     "total_num_steps": "num_training_steps_for_scheduler",  # of accelerate's DummyScheduler
 }
 UPDATES_PER_EPOCH, TOTAL = "num_update_steps_per_epoch", "args.max_train_steps"
-# What only the computation of the lengths sets. The `overrode...` is of the form before #8312.
+# Variables that only the computation of the lengths sets; `overrode...` by scripts older than #8312.
 COMPUTED = {
     "overrode_max_train_steps",
     "len_train_dataloader_after_sharding",
@@ -22,7 +22,7 @@ COMPUTED = {
 
 
 class NotPatched(Exception):
-    """Why a script is left as it is."""
+    """The reason why a script is not patched."""
 
 
 class AlreadyRight(NotPatched):
@@ -30,7 +30,7 @@ class AlreadyRight(NotPatched):
 
 
 def names_in(nodes: Iterable[ast.AST], context: type[ast.expr_context] | None = None) -> set[str]:
-    """Names and dotted names, such as `args.max_train_steps`, that are loaded or stored somewhere below."""
+    """Names and dotted names, such as `args.max_train_steps`, that are loaded or stored below these nodes."""
     kinds = (ast.Name, ast.Attribute)
     found = {n for node in nodes for n in ast.walk(node) if isinstance(n, kinds)}
     inner = {n.value for n in found if isinstance(n, ast.Attribute)}
@@ -38,7 +38,7 @@ def names_in(nodes: Iterable[ast.AST], context: type[ast.expr_context] | None = 
 
 
 def product(node: ast.expr) -> str:
-    """An expression with its factors in one order, and with the two names of the epochs for one."""
+    """An expression with its factors sorted, and `num_epochs` written as `num_train_epochs`."""
     factors = [node]
     while isinstance(factors[0], ast.BinOp) and isinstance(factors[0].op, ast.Mult):
         factors[:1] = [factors[0].left, factors[0].right]
@@ -51,7 +51,7 @@ def calls_of(node: ast.AST, name: str) -> list[ast.Call]:
 
 
 class ScheduleSource:
-    """Where a script computes the lengths of its schedule, and where it computes them again."""
+    """The statements by which a script computes the lengths of its schedule, and computes them again."""
 
     def __init__(self, text: str):
         self.lines = text.splitlines(keepends=True)
@@ -69,13 +69,13 @@ class ScheduleSource:
         if not found:
             raise NotPatched("it makes its schedule without get_scheduler")
         if len(found) > 1:
-            raise NotPatched(f"it makes {len(found)} schedules, whose optimizers take turns: #8312 says nothing of that")
+            raise NotPatched(f"it makes {len(found)} schedules, whose optimizers alternate, which #8312 does not cover")
         self.body, self.position = found[0]
         self.schedule = self.body[self.position]
 
     @cached_property
     def before(self) -> list[ast.stmt]:
-        """The statements just above the schedule that do nothing but compute lengths."""
+        """The statements just above the schedule that only compute lengths."""
         first = self.position
         while first and (stored := names_in([self.body[first - 1]], ast.Store)) and stored <= COMPUTED:
             first -= 1
@@ -83,7 +83,7 @@ class ScheduleSource:
 
     @cached_property
     def given(self) -> list[ast.keyword]:
-        """The lengths as the schedule, and a stand-in for it under DeepSpeed, get them."""
+        """The length arguments of the schedule, and of its replacement under DeepSpeed."""
         found = [n for n in ast.walk(self.schedule) if isinstance(n, ast.keyword) and n.arg in LENGTHS]
         if len({keyword.arg for keyword in found} & {"num_warmup_steps", "num_training_steps"}) < 2:
             raise NotPatched("it does not name num_warmup_steps and num_training_steps where it makes its schedule")
@@ -91,7 +91,7 @@ class ScheduleSource:
 
     @cached_property
     def recount(self) -> int:
-        """The place in the function where the updates of an epoch are counted again, after `accelerator.prepare`."""
+        """The index of the statement that counts the updates of an epoch again, after `accelerator.prepare`."""
         after = range(self.position + 1, len(self.body) - 1)
         prepared = next((n for n in after if calls_of(self.body[n], "prepare")), len(self.body))
         for n in range(prepared + 1, len(self.body) - 1):
@@ -101,7 +101,7 @@ class ScheduleSource:
 
     @cached_property
     def names(self) -> set[str]:
-        """What the lengths are computed from."""
+        """The variables from which the lengths are computed."""
         return names_in([*self.before, self.body[self.recount], self.body[self.recount + 1], *self.given], ast.Load)
 
     @cached_property
@@ -123,12 +123,12 @@ class ScheduleSource:
         return "is taken, by epochs, from the data loader before the processes share it"
 
     def assigned(self, name: str) -> set[str]:
-        """All that is assigned to a name."""
+        """All expressions that are assigned to a name."""
         found = [n for n in ast.walk(self.tree) if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == name]
         return {product(n.value) for n in found}
 
     def comment_of(self, statement: ast.stmt) -> int:
-        """The line where the comment above a statement begins."""
+        """The first line of the comment above a statement."""
         line = statement.lineno
         while line > 1 and self.lines[line - 2].lstrip().startswith("#"):
             line -= 1
@@ -142,11 +142,11 @@ class ScheduleSource:
         return self.source(self.comment_of(self.before[0]), self.before[-1].end_lineno)
 
     def edited(self, *parts: tuple[int, int, str]) -> str:
-        """The text with lines replaced, each part by its first and last line, and with the donor's names for the lengths."""
+        """The text with the donor's names for the lengths and with parts `(first line, last line, new text)` replaced."""
         lines = [*self.lines]
         for keyword in sorted(self.given, key=lambda keyword: keyword.col_offset, reverse=True):
             if keyword.end_lineno != keyword.lineno:
-                raise NotPatched(f"line {keyword.lineno} has a length of several lines")
+                raise NotPatched(f"line {keyword.lineno} has a length that spans several lines")
             old = lines[keyword.lineno - 1].encode()  # columns are counted in bytes
             new = f"{keyword.arg}={LENGTHS[keyword.arg or '']}".encode()
             lines[keyword.lineno - 1] = (old[: keyword.col_offset] + new + old[keyword.end_col_offset :]).decode()

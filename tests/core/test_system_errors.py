@@ -164,7 +164,7 @@ IMPORTS = {
     "what a command needs": (["-m", "diffusers_lrlab", "train"], "transformers"),
     "the module for training": (["-m", "diffusers_lrlab.train"], "diffusers_lrlab.cli.training"),
     "the script": ([SCRIPT], "diffusers_lrlab.cli.training"),
-    "the launcher": (["-m", "diffusers_lrlab.launch", "script.py"], "diffusers_lrlab.diffusers_plugin.clock"),
+    "the launcher": (["-m", "diffusers_lrlab.launch", "script.py"], "diffusers_lrlab.diffusers_plugin.hooks.clock"),
 }
 
 

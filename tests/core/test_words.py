@@ -16,7 +16,7 @@ NOUNS = """arms bands batches bytes channels characters checkpoints copies cores
 ADJECTIVES = "common corrupt data generated held-out optimizer real training worker".split()
 COUNTED = re.compile(rf" (?:(?:{'|'.join(ADJECTIVES)}) )?(?:{'|'.join(NOUNS)})\b| \w+\((?:s|es)\)")
 # These write code for diffusers, whose words are not ours.
-OTHERS = {"upstream/forms.py", "upstream/render.py", "upstream/lr_clock.py"}
+OTHERS = {"upstream/bodies.py", "upstream/render.py", "upstream/lr_clock.py"}
 # Measures and words, which are no counts.
 NO_COUNTS = (
     "{number(row['speedup'])} times as fast",

@@ -1,7 +1,7 @@
 """A hook of the launcher is one file and one row: here it is made up, and all of the launcher knows it."""
 
-import importlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,9 @@ from diffusers_lrlab.core.ranges import Range
 from diffusers_lrlab.diffusers_plugin import hook_options
 from diffusers_lrlab.diffusers_plugin.explain import explain
 from diffusers_lrlab.diffusers_plugin.hook_table import HOOKS, HookEntry, HookOption
-from diffusers_lrlab.diffusers_plugin.hooks import Hooks
-from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
-from diffusers_lrlab.diffusers_plugin.patches import Patches
+from diffusers_lrlab.diffusers_plugin.host.patches import Patches
+from diffusers_lrlab.diffusers_plugin.installed_hooks import InstalledHooks
+from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
 from diffusers_lrlab.launch import main, make_parser
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -61,11 +61,11 @@ def make(host):
 
 
 def row(acts=False, **more):
-    option = HookOption(name="count_updates", kind=bool, help="Count the updates.", acts_in_range_test=acts)
+    option = HookOption(name="count_updates", value_type=bool, help="Count the updates.", acts_in_range_test=acts)
     setting = HookOption(
-        name="count_from", kind=int, metavar="N", range=Range("[1, 9]", whole=True), help="Begin with this number."
+        name="count_from", value_type=int, metavar="N", range=Range("[1, 9]", whole=True), help="Begin with this number."
     )
-    return HookEntry(recognise=recognise, make=make, options=(option,), settings=(setting,), **more)
+    return HookEntry(module=sys.modules[__name__], options=(option,), settings=(setting,), **more)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def options_of(*words, script="ddpm"):
 
 def made(options, range_test=None):
     with Patches() as patches:
-        return Hooks(options, range_test, patches).made
+        return InstalledHooks(options, range_test, patches).made
 
 
 def test_its_option_is_in_help_and_explained(register, tmp_path):
@@ -102,7 +102,7 @@ def test_it_is_in_the_table_of_its_page(register):
 @pytest.mark.parametrize(
     ("words", "more", "message"),
     [
-        (["--count_from=2"], {}, "--count_from 2 has no effect without --count_updates. Add it, or leave it out."),
+        (["--count_from=2"], {}, "--count_from 2 has no effect without --count_updates. Add it, or remove --count_from."),
         (
             ["--count_updates", "--count_from=10"],
             {},
@@ -113,8 +113,9 @@ def test_it_is_in_the_table_of_its_page(register):
             {"packages": ("no_such_package",)},
             "--count_updates needs no_such_package, not installed here",
         ),
-        (["--strict"], {}, "--strict has no effect without one of .*, --find_lr, --count_updates. Leave it out"),
+        (["--strict"], {}, "--strict has no effect without one of .*, --find_lr, --count_updates. Add one"),
     ],
+    ids=["setting_alone", "out_of_range", "missing_package", "strict_alone"],
 )
 def test_what_has_no_effect_is_refused(register, words, more, message):
     register(**more)
@@ -159,9 +160,9 @@ def test_what_needs_each_other_is_used_together_or_not_at_all(register):
     register(needs=("ema",))
     options = options_of("--timestep_sampler=clts", "--count_updates", "--ema=constant", "--log_timesteps")
     of_timesteps = ["timesteps", "weighting", "log"]
-    assert hook_options.asked_groups(options) == [["clock"], ["updates"], of_timesteps, ["ema", "counting"]]
+    assert hook_options.requested_groups(options) == [["clock"], ["updates"], of_timesteps, ["ema", "counting"]]
     register(needs=("log", "ema"))
-    assert hook_options.asked_groups(options) == [["clock"], ["updates"], [*of_timesteps, "ema", "counting"]]
+    assert hook_options.requested_groups(options) == [["clock"], ["updates"], [*of_timesteps, "ema", "counting"]]
 
 
 def test_a_sampler_that_needs_weights_is_left_alone_without_them(tmp_path, capsys):
@@ -201,11 +202,9 @@ def test_it_is_idle_in_a_range_test_unless_it_acts_there(register, capsys, acts)
 
 @pytest.mark.parametrize("name", HOOKS)
 def test_every_row(name):
-    """Its functions are there, needs are earlier rows, and options that ask for others are known."""
+    """Its functions exist, needs are earlier rows, and options that request others are known."""
     entry, earlier = HOOKS[name], [*HOOKS][: [*HOOKS].index(name)]
-    for function in filter(None, (entry.make, entry.recognise)):
-        module, _, attribute = function.partition(":")
-        assert callable(getattr(importlib.import_module(f"diffusers_lrlab.diffusers_plugin.{module}"), attribute))
+    assert callable(entry._module.make)
+    assert bool(entry.options) == hasattr(entry._module, "recognise")
     assert {*entry.needs} <= {*earlier}
     assert {*entry.also_for} <= {option.name for _, option in hook_options.all_options()}
-    assert bool(entry.options) == (entry.recognise is not None)

@@ -1,14 +1,15 @@
 """
 The table of docs/reference/diffusers-scripts.md: `python -m tests.diffusers_scripts EXAMPLES`, the folder `examples` of a
-checkout of diffusers. What an option acts on in a script is told from its text; `run` marks scripts that the tests run.
+checkout of diffusers. The table is derived from the scripts' texts; `run` marks scripts that the tests run.
 """
 
 import re
 import sys
 from pathlib import Path
 
-from diffusers_lrlab.diffusers_plugin.explain import faults, recognisers
-from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.explain import recognisers
+from diffusers_lrlab.diffusers_plugin.script.faults import find_faults
+from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
 
 from .cases import CASES
 
@@ -16,7 +17,7 @@ _LEFT_OUT = ("research_projects", "community")
 
 
 def scripts_of(examples: Path) -> list[Path]:
-    """The training scripts that use PyTorch, without those of research projects and of the community."""
+    """The training scripts that use PyTorch, without research projects and the community's."""
     found = [*examples.rglob("train_*.py"), *examples.rglob("textual_inversion*.py")]
     return sorted(
         path for path in found if "flax" not in path.name and not {*_LEFT_OUT} & {*path.relative_to(examples).parts}
@@ -24,7 +25,7 @@ def scripts_of(examples: Path) -> list[Path]:
 
 
 def table(examples: Path) -> list[str]:
-    """A row for each script; below, how often each option is recognised, and why it is not."""
+    """A row for each script, the number of scripts for each option, and the reasons for refusals."""
     scripts = [HostScript(str(path)) for path in scripts_of(examples)]
     run = {case.script for case in CASES.values()}  # with all options
     reasons: dict[str, str] = {}
@@ -37,13 +38,13 @@ def table(examples: Path) -> list[str]:
             try:
                 recognise(script)
             except NotRecognised as reason:
-                text = re.sub(r" \(lines? [\d, ]+\)", "", str(reason))  # where it is differs from script to script
+                text = re.sub(r" \(lines? [\d, ]+\)", "", str(reason))  # line numbers differ between scripts
                 cells.append(reasons.setdefault(text, chr(ord("a") + len(reasons))))
             else:
                 counts[option] += 1
                 cells.append("run" if name in run else "yes")
-        rows.append(f"| {' | '.join(cells)} | {', '.join(sorted({fault.name for fault in faults(script)}))} |")
-    head = ["script", *(f"`{option}`" for option in recognisers()), "what it does wrong by itself"]
+        rows.append(f"| {' | '.join(cells)} | {', '.join(sorted({fault.name for fault in find_faults(script)}))} |")
+    head = ["script", *(f"`{option}`" for option in recognisers()), "its own faults"]
     return [
         f"| {' | '.join(head)} |",
         "|---" * len(head) + "|",

@@ -103,7 +103,7 @@ def test_the_clock_and_the_optimizer(whole):
     np.testing.assert_allclose(rates, 1e-3 * np.stack([share, share / 2], 1), atol=1e-12)
     assert [update["differ"] for update in whole.updates] == [[]] * UPDATES
     assert f"LR audit: {UPDATES} updates, every value that follows the clock was as expected." in whole.said
-    assert "with factors on the learning rate: " in whole.said
+    assert "with learning rate factors " in whole.said
 
 
 def loaded(folder, pipeline, case):

@@ -58,12 +58,12 @@ def end_of(folder):
 def last_start(start, folder):
     """To the end; from the checkpoint before, where the script was killed after its last one and has no epoch left."""
     done = start(folder)
-    if "remove this checkpoint and start again" in done.stderr:
+    if "remove this checkpoint and resume" in done.stderr:
         last = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
         shutil.rmtree(last)
         done = start(folder)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "It went on after update" in done.stderr
+    assert "It resumed after update" in done.stderr
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

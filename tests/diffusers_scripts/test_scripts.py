@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from diffusers_lrlab.diffusers_plugin import timesteps_hook
-from diffusers_lrlab.diffusers_plugin.explain import faults
-from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.hooks import timesteps
+from diffusers_lrlab.diffusers_plugin.script.faults import find_faults
+from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
 
 from . import lr_clock
 from .__main__ import scripts_of, table
@@ -66,7 +66,7 @@ def test_timesteps_of_most_scripts_are_recognised():
     recognised = []
     for path in scripts_of(EXAMPLES):
         try:
-            timesteps_hook.recognise(HostScript(str(path)))
+            timesteps.recognise(HostScript(str(path)))
         except NotRecognised:
             continue
         recognised.append(str(path.relative_to(EXAMPLES)))
@@ -98,8 +98,8 @@ def test_without_options_nothing_changes(tmp_path, inputs, case):
     ours, stderr = trained(case, inputs, tmp_path / "ours", [])
     assert differing(bare, ours) == []
     assert f"LR audit: {UPDATES} updates, every value that follows the clock was as expected." in stderr
-    wrong = {fault.name for fault in faults(HostScript(str(EXAMPLES / case.script)))}
-    assert ("No gradient is clipped" in stderr) == ("clipping" in wrong)
+    wrong = {fault.name for fault in find_faults(HostScript(str(EXAMPLES / case.script)))}
+    assert ("no gradient is clipped" in stderr) == ("clipping" in wrong)
 
 
 @pytest.mark.parametrize("case", IN_TURN[:2])
@@ -108,7 +108,7 @@ def test_two_processes(tmp_path, inputs, case):
         case, inputs, tmp_path / "two", ["--fix_lr_clock", "--timestep_sampler=logit_normal"], 2, batch_size=1
     )
     assert "every value that follows the clock was as expected" in stderr
-    assert "draws of timesteps replaced" in stderr
+    assert "--timestep_sampler logit_normal: timesteps of " in stderr
 
 
 @pytest.mark.parametrize("case", [case for case in IN_TURN if case.id in ADAMW])

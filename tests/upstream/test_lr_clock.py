@@ -95,7 +95,7 @@ G_TIMES = {
     name: value.replace("accelerator.num_processes", "args.gradient_accumulation_steps") for name, value in N_TIMES.items()
 }
 PLAIN = {"warmup": "args.lr_warmup_steps", "length": "args.max_train_steps"}
-# The form A of this computation, without its first line, passed on by nobody.
+# Variant A of this computation, without its first line, whose result is not used.
 UNUSED = {**NEW, "before": "".join(line for line in NEW["before"].splitlines(True) if "warmup" not in line)}
 BY_EPOCHS = """\
 import math
@@ -153,7 +153,7 @@ REFUSED = {
     "from cfg.lr_warmup_steps": OLD_AND_N.replace("args.lr_warmup_steps", "cfg.lr_warmup_steps"),
     "from train_dataloader.num_batches": OLD_AND_N.replace("len(train_dataloader)", "train_dataloader.num_batches"),
     "too long by the number of processes": DONOR_TEXT.replace("Accelerator()", "Accelerator(split_batches=True)"),
-    "in a form of its own": DONOR_TEXT.replace("args.num_train_epochs * num_up", "2 * args.num_train_epochs * num_up"),
+    "in its own way": DONOR_TEXT.replace("args.num_train_epochs * num_up", "2 * args.num_train_epochs * num_up"),
     "uses overrode_max_train_steps in line": OLD_AND_N.replace(
         "    return", "    print(overrode_max_train_steps)\n    return"
     ),
@@ -162,7 +162,7 @@ REFUSED = {
     "has no logger": OLD_AND_N.replace("logger = ", ""),
     "not valid Python": OLD_AND_N + "(",
     "count num_update_steps_per_epoch again": OLD_AND_N.replace("accelerator.prepare(", "prepared_elsewhere("),
-    "a length of several lines": OLD_AND_N.replace("args.lr_warmup_steps *", "args.lr_warmup_steps\n*"),
+    "a length that spans several lines": OLD_AND_N.replace("args.lr_warmup_steps *", "args.lr_warmup_steps\n*"),
 }
 
 
@@ -257,7 +257,7 @@ def test_what_is_not_understood_is_refused(reason):
     "donor", [OLD_AND_N, "", DONOR_TEXT.replace("            logger.warning", "            pass\n        logger.warning")]
 )
 def test_a_checkout_without_the_form_is_refused(donor):
-    with pytest.raises(LabError, match="has not the form of #8312"):
+    with pytest.raises(LabError, match="does not follow #8312"):
         patched(OLD_AND_N, donor)
 
 
@@ -454,7 +454,7 @@ def test_one_script_as_a_file(checkout, tmp_path, capsys):
     git(checkout, "am", "--quiet", str(out))
     assert git(checkout, "log", "-1", "--format=%s") == "Fix the length of the LR schedule in train_tested.py"
     assert lrlab(arguments) == 0
-    assert "| left alone |" in capsys.readouterr().out
+    assert "| unchanged |" in capsys.readouterr().out
 
 
 def test_what_is_asked_wrongly_is_refused(checkout, tmp_path):

@@ -19,7 +19,7 @@ from diffusers_lrlab import LabError, lr_curve
 from diffusers_lrlab.core.progress import Progress
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 from diffusers_lrlab.schedules.resolve import resolve_schedule
-from diffusers_lrlab.upstream.forms import FORMS
+from diffusers_lrlab.upstream.bodies import BODIES
 from diffusers_lrlab.upstream.insert import FILES, OPTIMIZATION, TESTS, TUTORIAL
 from diffusers_lrlab.upstream.patch import list_upstream_schedules, upstream_patch
 from diffusers_lrlab.upstream.render import function_source
@@ -210,7 +210,7 @@ def stack(request, tmp_path_factory):
 
 def test_the_generated_tests_pass_without_the_lab(stack):
     output = without_the_lab(stack, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", TESTS)
-    rows = sum(2 + len(form.examples) + 1 + len(form.refused) for form in FORMS.values())
+    rows = sum(2 + len(form.examples) + 1 + len(form.refused) for form in BODIES.values())
     assert f"{rows} passed" in output
 
 
@@ -351,11 +351,11 @@ def test_a_repository_that_the_environment_names_is_not_taken_for_the_checkout(c
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_name_without_a_form_is_refused_with_those_that_have_one(checkout):
+def test_a_schedule_that_cannot_be_patched_is_refused(checkout):
     with pytest.raises(LabError, match=r"'rx'.*Did you mean 'rex'\?") as error:
         upstream_patch("rx", checkout)
     assert all(name in str(error.value) for name in NAMES)
-    with pytest.raises(LabError, match="no form for diffusers of the schedule 'one_cycle'"):
+    with pytest.raises(LabError, match="The schedule 'one_cycle' cannot be patched into diffusers"):
         upstream_patch("one_cycle", checkout)
 
 
@@ -365,7 +365,7 @@ def test_a_folder_that_is_no_checkout_is_refused(checkout, tmp_path):
     (tmp_path / "plain").mkdir()
     with pytest.raises(LabError, match="not a git repository"):
         upstream_patch("rex", tmp_path / "plain")
-    with pytest.raises(LabError, match="it is inside of the git repository"):
+    with pytest.raises(LabError, match="it is inside the git repository"):
         upstream_patch("rex", checkout / "src")
     git(checkout, "rm", "--quiet", "-r", "src")
     commit_all(checkout)
@@ -408,7 +408,7 @@ def test_what_exists_is_not_overwritten(checkout, tmp_path):
 
 
 def test_branch_names_are_checked(checkout, tmp_path):
-    with pytest.raises(LabError, match="'no branch' is not a name that git allows"):
+    with pytest.raises(LabError, match="'no branch' is not a valid branch name"):
         upstream_patch("rex", checkout, branch="no branch")
     with pytest.raises(LabError, match="both the file"):
         upstream_patch("rex", checkout, out=tmp_path / "change.patch", branch="mine")

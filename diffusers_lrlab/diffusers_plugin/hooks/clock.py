@@ -1,0 +1,290 @@
+"""The clock of a third-party script: expected and applied learning rates of its schedule.
+
+accelerate steps a prepared schedule once per process at each optimizer update, and a script steps any other itself.
+diffusers' scripts multiply the schedule's length by the processes, by the accumulation, or by neither. This hook compares
+the schedule's clock with the updates that the script will do, corrects it if asked, and audits it at every update.
+"""
+
+import functools
+from typing import Any, cast
+
+from torch.optim.lr_scheduler import LRScheduler
+
+from ...core.errors import LabError
+from ...core.progress import Progress
+from ...core.words import counted
+from ...schedules.feedback import FeedbackSchedule
+from ...schedules.resolve import describe_schedule
+from ...schedules.schedule import ENDLESS, Schedule
+from ...schedules.scheduler import CurveLR
+from ..host.hook import Hook, Host
+from ..host.recorded_schedules import record_schedules
+from ..host.run import HostRun
+from ..host.watched_schedule import WatchedFeedback, WatchedSchedule
+from ..script.source import HostScript, NotRecognised, lines_of
+
+
+def recognise(script: HostScript) -> str:
+    if not script.schedule_calls:
+        raise NotRecognised("it makes its schedule without diffusers.optimization.get_scheduler")
+    return f"diffusers' get_scheduler makes the schedule ({lines_of(script.schedule_calls)})"
+
+
+def make(host: Host) -> Hook:
+    # A range test has its own number of updates, and its learning rates are not the schedule's.
+    options, is_training = host.options, host.range_test is None
+    num_updates = options.num_updates if is_training else None
+    return HostClock(host.run, options.fix_lr_clock, options.strict_lr_audit, num_updates, compares=is_training)
+
+
+def clock_of(host: Host) -> "HostClock":
+    """The host's clock, which is made before other hooks."""
+    return cast(HostClock, host.hooks["clock"])
+
+
+class HostClock:
+    """
+    Watches the schedules of the script that runs in this process.
+
+    Args:
+        fix (`bool`): Whether to give the schedules the script's real number of updates, and one step per update.
+        strict (`bool`): Whether a deviation is an error.
+        num_updates (`int`, *optional*): Updates of the run, if the script's arguments do not determine them.
+        compares (`bool`): Whether to compare learning rates with the schedule's; not in a range test.
+    """
+
+    def __init__(self, run: HostRun, fix: bool, strict: bool, num_updates: int | None = None, compares: bool = True):
+        self.run, self.fix, self.strict, self.num_updates, self.compares = run, fix, strict, num_updates, compares
+        self.watched: list[WatchedSchedule] = []  # schedules of the clock
+        self.followers: list[WatchedFeedback] = []  # schedules that follow a loss
+        self.has_loss = False  # whether another hook gives the followers a loss
+
+    def install(self) -> None:
+        """Wraps the functions by which scripts build, prepare and step schedules."""
+        record_schedules(self.run.patches, self._on_built, by_lab=self.fix)
+        self._follow_curves()
+        self._follow_preparation()
+        self.run.on_prepared.append(self._resolve_known_clocks)
+        self.run.on_update.append(self._advance_followers)
+
+    def _follow_curves(self) -> None:
+        """Watches every `CurveLR` from its constructor on, and counts the steps of all watched schedules."""
+
+        def make_and_watch(make: Any, scheduler: CurveLR, *args: Any, **kwargs: Any) -> None:
+            make(scheduler, *args, **kwargs)
+            given = Progress(0, scheduler.plan["num_training_steps"], scheduler.plan["num_warmup_steps"])
+            self._watch(scheduler.schedule, scheduler, given)
+
+        def step_and_count(step: Any, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
+            watched = self._find(scheduler)
+            if not isinstance(watched, WatchedSchedule) or watched.takes_step():
+                step(scheduler, *args, **kwargs)
+
+        self.run.patches.wrap(CurveLR, "__init__", make_and_watch)
+        self.run.patches.wrap(LRScheduler, "step", step_and_count)
+
+    def _watch(self, schedule: Schedule, scheduler: LRScheduler, given: Progress) -> WatchedSchedule:
+        from accelerate.optimizer import AcceleratedOptimizer
+
+        optimizer = scheduler.optimizer
+        if isinstance(optimizer, AcceleratedOptimizer):
+            optimizer = optimizer.optimizer  # whose steps are updates
+        watched = WatchedSchedule(schedule, scheduler, optimizer, given, self.strict)
+        watched.resolve_clock = functools.partial(self._resolve_clock, None, watched)
+        self.watched.append(watched)
+        return watched
+
+    def _follow_preparation(self) -> None:
+        """Resolves clocks once everything is prepared, or before the first update if the data are prepared later."""
+        from accelerate import Accelerator
+        from accelerate.scheduler import AcceleratedScheduler
+
+        def prepare_and_remember(prepare_scheduler: Any, accelerator: Any, scheduler: Any) -> Any:
+            self.run.accelerator = accelerator
+            wrapper = prepare_scheduler(accelerator, scheduler)
+            watched = self._find(scheduler)
+            if watched is None:
+                self._report_unwatched(scheduler)
+            elif isinstance(watched, WatchedFeedback):
+                watched.own_steps_per_update = self.run.steps_per_update(wrapper)
+            else:
+                # With step_scheduler_with_optimizer=False, accelerate only forwards the script's own steps.
+                watched.is_prepared = wrapper.step_with_optimizer or self.fix
+                if watched.resolve_clock is not None:
+                    watched.resolve_clock = functools.partial(self._resolve_clock, wrapper, watched)
+            return wrapper
+
+        def load_or_continue(wrapper: AcceleratedScheduler, state: dict[str, Any]) -> None:
+            if note := (self._find(wrapper.scheduler) or wrapper.scheduler).load_state_dict(state):
+                self.run.warn(note)
+
+        def step_without_loss(step: Any, wrapper: Any, *args: Any, **kwargs: Any) -> None:
+            # Scripts step schedules without a loss, which is left out for a follower that another hook gives one.
+            is_follower = isinstance(wrapper.scheduler, FeedbackSchedule) and not args and not kwargs
+            if not is_follower or self.compares and not self.has_loss:
+                step(wrapper, *args, **kwargs)
+
+        self.run.patches.wrap(Accelerator, "prepare_scheduler", prepare_and_remember)
+        self.run.patches.replace(AcceleratedScheduler, "load_state_dict", load_or_continue)
+        self.run.patches.wrap(AcceleratedScheduler, "step", step_without_loss)
+
+    def _advance_followers(self) -> None:
+        for follower in self.followers if self.has_loss else ():
+            follower.scheduler.advance()
+
+    def follow_loss(self, loss: float) -> None:
+        """Gives a loss of held-out data to the schedules that follow one."""
+        for follower in self.followers:
+            cast(Any, follower.scheduler).step(loss)
+
+    def _resolve_known_clocks(self) -> None:
+        for watched in self.watched:
+            # The script's own steps are seen at the first update, and have no effect on a corrected clock.
+            is_known = watched.is_prepared or self.fix and watched.optimizer is self.run.optimizer
+            if watched.resolve_clock is not None and is_known and self.count_updates() is not None:
+                watched.resolve_clock()
+
+    def _all(self) -> list[WatchedSchedule | WatchedFeedback]:
+        return [*self.watched, *self.followers]
+
+    def _find(self, scheduler: Any) -> WatchedSchedule | WatchedFeedback | None:
+        return next((each for each in self._all() if each.scheduler is scheduler), None)
+
+    def _report_unwatched(self, scheduler: Any) -> None:
+        text = (
+            f"this script makes its {type(scheduler).__name__} without diffusers.optimization.get_scheduler, so its "
+            "learning rate is neither audited nor corrected."
+        )
+        self._complain(text, f"Remove {'--fix_lr_clock' if self.fix else '--strict_lr_audit'}.")
+
+    def _complain(self, text: str, remedy: str) -> None:
+        """An error if the clock should be corrected or is strict, otherwise a warning."""
+        if self.fix or self.strict:
+            raise LabError(f"{text[0].upper()}{text[1:]} {remedy}")
+        self.run.warn(text)
+
+    def _on_built(
+        self, schedule: Schedule, scheduler: LRScheduler, num_warmup_steps: int, num_training_steps: int | None
+    ) -> None:
+        if schedule.follows_metric:
+            follower = WatchedFeedback(schedule, cast(FeedbackSchedule, scheduler), self.strict)
+            self.followers.append(follower)
+            if self.has_loss and num_warmup_steps:  # in updates, while scripts multiply it by the processes
+                follower.scheduler.num_warmup_steps = int(self.run.arguments.get("lr_warmup_steps", num_warmup_steps))
+            return
+        watched = self._find(scheduler)  # a `CurveLR` is already watched
+        if watched is None:
+            warmup = 0 if "no_warmup" in schedule.traits else int(num_warmup_steps)
+            watched = self._watch(schedule, scheduler, Progress(0, int(num_training_steps or ENDLESS), warmup))
+        cast(WatchedSchedule, watched).warmup_option = "lr_warmup_steps"
+
+    # --- updates of the run -------------------------------------------------------------------------------------------
+
+    def count_updates(self) -> int | None:
+        """The optimizer updates of the whole run, by `--num_updates` or the script."""
+        return self.run.count_updates() if self.num_updates is None else self.num_updates
+
+    @property
+    def counts(self) -> bool:
+        """Whether a schedule that the script built counts its updates."""
+        return bool(self.watched or self.has_loss and self.followers)
+
+    @property
+    def update(self) -> int:
+        """Optimizer updates so far, counted by the script's schedule."""
+        if not self.counts:
+            raise LabError(
+                "The script builds no schedule by diffusers.optimization.get_scheduler, by which updates are counted for "
+                "timesteps and losses."
+            )
+        return self.followers[0].scheduler.num_updates if self._counter is None else self._counter.num_done
+
+    @property
+    def _counter(self) -> WatchedSchedule | None:
+        """The first schedule of the trained optimizer: a script may make others to look at a curve."""
+        return next(iter(self._own_schedules() or self.watched), None)
+
+    def _own_schedules(self) -> list[WatchedSchedule]:
+        return [watched for watched in self.watched if watched.optimizer is self.run.optimizer]
+
+    def outside_checkpoints(self) -> list[WatchedSchedule]:
+        """Schedules of the trained optimizer that were not prepared, so that accelerate's checkpoints lack them."""
+        known = {id(each.scheduler) for each in self.run.accelerator._schedulers}
+        return [watched for watched in self._own_schedules() if id(watched.scheduler) not in known]
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the coming update is already counted."""
+        return self._counter is not None and self._counter.update is not None
+
+    # --- the schedule's clock -----------------------------------------------------------------------------------------
+
+    def _resolve_clock(self, wrapper: Any, watched: WatchedSchedule) -> None:
+        """Compares or corrects a schedule's clock; `wrapper` is accelerate's, of a prepared schedule."""
+        watched.resolve_clock = None
+        watched.num_updates = num_updates = self.count_updates()
+        is_by_script = wrapper is None or not wrapper.step_with_optimizer
+        steps = self.run.steps_by_script(watched.num_steps) if is_by_script else self.run.steps_per_update(wrapper)
+        watched.steps_per_update = watched.own_steps_per_update = steps
+        if not self.compares:
+            return
+        if num_updates is None:
+            if self.run.accelerator is not None or self.fix:
+                self.run.warn(
+                    "the number of updates of this script is unknown, so its schedule is audited by its own length; give "
+                    "--num_updates N to diffusers_lrlab.launch.",
+                )
+            return
+        given = watched.given
+        warmup = self._asked_warmup(watched)
+        if warmup >= num_updates:
+            text = f"warm-up of {counted(warmup, 'update')} does not fit into the script's {counted(num_updates, 'update')}"
+            self._complain(f"{text}: the learning rate will not reach its peak.", "Shorten it (--lr_warmup_steps).")
+            return
+        is_endless = "endless" in watched.schedule.traits and given.total_updates >= ENDLESS
+        watched.expected = Progress(0, given.total_updates if is_endless else num_updates, warmup)
+        if self.fix:
+            self._correct(wrapper, watched, num_updates)
+            return
+        if is_by_script:
+            watched.begin()
+        if deviation := watched.deviation(num_updates):
+            if self.strict:
+                raise LabError(f"--strict_lr_audit: {deviation}")
+            self.run.warn(deviation)
+
+    def _asked_warmup(self, watched: WatchedSchedule) -> int:
+        """Warm-up updates, by the script's option or, for a curve made by its class path, by its argument."""
+        given = watched.given.warmup_updates
+        asked = self.run.arguments.get(watched.warmup_option or "")
+        return int(given if asked is None or not given else asked)
+
+    def _correct(self, wrapper: Any, watched: WatchedSchedule, num_updates: int) -> None:
+        clock, scheduler = watched.expected, cast(CurveLR, watched.scheduler)  # our functions build all of them
+        watched.given, watched.steps_per_update = clock, 1
+        vars(scheduler)["steps_per_update"] = 1  # saved with its state, for a resume
+        scheduler.replan(clock.warmup_updates, clock.total_updates)
+        if wrapper is None:
+            done, watched.is_by_update, watched.num_steps = watched.num_done, True, 0
+            scheduler.move_to(done)
+        else:  # accelerate steps once per update if it "splits batches"
+            wrapper.split_batches = wrapper.step_with_optimizer = True
+        self.run.warn(
+            f"{describe_schedule(watched.schedule)} now takes {counted(num_updates, 'update')}, {clock.warmup_updates} of "
+            "them warm-up, one step each (--fix_lr_clock).",
+        )
+
+    # --- the audit ----------------------------------------------------------------------------------------------------
+
+    def _audited(self) -> list[WatchedSchedule | WatchedFeedback]:
+        return [each for each in self._all() if each.audit.num_updates]
+
+    @property
+    def num_seen(self) -> int:
+        """Schedules that an optimizer followed."""
+        return len(self._audited())
+
+    def report(self) -> str:
+        """The result of the audit, a line for each schedule."""
+        nothing = "LR audit: no optimizer step followed a schedule from diffusers.optimization.get_scheduler."
+        return "\n".join([each.report() for each in self._audited()] or [nothing])

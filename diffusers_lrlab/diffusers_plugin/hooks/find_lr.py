@@ -1,0 +1,206 @@
+"""A learning rate range test on the updates of a third-party script: the learning rate rises while losses are read.
+
+The losses are those of the script's batches or, with `--validation_fraction`, of held-out rows.
+
+The test is the first updates of a process that never trains: an exception ends it, so nothing has to be restored. The
+script's output during the test goes to a temporary folder, or is not written.
+"""
+
+import argparse
+import math
+import shutil
+import tempfile
+from typing import Any, NoReturn
+
+import torch
+from torch.optim import Optimizer
+
+from ...core.errors import LabError
+from ..host.held_out_loss import HeldOutLoss
+from ..host.hook import Hook, Host, RangeTest
+from ..host.run import HostRun
+from ..script.loss_code import find_loss_code
+from ..script.source import HostScript, NotRecognised, lines_of
+from . import optimizer
+
+# Draws of timesteps and noise for held-out rows: with a few, the suggested rate depends on the draws.
+_NUM_DRAWS = 64
+_UNSTABLE = 32  # consecutive updates without a finite fp16 gradient, by which the loss scale falls from 65536 to 0
+
+
+class RangeTestDone(BaseException):
+    """Leaves the script; not an `Exception`, which a script may catch."""
+
+
+def recognise(script: HostScript) -> str:
+    optimizer.recognise(script)
+    if not script.calls("backward"):
+        raise NotRecognised("it does not call accelerator.backward, where losses are read")
+    if not script.mentions("output_dir"):
+        raise NotRecognised("it has no --output_dir for the result")
+    return f"losses are read at accelerator.backward ({lines_of(script.calls('backward'))})"
+
+
+def make(host: Host) -> Hook:
+    assert host.range_test is not None
+    return FindLrHook(host.script, host.run, host.range_test, host.options.validation_fraction)
+
+
+def _refuse_held_out_rows(reason: NotRecognised) -> NoReturn:
+    raise LabError(
+        f"--validation_fraction cannot be used in this script: {reason}. Remove it: --find_lr works without it, by the "
+        "losses of batches."
+    ) from None
+
+
+class FindLrHook:
+    """
+    Sets the optimizer's learning rates to those of a test, and passes the script's losses to the test.
+
+    Args:
+        test ([`host.hook.RangeTest`]): Decides on learning rates.
+        validation_fraction (`float`, *optional*): Of the rows, to hold out. The losses are then theirs, before the first
+            update and after every fourth.
+    """
+
+    def __init__(self, script: HostScript, run: HostRun, test: RangeTest, validation_fraction: float | None = None):
+        try:
+            recognise(script)
+        except NotRecognised as reason:
+            raise LabError(f"--find_lr cannot be used in this script: {reason}.") from None
+        self.held_out: HeldOutLoss | None = None
+        if validation_fraction is not None:
+            try:
+                self.held_out = HeldOutLoss(script, run, validation_fraction, _refuse_held_out_rows, _NUM_DRAWS)
+            except NotRecognised as reason:
+                _refuse_held_out_rows(reason)
+        self.script, self.run, self.test = script, run, test
+        self.num_seen = 0  # updates
+        self._losses: list[torch.Tensor] = []  # of the micro-batches since the last update
+        self._ratios: list[float] = []  # of each group's learning rate to the first nonzero one
+        self.lr_per_option = 1.0  # the optimizer's learning rate over the script's --learning_rate
+        self._temporary: str | None = None
+
+    def install(self) -> None:
+        from accelerate import Accelerator
+
+        patches = self.run.patches
+        if self.held_out is not None:
+            self.held_out.install()
+        self.run.on_parsed.append(self._change_arguments)
+        self.run.on_prepared.append(self._begin)
+        self.run.on_update.append(self._after_update)
+        patches.wrap(Accelerator, "backward", self._read_loss)
+        # No trackers, which would start a run, and no checkpoints.
+        for name in ("init_trackers", "log", "save_state", "save_model"):
+            patches.replace(Accelerator, name, _nothing)
+        patches.replace(Accelerator, "get_tracker", _Silent())
+
+    @property
+    def probe(self) -> str | None:
+        """The source of the losses, if not the batches."""
+        return None if self.held_out is None else f"the loss of {self.held_out.describe()}"
+
+    @property
+    def can_hold_rows_back(self) -> bool:
+        """Whether `--validation_fraction`, which was not given, would work."""
+        try:
+            find_loss_code(self.script)
+        except NotRecognised:
+            return False
+        return self.held_out is None
+
+    def _change_arguments(self, namespace: argparse.Namespace) -> None:
+        """Makes the run as long as the test needs, with a temporary output folder."""
+        given = vars(namespace)
+        if "output_dir" not in given:
+            return  # not the parser of the training
+        if given.get("resume_from_checkpoint"):
+            raise LabError("--find_lr tests rates from the start of a training. Remove --resume_from_checkpoint.")
+        self._temporary = self._temporary or tempfile.mkdtemp(prefix="find-lr-")
+        changed: dict[str, Any] = {"output_dir": self._temporary, "push_to_hub": False}
+        length = next((name for name in ("max_train_steps", "num_epochs", "num_train_epochs") if name in given), None)
+        if length:
+            changed[length] = self.test.most_updates
+        for name in changed.keys() & given.keys():
+            setattr(namespace, name, changed[name])
+
+    def _begin(self) -> None:
+        optimizer = self.run.optimizer
+        if optimizer is None or self._ratios:
+            return
+        if self._temporary is None:
+            raise LabError("--find_lr: this script does not parse --output_dir by argparse, so its files would stay.")
+        self.test.begin(optimizer)
+        lrs = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        base = next((lr for lr in lrs if lr), 0.0)
+        if not base:
+            raise LabError("--find_lr: all learning rates of the script are 0 and cannot rise. Give it a --learning_rate.")
+        self._ratios = [lr / base for lr in lrs]
+        self.lr_per_option = base / (self.run.arguments.get("learning_rate") or base)
+        optimizer.register_step_pre_hook(self._before_update)
+
+    def _before_update(self, optimizer: Optimizer, *step: Any) -> None:
+        if self.held_out is not None and not self.held_out.num_seen:
+            loss = self.held_out.compute()
+            if not math.isfinite(loss):
+                raise LabError(
+                    f"--find_lr: the loss of held-out rows is {loss} before the first update. Check the data and the model."
+                )
+            self.test.start(loss)
+        for group, ratio in zip(optimizer.param_groups, self._ratios, strict=True):
+            group["lr"] = self.test.lr * ratio
+
+    def _read_loss(self, backward: Any, accelerator: Any, loss: torch.Tensor, **kwargs: Any) -> None:
+        if self.script.caller(self.script.calls("backward")) is not None:
+            self._losses.append(loss.detach())
+            if len(self._losses) > _UNSTABLE * accelerator.gradient_accumulation_steps:
+                self.test.fail()
+                raise RangeTestDone
+        backward(accelerator, loss, **kwargs)
+
+    def _after_update(self) -> None:
+        if not self._losses or not self._ratios:
+            return
+        self.num_seen += 1
+        losses, self._losses = self._losses, []
+        # The loss is the same in all processes, so that they end at the same update.
+        if not self.test.add(self._loss_of(losses) if self.test.is_read_next else None):
+            raise RangeTestDone
+
+    def _loss_of(self, losses: list[torch.Tensor]) -> float:
+        if self.held_out is not None:
+            return self.held_out.compute()
+        mean = torch.stack([loss.float().mean() for loss in losses]).mean()
+        return self.run.accelerator.gather(mean[None]).double().mean().item()
+
+    def end(self) -> None:
+        """Frees the process group, in place of the script, which all processes have left early."""
+        if self.run.accelerator is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+            from accelerate.state import PartialState
+
+            self.run.accelerator.wait_for_everyone()
+            PartialState().destroy_process_group()
+
+    def report(self) -> str:
+        """Empty: the test prints its result."""
+        return ""
+
+    def remove(self) -> None:
+        """Removes the script's output."""
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+class _Silent:
+    """A tracker whose every method does nothing."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return self

@@ -1,0 +1,210 @@
+"""Replaces the optimizer of a third-party script, and splits its parameter groups.
+
+The optimizer is replaced in its constructor, before a schedule or accelerate sees it: the `__init__` of every optimizer
+class is wrapped and answers calls from the script's file. `Optimizer.__new__` could not be restored: a class that once had a
+`__new__` refuses the arguments of its `__init__` without one.
+"""
+
+import ast
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from torch.optim import Optimizer
+
+from ...core.errors import LabError
+from ...core.spec import format_spec, merge_spec
+from ...core.words import counted
+from ...optimizers.entries import OPTIMIZERS, check_installed, get_optimizer
+from ..host.hook import Hook, Host
+from ..host.run import HostRun
+from ..script.source import HostScript, NotRecognised, lines_of
+from .lr_groups import LR_FACTOR, as_groups, parameter_names, parse_lr_groups, split_groups
+
+_NAME = "lab_optimizer"  # a key of parameter groups, saved with the optimizer's state
+
+
+def recognise(script: HostScript) -> str:
+    """Raises [`NotRecognised`] if the script makes no optimizer, or several."""
+    made: dict[str, list[ast.Call]] = {}
+    for node in script.nodes(ast.Assign):
+        name, call = ast.unparse(node.targets[0]), node.value
+        if "optim" in name and isinstance(call, ast.Call) and {"lr", "betas"} & {keyword.arg for keyword in call.keywords}:
+            made.setdefault(name, []).append(call)
+    if not made:
+        raise NotRecognised("it makes no optimizer by a call with lr= or betas=")
+    lines = lines_of([call for calls in made.values() for call in calls])
+    if len(made) > 1:
+        raise NotRecognised(f"it makes {len(made)} optimizers, {' and '.join(made)} ({lines})")
+    return f"the optimizer is replaced where it is made ({lines})"
+
+
+def make(host: Host) -> Hook:
+    return OptimizerHook(host.script, host.run, host.options.optimizer, host.options.lr_groups)
+
+
+class OptimizerHook:
+    """
+    Makes another optimizer of the script's parameter groups, or splits these by patterns of names.
+
+    Args:
+        spec (`str`, *optional*): The optimizer that replaces the script's.
+        lr_groups (`str`, *optional*): Learning rate factors by patterns of parameter names.
+    """
+
+    def __init__(self, script: HostScript, run: HostRun, spec: str | None, lr_groups: str | None):
+        self.script, self.run = script, run
+        self.name: str | None = None
+        self.kwargs: dict[str, Any] = {}
+        if spec:
+            self.name, self.kwargs = merge_spec(spec, None, OPTIMIZERS)
+            check_installed(self.name)
+        if self.name and "averages" in OPTIMIZERS[self.name].traits:
+            raise LabError(
+                f"--optimizer {self.name!r} trains other weights than those to keep, and would need a call at every "
+                "validation and save of the script. Choose another, such as 'prodigy' or 'muon'."
+            )
+        self.factors = parse_lr_groups(lr_groups) if lr_groups else {}
+        given = {"--optimizer": spec, "--lr_groups": lr_groups}
+        self.requested = " and ".join(option for option, value in given.items() if value)
+        recognise(script)
+        self.optimizer: Optimizer | None = None
+        self.num_seen = 0
+
+    def install(self) -> None:
+        from accelerate.optimizer import AcceleratedOptimizer
+
+        def check_and_load(load_state_dict: Any, wrapper: AcceleratedOptimizer, state: dict[str, Any]) -> None:
+            if wrapper.optimizer is self.optimizer:
+                self._check_saved(state["param_groups"])
+            load_state_dict(wrapper, state)
+
+        def follow_new(cls: type[Optimizer], **kwargs: Any) -> None:  # of packages that the script imports
+            super(Optimizer, cls).__init_subclass__(**kwargs)
+            self._follow(cls)
+
+        for cls in _with_subclasses(Optimizer):
+            self._follow(cls)
+        self.run.patches.replace(Optimizer, "__init_subclass__", classmethod(follow_new))
+        self.run.patches.wrap(AcceleratedOptimizer, "load_state_dict", check_and_load)
+        self.run.on_prepared.append(self._check_prepared)
+
+    def _follow(self, cls: type[Optimizer]) -> None:
+        if "__init__" in vars(cls):
+            self.run.patches.replace(cls, "__init__", self._replacing(vars(cls)["__init__"]))
+
+    def _replacing(self, init: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(init)
+        def replace(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            frame, cls = sys._getframe(1), type(optimizer)
+            # A class defined in the script also calls the __init__ of its base from there.
+            if frame.f_code.co_filename != self.script.path or cls.__init__ is not replace:
+                init(optimizer, *args, **kwargs)
+                return
+            made = self._make(cls, args, kwargs, frame)
+            optimizer.__class__, optimizer.__dict__ = type(made), made.__dict__
+            self.optimizer = optimizer
+
+        return replace
+
+    def _make(self, cls: type, args: Any, kwargs: Any, frame: FrameType) -> Optimizer:
+        if self.optimizer is not None:
+            raise LabError(f"{self.requested}: the script makes more than one optimizer. Remove {self.requested}.")
+        bound = inspect.signature(cls.__init__).bind(None, *args, **kwargs)  # type: ignore[misc]
+        _, params, *_ = bound.arguments.values()
+        given = dict([*bound.arguments.items()][2:])
+        given |= given.pop("kwargs", {})
+        own_groups = groups = as_groups(params)
+        if self.factors:
+            groups = split_groups(own_groups, given.get("lr"), self.factors, parameter_names(frame, self.script.path))
+        optimizer = self._replaced(self.name, groups, given) if self.name else cls(groups, **given)
+        if len(optimizer.param_groups) != len(own_groups) and (line := self._line_of_group_index()):
+            raise LabError(
+                f"{self.requested}: the script indexes parameter groups (line {line}), whose order would change. Remove "
+                f"{self.requested}."
+            )
+        rates = {group["lr"] for group in optimizer.param_groups if group["lr"]}
+        if "d" in optimizer.param_groups[0] and len(rates) > 1:
+            raise LabError(
+                f"{self.name or cls.__name__} finds one learning rate for all parameters and cannot use several "
+                f"({', '.join(f'{rate:g}' for rate in sorted(rates))}). Choose another optimizer, or one rate (0 freezes)."
+            )
+        for group in optimizer.param_groups:
+            group[_NAME] = self.name or cls.__name__
+            group.setdefault(LR_FACTOR, 1.0)
+        self.optimizer, self.num_seen = optimizer, self.num_seen + 1
+        return optimizer
+
+    def _replaced(self, name: str, groups: list[dict[str, Any]], given: dict[str, Any]) -> Optimizer:
+        """The requested optimizer, with those of the script's settings that it has too."""
+        entry, own = OPTIMIZERS[name], dict(given)
+        lr = own.pop("lr", None)
+        lr = groups[0]["lr"] if lr is None else lr
+        # As in `diffusers_lrlab.train`: betas and epsilon are Adam's.
+        taken = {"weight_decay"} | ({"beta1", "beta2", "eps"} if "adam" in entry.traits else set())
+        if "betas" in own and "adam" in entry.traits:
+            own["beta1"], own["beta2"] = own.pop("betas")[:2]
+        taken &= {parameter.name for parameter in entry.parameters} - self.kwargs.keys()
+        settings = {key: own.pop(key) for key in taken & own.keys() if isinstance(own[key], (int, float))}
+        for group in groups:
+            if "weight_decay" in group and "weight_decay" not in taken:
+                own["weight_decay of a group"] = group.pop("weight_decay")
+        kept = ", ".join([f"learning rate {lr:g}", *(f"{key} {value:g}" for key, value in sorted(settings.items()))])
+        unused = f" Not used: {', '.join(f'{key} {value}' for key, value in own.items())}." if own else ""
+        self.run.warn(f"--optimizer {format_spec(name, self.kwargs)}, with the script's {kept}.{unused}")
+        expected = entry.facts.get("learning_rate")
+        if expected is not None and lr != expected:
+            self.run.warn(
+                f"{name} finds its learning rate by itself and multiplies it by the script's, which is {lr:g}. Give the "
+                f"script --learning_rate {expected:g}."
+            )
+        return get_optimizer(name, groups, lr, **settings, **self.kwargs)
+
+    def _line_of_group_index(self) -> int | None:
+        """The line where the script assigns something to `optimizer.param_groups[1]`, for instance."""
+        targets = ((node.lineno, ast.unparse(target)) for node in self.script.nodes(ast.Assign) for target in node.targets)
+        return next((line for line, target in targets if "param_groups[" in target), None)
+
+    # --- errors -------------------------------------------------------------------------------------------------------
+
+    def _check_prepared(self) -> None:
+        if self.run.optimizer is not None and self.run.optimizer is not self.optimizer:
+            raise LabError(
+                f"{self.requested}: the script trains with a {type(self.run.optimizer).__name__} made in another file, "
+                f"which cannot be replaced. Remove {self.requested}."
+            )
+
+    def _check_saved(self, groups: list[dict[str, Any]]) -> None:
+        """Refuses a checkpoint of other groups, which torch would load, learning rates included."""
+        assert self.optimizer is not None
+
+        own = "the script's own"
+
+        def shown(groups: list[dict[str, Any]]) -> str:
+            return ", ".join(f"{group.get(_NAME, own)} x {group.get(LR_FACTOR, 1.0):g}" for group in groups)
+
+        saved, now = shown(groups), shown(self.optimizer.param_groups)
+        if saved != now:
+            raise LabError(
+                f"{self.requested}: the checkpoint has the optimizer and learning rate factors {saved}, not {now}. Resume "
+                "with those of the checkpoint."
+            )
+
+    def report(self) -> str:
+        if self.optimizer is None:
+            return f"{self.requested}: no optimizer was made."
+        sizes: dict[float, int] = {}
+        for group in self.optimizer.param_groups:
+            size = sum(parameter.numel() for parameter in group["params"])
+            sizes[group[LR_FACTOR]] = sizes.get(group[LR_FACTOR], 0) + size
+        shown = f"{self.optimizer.param_groups[0][_NAME]} trained {counted(sum(sizes.values()), 'parameter', ',')}"
+        if self.factors:
+            shown += f", with learning rate factors {', '.join(f'{f:g} for {n:,}' for f, n in sizes.items())}"
+        return f"{self.requested}: {shown}."
+
+
+def _with_subclasses(cls: type[Optimizer]) -> set[type[Optimizer]]:
+    return {cls}.union(*map(_with_subclasses, cls.__subclasses__()))

@@ -1,0 +1,217 @@
+"""Timesteps of a third-party script: observed where it draws them, and replaced by those of a sampler if asked.
+
+Scripts for a `DDPMScheduler` draw indices, `torch.randint(0, num_train_timesteps, (batch_size,))`. Scripts for flow matching
+draw numbers `u` in [0, 1), whose index into a table of timesteps, from the most to the least noise, is `floor(u T)`.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ...core.errors import LabError
+from ...core.spec import resolve_spec
+from ...core.streams import stream_generator
+from ...core.words import counted, times
+from ...timesteps.noise_levels import NoiseLevels, flow_levels, noise_levels
+from ...timesteps.registries import TIMESTEP_SAMPLERS
+from ...timesteps.sampling import TimestepSampler, contradiction
+from ..host.hook import Host, StatefulHook
+from ..script.source import DENSITY, HostScript, NotRecognised, lines_of
+from .clock import HostClock, clock_of
+
+# Stratified batches smaller than this share their strata with the updates after them.
+_STRATA = 64
+
+
+def recognise(script: HostScript) -> str:
+    if script.sampling_pattern == "index":
+        return f"torch.randint draws indices of timesteps ({lines_of(script.randint_calls)})"
+    table = "least" if script.sigma_scales_data else "most"
+    return f"{DENSITY} draws indices into a table that starts with the {table} noise ({lines_of(script.calls(DENSITY))})"
+
+
+def check_one_loss(script: HostScript) -> None:
+    """Raises [`NotRecognised`] if a timestep has several losses, such as those of the two images of a preference."""
+    if script.repeated_timesteps:
+        lines = lines_of(script.repeated_timesteps)
+        raise NotRecognised(f"it uses each timestep for several images ({lines}), whose losses cannot be told apart")
+
+
+def make(host: Host) -> StatefulHook:
+    return TimestepHook(host.script, clock_of(host), host.options.timestep_sampler, host.requested)
+
+
+class TimestepHook:
+    """
+    Observes the timesteps that a script draws, and replaces them if there is a sampler.
+
+    Attributes:
+        requested: The options that need it, for messages.
+        timesteps: The last ones, which grow with the noise: int64 of shape `(batch_size,)`.
+        levels: The noise of each timestep, known from the first batch on.
+        on_timesteps: Called with the update for each batch of timesteps.
+    """
+
+    def __init__(self, script: HostScript, clock: HostClock, spec: str | None, requested: str):
+        self.script, self.clock, self.run, self.requested = script, clock, clock.run, requested
+        self.name: str | None = None
+        self.kwargs: dict[str, Any] = {}
+        if spec:
+            self.name, self.kwargs = resolve_spec(spec, None, TIMESTEP_SAMPLERS)
+        if self.name and "feedback" in TIMESTEP_SAMPLERS[self.name].traits:
+            raise LabError(
+                f"--timestep_sampler {self.name!r} needs the loss of each image, which a script does not expose. Choose a "
+                "sampler that follows no losses."
+            )
+        self.pattern = script.sampling_pattern
+        self.sampler: TimestepSampler | None = None
+        self.levels: NoiseLevels | None = None
+        self.scheduler: Any = None
+        self.is_active = True
+        self.timesteps: torch.Tensor | None = None
+        self.on_timesteps: list[Callable[[int], None]] = []
+        self.num_seen = self._largest_batch = 0
+        self._update = self._skipped = self._micro_batch = -1  # of the last batch
+
+    def install(self) -> None:
+        if self.pattern == "density":
+            from diffusers import training_utils
+
+            self.run.patches.wrap(training_utils, DENSITY, self._draw_density)
+        else:
+            self.run.patches.wrap(torch, "randint", self._draw_index)
+
+    def _draw_index(self, randint: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+        # The script's own draw comes first, so that its generator continues as without the hook.
+        own = randint(*args, **kwargs)
+        frame = self.script.caller(self.script.randint_calls)
+        if frame is None or not self._is_known(frame, functools.partial(_is_index_scheduler, num=args[1])):
+            return own
+        return self._replaced(own)
+
+    def _draw_density(self, density: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+        drawn = density(*args, **kwargs)
+        frame = self.script.caller(self.script.calls(DENSITY))
+        if frame is None or not self._is_known(frame, _is_flow):
+            return drawn
+        num = self.scheduler.config.num_train_timesteps
+        own = self._turned((drawn * num).long().clamp(max=num - 1))
+        timesteps = self._replaced(own)
+        return drawn if timesteps is own else ((self._turned(timesteps) + 0.5) / num).to(drawn.dtype)
+
+    def _replaced(self, own: torch.Tensor) -> torch.Tensor:
+        self.timesteps = self._sampled(own)
+        for call in self.on_timesteps:
+            call(self._update)
+        return self.timesteps
+
+    def _turned(self, indices: torch.Tensor) -> torch.Tensor:
+        """Timesteps, which grow with the noise, for indices into the script's table, or the reverse."""
+        return indices if self.script.sigma_scales_data else self.scheduler.config.num_train_timesteps - 1 - indices
+
+    def _is_known(self, frame: FrameType, matches: Callable[[Any], bool]) -> bool:
+        """Whether the noise scheduler of the timesteps is known, which is looked for at the first batch."""
+        if self.levels is None and self.is_active:
+            try:
+                self._begin(_find_scheduler(frame, matches))
+            except NotRecognised as reason:
+                self.is_active = False
+                self.run.refuse(self.requested, reason)
+        return self.is_active
+
+    def _begin(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        is_flow = _is_flow(scheduler)
+        self.levels = flow_levels(scheduler, self.script.sigma_scales_data) if is_flow else noise_levels(scheduler)
+        if self.name is None:
+            return
+        num_updates = self.clock.count_updates()
+        if num_updates is None and "curriculum" in TIMESTEP_SAMPLERS[self.name].traits:
+            raise LabError(
+                f"--timestep_sampler {self.name!r} changes over the run, whose length the script's arguments do not "
+                "determine. Give --num_updates N before its name."
+            )
+        self.sampler = TimestepSampler(self.name, self.kwargs, self.levels, num_updates)
+        if warning := contradiction(self.name, self.prediction_type):
+            self.run.warn(warning)
+
+    @property
+    def is_unbiased(self) -> bool:
+        return bool(self.kwargs.get("unbiased"))
+
+    @property
+    def prediction_type(self) -> str:
+        return "flow_velocity" if _is_flow(self.scheduler) else self.scheduler.config.prediction_type
+
+    def _sampled(self, own: torch.Tensor) -> torch.Tensor:
+        """The sampler's timesteps; the script's `own`, as they are, without a sampler and for `uniform`."""
+        self.num_seen += 1
+        update, skipped = self.clock.update, self.run.num_skipped  # a skipped update is drawn again
+        micro_batch = self._micro_batch + 1 if (update, skipped) == (self._update, self._skipped) else 0
+        self._update, self._skipped, self._micro_batch = update, skipped, micro_batch
+        sampler = self.sampler
+        if sampler is None or sampler.name == "uniform" and sampler.draw == "independent":
+            return own
+        accelerator, size = self.run.accelerator, len(own)
+        accumulation, num_processes = accelerator.gradient_accumulation_steps, accelerator.num_processes
+        self._largest_batch = max(self._largest_batch, size, int(self.run.arguments.get("train_batch_size") or 0))
+        if micro_batch >= accumulation:
+            raise LabError(
+                f"The script draws timesteps {times(micro_batch + 1)} in an update of {counted(accumulation, 'micro-batch')}"
+                ", so their purposes cannot be told apart. Remove --timestep_sampler."
+            )
+        batch = self._largest_batch * accumulation * num_processes
+        window = math.ceil(_STRATA / batch) if sampler.draw == "stratified" else 1
+        generator = stream_generator(int(self.run.arguments.get("seed") or 0), "timesteps", update // window)
+        drawn = sampler.sample(batch * window, update, generator)
+        start = update % window * batch + (micro_batch * num_processes + accelerator.process_index) * self._largest_batch
+        return drawn[start : start + size].to(own.device)
+
+    def loss_weights(self) -> torch.Tensor | None:
+        """The weights that correct the last batch for its density, if the sampler is `unbiased`."""
+        if self.sampler is None or self.timesteps is None:
+            return None
+        return self.sampler.loss_weights(self.timesteps, self._update)
+
+    def state_dict(self, is_at_end: bool) -> dict[str, int]:
+        """The batch size by which strata are laid out."""
+        return {"largest_batch": self._largest_batch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._largest_batch = state.get("largest_batch", 0)
+
+    def report(self) -> str:
+        if self.name is None:
+            return ""
+        return f"--timestep_sampler {self.name}: timesteps of {counted(self.num_seen, 'batch')} replaced."
+
+
+def _find_scheduler(frame: FrameType, matches: Callable[[Any], bool]) -> Any:
+    """
+    The noise scheduler among the variables that are visible to a call, for which `matches(scheduler)` is true.
+
+    Scripts for flow matching make a copy of their scheduler; either will do.
+    """
+    from diffusers import SchedulerMixin
+
+    values = [*frame.f_locals.values(), *frame.f_globals.values()]
+    found = [value for value in values if isinstance(value, SchedulerMixin) and matches(value)]
+    configs = {str(sorted(scheduler.config.items(), key=str)) for scheduler in found}
+    if len(configs) != 1:
+        names = ", ".join(sorted({type(scheduler).__name__ for scheduler in found})) or "none"
+        raise NotRecognised(f"the noise scheduler of its timesteps is ambiguous or missing; found: {names}")
+    return found[0]
+
+
+def _is_flow(scheduler: Any) -> bool:
+    return hasattr(scheduler, "sigmas") and hasattr(scheduler, "scale_noise") and not hasattr(scheduler, "alphas_cumprod")
+
+
+def _is_index_scheduler(scheduler: Any, num: int) -> bool:
+    """Whether its timesteps are indices of `alphas_cumprod`: not so for schedulers that interpolate, such as Euler's."""
+    has_indices = hasattr(scheduler, "alphas_cumprod") and not hasattr(scheduler, "sigmas")
+    return has_indices and scheduler.config.num_train_timesteps == num

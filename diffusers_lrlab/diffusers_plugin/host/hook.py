@@ -1,0 +1,84 @@
+"""The protocol of the launcher's hooks, and the host that they are made from."""
+
+import argparse
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from torch.optim import Optimizer
+
+from ..script.source import HostScript
+from .run import HostRun
+
+
+class Hook(Protocol):
+    """A change to a running script."""
+
+    @property
+    def num_seen(self) -> int:
+        """How often it had something to act on; 0 is an error with `--strict`."""
+        ...
+
+    def install(self) -> None:
+        """Runs before the script's first line. All replacements go through `run.patches`, which restores them."""
+        ...
+
+    def report(self) -> str:
+        """Lines for the end of the run; empty if there is nothing to say."""
+        ...
+
+
+@runtime_checkable
+class StatefulHook(Hook, Protocol):
+    """A hook with a state of plain data, which `--exact_resume` saves in checkpoints."""
+
+    def state_dict(self, is_at_end: bool) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class RangeTest(Protocol):
+    """A learning rate range test, such as [`finder.script_test.ScriptTest`]."""
+
+    @property
+    def most_updates(self) -> int: ...
+    @property
+    def lr(self) -> float: ...
+    @property
+    def is_read_next(self) -> bool: ...
+    def begin(self, optimizer: Optimizer) -> None: ...
+    def start(self, loss: float) -> None: ...
+    def add(self, loss: float | None) -> bool: ...
+    def fail(self) -> None: ...
+
+
+@dataclass
+class Host:
+    """
+    The program whose training the hooks change.
+
+    Attributes:
+        script: Its text, in which hooks recognise their calls.
+        run: Its run in this process.
+        options: The launcher's; in a range test, without those that have no effect there.
+        range_test: Decides on learning rates, in a range test.
+        hooks: Those of earlier rows, by name; later ones follow.
+        requested: The options for which the next hook is made, such as `"--optimizer and --lr_groups"`.
+    """
+
+    script: HostScript
+    run: HostRun
+    options: argparse.Namespace
+    range_test: RangeTest | None = None
+    hooks: dict[str, Hook] = field(default_factory=dict)
+    requested: str = ""
+
+
+class HookModule(Protocol):
+    """The functions of a hook's file. Rows without options need no `recognise`."""
+
+    def recognise(self, script: HostScript) -> str:
+        """What the hook acts on, in words; raises [`NotRecognised`] with the reason if there is nothing."""
+        ...
+
+    def make(self, host: Host) -> Hook | None:
+        """The hook, or `None` if it has nothing to do; raises [`NotRecognised`]."""
+        ...

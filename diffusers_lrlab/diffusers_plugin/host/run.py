@@ -1,0 +1,195 @@
+"""A third-party script while it runs: its arguments, what it prepares, and the events that hooks wait for."""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ...core.errors import LabError
+from ..script.source import NotRecognised
+from .patches import Patches
+
+
+class HostRun:
+    """
+    The run of the script in this process.
+
+    Args:
+        strict (`bool`): Whether it is an error if a hook recognises nothing to act on.
+        patches (`Patches`, *optional*): The replacements made by hooks.
+
+    Attributes:
+        arguments: The script's parsed arguments.
+        accelerator: The script's, once it prepares something.
+        models: The trained models that were prepared, without accelerate's wrappers.
+        optimizer: The first optimizer that was prepared, without wrapper. Its steps are the updates.
+        num_updates: Optimizer steps in this process, not counting those before a resume.
+        num_skipped: Steps in this process whose update a gradient scaler skipped.
+        training_loader: The prepared loader, from the `prepare` call that also got an optimizer.
+        on_parsed: Called with the script's arguments, which may be changed; `arguments` has the originals.
+        on_prepared: Called after each `accelerator.prepare`.
+        on_update: Called after each optimizer step: not after micro-batches that only accumulate.
+        on_step: Called after each step, including those whose update a gradient scaler skipped.
+        on_end: Called before `accelerator.end_training`, in all processes.
+    """
+
+    def __init__(self, strict: bool = False, patches: Patches | None = None):
+        self.strict = strict
+        self.patches = Patches() if patches is None else patches
+        self.arguments: dict[str, Any] = {}
+        self.accelerator: Any = None
+        self.models: list[torch.nn.Module] = []
+        self.optimizer: Optimizer | None = None
+        self.training_loader: Any = None
+        self.num_updates = self.num_skipped = 0
+        self._first_step: int | None = None  # the script's step count when this process starts to train
+        self.on_parsed: list[Callable[[argparse.Namespace], None]] = []
+        self.on_prepared: list[Callable[[], None]] = []
+        self.on_update: list[Callable[[], None]] = []
+        self.on_step: list[Callable[[], None]] = []
+        self.on_end: list[Callable[[], None]] = []
+
+    def install(self) -> None:
+        """Wraps the functions that parse arguments, prepare models, step the optimizer and end the training."""
+        from accelerate import Accelerator
+        from accelerate.optimizer import AcceleratedOptimizer
+
+        def parse_and_remember(parse: Any, *args: Any, **kwargs: Any) -> Any:
+            namespace, rest = parse(*args, **kwargs)
+            # A copy, since scripts write their computed length into the namespace.
+            self.arguments = dict(vars(namespace))
+            for call in self.on_parsed:
+                call(namespace)
+            return namespace, rest
+
+        def prepare_and_remember(prepare: Any, accelerator: Any, *args: Any, **kwargs: Any) -> Any:
+            self.accelerator = accelerator
+            prepared = prepare(accelerator, *args, **kwargs)
+            self._remember(args, prepared if len(args) > 1 else [prepared])
+            for call in self.on_prepared:
+                call()
+            return prepared
+
+        def step_and_notify(step: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            self._remember_first_step()
+            updates = self.num_updates
+            step(optimizer, *args, **kwargs)
+            if optimizer.optimizer is self.optimizer and optimizer.gradient_state.sync_gradients:
+                self.num_skipped += self.num_updates == updates
+                for call in self.on_step:
+                    call()
+
+        def notify_and_end(end_training: Any, accelerator: Any) -> None:
+            for call in self.on_end:
+                call()
+            end_training(accelerator)
+
+        self.patches.wrap(argparse.ArgumentParser, "parse_known_args", parse_and_remember)
+        self.patches.wrap(Accelerator, "prepare", prepare_and_remember)
+        self.patches.wrap(Accelerator, "end_training", notify_and_end)
+        self.patches.wrap(AcceleratedOptimizer, "step", step_and_notify)
+
+    def _remember(self, given: Any, prepared: Any) -> None:
+        new = [model for model in given if isinstance(model, torch.nn.Module) and model not in self.models]
+        self.models += [model for model in new if any(each.requires_grad for each in model.parameters())]
+        optimizers = [part for part in given if isinstance(part, Optimizer)]
+        if not optimizers:
+            return
+        if self.optimizer is None:
+            self.optimizer = optimizers[0]
+            self.optimizer.register_step_post_hook(self._notify_of_update)
+        # Scripts that generate class images first prepare a loader for them, without an optimizer.
+        loaders = {id(loader) for loader in self.accelerator._dataloaders}
+        self.training_loader = next((part for part in prepared if id(part) in loaders), self.training_loader)
+
+    def _notify_of_update(self, *step: Any) -> None:
+        self.num_updates += 1
+        for call in self.on_update:
+            call()
+
+    def _remember_first_step(self) -> None:
+        """Reads the script's count, which a resumed script has set by the time it starts to train."""
+        if not self.num_updates and not self.num_skipped:
+            # All of diffusers' scripts use this name.
+            frames = (frame for frame in calling_frames() if frame.f_globals is vars(sys.modules["__main__"]))
+            count = next((frame.f_locals["global_step"] for frame in frames if "global_step" in frame.f_locals), None)
+            self._first_step = count if isinstance(count, int) else None  # a tensor would change with the script's count
+
+    # --- length of the run, and schedule steps in an update -----------------------------------------------------------
+
+    def count_updates(self) -> int | None:
+        """The optimizer updates of the whole run, from the script's arguments and its prepared data."""
+        if self.arguments.get("max_train_steps"):
+            return int(self.arguments["max_train_steps"])
+        epochs = self.arguments.get("num_train_epochs") or self.arguments.get("num_epochs")
+        # A loader that was prepared without an optimizer is known when the script iterates over it.
+        loader = self.training_loader
+        if loader is None and self.accelerator is not None:
+            loader = self.accelerator.gradient_state.active_dataloader
+        if not epochs or not hasattr(loader, "__len__"):
+            return None
+        return int(epochs) * math.ceil(len(loader) / self.accelerator.gradient_accumulation_steps)
+
+    def steps_per_update(self, wrapper: Any) -> int:
+        """How often accelerate steps a schedule per update, given its wrapper of the schedule."""
+        if not wrapper.step_with_optimizer:
+            return int(self.accelerator.gradient_accumulation_steps)
+        return 1 if wrapper.split_batches else int(self.accelerator.num_processes)
+
+    def steps_by_script(self, num_steps: int) -> int:
+        """
+        How often the script steps a schedule per update, told by its `num_steps` steps before the first update: if all
+        micro-batches but the last have stepped the schedule, each of them does.
+        """
+        accumulated = int(getattr(self.accelerator, "gradient_accumulation_steps", 1))
+        if accumulated == 1:  # or without accelerate
+            accumulated = int(self.arguments.get("gradient_accumulation_steps") or 1)
+        if hasattr(self.training_loader, "__len__"):
+            accumulated = min(accumulated, len(self.training_loader))  # the end of an epoch ends an update
+        return accumulated if 0 < accumulated - 1 <= num_steps else 1
+
+    # --- output -------------------------------------------------------------------------------------------------------
+
+    @property
+    def lab_folder(self) -> Path:
+        """The folder of our results in the script's `--output_dir`, which it must have."""
+        return Path(self.arguments["output_dir"]) / "lrlab"
+
+    def log(self, values: dict[str, Any], update: int) -> None:
+        """
+        Logs to the script's trackers.
+
+        Scripts count updates that a gradient scaler skipped, and trackers drop values whose step is smaller than the last
+        one. So the step is the script's `global_step`, or `update` plus the known skipped ones.
+        """
+        self._remember_first_step()
+        updates = update if self._first_step is None else self._first_step + self.num_updates
+        self.accelerator.log(values, step=updates + self.num_skipped)
+
+    def refuse(self, option: str, reason: NotRecognised) -> None:
+        """Warns that an option has no effect on this script; an error with `--strict`."""
+        text = f"{option} cannot be used in this script: {reason}."
+        if self.strict:
+            raise LabError(f"{text} (--strict)")
+        self.warn(f"{text[0].upper()}{text[1:]} It is not used.")
+
+    def warn(self, text: str) -> None:
+        """Prints a warning, once for all processes."""
+        from accelerate.state import PartialState
+
+        if PartialState().is_main_process:
+            sys.stderr.write(f"diffusers_lrlab: {text}\n")
+
+
+def calling_frames() -> Iterator[FrameType]:
+    """The frames of the running call, from the innermost one outward."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -1,0 +1,61 @@
+"""Installs the hooks that the launcher's options request into a script, and reports what they did."""
+
+import argparse
+from typing import cast
+
+from ..core.errors import LabError
+from .hook_options import options_of_test, requested_groups, shown
+from .hook_table import HOOKS
+from .hooks.clock import clock_of
+from .hooks.find_lr import FindLrHook
+from .host.hook import Host, RangeTest
+from .host.patches import Patches
+from .host.run import HostRun
+from .script.source import HostScript, NotRecognised
+
+
+class InstalledHooks:
+    """The hooks of a script, installed before its first line. Closing `patches` restores what they replace."""
+
+    def __init__(self, options: argparse.Namespace, range_test: RangeTest | None = None, patches: Patches | None = None):
+        options = options_of_test(options) if range_test else options
+        self.host = Host(HostScript(options.script), HostRun(options.strict, patches), options, range_test)
+        for group in requested_groups(options):
+            self._make(group)
+        self.made = {name: self.host.hooks[name] for name in HOOKS if name in self.host.hooks}
+        self.host.run.install()
+        for hook in self.made.values():
+            hook.install()
+
+    def _make(self, group: list[str]) -> None:
+        self.host.requested = shown(self.host.options, group)
+        try:
+            for name in group:
+                hook = HOOKS[name].make(self.host)
+                if hook is not None:
+                    self.host.hooks[name] = hook
+        except NotRecognised as reason:
+            for name in group:
+                self.host.hooks.pop(name, None)
+            self.host.run.refuse(self.host.requested, reason)
+
+    @property
+    def find_lr(self) -> FindLrHook | None:
+        """The hook of a range test."""
+        return cast(FindLrHook | None, self.made.get("find_lr"))
+
+    def check_used(self) -> None:
+        """After the script's end: with `--strict`, a hook that never acted is an error."""
+        requested = [hook for name, hook in self.made.items() if not HOOKS[name].is_always_there]
+        unused = [text for hook in requested if not hook.num_seen and (text := hook.report())]
+        clock, run = clock_of(self.host), self.host.run
+        resumed_at_end = clock.counts and clock.update and not run.num_updates
+        if unused and run.strict and not resumed_at_end:
+            raise LabError(f"{' '.join(unused)} (--strict)")
+
+    def report(self) -> str:
+        """The lines of all hooks; empty in a range test, whose updates are not a training."""
+        if self.find_lr is not None:
+            return ""
+        lines = [line for hook in self.made.values() for line in hook.report().splitlines()]
+        return "\n".join(f"diffusers_lrlab: {line}" for line in lines)

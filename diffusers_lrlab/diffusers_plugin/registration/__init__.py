@@ -1,0 +1,1 @@
+"""Registration with diffusers: schedules, models and pipelines."""

@@ -1,0 +1,53 @@
+"""Registers the lab with diffusers: at once with its imported modules, with others when they are imported.
+
+Importing diffusers takes seconds, so `import diffusers_lrlab` does not import it.
+"""
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+
+def register() -> None:
+    """Registers schedules and pipelines with diffusers. Idempotent."""
+    from .pipelines import POINT_PIPELINE, register_pipelines, register_point_pipeline
+    from .schedules import register_schedules
+
+    _when_imported("diffusers.optimization", register_schedules)
+    _when_imported(POINT_PIPELINE, register_point_pipeline)
+    _when_imported("diffusers.pipelines.pipeline_utils", register_pipelines)
+
+
+def _when_imported(host: str, action: Callable[[Any], None]) -> None:
+    if host in sys.modules:
+        action(sys.modules[host])
+    elif not any(isinstance(finder, _ActOnImport) and finder.host == host for finder in sys.meta_path):
+        sys.meta_path.insert(0, _ActOnImport(host, action))
+
+
+class _ActOnImport(importlib.abc.MetaPathFinder):
+    """Calls a function with a module once the module is imported."""
+
+    def __init__(self, host: str, action: Callable[[Any], None]):
+        self.host, self.action = host, action
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.host:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_act(module: ModuleType) -> None:
+                execute(module)
+                self.action(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+
+            spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,1 @@
+"""The text of a third-party script, read before it runs."""

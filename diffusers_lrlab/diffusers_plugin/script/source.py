@@ -1,0 +1,220 @@
+"""A third-party script's text, parsed before it runs: where it draws timesteps, weights losses and makes its schedule.
+
+Hooks act only on calls in this file, and only where the code has a known pattern.
+"""
+
+import ast
+import functools
+import os
+import re
+import sys
+from types import FrameType
+from typing import TypeVar
+
+from ...core.errors import LabError
+
+DENSITY, WEIGHTING = "compute_density_for_timestep_sampling", "compute_loss_weighting_for_sd3"
+LOSS, SCHEDULE = "mse_loss", "get_scheduler"
+# (1 - s) * data + s * noise, or with data and noise exchanged, as `ast.unparse` writes it.
+_FLOW = re.compile(r"\(1(?:\.0)? - sigmas\) \* (\w+) \+ sigmas \* (\w+)")
+_PLUGIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+Node = TypeVar("Node", bound=ast.AST)
+
+
+class NotRecognised(LabError):
+    """A hook found no code that it can act on, or code that it does not understand."""
+
+
+class HostScript:
+    """
+    A third-party script and its syntax tree.
+
+    Attributes:
+        is_measured: Whether a held-out loss is being computed by the script's code, so that hooks ignore its calls.
+    """
+
+    def __init__(self, path: str):
+        self.path = os.path.abspath(path)
+        self.is_measured = False
+        try:
+            with open(self.path, "rb") as file:
+                self.tree = ast.parse(file.read())
+        except (OSError, SyntaxError, ValueError):
+            self.tree = ast.parse("")  # running it reports the error
+
+    # --- syntax -------------------------------------------------------------------------------------------------------
+
+    def nodes(self, kind: type[Node]) -> list[Node]:
+        """All nodes of a type in the syntax tree."""
+        return [node for node in ast.walk(self.tree) if isinstance(node, kind)]
+
+    def calls(self, name: str) -> list[ast.Call]:
+        """Calls of functions and methods of this name, such as `mse_loss(...)` and `F.mse_loss(...)`."""
+        return self._calls.get(name, [])
+
+    @functools.cached_property
+    def _calls(self) -> dict[str | None, list[ast.Call]]:
+        found: dict[str | None, list[ast.Call]] = {}
+        for call in self.nodes(ast.Call):
+            found.setdefault(_last_name(call.func), []).append(call)
+        return found
+
+    def caller(self, calls: list[ast.Call]) -> FrameType | None:
+        """The script's frame that called the current hook, if it is at one of these calls."""
+        frame = sys._getframe(1)
+        while frame.f_code.co_filename.startswith(_PLUGIN) and frame.f_back is not None:
+            frame = frame.f_back
+        if self.is_measured or frame.f_code.co_filename != self.path:
+            return None
+        return frame if any(call.lineno <= frame.f_lineno <= (call.end_lineno or 0) for call in calls) else None
+
+    def assigns(self, name: str) -> bool:
+        """Whether a variable of this name is assigned anywhere."""
+        return any(node.id == name and isinstance(node.ctx, ast.Store) for node in self.nodes(ast.Name))
+
+    def values(self, name: str) -> list[str]:
+        """The expressions that are assigned to a variable of this name."""
+        return [ast.unparse(node.value) for node in self.nodes(ast.Assign) if name in map(ast.unparse, node.targets)]
+
+    def mentions(self, name: str) -> bool:
+        """Whether an attribute of this name is used anywhere."""
+        return any(node.attr == name for node in self.nodes(ast.Attribute))
+
+    @functools.cached_property
+    def local_modules(self) -> list["HostScript"]:
+        """The modules in its own folder that it imports, directly or through each other."""
+        folder, found, left = os.path.dirname(self.path), dict[str, HostScript](), [self]
+        while left:
+            for path in _imported(left.pop(), folder):
+                if path != self.path and path not in found:
+                    found[path] = HostScript(path)
+                    left.append(found[path])
+        return [*found.values()]
+
+    # --- timesteps ----------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def sampling_pattern(self) -> str:
+        """How it draws timesteps: `"index"` or `"density"`; raises [`NotRecognised`] for any other way."""
+        if self.randint_calls and self.calls(DENSITY):
+            raise NotRecognised(f"it draws timesteps in two ways ({lines_of(self.randint_calls + self.calls(DENSITY))})")
+        if self.randint_calls:
+            return "index"
+        if not self.calls(DENSITY):
+            raise NotRecognised(f"it calls neither torch.randint(0, ....num_train_timesteps, (batch_size,)) nor {DENSITY}")
+        table_index = re.compile(r"\(\w+ \* [\w.]+\.num_train_timesteps\)\.long\(\)")
+        if not any(table_index.fullmatch(ast.unparse(call)) for call in self.calls("long")):
+            raise NotRecognised(f"it uses the values of {DENSITY} as noise levels, not as indices into a table of timesteps")
+        return "density"
+
+    @functools.cached_property
+    def randint_calls(self) -> list[ast.Call]:
+        """Calls of `torch.randint(0, ....num_train_timesteps, (...,))`."""
+        return [
+            call
+            for call in self.calls("randint")
+            if len(call.args) == 3
+            and _last_name(call.args[1]) == "num_train_timesteps"
+            and isinstance(call.args[2], ast.Tuple)
+            and len(call.args[2].elts) == 1
+        ]
+
+    @functools.cached_property
+    def repeated_timesteps(self) -> list[ast.Call]:
+        """Calls that use a timestep for several images, such as `torch.randint(...).repeat(2)`."""
+        drawn = {*self.randint_calls}
+        names = {ast.unparse(node.targets[0]) for node in self.nodes(ast.Assign) if drawn & {*ast.walk(node.value)}}
+        return [
+            call
+            for name in ("repeat", "repeat_interleave", "tile")
+            for call in self.calls(name)
+            if isinstance(call.func, ast.Attribute)
+            and (drawn & {*ast.walk(call.func.value)} or _receiver(call.func) in names)
+        ]
+
+    @functools.cached_property
+    def sigma_scales_data(self) -> bool:
+        """Whether sigma multiplies the data, not the noise, so that the table starts with the least noise (Lumina 2)."""
+        flows = filter(None, (_FLOW.fullmatch(ast.unparse(node)) for node in self.nodes(ast.BinOp)))
+        return any("noise" in flow[1] and "noise" not in flow[2] for flow in flows)
+
+    # --- schedule, data and epochs ------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def schedule_calls(self) -> list[ast.Call]:
+        """Calls of diffusers' `get_scheduler`, not of the function of that name in transformers."""
+        imports = [node for node in self.nodes(ast.ImportFrom) if (node.module or "").startswith("transformers")]
+        is_other = any(alias.name == SCHEDULE for node in imports for alias in node.names)
+        return [] if is_other else self.calls(SCHEDULE)
+
+    @functools.cached_property
+    def indexed_by_step(self) -> list[str]:
+        """Variables that a loop `for step, batch in enumerate(loader)` indexes by `step`, such as caches of latents."""
+        found = set()
+        for loop in self.nodes(ast.For):
+            source = ast.unparse(loop.iter)
+            if isinstance(loop.target, ast.Tuple) and source.startswith("enumerate(") and "loader" in source:
+                step = ast.unparse(loop.target.elts[0])
+                items = [
+                    node for node in ast.walk(loop) if isinstance(node, ast.Subscript) and ast.unparse(node.slice) == step
+                ]
+                found |= {item.value.id for item in items if isinstance(item.value, ast.Name)}
+        return sorted(found)
+
+    @functools.cached_property
+    def index_moduli(self) -> list[str]:
+        """Attributes by which datasets repeat their rows, such as `num_images` in `self.images[index % self.num_images]`."""
+        divisors = [node.right for node in self.nodes(ast.BinOp) if isinstance(node.op, ast.Mod)]
+        return sorted({x.attr for x in divisors if isinstance(x, ast.Attribute) and ast.unparse(x.value) == "self"})
+
+    @functools.cached_property
+    def _epoch_loops(self) -> list[ast.For]:
+        """Loops over the epochs that a resumed run has left."""
+        return [loop for loop in self.nodes(ast.For) if "first_epoch" in ast.unparse(loop.iter)]
+
+    @functools.cached_property
+    def saves_within_epochs(self) -> bool:
+        """Whether it calls `save_...` for its result within its loop over epochs, and not after it."""
+        names = [name for name in self._calls if name and name.startswith("save_") and name != "save_state"]
+        lines = [call.lineno for name in names for call in self.calls(name)]
+        ends = [(loop.lineno, loop.end_lineno or 0) for loop in self._epoch_loops]
+        return any(any(a < line <= b for line in lines) and all(line <= b for line in lines) for a, b in ends)
+
+    @functools.cached_property
+    def epoch_used_later(self) -> str | None:
+        """The variable of its loop over epochs, if it is used after the loop: it has no value if no epoch is left."""
+        used = [(node.id, node.lineno) for node in self.nodes(ast.Name) if isinstance(node.ctx, ast.Load)]
+        loops = [(ast.unparse(loop.target), loop.end_lineno or 0) for loop in self._epoch_loops]
+        return next((name for name, end in loops if any(one == name and line > end for one, line in used)), None)
+
+
+def _imported(script: HostScript, folder: str) -> list[str]:
+    """Files in a folder, or in packages there, that a script's imports name."""
+    names = [(folder, alias.name) for node in script.nodes(ast.Import) for alias in node.names]
+    for node in script.nodes(ast.ImportFrom):
+        root = os.path.dirname(script.path) if node.level else folder
+        for _ in range(node.level - 1):
+            root = os.path.dirname(root)
+        names += [
+            (root, ".".join(filter(None, (node.module, part)))) for part in ("", *(alias.name for alias in node.names))
+        ]
+    bases = [os.path.join(root, *name.split(".")) for root, name in names if name]
+    paths = [path for base in bases for path in (f"{base}.py", os.path.join(base, "__init__.py"))]
+    return [path for path in dict.fromkeys(paths) if os.path.isfile(path)]
+
+
+def _receiver(node: ast.expr) -> str:
+    """The object of a chain of methods: `x` of `x.long().repeat`."""
+    while isinstance(node, ast.Attribute | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return ast.unparse(node)
+
+
+def _last_name(node: ast.expr) -> str | None:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
+
+
+def lines_of(nodes: list[ast.Call]) -> str:
+    """`"line 3"`, or `"lines 3, 7"`."""
+    lines = sorted({node.lineno for node in nodes})
+    return f"line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}"

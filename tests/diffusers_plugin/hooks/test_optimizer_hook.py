@@ -1,0 +1,227 @@
+"""Other optimizers and learning rate groups in third-party scripts, against the same ones made by hand."""
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from test_launch import launch
+
+from diffusers_lrlab import get_optimizer
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.diffusers_plugin.hooks.lr_groups import parse_lr_groups
+from diffusers_lrlab.diffusers_plugin.hooks.optimizer import OptimizerHook, recognise
+from diffusers_lrlab.diffusers_plugin.host.patches import Patches
+from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "two_models_script.py"
+TEXT = """
+import torch
+
+def make_optimizer(groups):
+    optimizer_class = torch.optim.AdamW
+    optimizer = optimizer_class(groups, lr=1e-2, betas=(0.8, 0.99), weight_decay=0.02, eps=1e-7)
+    return optimizer
+
+torch.manual_seed(0)
+text_encoder, unet = torch.nn.Linear(3, 4), torch.nn.Sequential(torch.nn.Linear(4, 3))
+groups = [{"params": unet.parameters(), "lr": 2e-2}, {"params": text_encoder.parameters(), "weight_decay": 0.1}]
+optimizer = make_optimizer(groups)
+"""
+
+
+OPTIONAL = pytest.mark.skipif(
+    any(find_spec(package) is None for package in ("lion_pytorch", "prodigyopt", "schedulefree")),
+    reason="the optimizers of other packages are not installed",
+)
+
+
+@pytest.fixture
+def run_hooked(tmp_path):
+    """Runs a text as a script whose optimizer is replaced; its variables, the hook, and what was said."""
+
+    def run(spec=None, lr_groups=None, text=TEXT):
+        path, said = tmp_path / "script.py", []
+        path.write_text(text)
+        with Patches() as patches:
+            host = SimpleNamespace(warn=said.append, on_prepared=[], optimizer=None, patches=patches)
+            hook, variables = OptimizerHook(HostScript(str(path)), host, spec, lr_groups), {}
+            hook.install()
+            exec(compile(text, str(path), "exec"), variables)
+        return variables, hook, said
+
+    return run
+
+
+def trained(variables, optimizer):
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        loss = variables["unet"](variables["text_encoder"](torch.randn(4, 3, generator=generator))).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [parameter.clone() for name in ("unet", "text_encoder") for parameter in variables[name].parameters()]
+
+
+@pytest.mark.parametrize(
+    ("spec", "by_hand", "said"),
+    [
+        ("adamw:beta2=0.9", "adamw:beta1=0.8,beta2=0.9,eps=1e-7,weight_decay=0.02", "Not used: beta2 0.99."),
+        pytest.param("lion", "lion:weight_decay=0.02", "Not used: betas (0.8, 0.99), eps 1e-07.", marks=OPTIONAL),
+        ("muon:momentum=0.9", "muon:momentum=0.9,weight_decay=0.02", "learning rate 0.01, weight_decay 0.02."),
+        ("sgd", "sgd:weight_decay=0.02", "Not used: betas"),
+        ("adafactor", "adafactor:weight_decay=0.02", "Not used: betas"),
+    ],
+)
+def test_the_optimizer_that_was_asked_for_is_that_made_by_hand(run_hooked, spec, by_hand, said):
+    """On the script's groups, with their learning rates and weight decay: weights to the bit."""
+    variables, hook, warnings = run_hooked(spec)
+    hooked = trained(variables, variables["optimizer"])
+    own = {}
+    exec(compile(TEXT.replace("optimizer = make_optimizer(groups)", ""), "by hand", "exec"), own)
+    by_hand = get_optimizer(by_hand, own["groups"], 1e-2)
+    assert type(variables["optimizer"]) is type(by_hand)
+    assert all(map(torch.equal, hooked, trained(own, by_hand)))
+    assert said in warnings[0]
+    assert hook.report() == f"--optimizer: {spec.partition(':')[0]} trained 31 parameters."
+
+
+@OPTIONAL
+def test_weight_decay_that_is_asked_for_goes_for_all_groups(run_hooked):
+    variables, _, (said,) = run_hooked("lion:weight_decay=0.5")
+    assert [group["weight_decay"] for group in variables["optimizer"].param_groups] == [0.5, 0.5]
+    assert "weight_decay 0.02, weight_decay of a group 0.1." in said
+
+
+def test_groups_by_patterns(run_hooked):
+    """The first pattern that matches; the script's own groups and its optimizer stay otherwise what they are."""
+    variables, hook, said = run_hooked(lr_groups="text_encoder*=0.1,*.bias=2")
+    hooked = trained(variables, variables["optimizer"])
+    own = {}
+    exec(compile(TEXT.replace("optimizer = make_optimizer(groups)", ""), "by hand", "exec"), own)
+    layer = own["unet"][0]
+    groups = [
+        {"params": [layer.weight], "lr": 2e-2},
+        {"params": [layer.bias], "lr": 4e-2},
+        {"params": own["text_encoder"].parameters(), "lr": 1e-3, "weight_decay": 0.1},
+    ]
+    by_hand = torch.optim.AdamW(groups, lr=1e-2, betas=(0.8, 0.99), weight_decay=0.02, eps=1e-7)
+    assert all(map(torch.equal, hooked, trained(own, by_hand)))
+    assert not said
+    assert "with learning rate factors 1 for 12, 2 for 3, 0.1 for 16." in hook.report()
+    lrs = [group["lr"] for group in run_hooked("muon", "*.bias=0")[0]["optimizer"].param_groups]
+    np.testing.assert_allclose(lrs, [2e-2, 0, 1e-2, 0])
+
+
+@OPTIONAL
+def test_what_cannot_be_grouped(run_hooked):
+    with pytest.raises(LabError, match=r"no trained parameter matches 'text_encodr\*'. Known: unet.0.weight, "):
+        run_hooked("lion", "text_encodr*=0.1")
+    with pytest.raises(LabError, match=r"earlier patterns match everything that 'unet.0.bias' matches"):
+        run_hooked(lr_groups="*.bias=2,unet.0.bias=3")
+    with pytest.raises(LabError, match=r"prodigy finds one learning rate for all parameters.*\(0.01, 0.02\)"):
+        run_hooked("prodigy")
+    with pytest.raises(LabError, match="more than one optimizer"):
+        run_hooked("lion", text=TEXT + "optimizer = make_optimizer([text_encoder.weight])\n")
+    _, hook, _ = run_hooked("lion")
+    hook.run.optimizer = torch.optim.SGD([torch.ones(1)])
+    with pytest.raises(LabError, match="trains with a SGD made in another file"):
+        hook._check_prepared()
+    saved = torch.optim.AdamW([torch.ones(1)]).state_dict()["param_groups"]
+    with pytest.raises(LabError, match="--optimizer: the checkpoint has .* the script's own x 1, not lion x 1, lion x 1"):
+        hook._check_saved(saved)
+
+
+@OPTIONAL
+def test_an_optimizer_that_averages_is_refused(run_hooked):
+    with pytest.raises(LabError, match="'schedulefree_adamw' trains other weights than those to keep"):
+        run_hooked("schedulefree_adamw")
+
+
+@pytest.mark.parametrize("text", ["a", "a=", "=2", "a=-1", "a=nan", "a=1,,b=2", "a=1,a=2", "a=1e9"])
+def test_patterns_that_are_none(text):
+    with pytest.raises(LabError, match="--lr_groups"):
+        parse_lr_groups(text)
+
+
+def test_patterns():
+    assert parse_lr_groups("text_encoder*=0.1, *.bias=2,a=b=0") == {"text_encoder*": 0.1, "*.bias": 2.0, "a=b": 0.0}
+
+
+def test_what_is_recognised(tmp_path):
+    path = tmp_path / "script.py"
+    for text, reason in (("x = 1", "it makes no optimizer"), (f"{TEXT}\noptim2 = A(p, lr=1)", "it makes 2 optimizers")):
+        path.write_text(text)
+        with pytest.raises(NotRecognised, match=reason):
+            recognise(HostScript(str(path)))
+    path.write_text(TEXT)
+    assert recognise(HostScript(str(path))) == "the optimizer is replaced where it is made (line 6)"
+
+
+# --- whole runs ----------------------------------------------------------------------------------------------------------
+
+
+def run(folder, *arguments, options=(), **how):
+    folder.mkdir(exist_ok=True)
+    stderr = launch(SCRIPT, f"--output_dir={folder}", *arguments, options=options, **how)
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("rows-*.json"))], stderr
+
+
+@OPTIONAL
+def test_a_run_with_another_optimizer_resumes_to_the_bit(tmp_path):
+    """Its schedule follows the script's clock in every group; the norms that the script clips by are summed up."""
+    options = ["--optimizer=lion", "--lr_groups=text_encoder*=0.1", "--strict", "--strict_lr_audit"]
+    (whole,), stderr = run(tmp_path / "whole", "--checkpointing_steps=4", options=options)
+    assert whole["optimizer"] == "Lion"
+    assert "LR audit: 8 updates, every value that follows the clock was as expected." in stderr
+    norms = [row["norm"] for row in whole["rows"]]
+    said = re.search(r"before clipping: (\S+) on average, \S+ at the end, and at most (\S+), at update (\d+)\.", stderr)
+    np.testing.assert_allclose([float(said[1]), float(said[2])], [np.mean(norms), np.max(norms)], rtol=1e-2)
+    assert int(said[3]) == 1 + np.argmax(norms)
+    for row in whole["rows"]:
+        np.testing.assert_allclose(row["lrs"][1], row["lrs"][0] * 0.05)
+    (resumed,), _ = run(tmp_path / "whole", "--resume_from_checkpoint=checkpoint-4", options=options)
+    assert resumed["weights"] == whole["weights"]
+    others = ["--optimizer=lion", "--lr_groups=text_encoder*=0.2"]
+    _, stderr = run(tmp_path / "whole", "--resume_from_checkpoint=checkpoint-4", options=others, expect=2)
+    assert "lion x 1, lion x 0.1, not lion x 1, lion x 0.2" in stderr
+
+
+@pytest.mark.slow
+def test_processes_and_accumulation(tmp_path):
+    """Both processes end with the same weights; an accumulation of 2 has a norm and a rate for each update."""
+    options = ["--optimizer=muon", "--lr_groups=*.bias=2", "--strict_lr_audit"]
+    ranks, stderr = run(tmp_path / "2", "--gradient_accumulation_steps=2", options=options, processes=2)
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    assert "LR audit: 8 updates, every value" in stderr
+    norms = [row["norm"] for row in ranks[0]["rows"] if row["norm"] is not None]
+    assert f"Gradient norm before clipping: {np.mean(norms):.3g} on average" in stderr
+
+
+@pytest.mark.slow
+def test_rates_and_norms_go_to_the_tracker(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    options = ["--optimizer=prodigy", "--lr_groups=text_encoder*=0"]
+    (done,), stderr = run(tmp_path, "--learning_rate=1", "--report_to=tensorboard", options=options)
+    events = EventAccumulator(str(tmp_path / "two-models"))
+    events.Reload()
+    norms = [(event.step, event.value) for event in events.Scalars("grad_norm")]
+    np.testing.assert_allclose(norms, [(n + 1, row["norm"]) for n, row in enumerate(done["rows"])], rtol=1e-6)
+    assert [event.step for event in events.Scalars("effective_lr_0")] == list(range(1, 9))
+    assert events.Scalars("effective_lr_1")[-1].value == 0
+    last = events.Scalars("effective_lr_0")[-1].value
+    assert f"Effective learning rate at the last update: {last:.4g}, 0." in stderr
+
+
+def test_groups_that_a_script_changes_by_number_stay_as_many(tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import torch\nmodel = torch.nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\noptimizer.param_groups[0]['lr'] = 0.0\n"
+    )
+    text = launch(tmp_path / "script.py", options=["--lr_groups=*bias=2"], expect=2)
+    assert "--lr_groups: the script indexes parameter groups (line 4), whose order would change." in text

@@ -1,0 +1,120 @@
+"""What the launcher replaces in other libraries is put back when a script ends, however it ends."""
+
+import functools
+import importlib
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from launched_here import launch_here
+
+from diffusers_lrlab.schedules.scheduler import get_scheduler
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+LIBRARIES = ("torch", "accelerate", "diffusers", "transformers", "argparse", "multiprocessing", "diffusers_lrlab")
+# Where hooks act, imported before they do.
+NAMES = ("accelerate", "diffusers.optimization", "diffusers.training_utils", "multiprocessing.spawn", "transformers")
+ENDS = {
+    "returns": ("pass", 0),
+    "raises": ("raise RuntimeError", 1),
+    "exits": ("raise SystemExit(3)", 3),
+    "is_stopped": ("raise KeyboardInterrupt", 130),
+}
+RUNS = {
+    "none": ("ddpm", ()),
+    "clock": ("ddpm", ("--fix_lr_clock", "--strict_lr_audit", "--num_updates=6")),
+    "timesteps": ("ddpm", ("--timestep_sampler=clts", "--loss_weighting=min_snr", "--log_timesteps")),
+    "flow": ("flow", ("--timestep_sampler=logit_normal", "--loss_weighting=min_snr", "--log_timesteps")),
+    "optimizer": ("ddpm", ("--optimizer=muon", "--lr_groups=*bias=2")),
+    "ema": ("ema", ("--ema=constant", "--ema_swap=both")),
+    "resume": ("resume", ("--exact_resume", "--validation_fraction=0.1", "--validation_steps=2")),
+    "find_lr": ("ddpm", ("--find_lr", "--num_updates=12", "--validation_fraction=0.1")),
+}
+
+
+def is_function(value):
+    """Not what libraries count or keep; without a question for `__class__`, at which torch warns of old names."""
+    return callable(value) or type(value) in (classmethod, staticmethod, property)
+
+
+def is_optimizer(owner):
+    return isinstance(owner, type) and issubclass(owner, torch.optim.Optimizer) and owner.__module__.startswith("torch.")
+
+
+def attributes():
+    """The functions of these libraries' modules and classes, by owner and name, and diffusers' table of schedules."""
+    modules = [module for module in sys.modules.values() if isinstance(module, types.ModuleType)]
+    owners = [module for module in modules if module.__name__.partition(".")[0] in LIBRARIES]
+    classes = {value for module in owners for value in vars(module).values() if issubclass(type(value), type)}
+    owners += [each for each in classes if str(each.__module__).partition(".")[0] in LIBRARIES]
+    found = {(owner, name): value for owner in owners for name, value in [*vars(owner).items()] if is_function(value)}
+    # torch replaces these itself, when the first optimizer of a class is made.
+    found = {key: value for key, value in found.items() if key[1] != "step" or not is_optimizer(key[0])}
+    table = sys.modules["diffusers.optimization"].TYPE_TO_SCHEDULER_FUNCTION
+    return found | {("TYPE_TO_SCHEDULER_FUNCTION", member): function for member, function in table.items()}
+
+
+@pytest.fixture(scope="module")
+def seen():
+    for name in NAMES:
+        importlib.import_module(name)
+    return attributes()
+
+
+def changed(before):
+    """What is another function now, is gone, or is new in a class that was there."""
+    after, classes = attributes(), {owner for owner, _ in before if isinstance(owner, type)}
+    others = [key for key, value in before.items() if after.get(key) is not value]
+    return others + [key for key in after.keys() - before.keys() if key[0] in classes]
+
+
+def rows(folder):
+    return json.loads((folder / "rows-0.json").read_text())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_replaced_attribute_is_put_back(seen, name, tmp_path):
+    script, options = RUNS[name]
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        folder.mkdir()
+        assert launch_here(SCRIPTS / f"{script}_script.py", f"--output_dir={folder}", options=options) == 0
+        assert changed(seen) == []
+    assert torch.optim.AdamW([torch.zeros(1)], lr=1.0).param_groups[0]["lr"] == 1.0  # made as ever
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_however_a_script_ends(seen, name, tmp_path):
+    statement, status = ENDS[name]
+    text = (SCRIPTS / "ddpm_script.py").read_text()
+    text = text.replace("    del model, optimizer", f"    {statement}\n    del model, optimizer")
+    (tmp_path / "script.py").write_text(text)
+    options = ("--timestep_sampler=clts", "--loss_weighting=min_snr", "--optimizer=muon", "--log_timesteps")
+    assert launch_here(tmp_path / "script.py", f"--output_dir={tmp_path}", options=options) == status
+    assert changed(seen) == []
+
+
+@pytest.mark.parametrize("options", [["--optimizer=none_such"], ["--ema=constant", "--strict"], ["--lr_groups=none_such=2"]])
+def test_after_options_that_are_refused(seen, options, tmp_path):
+    assert launch_here(SCRIPTS / "ddpm_script.py", f"--output_dir={tmp_path}", options=options) == 2
+    assert changed(seen) == []
+
+
+def test_a_script_without_options_after_one_with_them(tmp_path):
+    """In the same process, to the bits that it had before."""
+    for name, options in (("before", ()), ("between", RUNS["timesteps"][1]), ("after", ())):
+        (tmp_path / name).mkdir()
+        assert launch_here(SCRIPTS / "ddpm_script.py", f"--output_dir={tmp_path / name}", options=options) == 0
+    assert rows(tmp_path / "before") == rows(tmp_path / "after") != rows(tmp_path / "between")
+
+
+def test_specs_of_a_script_are_not_watched_after_it(tmp_path):
+    from diffusers import optimization
+
+    spec = "rex:d=0.8125"
+    assert launch_here(SCRIPTS / "host_script.py", f"--output_dir={tmp_path}", f"--lr_scheduler={spec}") == 0
+    function = optimization.TYPE_TO_SCHEDULER_FUNCTION[optimization.SchedulerType(spec)]
+    assert isinstance(function, functools.partial)
+    assert function.func is get_scheduler

@@ -1,0 +1,134 @@
+"""Faults that a script's text shows."""
+
+from pathlib import Path
+
+import pytest
+
+from diffusers_lrlab.diffusers_plugin.explain import explain
+from diffusers_lrlab.diffusers_plugin.script.faults import find_faults
+from diffusers_lrlab.diffusers_plugin.script.source import HostScript
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+RESUMES = "resume_step = args.resume_from_checkpoint\n"
+
+
+def script_of(folder, text):
+    (folder / "script.py").write_text(RESUMES + text)
+    return HostScript(str(folder / "script.py"))
+
+
+def made(warmup, length, more=""):
+    return f"{more}\nget_scheduler(name, num_warmup_steps={warmup}, num_training_steps={length})"
+
+
+BY_PROCESSES = ("args.lr_warmup_steps * accelerator.num_processes", "args.max_train_steps * accelerator.num_processes")
+FILTER = "layers = filter(lambda p: p.requires_grad, unet.parameters())"
+LENGTH = "num_training_steps_for_scheduler"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (
+            made(f"args.lr_warmup_steps * {'args.gradient_accumulation_steps'}", "len(train_dataloader)"),
+            ["LR: accumulation"],
+        ),
+        (made("num_warmup_steps_for_scheduler", LENGTH), []),
+        (made("num_warmup_steps_for_scheduler", LENGTH, "Accelerator(split_batches=True)"), ["LR: processes"]),
+        (made(*BY_PROCESSES), ["LR: epochs"]),
+        (made(*BY_PROCESSES, f"{LENGTH} = 3"), ["LR: epochs"]),
+        (made("args.lr_warmup_steps", "args.max_train_steps"), ["LR: processes"]),
+        (made("args.lr_warmup_steps", "args.max_train_steps", "Accelerator(split_batches=True)"), []),
+        ("from transformers import get_scheduler\n" + made(*BY_PROCESSES), []),
+        ("mse_loss_weights = base_weight + 1", ["weights"]),
+        (f"{FILTER}\nclip_grad_norm_(layers, 1.0)", ["clipping"]),
+        (f"{FILTER}\nparams_to_clip = layers\naccelerator.clip_grad_norm_(params_to_clip, 1.0)", ["clipping"]),
+        (f"layers = list({FILTER.split(' = ')[1]})\nclip_grad_norm_(layers, 1.0)", []),
+        (f"{FILTER}\nlayers = list(layers)\nclip_grad_norm_(layers, 1.0)", []),
+        ("clip_grad_norm_(unet.parameters(), 1.0)\nclip_grad_norm_()", []),
+    ],
+    ids=[
+        "accumulation",
+        "none",
+        "split_batches",
+        "epochs",
+        "unused_length",
+        "processes",
+        "split_without_processes",
+        "transformers",
+        "weights",
+        "filter",
+        "filter_renamed",
+        "list",
+        "list_later",
+        "parameters",
+    ],
+)
+def test_faults(tmp_path, text, names):
+    assert [fault.name for fault in find_faults(script_of(tmp_path, text))] == names
+
+
+OWN = "args.gradient_accumulation_steps\nscheduler = "
+BY_ACCUMULATION = tuple(f"args.{name} * args.gradient_accumulation_steps" for name in ("lr_warmup_steps", "max_train_steps"))
+ALONE = ("args.lr_warmup_steps", "args.max_train_steps")
+IN_EACH, SYNCED = "scheduler.step()", "if accelerator.sync_gradients:\n    scheduler.step()"
+PREPARED = "accelerator.prepare(model, scheduler)"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "steps", "names"),
+    [
+        (BY_ACCUMULATION, IN_EACH, []),  # as in research_projects/realfill
+        (BY_ACCUMULATION, SYNCED, ["LR: accumulation"]),
+        (BY_ACCUMULATION, f"{PREPARED}\n{IN_EACH}", ["LR: accumulation"]),
+        (ALONE, SYNCED, []),
+        (ALONE, IN_EACH, ["LR: accumulation"]),
+        (("args.lr_warmup_steps", BY_ACCUMULATION[1]), IN_EACH, ["LR: accumulation"]),
+        (BY_PROCESSES, SYNCED, ["LR: processes"]),
+        (BY_PROCESSES, IN_EACH, ["LR: processes"]),
+        (("", "len(train_dataloader) * args.num_epochs"), IN_EACH, ["LR: processes"]),
+    ],
+    ids=[
+        "micro_batches",
+        "micro_batches_synced",
+        "prepared",
+        "updates_synced",
+        "updates",
+        "warmup_in_updates",
+        "processes_synced",
+        "processes",
+        "by_epochs",
+    ],
+)
+def test_faults_of_schedules_by_their_own_steps(tmp_path, lengths, steps, names):
+    warmup, length = lengths
+    call = made(warmup or "0", length).strip()
+    found = find_faults(script_of(tmp_path, f"{OWN}{call}\naccelerator.prepare(model)\n{steps}\n"))
+    assert [fault.name for fault in found] == names
+    assert all("--fix_lr_clock corrects it" in fault.text for fault in found)
+
+
+def test_a_loop_without_accelerate_has_no_fault():
+    assert "LR" not in [fault.name[:2] for fault in find_faults(HostScript(str(SCRIPTS / "own_script.py")))]
+
+
+@pytest.mark.parametrize(
+    "how", ["import own.parts as parts", "from own import parts", "from own.parts import resume", "import loader"]
+)
+def test_a_resume_in_a_module_beside_the_script(tmp_path, how):
+    """As in sd-scripts, whose scripts import what they have in common."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "__init__.py").touch()
+    (tmp_path / "own" / "parts.py").write_text("from . import states\n")
+    (tmp_path / "own" / "states.py").write_text("def resume(accelerator, args):\n    accelerator.load_state(args.resume)\n")
+    (tmp_path / "loader.py").write_text("import own.states\nimport loader\n")
+    (tmp_path / "script.py").write_text(f"import torch\n{how}\naccelerator.save_state('x')\n")
+    script = HostScript(str(tmp_path / "script.py"))
+    assert [fault.name for fault in find_faults(script)] == ["resume: data"]
+    assert "writes or reads its checkpoints in another file (own/states.py)" in explain(script)
+
+
+def test_faults_at_a_resume(tmp_path):
+    for text, names in ((RESUMES, []), ("first = args.resume_from_checkpoint", ["resume: data"]), ("", ["no resume"])):
+        (tmp_path / "script.py").write_text(text)
+        assert [fault.name for fault in find_faults(HostScript(str(tmp_path / "script.py")))] == names
