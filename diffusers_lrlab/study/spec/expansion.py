@@ -21,10 +21,10 @@ from ...training.resolve_timesteps import check_timesteps
 from ..same_command import PRESETS_FOLDER
 from .metrics import check_metrics, default_metrics
 from .rates import extended
-from .spec import ARM_NOTES, PRESETS, Place, RunSpec, StudySpec, Tuning
+from .spec import ARM_NOTES, PRESETS, Cell, RunSpec, StudySpec, Tuning
 
 
-def expand(spec: StudySpec, chosen: dict[Place, float] | None = None) -> list[RunSpec]:
+def expand(spec: StudySpec, chosen: dict[Cell, float] | None = None) -> list[RunSpec]:
     """
     All runs of a comparison, checked, as far as that can be done without data.
 
@@ -48,7 +48,7 @@ def expand(spec: StudySpec, chosen: dict[Place, float] | None = None) -> list[Ru
     return runs
 
 
-def expand_tuning(spec: StudySpec, numbers: Mapping[Place, Sequence[float]] | None = None) -> list[RunSpec]:
+def expand_tuning(spec: StudySpec, numbers: Mapping[Cell, Sequence[float]] | None = None) -> list[RunSpec]:
     """
     The runs that choose learning rates: of the grid of the specification, or of other numbers for each arm and data set.
 
@@ -58,25 +58,25 @@ def expand_tuning(spec: StudySpec, numbers: Mapping[Place, Sequence[float]] | No
         return []
     if numbers is not None:
         return _tuning_runs(spec, spec.tune, numbers)
-    places = list(itertools.product(spec.arms, spec.datasets))
-    _check_distinct(_tuning_runs(spec, spec.tune, dict.fromkeys(places, extended(spec.tune.grid, spec.tune.extensions))))
-    return _tuning_runs(spec, spec.tune, dict.fromkeys(places, spec.tune.grid))
+    cells = list(itertools.product(spec.arms, spec.datasets))
+    _check_distinct(_tuning_runs(spec, spec.tune, dict.fromkeys(cells, extended(spec.tune.grid, spec.tune.extensions))))
+    return _tuning_runs(spec, spec.tune, dict.fromkeys(cells, spec.tune.grid))
 
 
-def _tuning_runs(spec: StudySpec, tune: Tuning, numbers: Mapping[Place, Sequence[float]]) -> list[RunSpec]:
+def _tuning_runs(spec: StudySpec, tune: Tuning, numbers: Mapping[Cell, Sequence[float]]) -> list[RunSpec]:
     if not any(numbers.values()):
         return []
     runs = []
-    for place, (config, model, given) in _configs(spec).items():
+    for cell, (config, model, given) in _configs(spec).items():
         check_metrics((tune.metric,), config, "tune: metric")
-        for number in numbers[place]:
+        for number in numbers[cell]:
             for seed in tune.seeds:
                 own = dataclasses.replace(config, learning_rate=tune.rate(number, config), seed=seed)
-                runs.append(RunSpec(*place, seed, "tune", own, (tune.metric,), spec.precision, model, given))
+                runs.append(RunSpec(*cell, seed, "tune", own, (tune.metric,), spec.precision, model, given))
     return runs
 
 
-def _configs(spec: StudySpec) -> dict[Place, tuple[ResolvedConfig, dict[str, Any] | None, dict[str, Any]]]:
+def _configs(spec: StudySpec) -> dict[Cell, tuple[ResolvedConfig, dict[str, Any] | None, dict[str, Any]]]:
     """The resolved configuration of each arm on each data set, that of its model if one is asked for, and paths as given."""
     configs = {}
     models: dict[Any, dict[str, Any] | None] = {}  # read once each, as they may be on the Hub
@@ -98,11 +98,11 @@ def _configs(spec: StudySpec) -> dict[Place, tuple[ResolvedConfig, dict[str, Any
                 raise LabError(f"In {where}: {error}") from None
             given = {name: options[name] for name in _PATHS if options.get(name) is not None}
             configs[arm, dataset] = config, models[key], given
-    _check_comparable(spec, {place: config for place, (config, *_) in configs.items()})
+    _check_comparable(spec, {cell: config for cell, (config, *_) in configs.items()})
     return configs
 
 
-def _check_comparable(spec: StudySpec, configs: dict[Place, ResolvedConfig]) -> None:
+def _check_comparable(spec: StudySpec, configs: dict[Cell, ResolvedConfig]) -> None:
     """Raises a `LabError` if arms are compared by a loss or a distance that differs in meaning between them."""
     asked = {*spec.metrics, spec.speedup_metric}
     losses = sorted(name for name, metric in METRICS.items() if name in asked and metric.is_loss)

@@ -12,7 +12,7 @@ from ...training.config import ResolvedConfig, TrainingConfig
 
 ARM_NOTES = ("description", "controls")  # what an arm has besides fields of the training configuration
 PRESETS = "(presets)"  # what is saved as the folder of those of the package
-Place = tuple[str, str]  # an arm and a data set
+Cell = tuple[str, str]  # an arm and a data set, as a cell of the design
 _FORMAT = 1  # of result files; part of the identity of a run
 
 
