@@ -691,7 +691,7 @@ def test_a_study_is_run_from_python(home, stacked, tmp_path, monkeypatch):
 @cases("spec, options, expected", [
     ("quik", {}, "There is no study 'quik'. Did you mean 'quick'"),
     ({}, {}, "has no arms. Add them"),
-    ({"arms": {"a": {"lr_scheduler": len}}, "datasets": ["dino"]}, {}, "the dict of a study must hold what YAML has"),
+    ({"arms": {"a": {"lr_scheduler": len}}, "datasets": ["dino"]}, {}, "The dict of a study may only hold text, numbers"),
     ({"arms": {"a": {}}, "dataset": ["dino"]}, {}, "'dataset'.*Did you mean 'datasets'"),
     ("quick", {"stack_size": 0}, "--stack_size 0: must be a whole number"),
     ("quick", {"executor": "stakced"}, "no executor 'stakced'"),

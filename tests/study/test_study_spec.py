@@ -111,7 +111,7 @@ REFUSED = {
     ),
     "arm twice": (
         {"arms": {**ARMS, "again": {"lr_scheduler": "cosine", "description": "other words"}}},
-        ["'cosine' and 'again' are the same on 'dino'", "every field agrees", "Leave one out"],
+        ["'cosine' and 'again' are the same on 'dino'", "all options are equal", "Leave one out"],
     ),
     "arm twice in other words": (
         {
@@ -165,7 +165,7 @@ REFUSED = {
     "baseline that is no arm": ({"baseline": "cosin"}, ["baseline 'cosin'", "Did you mean 'cosine'?", "constant, cosine"]),
     "control that is no arm": (
         {"arms": {**ARMS, "a": {"controls": ["cosin"]}}},
-        ["The control 'cosin' of 'a' is none of the arms.", "Did you mean 'cosine'?", "constant, cosine, a"],
+        ["The control 'cosin' of 'a' is not an arm.", "Did you mean 'cosine'?", "constant, cosine, a"],
     ),
     "control of itself": ({"arms": {**ARMS, "a": {"controls": ["a"]}}}, ["The control 'a' of 'a' is the arm itself"]),
     "control like the arm itself": (
@@ -233,10 +233,13 @@ REFUSED = {
     "distance without samples": (with_base(distance_samples=0), ["'energy_distance' needs samples", "distance_samples"]),
     "primary metric that is not measured": (
         {"primary_metric": "kl"},
-        ["primary_metric: 'kl' is none of the metrics", "They are energy_distance, validation_loss_ema"],
+        ["primary_metric: 'kl' is not a metric", "They are energy_distance, validation_loss_ema"],
     ),
     "misspelt primary metric": ({"metrics": None, "primary_metric": "kll"}, ["'kll' is none", "Did you mean 'kl'?"]),
-    "speed-up without a course": ({"speedup_metric": "kl"}, ["speedup_metric: 'kl' has no course", "validation_loss_ema"]),
+    "speed-up without a course": (
+        {"speedup_metric": "kl"},
+        ["speedup_metric: 'kl' is not measured during a run", "validation_loss_ema"],
+    ),
     "speed-up by a loss that is not there": (
         {"metrics": ["energy_distance"], "speedup_metric": "validation_loss_ema", **with_base(use_ema=False)},
         ["speedup_metric: 'validation_loss_ema' needs an EMA"],
@@ -271,7 +274,7 @@ REFUSED = {
 
 TUNE = {"learning_rates": [1e-3, 1e-2], "seeds": [10], "metric": "energy_distance"}
 TUNINGS = {
-    "seeds of the comparison": ({"seeds": [1, 7]}, {}, ["seeds [1] are those of the comparison", "Use others"]),
+    "seeds of the comparison": ({"seeds": [1, 7]}, {}, ["seeds [1] are also those of the comparison", "Use others"]),
     "rates and factors": ({"factors": [1, 2]}, {}, ["learning_rates, or factors", "one of them"]),
     "neither": ({"learning_rates": None}, {}, ["learning_rates, or factors"]),
     "rates that are compared": ({}, {"learning_rates": [1e-3, 1e-2]}, ["learning_rates and tune exclude each other"]),
@@ -280,8 +283,8 @@ TUNINGS = {
         {"arms": {"a": {"learning_rates": [1e-3, 1e-2]}}},
         ["learning_rates and tune exclude each other"],
     ),
-    "metric that is better the larger it is": ({"metric": "density"}, {}, ["'density'", "better the smaller"]),
-    "metric that is no merit": ({"metric": "sharpness"}, {}, ["'sharpness'", "better the smaller"]),
+    "metric that is better the larger it is": ({"metric": "density"}, {}, ["'density'", "smaller values are better"]),
+    "metric that is no merit": ({"metric": "sharpness"}, {}, ["'sharpness'", "smaller values are better"]),
     "unknown metric": ({"metric": "kll"}, {}, ["tune: metric: there is no metric 'kll'", "Did you mean 'kl'?"]),
     "metric that the data lack": ({"metric": "frechet_distance"}, {}, ["tune: metric: 'frechet_distance' is for images"]),
     "misspelt key": ({"learning_rate": 1}, {}, ["no 'learning_rate' in tune", "Did you mean 'learning_rates'?"]),
@@ -558,8 +561,8 @@ def test_a_study_and_its_folder_can_be_moved_together(tmp_path):
 @cases(
     ("place", "value", "part"),
     [
-        (("baseline",), "nonsense", "The baseline 'nonsense' is none of the arms"),
-        (("tune", "seeds"), [0], "seeds [0] are those of the comparison"),
+        (("baseline",), "nonsense", "The baseline 'nonsense' is not an arm"),
+        (("tune", "seeds"), [0], "seeds [0] are also those of the comparison"),
         (("arms", "../../evil"), {}, "The name '../../evil' of an arm is not allowed"),
         (("arms", "cosine", "dataset_name"), "moons", "The arm 'cosine' has dataset_name"),
         (("speedup_metric",), "kl", "speedup_metric: 'kl'"),

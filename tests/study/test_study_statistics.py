@@ -226,7 +226,7 @@ def test_figures_that_are_no_finite_numbers_are_refused(function, value):
 @cases("function", [lambda values, name: compare(values, name, "kl"), speedups])
 @cases(("name", "hint"), [("constan", "Did you mean 'constant'"), ("zzz", "'a', 'constant'")])
 def test_a_baseline_that_is_no_arm_is_told(function, name, hint):
-    with pytest.raises(LabError, match=f"The baseline '{name}' is none of the arms.*{hint}"):
+    with pytest.raises(LabError, match=f"The baseline '{name}' is not an arm.*{hint}"):
         function({"a": {}, "constant": {}}, name)
 
 

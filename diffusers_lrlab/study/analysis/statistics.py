@@ -88,9 +88,7 @@ def check_values(values: Values, metric: str) -> None:
 
 def unknown_baseline(baseline: str, arms: Iterable[str]) -> LabError:
     known = list(arms)
-    return LabError(
-        f"The baseline {baseline!r} is none of the arms {', '.join(map(repr, known))}.{did_you_mean(baseline, known)}"
-    )
+    return LabError(f"The baseline {baseline!r} is not an arm.{did_you_mean(baseline, known)} Arms: {', '.join(known)}.")
 
 
 def datasets_of(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
