@@ -1,4 +1,4 @@
-"""What a study is going to run, and the time and memory it will take."""
+"""Forecast of a study: its runs, and the time and memory they need."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def describe_study(
     address: str | None = None,
 ) -> str:
     """
-    The runs of a study that have no result in `out` yet and what they will take, as text; measures for some seconds.
+    The missing runs of a study and their forecast cost, as text, from measurements of some seconds.
 
-    Raises a `LabError` for everything that running it would refuse before it starts.
+    Raises the same `LabError`s as running the study would before its first run.
     """
     check_executor(executor, stack_size, num_workers, address)
     check_one_process()
@@ -77,7 +77,7 @@ def describe_study(
         more = _more_for_tuning(spec, tuning, missing)
         lines.append(f"  before, {counted(len(tuning), 'run')} to choose learning rates{more}")
     if num_done := len(tuning) + len(runs) - len(missing):
-        lines.append(f"  {num_done} of them are done already in {out}")
+        lines.append(f"  {num_done} of them are already finished in {out}")
     together = _Cost()
     for name, some in assign_executors(missing, study, executor):
         updates = sum(study.plan(run)[0].num_updates for run in some)
@@ -85,15 +85,15 @@ def describe_study(
             cost = _stacked_cost(some, study) if name == "stacked" else _local_cost(some, study)
         lines.append(f"  {name}: {counted(len(some), 'run')}, {counted(updates, 'update', ',')}, {cost}")
         together += cost
-    shared = ", in one process; workers share that out" if executor in WORKERS else ""
-    return "\n".join([*lines, f"  together {together}{shared}"])
+    shared = " in one process, divided among the workers" if executor in WORKERS else ""
+    return "\n".join([*lines, f"  total: {together}{shared}"])
 
 
 def _more_for_tuning(spec: StudySpec, tuning: list[RunSpec], missing: list[RunSpec]) -> str:
-    """What tuning may add to its runs, unless all of them are done."""
+    """A note on the runs that tuning may add, unless it is finished."""
     more = most_tuning_runs(spec) - len(tuning)
     is_done = not {run.id for run in tuning} & {run.id for run in missing}
-    return "" if is_done or not more else f", and up to {more} more, not counted below, where the best is at the edge"
+    return "" if is_done or not more else f", and up to {more} more if the best is at the edge (not counted below)"
 
 
 @dataclass
@@ -114,7 +114,7 @@ class _Cost:
 
 
 def _stacked_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
-    """Measured by some updates, a validation and an evaluation of the first of each group of equal stacks."""
+    """The cost of stacks, measured by some updates, a validation and an evaluation of each kind of stack."""
     total = _Cost()
     probed: dict[Any, _StackProbe] = {}
     for stack_specs in split_into_stacks(specs, study):
@@ -123,7 +123,7 @@ def _stacked_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
         if key not in probed:
             probed[key] = _probe_stack(stack_specs, study)
         probe = probed[key]
-        # Arms differ in how often they validate: a plateau may look at every update.
+        # Arms validate at different intervals; a plateau schedule may do it after every update.
         validations = sum(_num_validations(study.plan(spec)[0]) for spec in stack_specs)
         evaluation = (probe.validation * validations + probe.measurement * len(stack_specs)) / probe.num_threads
         total += _Cost(probe.update * plan.num_updates, evaluation, probe.memory)
@@ -147,7 +147,7 @@ def _probe_stack(specs: list[RunSpec], study: StudyContext) -> _StackProbe:
         stacks = ParallelStacks(members, study.device, threads)
         memory: float = sum(stack.mlp.num_bytes for stack in stacks.stacks)
         seconds = _seconds_per_update(partial(next, stacks.updates(), 0), plan.num_updates)
-        memory += sum(map(_bytes_of, members))  # optimizers have their states now
+        memory += sum(map(_bytes_of, members))  # with optimizer states
         return _StackProbe(seconds, *_validation_and_measurement_seconds(members[0], specs[0]), threads.num_threads, memory)
 
 
@@ -156,7 +156,7 @@ def _num_validations(plan: Plan) -> int:
 
 
 def _validation_and_measurement_seconds(run: BaseRun, spec: RunSpec) -> tuple[float, float]:
-    """One validation, and the evaluation at the end, with samples drawn in two steps instead of all."""
+    """Seconds of a validation and of the final evaluation, measured with two sampling steps and extrapolated."""
     validation, started = 0.0, time.perf_counter()
     if run.validation is not None:
         run.validation_losses()
@@ -180,13 +180,13 @@ def _seconds_per_update(do_update: Any, num_updates: int) -> float:
 
 
 def _bytes_of(member: Member) -> float:
-    """Memory of a member's own: weights and gradients are the stack's."""
+    """Memory of a member besides the weights and gradients of its stack."""
     weights = sum(parameter.numel() * parameter.element_size() for parameter in member.model.parameters())
     return weights * (member.average is not None) + optimizer_state_bytes(member.optimizer)
 
 
 def _local_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
-    """Measured by some updates and one evaluation of a run of each arm on each data set."""
+    """The cost of single runs, measured by some updates and an evaluation for each arm and data set."""
     probed: dict[Any, _Cost] = {}
     total = _Cost()
     for spec in specs:

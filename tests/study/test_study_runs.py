@@ -357,7 +357,7 @@ def test_a_changed_study_is_not_mixed_in(home, done, capsys):
     before = contents(done)
     study(home, done, **ONE, base={**BASE, "learning_rate": 2e-3})
     assert "8 results" in (told := capsys.readouterr().out)
-    assert "are of other studies, and are left alone" in told
+    assert "are of other studies and are ignored" in told
     after = contents(done)
     assert before.items() <= after.items()
     assert len(after) == len(before) + 2 * 2
@@ -369,7 +369,7 @@ def test_a_changed_study_is_not_mixed_in(home, done, capsys):
 def test_more_seeds_are_added_to_what_is_there(home, done, capsys):
     before = moments(done)
     study(home, done, seeds=3, datasets=["dino"])
-    assert "4 of 6 runs are done already" in capsys.readouterr().out
+    assert "4 of 6 runs are already finished" in capsys.readouterr().out
     after = moments(done)
     assert before.items() <= after.items()
     assert {row["n"] for row in read_summary(done)["rows"]} == {3}
@@ -391,7 +391,7 @@ def test_a_damaged_result_is_done_again(home, done, damage, capsys):
     victim.write_bytes(broken[damage])
     capsys.readouterr()
     study(home, done, speedup_metric="validation_loss_ema")
-    assert f"damaged and are done again: {victim.stem}" in capsys.readouterr().out
+    assert f"damaged and are computed again: {victim.stem}" in capsys.readouterr().out
     after = moments(done)
     changed = {name for name in after if before[name] != after[name]}
     assert changed == {f"runs/{victim.name}", f"weights/{victim.stem}.safetensors"}
@@ -413,7 +413,7 @@ def test_what_is_kept_beside_results_may_be_damaged(home, done, capsys):
     assert f"{str(spec)!r} is damaged. Give the command" in capsys.readouterr().err
     study(home, done, speedup_metric="validation_loss_ema")
     shown = capsys.readouterr()
-    assert shown.err.count(f"warning: {str(spec)!r} is damaged, and is written anew.") == 1
+    assert shown.err.count(f"warning: {str(spec)!r} is damaged; it is written again.") == 1
     assert f"The weights of 1 run are damaged. This run is computed again: {weights.stem}." in shown.out
     assert shown.out.count("its runs start again") == 1
     assert not list((done / "stacks").glob("*"))
@@ -428,14 +428,14 @@ def test_a_study_whose_file_is_gone_goes_on(home, done, capsys):
     (done / "spec.yaml").unlink()
     before = moments(done)
     study(home, done, speedup_metric="validation_loss_ema")
-    assert f"{str(done / 'spec.yaml')!r} is missing, and is written anew" in capsys.readouterr().err
+    assert f"{str(done / 'spec.yaml')!r} is missing; it is written again" in capsys.readouterr().err
     assert moments(done) == before
 
 
 def test_another_study_is_not_replaced_by_way_of_a_damaged_file(home, done, capsys):
     (done / "spec.yaml").write_text("command: lrlab")
     study(home, done, status=2, base={**BASE, "learning_rate": 0.5})
-    assert "spec.yaml' is damaged, and no result beside it is of this study" in capsys.readouterr().err
+    assert "spec.yaml' is damaged, and no result next to it belongs to this study" in capsys.readouterr().err
 
 
 def test_a_report_believes_nothing_that_is_damaged(home, stacked, capsys):
@@ -628,7 +628,7 @@ def test_a_study_without_a_report_is_read_from_its_results(beside):
     assert sorted(lab.read_study(done).id) == [file.stem for file in left]
     for file in left:
         file.unlink()
-    with pytest.raises(LabError, match="no result in .* yet. Go on with the study by `lrlab study run`"):
+    with pytest.raises(LabError, match="no result in .* yet. Resume the study with `lrlab study run`"):
         lab.read_study(done)
 
 
@@ -989,7 +989,7 @@ def test_rates_beyond_the_edge_are_tried(beyond, capsys):
     main(["study", "run", str(beyond / "spec.yaml"), f"--out={beyond}", "--dry_run"])
     text = capsys.readouterr().out
     assert f"before, {len(rows)} runs to choose learning rates\n" in text
-    assert f"{len(records(beyond))} of them are done already" in text
+    assert f"{len(records(beyond))} of them are already finished" in text
 
 
 def test_the_forecast_says_that_tuning_may_add_runs(home, capsys):
@@ -1141,7 +1141,7 @@ def test_what_cannot_be_stacked_is_done_by_itself(home, tmp_path, capsys):
     }
     out = study(home, tmp_path / "out", **mixed)
     told = capsys.readouterr().out
-    assert "One by one, as they cannot be stacked (stacks are of MLPDenoisers on points" in told
+    assert "Not stacked (stacks are of MLPDenoisers on points" in told
     assert "): constant on digits." in told
     executors = {record["run"]["dataset"]: record["run"]["executor"]["name"] for record in records(out).values()}
     assert executors == {"dino": "stacked", "digits": "local"}
@@ -1224,7 +1224,7 @@ def test_a_dry_run_knows_the_rates_that_were_chosen(home, tmp_path, capsys):
     out = study(home, tmp_path / "out", **ONE, tune=tune)
     capsys.readouterr()
     assert main(["study", "run", str(home / "study.yaml"), f"--out={out}", "--dry_run"]) == 0
-    assert f"6 of them are done already in {out}\n  together about 0 s" in capsys.readouterr().out
+    assert f"6 of them are already finished in {out}\n  total: about 0 s" in capsys.readouterr().out
 
 
 def test_what_a_study_keeps_of_itself_can_be_run(home, tmp_path):

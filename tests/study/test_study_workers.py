@@ -91,7 +91,7 @@ def test_a_lost_worker_is_tried_again_and_nothing_is_kept_twice():
     log, study = handed_out(["a", "b"], {"a": [OSError("gone")], "b": [worker.STOPPED]})
     assert log == ["a", "a", "b", "b"]
     assert study.kept == ["a", "b"]
-    assert study.told[:2] == ["a warning", "The run a lost its worker (OSError: gone), and is tried again."]
+    assert study.told[:2] == ["a warning", "The run a lost its worker (OSError: gone) and is retried."]
     assert study.told.count("a warning") == 1
 
 
@@ -108,14 +108,14 @@ def test_what_is_done_of_a_stack_is_kept():
     # What ends early in this script has all its results but the last one, which are kept.
     assert log == ["a b c d e", "e", "e"]
     assert study.kept == [*"abcde"]
-    assert study.told[1] == "A stack of 5 runs ran out of memory (made up), and is tried again."
+    assert study.told[1] == "A stack of 5 runs ran out of memory (made up) and is retried."
 
 
 def test_too_little_memory_halves_a_stack():
     script = {"a b c d": [OutOfMemoryError()], "a b": [OSError()], "b": [OSError()], "c d": [MemoryError()]}
     log, study = handed_out(["abcd"], script)
     assert log == ["a b c d", "a b", "a", "b", "b", "c d", "c", "d"]
-    assert study.told[1].endswith("(OutOfMemoryError: ), and goes on as two halves.")
+    assert study.told[1].endswith("(OutOfMemoryError: ) and is split in two.")
     assert study.kept == [*"abcd"]
 
 
@@ -126,16 +126,16 @@ def test_a_stack_that_is_lost_twice_is_halved():
 
 
 def test_a_worker_that_hangs_is_killed(monkeypatch):
-    monkeypatch.setattr(jobs, "_SILENT_SECONDS", -1.0)
+    monkeypatch.setattr(jobs, "_STALL_SECONDS", -1.0)
     monkeypatch.setattr(jobs, "_POLL_SECONDS", 0.0)
     log, study = handed_out(["a"], {"a": ["hang"]})
     assert log == ["a", "killed", "a"]
-    assert study.told[-1].startswith("The run a hung (RuntimeError: its process is gone), and is tried again")
+    assert study.told[-1].startswith("The run a hung (RuntimeError: its process is gone) and is retried")
     assert study.kept == ["a"]
 
 
 def test_a_worker_that_never_begins_is_killed(monkeypatch):
-    for name in ("_SILENT_SECONDS", "_START_SECONDS", "_POLL_SECONDS"):
+    for name in ("_STALL_SECONDS", "_START_SECONDS", "_POLL_SECONDS"):
         monkeypatch.setattr(jobs, name, 0.0)
     log, study = handed_out(["a"], {"a": ["hang"]}, begin_at_once=True)
     assert log == ["a", "killed", "a"]
