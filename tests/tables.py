@@ -72,3 +72,19 @@ def _call(test, index, args, fixtures, row):
         with pytest.MonkeyPatch.context() as fixtures["monkeypatch"]:
             return test(*args, **fixtures, **row)
     return test(*args, **fixtures, **row)
+
+
+def rows(names, values):
+    """`pytest.mark.parametrize` with the text of each row as its id: `-k` finds it, and each row fails by itself."""
+    names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    values = list(values)
+    return pytest.mark.parametrize(names, values, ids=[_id(row)[:100] for row in values])
+
+
+def _id(value):
+    """The same text in each process, so without addresses of objects."""
+    if isinstance(value, dict):
+        return " ".join(f"{_id(key)}={_id(item)}" for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(_id, value)) or "[]"
+    return getattr(value, "__name__", type(value).__name__) if " at 0x" in repr(value) else str(value)

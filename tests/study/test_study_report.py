@@ -19,7 +19,7 @@ from chromium import PROGRAM, Chromium, needs_axe, needs_chromium
 from html_checks import mistakes
 from made_up_studies import PAPER_ARMS, PAPER_DATASETS, UPDATES, made_up_run, made_up_study, summary_of
 from PIL import Image
-from tables import cases
+from tables import rows
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.analysis import paper
@@ -126,7 +126,7 @@ def test_samples_that_are_left_out_are_told(num_arms, told):
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-@cases(
+@rows(
     ("mean", "std", "expected"),
     [
         (0.36412, 0.00456, "0.3641 ± 0.0046"),
@@ -201,7 +201,7 @@ def test_the_summary_is_in_all_three_forms(tmp_path):
         assert all(line.isascii() for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("%"))
 
 
-@cases(
+@rows(
     ("metric", "diff", "p", "expected"),
     [
         ("kl", 0.1, 0.049, "worse"),
@@ -245,7 +245,7 @@ def test_findings_that_a_test_carries_come_first_in_a_table_that_is_folded(tmp_p
 # --- what it begins with ---------------------------------------------------------------------------------------------
 
 
-@cases(
+@rows(
     ("verdicts", "expected"),
     [
         ({"dino": "better"}, "b is better than a on dino."),
@@ -337,7 +337,7 @@ def falling_by(share, points=200, noise=0.0):
     return updates, values + noise * np.random.default_rng(0).normal(size=points)
 
 
-@cases(
+@rows(
     ("curve", "expected"),
     [
         (falling_by(2 * STILL_FALLING), True),
@@ -747,7 +747,7 @@ def test_figures_for_a_paper_are_beside_the_report(tmp_path, form):
     assert not first.exists()
 
 
-@cases("figures, expected", [
+@rows("figures, expected", [
     (("pfd",), "--figures pfd: must be one of pdf, png, svg. Did you mean 'pdf'"),
     (("pdf", 0.5), "--figure_width 0.5: must be a number in [2, 40], got 0.5. Hint: it is in inches"),
     (("png", None, 10), "--dpi 10: must be a number in [50, 1200]"),
@@ -782,7 +782,7 @@ def test_courses_of_unequal_length_share_what_they_have():
     assert np.isfinite(course.mean).all()
 
 
-@cases(
+@rows(
     ("values", "expected"),
     [
         ({("a", "x"): [1, 2], ("b", "x"): [30, 40]}, True),

@@ -14,7 +14,7 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import cases
+from tables import rows
 
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.options import UPDATE, Option, defaults_of, options_of
@@ -86,7 +86,10 @@ REFUSED = {
         ["'dataset_nam' in the data set 'a'", "Did you mean 'dataset_name'?"],
     ),
     "rates in base": (with_base(learning_rates=[1e-3]), ["'learning_rates' in base", "Did you mean 'learning_rate'?"]),
-    "field that a study sees to": (with_base(output_dir="x"), ["base has output_dir", "a study sets itself", "Leave it out"]),
+    "field that a study sees to": (
+        with_base(output_dir="x"),
+        ["base has output_dir", "a study sets itself", "Leave it out"],
+    ),
     "seed of an arm": ({"arms": {"a": {"seed": 3}}}, ["the arm 'a' has seed", "a study sets itself"]),
     "value of the wrong type": (with_base(train_batch_size="many"), ["'constant' on 'dino'", "train_batch_size", "'many'"]),
     "value out of range": (
@@ -299,7 +302,7 @@ TUNINGS = {
 }
 
 
-@cases("name", REFUSED)
+@rows("name", REFUSED)
 def test_it_is_refused_before_anything_is_written(capsys, tmp_path, name):
     changes, parts = REFUSED[name]
     text = yaml.safe_dump({key: value for key, value in {**SPEC, **changes}.items() if value is not None}, sort_keys=False)
@@ -308,7 +311,7 @@ def test_it_is_refused_before_anything_is_written(capsys, tmp_path, name):
         assert part in error
 
 
-@cases("name", TUNINGS)
+@rows("name", TUNINGS)
 def test_tuning_that_makes_no_sense(capsys, tmp_path, name):
     changes, others, parts = TUNINGS[name]
     tune = {key: value for key, value in {**TUNE, **changes}.items() if value is not None}
@@ -317,7 +320,7 @@ def test_tuning_that_makes_no_sense(capsys, tmp_path, name):
         assert part in error
 
 
-@cases(
+@rows(
     ("text", "parts"),
     [
         ("arms:\n  a: {}\n  a: {lr_scheduler: constant}\ndatasets: [dino]\n", ["not valid YAML", "'a'", "twice"]),
@@ -347,7 +350,7 @@ OPTIONS = {
 }
 
 
-@cases("name", OPTIONS)
+@rows("name", OPTIONS)
 def test_options_that_are_refused(capsys, tmp_path, monkeypatch, name):
     options, env, parts = OPTIONS[name]
     for key, value in env.items():
@@ -383,7 +386,7 @@ def test_points_that_are_read_one_by_one_cannot_be_stacked(capsys, tmp_path):
     assert "'constant' on 'mine' cannot be part of a stack: its points are not in memory. Use --executor local" in error
 
 
-@cases(
+@rows(
     ("arguments", "parts"),
     [
         (["study", "run", "quick"], ["Where to?", "--out DIR"]),
@@ -433,7 +436,7 @@ def test_a_folder_that_cannot_be_written(capsys, tmp_path):
 # --- what a specification means --------------------------------------------------------------------------------------
 
 
-@cases("name", preset_names())
+@rows("name", preset_names())
 def test_every_preset_expands(name):
     study = load_spec(name)
     runs, tuning = expand(study), expand_tuning(study)
@@ -558,7 +561,7 @@ def test_a_study_and_its_folder_can_be_moved_together(tmp_path):
     assert str(tmp_path) not in (tmp_path / "b" / "out" / "spec.yaml").read_text()
 
 
-@cases(
+@rows(
     ("place", "value", "part"),
     [
         (("baseline",), "nonsense", "The baseline 'nonsense' is not an arm"),
@@ -615,7 +618,7 @@ def a_run():
     return expand(spec())[0]
 
 
-@cases("name", [field.name for field in dataclasses.fields(TrainingConfig)])
+@rows("name", [field.name for field in dataclasses.fields(TrainingConfig)])
 def test_which_fields_decide(a_run, name):
     if name == "model_config_name_or_path":
         pytest.skip("what is in the file decides, see below")

@@ -15,8 +15,8 @@ import psutil
 import pytest
 import yaml
 from runs import TINY_UNET, environment, wait_for
+from small_studies import BASE, TINY, assert_same_but_for_times, contents, records
 from started import Started
-from test_study_runs import BASE, TINY, assert_same_but_for_times, contents, records
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.executors import jobs, pool, worker

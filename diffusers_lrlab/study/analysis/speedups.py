@@ -31,7 +31,7 @@ def speedups(curves: Curves, baseline: str, common: bool = False) -> list[dict[s
     noise of the noisier of the two runs. Curves are denoised first: isotonic regression to a non-increasing curve, after a
     running median of three that removes single spikes. With raw curves and last values, the arm with the noisier evaluations
     would be faster by its noise alone. With this method, the false-positive rate is the level of the test if the noise of
-    successive evaluations is independent (`tests/study/test_false_positives.py` simulates it).
+    successive evaluations is independent (`tests/study/test_study_speedups.py` simulates it).
 
     A run that never reaches the target is censored, and so is one that diverged at any time. It counts with the number of
     updates of the longer run of the pair, the most favourable one for runs of equal length. So if "censored" is not 0, the
