@@ -142,8 +142,8 @@ def bootstrap_interval(sample: np.ndarray, num_resamples: int = 9999) -> tuple[f
     The BCa bootstrap interval of a mean, with a fixed seed; `None` for fewer than three values, or equal ones.
 
     Nominally 95 %, it is too narrow for few values: for a normal distribution it covers the mean in 73 % of samples of
-    three, 84 % of five, 91 % of ten and 93 % of twenty (`tests/study/test_study_statistics.py` measures it). Rely on the t interval
-    at the usual number of seeds; this one shows how skewed the sample is.
+    three, 84 % of five, 91 % of ten and 93 % of twenty (measured by `tests/study/test_study_statistics.py`). Rely on the t
+    interval at the usual number of seeds; this one shows how skewed the sample is.
     """
     from scipy import stats
 
