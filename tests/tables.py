@@ -74,11 +74,11 @@ def _call(test, index, args, fixtures, row):
     return test(*args, **fixtures, **row)
 
 
-def rows(names, values):
+def rows(names, values, ids=None):
     """`pytest.mark.parametrize` with the text of each row as its id: `-k` finds it, and each row fails by itself."""
-    names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     values = list(values)
-    return pytest.mark.parametrize(names, values, ids=[_id(row)[:100] for row in values])
+    names = names if isinstance(names, str) else ",".join(names)  # of a single name, rows are values
+    return pytest.mark.parametrize(names, values, ids=ids or [_id(row)[:100] for row in values])
 
 
 def _id(value):
