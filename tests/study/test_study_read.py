@@ -271,14 +271,14 @@ def test_a_card_that_cannot_be_written(reported, done, tmp_path, capsys):
     mine.mkdir()
     (mine / "thesis.tex").write_text("mine")
     assert main(["study", "card", str(reported), f"--out={mine}"]) == 2
-    assert "holds something else than the card of a study" in capsys.readouterr().err
+    assert "holds files that are no card of a study" in capsys.readouterr().err
     assert [path.name for path in mine.iterdir()] == ["thesis.tex"]
     assert main(["study", "card", str(done), f"--out={tmp_path / 'card'}"]) == 2
-    assert f"has no report yet. Make one by `lrlab study report {done}`" in capsys.readouterr().err
+    assert f"has no report yet. Write one with `lrlab study report {done}`" in capsys.readouterr().err
     shutil.copytree(reported / "report", done / "report")
     (done / "runs.parquet").unlink()
     assert main(["study", "card", str(done), f"--out={tmp_path / 'card'}"]) == 2
-    assert f"has no report yet. Make one by `lrlab study report {done}`" in capsys.readouterr().err
+    assert f"has no report yet. Write one with `lrlab study report {done}`" in capsys.readouterr().err
     assert main(["study", "card", str(tmp_path), f"--out={tmp_path / 'card'}"]) == 2
     assert "There is no study in" in capsys.readouterr().err
     assert not (tmp_path / "card").exists()
