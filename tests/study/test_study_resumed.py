@@ -224,7 +224,7 @@ def test_stopped_by_a_signal_while_another_waits(home, undisturbed, tmp_path, ca
         _, error = process.communicate(timeout=240)
     assert process.returncode == status, error
     assert "Traceback" not in error
-    assert "Give the same command again to go on" in error
+    assert "The same command resumes the study" in error
     assert str(out) in error
     assert not (out / ".lock-holder").exists()
     study(home, out, f"--executor={executor}", **LONG)

@@ -295,7 +295,7 @@ def test_stopped_and_killed_it_goes_on_by_the_same_command(one_by_one, tmp_path,
         process.send_signal(number)
         _, error = process.communicate()
         assert process.returncode == status, error
-        assert ("Give the same command again" in error) == (status == 130)
+        assert ("The same command resumes the study" in error) == (status == 130)
         assert "Traceback" not in error
         study.check_that_all_have_ended()
     study.run(*options)
