@@ -71,7 +71,7 @@ def run_study(
         address (`str`, *optional*): Address of the Ray cluster.
         precision (`str`, *optional*): As `--precision`; that of the study by default.
         quiet (`bool`): Shows no progress.
-        command (`str`, *optional*): What the report shows as the command; `lrlab study run` with these arguments by default.
+        command (`str`, *optional*): Command shown in the report; `lrlab study run` with these arguments by default.
 
     Returns:
         The path of the report's page.
@@ -155,7 +155,7 @@ def report_study(out: Path, figures: "Figures | None" = None) -> Path:
             out, "study", "download the card again.", only=lambda name: not name.startswith(("summary.", "report/"))
         )
     else:
-        again = "give the command of the study again, which repeats what is damaged."
+        again = "give the command of the study again, which repeats damaged runs."
         parts = ("runs/", "weights/") if (out / "weights").is_dir() else ("runs/",)
         refuse_damaged(out, "study", again, only=lambda name: name.startswith(parts))
     if is_card and (out / RUNS_TABLE).exists():

@@ -28,16 +28,13 @@ def speedups(curves: Curves, baseline: str, common: bool = False) -> list[dict[s
     data sets.
 
     The target is the mean of the last tenth of the baseline's evaluations, plus two standard deviations of the evaluation
-    noise of the noisier of the two runs. Curves are denoised first: isotonic regression to a non-increasing curve, after a
-    running median of three that removes single spikes. With raw curves and last values, the arm with the noisier evaluations
-    would be faster by its noise alone. With this method, the false-positive rate is the level of the test if the noise of
-    successive evaluations is independent (`tests/study/test_study_speedups.py` simulates it).
+    noise of the noisier run. Curves are first denoised by a running median of three and isotonic regression: otherwise, the
+    arm with the noisier evaluations would be faster by its noise alone. docs/concepts/studies.md explains the method.
 
-    A run that never reaches the target is censored, and so is one that diverged at any time. It counts with the number of
-    updates of the longer run of the pair, the most favourable one for runs of equal length. So if "censored" is not 0, the
-    speed-up is an upper bound without an interval; if all are censored, there is none. An upper bound above 1 proves
-    nothing, so p is 1. Pairs are omitted if the baseline's last quality is not finite, or if the target is reached before
-    the first update.
+    A run that never reaches the target, or diverged, is censored. It counts with the number of updates of the longer run of
+    the pair, so the speed-up is then an upper bound without an interval; if all are censored, there is none. An upper bound
+    above 1 proves nothing, so its p is 1. Pairs are omitted if the baseline's last quality is not finite, or if the target
+    is reached before the first update.
 
     `curves[arm][dataset][seed]` is a pair of arrays: increasing updates, and the quality after them. The last one of a run
     that diverged is not finite. With `common`, the target is the final quality of the worse run of each pair, which both

@@ -43,8 +43,8 @@ def compare(values: Values, baseline: str, metric: str, num_resamples: int = 999
     `values[arm][dataset][seed]` omits runs without a value, such as those that diverged. With `num_resamples` of 0 there is
     no bootstrap. Rows have the keys arm, dataset, metric, n (values), pairs (seeds shared with the baseline),
     mean, std, ci_low, ci_high, boot_low, boot_high, diff (arm minus baseline), diff_low, diff_high, p, p_adjusted,
-    effect_size and seeds_needed (a `dict` from percents, as text). What cannot be computed is `None`: differences of the
-    baseline itself, spreads of one value, intervals and effects where there is no spread.
+    effect_size and seeds_needed (a `dict` from percents, as text). They are `None` if they cannot be computed: differences
+    of the baseline itself, spreads of one value, intervals and effects without a spread.
 
     Raises:
         `LabError`: for a baseline that is no arm, and for values that are not finite.

@@ -18,7 +18,7 @@ from .limitations import limitations
 
 
 class Conclusion(NamedTuple):
-    """What the tests show by one metric."""
+    """The results of the tests by one metric."""
 
     label: str
     meaning: str  # how to read the metric

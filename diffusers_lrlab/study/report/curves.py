@@ -1,4 +1,4 @@
-"""What the plots of a report show: a style for each arm, and curves as means, bands and single seeds."""
+"""Data of the plots of a report: a style for each arm, and curves as means, bands and single seeds."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""What a reader must know before relying on a study: missing and short runs, few seeds, rates that were not tuned."""
+"""Limitations of a study: missing or short runs, few seeds, changed plug-ins, rates that were not tuned."""
 
 from collections import Counter
 from collections.abc import Sequence
