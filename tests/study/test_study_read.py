@@ -222,7 +222,7 @@ def test_a_study_that_tunes_is_read_while_it_does(home, beyond):
 
 def test_what_is_no_study_cannot_be_read(beside, tmp_path):
     done = beside
-    with pytest.raises(LabError, match="There is no study in .*Make one by"):
+    with pytest.raises(LabError, match="There is no study in .*Run one with"):
         lab.read_study(tmp_path / "nothing")
     (done / "runs.parquet").write_bytes(b"text")
     with pytest.raises(LabError, match=r"runs.parquet' is damaged.* Restore it"):

@@ -99,7 +99,7 @@ def test_a_run_that_kills_its_workers_is_named():
     log, study = handed_out(["a", "b"], {"b": [OSError("gone")] * 9})
     assert log == ["a", "b", "b", "b"]
     assert study.kept == ["a"]
-    assert str(study.error).startswith("The run b lost its worker 3 times (OSError: gone). Everything else")
+    assert str(study.error).startswith("The run b lost its worker 3 times (OSError: gone). Finished runs are kept")
 
 
 def test_what_is_done_of_a_stack_is_kept():

@@ -80,7 +80,7 @@ class StudyFolder:
         file, saved = self.path / "spec.yaml", self._saved_spec()
         if saved is not None and (other := saved["spec"]["name"]) != name:
             raise LabError(
-                f"--out {str(self.path)!r} holds the study {other!r}, whose report the one of {name!r} would replace. Give "
+                f"--out {str(self.path)!r} holds the study {other!r}; the report of {name!r} would replace its report. Give "
                 "another folder."
             )
         specs = list(specs)
