@@ -6,7 +6,6 @@ import dataclasses
 import math
 import tempfile
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,15 +77,15 @@ def describe_study(
         lines.append(f"  before, {counted(len(tuning), 'run')} to choose learning rates{more}")
     if num_done := len(tuning) + len(runs) - len(missing):
         lines.append(f"  {num_done} of them are already finished in {out}")
-    together = _Cost()
+    costs = []
     for name, some in assign_executors(missing, study, executor):
         updates = sum(study.plan(run)[0].num_updates for run in some)
         with products_in(spec.precision, study.device):
             cost = _stacked_cost(some, study) if name == "stacked" else _local_cost(some, study)
         lines.append(f"  {name}: {counted(len(some), 'run')}, {counted(updates, 'update', ',')}, {cost}")
-        together += cost
+        costs.append(cost)
     shared = " in one process, divided among the workers" if executor in WORKERS else ""
-    return "\n".join([*lines, f"  total: {together}{shared}"])
+    return "\n".join([*lines, f"  total: {_total(costs)}{shared}"])
 
 
 def _more_for_tuning(spec: StudySpec, tuning: list[RunSpec], missing: list[RunSpec]) -> str:
@@ -96,26 +95,26 @@ def _more_for_tuning(spec: StudySpec, tuning: list[RunSpec], missing: list[RunSp
     return "" if is_done or not more else f", and up to {more} more if the best is at the edge (not counted below)"
 
 
-@dataclass
-class _Cost:
+class _Cost(NamedTuple):
     """Seconds, and peak memory in bytes."""
 
-    training: float = 0.0
-    evaluation: float = 0.0
-    memory: float = 0.0
-
-    def __add__(self, other: _Cost) -> _Cost:
-        seconds = self.training + other.training, self.evaluation + other.evaluation
-        return _Cost(*seconds, max(self.memory, other.memory))
+    training: float
+    evaluation: float
+    memory: float
 
     def __str__(self) -> str:
         times = f"about {duration(self.training)} of training and {duration(self.evaluation)} of evaluation"
         return f"{times}, {math.ceil(self.memory / 2**20)} MiB of memory"
 
 
+def _total(costs: list[_Cost]) -> _Cost:
+    training, evaluation, memory = zip(*costs, strict=True) if costs else ((0.0,), (0.0,), (0.0,))
+    return _Cost(sum(training), sum(evaluation), max(memory))
+
+
 def _stacked_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
     """The cost of stacks, measured by some updates, a validation and an evaluation of each kind of stack."""
-    total = _Cost()
+    costs = []
     probed: dict[Any, _StackProbe] = {}
     for stack_specs in split_into_stacks(specs, study):
         plan, _ = study.plan(stack_specs[0])
@@ -126,8 +125,8 @@ def _stacked_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
         # Arms validate at different intervals; a plateau schedule may do it after every update.
         validations = sum(_num_validations(study.plan(spec)[0]) for spec in stack_specs)
         evaluation = (probe.validation * validations + probe.measurement * len(stack_specs)) / probe.num_threads
-        total += _Cost(probe.update * plan.num_updates, evaluation, probe.memory)
-    return total
+        costs.append(_Cost(probe.update * plan.num_updates, evaluation, probe.memory))
+    return _total(costs)
 
 
 class _StackProbe(NamedTuple):
@@ -188,7 +187,6 @@ def _bytes_of(member: Member) -> float:
 def _local_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
     """The cost of single runs, measured by some updates and an evaluation for each arm and data set."""
     probed: dict[Any, _Cost] = {}
-    total = _Cost()
     for spec in specs:
         key = (spec.arm, spec.dataset, spec.metrics)
         if key not in probed:
@@ -200,5 +198,4 @@ def _local_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
                 validation, measurement = _validation_and_measurement_seconds(trainer, spec)
             memory = forecast_memory(plan, device=study.device.type).total
             probed[key] = _Cost(seconds * plan.num_updates, validation * _num_validations(plan) + measurement, memory)
-        total += probed[key]
-    return total
+    return _total([probed[spec.arm, spec.dataset, spec.metrics] for spec in specs])

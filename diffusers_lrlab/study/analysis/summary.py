@@ -14,7 +14,7 @@ from ...core.manifest import MANIFEST
 from ...evaluation.metrics import better_of, metric_label
 from ..runs.context import StudyContext
 from ..runs.progress import StudyProgress
-from ..runs.results import RunResult, StudyFolder, finite
+from ..runs.results import RunResult, StudyFolder, by_cell, finite
 from ..spec.spec import RunSpec, StudySpec, controlled
 from .consistency import consistency
 from .findings import findings, speedup_findings
@@ -90,12 +90,13 @@ def _compare_metric(
     spec: StudySpec, results: list[RunResult], metric: str, values: Values
 ) -> tuple[Rows, Rows, list[Verdict]]:
     """Rows of arms against the baseline, rows of arms against their controls, and the verdicts on both."""
+    cells = by_cell(results)
 
     def compare_with(reference: str, some: Values, num_resamples: int = 9999) -> Rows:
         rows = _with_diverged(compare(some, reference, metric, num_resamples), results)
         for row in rows:
-            of_cell = [result.results for result in results if (result.arm, result.dataset) == (row["arm"], row["dataset"])]
-            scores = (found.get(f"{metric}_of_{what}") for what in _REAL_DATA for found in of_cell)
+            runs = cells.get((row["arm"], row["dataset"]), [])
+            scores = (run.results.get(f"{metric}_of_{what}") for what in _REAL_DATA for run in runs)
             row["floor"] = next((score for score in scores if score is not None), None)
         return rows
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from ...core.plotting import COLORS
 from ...core.words import counted
-from ..runs.results import RunResult
+from ..runs.results import RunResult, by_cell
 from ..spec.spec import Cell
 
 *_COLORS, _BASELINE = COLORS  # the baseline is black
@@ -94,10 +94,10 @@ def shown_datasets(datasets: list[str], shown: Iterable[Cell]) -> list[str]:
 
 def mean_curves(results: Iterable[RunResult], kind: CurveKind) -> dict[Cell, MeanCurve]:
     """Curves of one kind, by arm and data set, of finished runs that have one."""
-    found: dict[Cell, list[tuple[np.ndarray, np.ndarray]]] = {}
-    for result in compared(results):
-        if (curve := curve_of(result.curves, kind)) is not None:
-            found.setdefault((result.arm, result.dataset), []).append(curve)
+    found = {}
+    for cell, runs in by_cell(compared(results)).items():
+        if curves := [curve for run in runs if (curve := curve_of(run.curves, kind)) is not None]:
+            found[cell] = curves
     arms = len({arm for arm, _ in found})
     most_lines = min(_MOST_LINES_OF_AN_ARM, max(3, _MOST_SEED_LINES // max(arms, 1)))
     return {cell: _mean_curve(curves, most_lines) for cell, curves in found.items()}
@@ -178,9 +178,9 @@ def values_as_csv(values: dict[str, dict[Cell, list[tuple[int, float]]]]) -> str
 
 def final_values(results: Iterable[RunResult], metric: str) -> dict[Cell, list[tuple[int, float]]]:
     """For every arm and data set, (seed, value) of the finished runs that have this metric, by seed."""
-    values: dict[Cell, list[tuple[int, float]]] = {}
-    for result in compared(results):
-        value = result.results.get(metric)
-        if value is not None and np.isfinite(value):
-            values.setdefault((result.arm, result.dataset), []).append((result.seed, float(value)))
+    values = {}
+    for cell, runs in by_cell(compared(results)).items():
+        scores = [(run.seed, run.results.get(metric)) for run in runs]
+        if finite := [(seed, float(score)) for seed, score in scores if score is not None and np.isfinite(score)]:
+            values[cell] = finite
     return values

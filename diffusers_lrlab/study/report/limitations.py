@@ -1,13 +1,12 @@
 """Limitations of a study: missing or short runs, few seeds, changed plug-ins, rates that were not tuned."""
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ...core.words import agreeing, counted
 from ..analysis.falling import has_end, still_falling
-from ..runs.results import RunResult
+from ..runs.results import RunResult, by_cell
 from ..spec.spec import ARM_NOTES
 from .answers import MOST_NAMES, listed
 from .curves import CURVE_KINDS, compared, curve_of
@@ -50,17 +49,17 @@ def _changed_plugins(results: list[RunResult]) -> list[str]:
 
 def _still_falling(runs: list[RunResult]) -> list[str]:
     """Arms and data sets on which the loss of at least half of the runs was still falling."""
-    runs_of = Counter((result.arm, result.dataset) for result in runs)
-    falling = Counter((result.arm, result.dataset) for result in runs if _is_falling(result))
-    arms_on: dict[str, list[str]] = {}
-    for (arm, dataset), count in falling.items():
-        if 2 * count >= runs_of[arm, dataset]:
+    count, arms_on = 0, dict[str, list[str]]()
+    for (arm, dataset), of_cell in by_cell(runs).items():
+        falling = sum(map(_is_falling, of_cell))
+        count += falling
+        if falling and 2 * falling >= len(of_cell):
             arms_on.setdefault(dataset, []).append(arm)
     if not arms_on:
         return []
     where = [f"{_short(arms, 'arm')} on {dataset}" for dataset, arms in arms_on.items()]
     return [
-        f"Runs are short: the loss of {falling.total()} of {counted(len(runs), 'run')} was still falling at the end "
+        f"Runs are short: the loss of {count} of {counted(len(runs), 'run')} was still falling at the end "
         f"({_short(where, 'data set')}). Longer runs may lead to other answers."
     ]
 

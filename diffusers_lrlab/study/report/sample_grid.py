@@ -10,7 +10,7 @@ from PIL import Image
 from ...core.plotting import DARK, new_figure
 from ...core.words import counted
 from ...training.plots.points import draw_points
-from ..runs.results import RunResult
+from ..runs.results import RunResult, by_cell
 from ..spec.spec import Cell
 from . import plots
 from .curves import Style, compared, shown_arms, shown_datasets
@@ -20,11 +20,8 @@ _MOST_COLUMNS = 24  # keeps the plot below some thousand pixels
 
 def samples_to_show(results: list[RunResult]) -> dict[Cell, RunResult]:
     """For every arm and data set, the finished run of the lowest seed that has samples."""
-    chosen: dict[Cell, RunResult] = {}
-    for result in compared(results):
-        if result.samples.get("points") or result.samples.get("png"):
-            chosen.setdefault((result.arm, result.dataset), result)
-    return chosen
+    with_samples = [run for run in compared(results) if run.samples.get("points") or run.samples.get("png")]
+    return {cell: runs[0] for cell, runs in by_cell(with_samples).items()}
 
 
 def plot_sample_grid(

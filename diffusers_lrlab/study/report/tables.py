@@ -11,7 +11,8 @@ from ...evaluation.metrics import better_of, metric_label
 from ..analysis.paper import ARM_LABELS, DATASETS, OURS, QUANTITIES, Quantity, reported
 from ..analysis.statistics import LEVEL, PERCENTS
 from ..analysis.verdicts import CANNOT_TELL, SPEEDUP, word_of
-from ..runs.results import RunResult
+from ..runs.results import RunResult, by_cell
+from ..spec.spec import Cell
 from .curves import compared
 from .formats import NONE, Table, interval, number, plus_minus, probability, without_empty
 
@@ -81,7 +82,7 @@ def _seeds_needed(row: Row) -> str:
 
 def paper_table(summary: dict[str, Any], results: Iterable[RunResult]) -> Table | None:
     """Schedules by data sets: the paper's four quantities and this study's; `None` if they share no arm."""
-    study, finished = summary["study"], compared(results)
+    study, finished = summary["study"], by_cell(compared(results))
     datasets = [name for name in DATASETS if name in study["datasets"]]
     cells = []
     for label, arm in ((label, arm) for arm, label in ARM_LABELS.items() if OURS.get(arm, arm) in study["arms"]):
@@ -100,15 +101,14 @@ def paper_table(summary: dict[str, Any], results: Iterable[RunResult]) -> Table 
     return Table("paper", "The paper's table and this study's", pd.DataFrame(cells), note, 2) if cells else None
 
 
-def _ours(summary: dict[str, Any], finished: list[RunResult], arm: str, dataset: str, quantity: Quantity) -> str:
+def _ours(summary: dict[str, Any], finished: dict[Cell, list[RunResult]], arm: str, dataset: str, quantity: Quantity) -> str:
     if quantity.metric is not None:
         found = (row for row in rows_of(summary, quantity.metric) if (row["arm"], row["dataset"]) == (arm, dataset))
         row = next(found, None)
         if row is not None and row["mean"] is None and row.get("diverged"):
             return "diverged"
         return plus_minus(row["mean"], row["std"]) if row else NONE
-    trains = [result.record["train"] for result in finished if (result.arm, result.dataset) == (arm, dataset)]
-    seconds = [train[quantity.seconds] for train in trains]
+    seconds = [result.record["train"][quantity.seconds] for result in finished.get((arm, dataset), [])]
     std = float(np.std(seconds, ddof=1)) if len(seconds) > 1 else None
     return plus_minus(float(np.mean(seconds)), std) if seconds else NONE
 

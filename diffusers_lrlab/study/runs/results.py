@@ -24,7 +24,7 @@ from ...core.manifest import (
     with_sum,
     write_manifest,
 )
-from ..spec.spec import PRESETS, RunSpec, StudySpec
+from ..spec.spec import PRESETS, Cell, RunSpec, StudySpec
 
 _SUM = "# sha256: "
 
@@ -46,6 +46,14 @@ class RunResult:
         self.samples: dict[str, Any] = record.get("samples") or {}
         self.config: dict[str, Any] = record["config"]
         self.weights: dict[str, Any] | None = record.get("weights")  # size and hash of the file
+
+
+def by_cell(results: Iterable[RunResult]) -> dict[Cell, list[RunResult]]:
+    """The results of each arm on each data set."""
+    cells: dict[Cell, list[RunResult]] = {}
+    for result in results:
+        cells.setdefault((result.arm, result.dataset), []).append(result)
+    return cells
 
 
 class StudyFolder:
