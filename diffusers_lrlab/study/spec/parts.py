@@ -136,7 +136,7 @@ def _controls(arm: str, given: Any, arms: Mapping[str, Any], ending: str, baseli
     """The full names of controls; with several learning rates, those at the arm's own rate."""
     names = given if isinstance(given, list) else [given]
     if not names or not all(isinstance(name, str) for name in names):
-        raise LabError(f"controls of {arm!r}: {given!r} is not allowed. Give the names of arms, such as [cosine], or none.")
+        raise must_be("controls", given, "names of arms, such as [cosine]", "leave it out for none", of=repr(arm))
     controls: list[str] = []
     for name in names:
         control = name if name in arms else name + ending
@@ -187,7 +187,8 @@ def read_tuning(value: Any, seeds: tuple[int, ...]) -> Tuning | None:
     numbers = {name: _numbers(value[name], f"tune: {name}") for name in ("learning_rates", "factors") if name in value}
     metric = str(value.get("metric", "kl"))
     if better_of(metric) != "smaller":
-        raise LabError(f"tune: metric {metric!r} is not one of which smaller values are better. Choose such a metric.")
+        wanted = "a metric of which smaller values are better"
+        raise must_be("metric", metric, wanted, "rates are chosen by its lowest mean", of="tune")
     extensions = value.get("extensions", 3)
     if extensions not in _EXTENSIONS:
         hint = "it limits the rates added on each side while the best one is at the edge"

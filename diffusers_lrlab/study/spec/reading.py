@@ -77,7 +77,7 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
         raise LabError(f"The baseline {baseline!r} is not an arm.{did_you_mean(baseline, arms)} They are {', '.join(arms)}.")
     parts.resolve_controls(arms, endings, baseline)
     if options.get("metrics") == []:
-        raise LabError("metrics: [] would measure nothing. Name one or more, or leave metrics out.")
+        raise must_be("metrics", [], "a list of one or more names", "leave it out for the default metrics")
     metrics = tuple(str(name) for name in parts.list_of(options.get("metrics", []), "metrics"))
     tune = parts.read_tuning(options.get("tune"), seeds)
     if tune and any("learning_rates" in (fields or {}) for fields in (options, *options["arms"].values())):
@@ -88,16 +88,16 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
     primary = str(options.get("primary_metric", metrics[0] if metrics else ""))
     paper = options.get("paper")
     if paper not in (None, "table", "nearest"):
-        raise LabError(f"paper: {paper!r} is not allowed; use table, nearest, or nothing.")
+        raise must_be("paper", paper, "table or nearest", "leave it out for no comparison with the paper")
     if paper == "nearest" and metrics and not {"kl", "training_set_loss"} <= {*metrics}:
         raise LabError("paper: nearest compares kl and training_set_loss with the paper's. Add both to metrics.")
     title = options.get("title", name)
     if isinstance(title, (bool, list, dict)):
-        raise LabError(f"title: {title!r} is not allowed; give text, such as title: 'My study'.")
+        raise must_be("title", title, "text", "such as title: 'My study'")
     logged = [name for name, metric in METRICS.items() if metric.of == "log"]
     speedup = options.get("speedup_metric")
     if speedup not in (None, *logged):
-        raise LabError(f"speedup_metric: {speedup!r} is not measured during a run. Use {' or '.join(logged)}.")
+        raise must_be("speedup_metric", speedup, " or ".join(logged), "others are not measured during a run")
     return StudySpec(
         name, str(title), base, arms, datasets, seeds, baseline, metrics, primary, tune, points,
         speedup, folder=str(folder.resolve()), paper=paper,
