@@ -445,6 +445,16 @@ def test_the_papers_table_is_beside_ours(tmp_path):
     assert rows[4][5] == plus_minus(np.mean(seconds), np.std(seconds, ddof=1))
 
 
+def test_the_papers_table_has_data_sets_above_its_columns():
+    results, summary = made_up_study(arms=("constant", "step"), datasets=("line", "moons"), seeds=1)
+    table = tables.paper_table(summary, results)
+    assert table.groups == [("", 2), ("line", 2), ("moons", 2)]
+    assert table.headings == ["schedule", "", *["paper", "this study"] * 2]
+    assert r"\multicolumn{2}{c}{line} & \multicolumn{2}{c}{moons} \\" in to_latex(table)
+    assert to_markdown(table).startswith("| schedule |  | line paper | line this study | moons paper |")
+    assert tables.paper_table(summary | {"study": summary["study"] | {"arms": {"other": {}}}}, results) is None
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_only_the_papers_study_has_the_papers_table(tmp_path):

@@ -98,7 +98,10 @@ def paper_table(summary: dict[str, Any], results: Iterable[RunResult]) -> Table 
         "compared with our cosine; a constant learning rate has its own rows. This study: mean ± standard deviation over "
         "seeds. Times are from other hardware than the paper's; the time of a stack is shared equally among its runs."
     )
-    return Table("paper", "The paper's table and this study's", pd.DataFrame(cells), note, 2) if cells else None
+    if not cells:
+        return None
+    frame = pd.DataFrame([row.values() for row in cells], columns=pd.MultiIndex.from_tuples(cells[0]))
+    return Table("paper", "The paper's table and this study's", frame, note, 2)
 
 
 def _ours(summary: dict[str, Any], finished: dict[Cell, list[RunResult]], arm: str, dataset: str, quantity: Quantity) -> str:
