@@ -17,7 +17,7 @@ from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.training.trainer import Trainer
 
-DRIVER = Path(__file__).parents[1] / "scripts" / "study_driver.py"
+DRIVER = Path(__file__).parent / "scripts" / "study_driver.py"
 TINY = {"_class_name": "MLPDenoiser", "dimension": 2, "hidden_size": 16, "embedding_size": 8, "num_layers": 1}
 BASE = {
     "model_config_name_or_path": "tiny",
