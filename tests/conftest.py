@@ -44,7 +44,16 @@ def blank_pictures():
 
 # Files that take longest.
 LONG = (
-    *("test_study_runs", "test_resume", "test_stacked_is_solo", "test_lr_finder", "test_study_report", "test_forecast"),
+    *(
+        "test_study_runs",
+        "test_study_resumed",
+        "test_study_rates",
+        "test_resume",
+        "test_stacked_is_solo",
+        "test_lr_finder",
+        "test_study_report",
+        "test_forecast",
+    ),
     *("test_preflight", "test_study_statistics", "test_publish", "test_timesteps", "test_point_runs", "test_compatibility"),
     *("test_cli", "test_one_clock", "test_errors", "test_training", "test_hub", "test_upstream", "test_toy2d"),
     "test_schedule_previews",

@@ -79,3 +79,19 @@ def _call(test, index, args, fixtures, row):
         with pytest.MonkeyPatch.context() as fixtures["monkeypatch"]:
             return test(*args, **fixtures, **row)
     return test(*args, **fixtures, **row)
+
+
+def rows(names, values, ids=None):
+    """`pytest.mark.parametrize` with the text of each row as its id: `-k` finds it, and each row fails by itself."""
+    values = list(values)
+    names = names if isinstance(names, str) else ",".join(names)  # of a single name, rows are values
+    return pytest.mark.parametrize(names, values, ids=ids or [_id(row)[:100] for row in values])
+
+
+def _id(value):
+    """The same text in each process, so without addresses of objects."""
+    if isinstance(value, dict):
+        return " ".join(f"{_id(key)}={_id(item)}" for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(_id, value)) or "[]"
+    return getattr(value, "__name__", type(value).__name__) if " at 0x" in repr(value) else str(value)

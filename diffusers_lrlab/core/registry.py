@@ -228,6 +228,9 @@ def restored(*mappings: dict[Any, Any]) -> Iterator[None]:
             mapping.update(before)
 
 
-def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], num_labels: int | None = None) -> str:
+    """A table of escaped text; columns after the first `num_labels` are aligned to the right."""
+    left = len(headings) if num_labels is None else num_labels
     lines = (f"| {' | '.join(cells)} |" for cells in rows)
-    return "\n".join([f"| {' | '.join(headings)} |", "|---" * len(headings) + "|", *lines])
+    alignment = "|---" * left + "|---:" * (len(headings) - left) + "|"
+    return "\n".join([f"| {' | '.join(headings)} |", alignment, *lines])

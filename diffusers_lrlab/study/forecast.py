@@ -1,4 +1,4 @@
-"""What a study is going to run, and the time and memory it will take."""
+"""Forecast of a study: its runs, and the time and memory they need."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import math
 import tempfile
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,9 +47,9 @@ def describe_study(
     address: str | None = None,
 ) -> str:
     """
-    The runs of a study that have no result in `out` yet and what they will take, as text; measures for some seconds.
+    The missing runs of a study and their forecast cost, as text, from measurements of some seconds.
 
-    Raises a `LabError` for everything that running it would refuse before it starts.
+    Raises the same `LabError`s as running the study would before its first run.
     """
     check_executor(executor, stack_size, num_workers, address)
     check_one_process()
@@ -77,45 +76,45 @@ def describe_study(
         more = _more_for_tuning(spec, tuning, missing)
         lines.append(f"  before, {counted(len(tuning), 'run')} to choose learning rates{more}")
     if num_done := len(tuning) + len(runs) - len(missing):
-        lines.append(f"  {num_done} of them are done already in {out}")
-    together = _Cost()
+        lines.append(f"  {num_done} of them are already finished in {out}")
+    costs = []
     for name, some in assign_executors(missing, study, executor):
         updates = sum(study.plan(run)[0].num_updates for run in some)
         with products_in(spec.precision, study.device):
             cost = _stacked_cost(some, study) if name == "stacked" else _local_cost(some, study)
         lines.append(f"  {name}: {counted(len(some), 'run')}, {counted(updates, 'update', ',')}, {cost}")
-        together += cost
-    shared = ", in one process; workers share that out" if executor in WORKERS else ""
-    return "\n".join([*lines, f"  together {together}{shared}"])
+        costs.append(cost)
+    shared = " in one process, divided among the workers" if executor in WORKERS else ""
+    return "\n".join([*lines, f"  total: {_total(costs)}{shared}"])
 
 
 def _more_for_tuning(spec: StudySpec, tuning: list[RunSpec], missing: list[RunSpec]) -> str:
-    """What tuning may add to its runs, unless all of them are done."""
+    """A note on the runs that tuning may add, unless it is finished."""
     more = most_tuning_runs(spec) - len(tuning)
     is_done = not {run.id for run in tuning} & {run.id for run in missing}
-    return "" if is_done or not more else f", and up to {more} more, not counted below, where the best is at the edge"
+    return "" if is_done or not more else f", and up to {more} more if the best is at the edge (not counted below)"
 
 
-@dataclass
-class _Cost:
+class _Cost(NamedTuple):
     """Seconds, and peak memory in bytes."""
 
-    training: float = 0.0
-    evaluation: float = 0.0
-    memory: float = 0.0
-
-    def __add__(self, other: _Cost) -> _Cost:
-        seconds = self.training + other.training, self.evaluation + other.evaluation
-        return _Cost(*seconds, max(self.memory, other.memory))
+    training: float
+    evaluation: float
+    memory: float
 
     def __str__(self) -> str:
         times = f"about {duration(self.training)} of training and {duration(self.evaluation)} of evaluation"
         return f"{times}, {math.ceil(self.memory / 2**20)} MiB of memory"
 
 
+def _total(costs: list[_Cost]) -> _Cost:
+    training, evaluation, memory = zip(*costs, strict=True) if costs else ((0.0,), (0.0,), (0.0,))
+    return _Cost(sum(training), sum(evaluation), max(memory))
+
+
 def _stacked_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
-    """Measured by some updates, a validation and an evaluation of the first of each group of equal stacks."""
-    total = _Cost()
+    """The cost of stacks, measured by some updates, a validation and an evaluation of each kind of stack."""
+    costs = []
     probed: dict[Any, _StackProbe] = {}
     for stack_specs in split_into_stacks(specs, study):
         plan, _ = study.plan(stack_specs[0])
@@ -123,11 +122,11 @@ def _stacked_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
         if key not in probed:
             probed[key] = _probe_stack(stack_specs, study)
         probe = probed[key]
-        # Arms differ in how often they validate: a plateau may look at every update.
+        # Arms validate at different intervals; a plateau schedule may do it after every update.
         validations = sum(_num_validations(study.plan(spec)[0]) for spec in stack_specs)
         evaluation = (probe.validation * validations + probe.measurement * len(stack_specs)) / probe.num_threads
-        total += _Cost(probe.update * plan.num_updates, evaluation, probe.memory)
-    return total
+        costs.append(_Cost(probe.update * plan.num_updates, evaluation, probe.memory))
+    return _total(costs)
 
 
 class _StackProbe(NamedTuple):
@@ -147,7 +146,7 @@ def _probe_stack(specs: list[RunSpec], study: StudyContext) -> _StackProbe:
         stacks = ParallelStacks(members, study.device, threads)
         memory: float = sum(stack.mlp.num_bytes for stack in stacks.stacks)
         seconds = _seconds_per_update(partial(next, stacks.updates(), 0), plan.num_updates)
-        memory += sum(map(_bytes_of, members))  # optimizers have their states now
+        memory += sum(map(_bytes_of, members))  # with optimizer states
         return _StackProbe(
             seconds, *_validation_and_measurement_seconds(members[0].run, specs[0]), threads.num_threads, memory
         )
@@ -158,7 +157,7 @@ def _num_validations(plan: Plan) -> int:
 
 
 def _validation_and_measurement_seconds(run: RunState, spec: RunSpec) -> tuple[float, float]:
-    """One validation, and the evaluation at the end, with samples drawn in two steps instead of all."""
+    """Seconds of a validation and of the final evaluation, measured with two sampling steps and extrapolated."""
     validation, started = 0.0, time.perf_counter()
     if run.validation is not None:
         run.validation_losses()
@@ -182,16 +181,15 @@ def _seconds_per_update(do_update: Any, num_updates: int) -> float:
 
 
 def _bytes_of(member: Member) -> float:
-    """Memory of a member's own: weights and gradients are the stack's."""
+    """Memory of a member besides the weights and gradients of its stack."""
     run = member.run
     weights = sum(parameter.numel() * parameter.element_size() for parameter in run.model.parameters())
     return weights * (run.average is not None) + optimizer_state_bytes(run.optimizer)
 
 
 def _local_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
-    """Measured by some updates and one evaluation of a run of each arm on each data set."""
+    """The cost of single runs, measured by some updates and an evaluation for each arm and data set."""
     probed: dict[Any, _Cost] = {}
-    total = _Cost()
     for spec in specs:
         key = (spec.arm, spec.dataset, spec.metrics)
         if key not in probed:
@@ -205,5 +203,4 @@ def _local_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
                 validation, measurement = _validation_and_measurement_seconds(trainer.run, spec)
             memory = forecast_memory(plan, device=study.device.type).total
             probed[key] = _Cost(seconds * plan.num_updates, validation * _num_validations(plan) + measurement, memory)
-        total += probed[key]
-    return total
+    return _total([probed[spec.arm, spec.dataset, spec.metrics] for spec in specs])

@@ -1,4 +1,4 @@
-"""The runs of a study, from its folder: as specifications, and as a table."""
+"""Reads the runs of a study from its folder, as a table or as specifications."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read_study(folder: str | Path) -> pandas.DataFrame:
     ```
 
     Args:
-        folder (`str` or `Path`): Of a study, which may still be running, or of a card, which may have been downloaded.
+        folder (`str` or `Path`): Folder of a study, which may still be running, or of a card, which may be downloaded.
 
     Returns:
         A `pandas.DataFrame` with the columns of `runs.parquet`, which docs/reference/studies.md describes: `arm`, `dataset`,
@@ -55,7 +55,7 @@ def read_study(folder: str | Path) -> pandas.DataFrame:
 
 
 def runs_of(spec: StudySpec, folder: StudyFolder) -> tuple[list[RunSpec], list[RunSpec]]:
-    """Runs for tuning, as far as they follow from results, and those to compare: none before the rates are chosen."""
+    """Runs for tuning, as far as they follow from results, and runs of the comparison, once rates are chosen."""
     tuning = sum(tuning_rounds(spec, folder), [])
     if folder.missing(tuning):
         return tuning, []
@@ -63,5 +63,5 @@ def runs_of(spec: StudySpec, folder: StudyFolder) -> tuple[list[RunSpec], list[R
 
 
 def no_result(folder: StudyFolder) -> LabError:
-    """The error for a study that has only begun."""
-    return LabError(f"There is no result in {str(folder.path)!r} yet. Go on with the study by `lrlab study run`.")
+    """The error for a study without any result."""
+    return LabError(f"There is no result in {str(folder.path)!r} yet. Resume the study with `lrlab study run`.")

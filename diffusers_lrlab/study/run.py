@@ -1,4 +1,4 @@
-"""A study from its specification to its report."""
+"""Runs a study from its specification to its report."""
 
 import dataclasses
 import os
@@ -53,7 +53,7 @@ def run_study(
     command: str | None = None,
 ) -> Path:
     """
-    Runs what a study still lacks, and writes its summary and report. Results in `out` are kept.
+    Computes the missing runs of a study, and writes its summary and report. Results in `out` are kept.
 
     ```python
     run_study({"base": {"max_train_steps": 300}, "arms": {"constant": {}, "rex": {"lr_scheduler": "rex"}},
@@ -65,23 +65,23 @@ def run_study(
         spec (`str`, `Path`, `dict` or `StudySpec`): The name of a preset, a YAML file, or the keys of one; paths in a `dict`
             start from the current folder.
         out (`str` or `Path`): The folder of the study.
-        executor (`str`, *optional*): stacked, local, pool or ray, for all runs; by default, what can be stacked is stacked.
-        stack_size (`int`, *optional*): Runs side by side at most.
-        workers (`int`, *optional*): Of pool and ray.
-        address (`str`, *optional*): Of the cluster of ray.
-        precision (`str`, *optional*): As `--precision`; by default that of the study.
+        executor (`str`, *optional*): stacked, local, pool or ray, for all runs; by default, runs are stacked if possible.
+        stack_size (`int`, *optional*): Most runs that are computed side by side.
+        workers (`int`, *optional*): Number of workers of pool and ray.
+        address (`str`, *optional*): Address of the Ray cluster.
+        precision (`str`, *optional*): As `--precision`; that of the study by default.
         quiet (`bool`): Shows no progress.
-        command (`str`, *optional*): What the report shows as the command; `lrlab study run` with these arguments by default.
+        command (`str`, *optional*): Command shown in the report; `lrlab study run` with these arguments by default.
 
     Returns:
         The path of the report's page.
 
     Raises:
-        LabError: if something cannot be done as asked, before anything runs where that can be known.
+        LabError: for an impossible request, before anything runs if it can be detected.
         Interrupted: after SIGINT or SIGTERM, with everything saved.
     """
     if command is None:
-        what = spec if isinstance(spec, (str, Path)) else "spec.yaml"  # which is written into `out`
+        what = spec if isinstance(spec, (str, Path)) else "spec.yaml"  # which `out` will have
         given = {"executor": executor, "stack_size": stack_size, "workers": workers, "precision": precision}
         command = shown_command("lrlab study run", what, out, given)
     source = source_sum(spec) if isinstance(spec, (str, Path)) else None
@@ -102,7 +102,7 @@ def _run(
     command: str,
     source: str | None,
 ) -> Path:
-    folder.check_is_study(spec.name, (run for part in (expand_tuning, expand) for run in part(spec)))  # made if need be
+    folder.check_is_study(spec.name, (run for part in (expand_tuning, expand) for run in part(spec)))  # lazily
     check_executor(executor, stack_size, num_workers, address)
     check_one_process()
     tuning, first = expand_tuning(spec), expand(spec)
@@ -120,16 +120,16 @@ def _run(
             runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
             if unknown := folder.unknown_files([*tuning, *runs]):
                 where = folder.path / "runs"
-                study.progress.log(f"{len(unknown)} results in {where} are of other studies, and are left alone.")
+                study.progress.log(f"{len(unknown)} results in {where} are of other studies and are ignored.")
             _do_missing(runs, study, executor, workers, "study")
-        # Every run has its result: what is left here belongs to runs that were changed in between.
+        # All runs are finished: leftovers here belong to runs of earlier specifications.
         shutil.rmtree(folder.stacks, ignore_errors=True)
         shutil.rmtree(folder.path / "local", ignore_errors=True)
         return _write_all(spec, runs, tuning, study, command)
 
 
 def _depend_on_text_alone(runs: list[RunSpec]) -> bool:
-    """Whether no file beside the specification, no data and no code of others decide what comes out of the runs."""
+    """Whether the results depend on the text of the specification only, not on other files, data or plug-ins."""
     fields = (run.config.dataset_name in EMBEDDED_DATASETS and run.config.plugins is None for run in runs)
     return (
         not (loaded_plugins() or plugin_packages()) and all(fields) and all({*run.given} <= {"dataset_name"} for run in runs)
@@ -138,10 +138,9 @@ def _depend_on_text_alone(runs: list[RunSpec]) -> bool:
 
 def report_study(out: Path, figures: "Figures | None" = None) -> Path:
     """
-    Writes summary and report of a study anew, from the results in its folder; raises a `LabError` if there are none.
+    Rewrites summary and report of a study from the results in its folder; raises a `LabError` if there are none.
 
-    The folder may be a card, which has `runs.parquet` in place of the results. `figures` has the pictures saved for a paper
-    too.
+    The folder may be a card, which has `runs.parquet` in place of the results. `figures` also saves the plots for a paper.
     """
     if figures is not None:
         from .report.plots import check_figures
@@ -151,12 +150,12 @@ def report_study(out: Path, figures: "Figures | None" = None) -> Path:
     saved, command = folder.read_spec()
     spec, is_card = spec_from_dict(saved, folder.path), not (out / "runs").exists()
     if is_card:
-        # The summary, and the report of its own, are made anew.
+        # Its summary and report are rewritten.
         refuse_damaged(
             out, "study", "download the card again.", only=lambda name: not name.startswith(("summary.", "report/"))
         )
     else:
-        again = "give the command of the study again, which repeats what is damaged."
+        again = "give the command of the study again, which repeats damaged runs."
         parts = ("runs/", "weights/") if (out / "weights").is_dir() else ("runs/",)
         refuse_damaged(out, "study", again, only=lambda name: name.startswith(parts))
     if is_card and (out / RUNS_TABLE).exists():
@@ -165,14 +164,14 @@ def report_study(out: Path, figures: "Figures | None" = None) -> Path:
             return _write_results(spec, results, notes, folder, StudyProgress(), command, figures)
     if is_card and (out / "summary.json").exists():
         raise LabError(
-            f"{str(out)!r} is a card without {RUNS_TABLE}, so its tables cannot be made again. Give the folder of the "
+            f"{str(out)!r} is a card without {RUNS_TABLE}, so its tables cannot be rewritten. Give the folder of the "
             "study, or write the card again: lrlab study card STUDY --out CARD"
         )
-    study = StudyContext(folder)  # whatever the runs were computed in
+    study = StudyContext(folder)  # in any precision
     tuning, runs = runs_of(spec, folder)
     folder.check_results([*tuning, *runs])
     if not runs:
-        raise LabError(f"The learning rates of {str(out)!r} are not chosen yet. Go on with it by `lrlab study run`.")
+        raise LabError(f"The learning rates of {str(out)!r} are not chosen yet. Resume the study with `lrlab study run`.")
     if not folder.results(runs):
         raise no_result(folder)
     with folder.locked():
@@ -187,7 +186,7 @@ def _write_all(
     command: str,
     figures: "Figures | None" = None,
 ) -> Path:
-    """Table of runs, summary and report."""
+    """Writes the table of runs, summary and report."""
     results = study.folder.results([*runs, *tuning])
     notes = notes_on(runs, [result for result in results if result.stage == "compare"], study)
     write_runs(results, notes, study.folder.path)
@@ -203,12 +202,12 @@ def _write_results(
     command: str,
     figures: "Figures | None",
 ) -> Path:
-    """Summary and report, from the results of all runs."""
+    """Writes summary and report from the results of all runs."""
     from .report.report import write_report
 
     compared, tuning = ([result for result in results if result.stage == stage] for stage in ("compare", "tune"))
     summary = summarise(spec, compared, tuning, notes, progress, command)
-    open_manifest(folder.path)  # a summary says that there is one
+    open_manifest(folder.path)  # the summary refers to it
     write_summary(folder, summary)
     page = write_report(folder.path, results, summary, progress, figures)
     folder.write_manifest(results)
@@ -216,10 +215,10 @@ def _write_results(
 
 
 def _tune(spec: StudySpec, study: StudyContext, executor: str | None, workers: Workers | None) -> list[RunSpec]:
-    """Computes the runs for tuning that have no result yet, round by round; returns all of them."""
+    """Computes the missing runs for tuning, round by round; returns all of them."""
     while True:
         for runs in tuning_rounds(spec, study.folder):
-            study.drop_outdated(runs)  # which may change what follows from them
+            study.drop_outdated(runs)  # which may change later rounds
         rounds = tuning_rounds(spec, study.folder)
         tuning = sum(rounds, [])
         if not study.folder.missing(tuning):
@@ -232,22 +231,22 @@ def _tune(spec: StudySpec, study: StudyContext, executor: str | None, workers: W
             )
         _do_missing(rounds[-1], study, executor, workers, "tune")
         if left := study.folder.missing(rounds[-1]):
-            raise LabError(f"The run {left[0].id} was computed, and left no result in {str(study.folder.path)!r}.")
+            raise LabError(f"The run {left[0].id} was computed but left no result in {str(study.folder.path)!r}.")
 
 
 def _do_missing(
     specs: list[RunSpec], study: StudyContext, executor: str | None, workers: Workers | None, description: str
 ) -> None:
-    """Computes the runs that have no result yet."""
+    """Computes the missing runs."""
     study.drop_outdated(specs)
     missing = {spec.id for spec in study.folder.missing(specs)}
     if damaged := sorted(study.folder.damaged & missing):
-        study.progress.log(f"These results were damaged and are done again: {', '.join(damaged)}.")
+        study.progress.log(f"These results are damaged and are computed again: {', '.join(damaged)}.")
     if not missing:
         return
     if len(missing) < len(specs):
         done = len(specs) - len(missing)
-        study.progress.log(f"{done} of {counted(len(specs), 'run')} {agreeing(done, 'is', 'are')} done already.")
+        study.progress.log(f"{done} of {counted(len(specs), 'run')} {agreeing(done, 'is', 'are')} already finished.")
     shares = assign_executors(specs, study, executor)
     if workers is not None:
         with study.progress.bar(study.folder.missing(specs), description):
@@ -263,13 +262,13 @@ def check_one_process() -> None:
     """Raises a `LabError` in one of several processes."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise LabError(
-            "A study runs in one process, and puts its runs side by side on one device. Start it without --num_processes; "
-            "--executor pool takes several GPUs."
+            "A study runs in one process, with its runs side by side on one device. Start it without --num_processes; "
+            "--executor pool uses several GPUs."
         )
 
 
 def use_all_cores() -> None:
-    """All cores, though `accelerate launch` leaves a CPU process one thread, or as many threads as `OMP_NUM_THREADS`."""
+    """Uses all cores, or `OMP_NUM_THREADS`; `accelerate launch` would leave a CPU process one thread."""
     if not torch.accelerator.is_available():
         torch.set_num_threads(allowed_threads())
         keep_freed_memory()

@@ -19,18 +19,18 @@ def preset_names() -> list[str]:
 
 
 def shown_command(program: str, what: str | Path, out: str | Path, given: dict[str, Any]) -> str:
-    """A command for the report, without the folders of this machine; options that are `None` are left out."""
+    """The command as the report shows it, without local folders; options that are `None` are omitted."""
     where = f"{program} {shown_path(what)} --out {shown_path(out)}"
     return where + "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
 
 
 def shown_path(path: str | Path) -> str:
-    """A path in a published command, without the folders of this machine."""
+    """A path in a published command, without local folders."""
     return shlex.quote(Path(path).name if Path(path).is_absolute() else str(path))
 
 
 def source_sum(source: str | Path) -> str | None:
-    """SHA-256 of the text of a preset or a YAML file and of the version that reads it; `None` if there is no such file."""
+    """SHA-256 of a preset or YAML file and of the package version; `None` if there is no such file."""
     file = PRESETS_FOLDER / f"{source}.yaml" if str(source) in preset_names() else Path(source).expanduser()
     with suppress(OSError, ValueError):
         return hashlib.sha256(__version__.encode() + b"\n" + file.read_bytes()).hexdigest()
@@ -39,7 +39,7 @@ def source_sum(source: str | Path) -> str | None:
 
 def finished_report(source: str | Path, out: Path, command: str) -> Path | None:
     """
-    The page of a study that this command has finished before, if every file of it is as it was written; otherwise `None`.
+    The page of a study that this command finished before, if all of its files are unchanged; otherwise `None`.
 
     `spec.yaml` stores a [`source_sum`] only for studies that depend on no other file, data or code.
     """

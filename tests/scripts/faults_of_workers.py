@@ -10,7 +10,7 @@ from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.training.trainer import Trainer
 
 FOLDER = Path(os.environ["LRLAB_FAULTS"])
-jobs._SILENT_SECONDS = 5.0
+jobs._STALL_SECONDS = 5.0
 stacks._SAVE_SECONDS = 0.0  # after every update
 
 

@@ -13,12 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from chromium import PROGRAM, Chromium, needs_axe, needs_chromium
 from html_checks import mistakes
 from made_up_studies import PAPER_ARMS, PAPER_DATASETS, UPDATES, made_up_run, made_up_study, summary_of
 from PIL import Image
-from tables import cases
+from tables import rows
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.analysis import paper
@@ -26,11 +27,11 @@ from diffusers_lrlab.study.analysis.falling import STILL_FALLING, has_end, still
 from diffusers_lrlab.study.analysis.findings import findings, speedup_findings
 from diffusers_lrlab.study.analysis.statistics import compare
 from diffusers_lrlab.study.analysis.verdicts import Verdict, word_of
-from diffusers_lrlab.study.report import front, plots, sample_grid, tables
-from diffusers_lrlab.study.report.report import write_report
-from diffusers_lrlab.study.report.report_contents import ReportContents
-from diffusers_lrlab.study.report.report_data import FAMILIES, MOST_POINTS, courses, looks, spans_decades
-from diffusers_lrlab.study.report.table_formats import (
+from diffusers_lrlab.study.report import plots, sample_grid, tables
+from diffusers_lrlab.study.report.answers import Answer
+from diffusers_lrlab.study.report.contents import ReportContents
+from diffusers_lrlab.study.report.curves import CURVE_KINDS, MOST_POINTS, mean_curves, spans_decades, styles
+from diffusers_lrlab.study.report.formats import (
     Table,
     interval,
     number,
@@ -39,6 +40,8 @@ from diffusers_lrlab.study.report.table_formats import (
     to_latex,
     to_markdown,
 )
+from diffusers_lrlab.study.report.limitations import limitations
+from diffusers_lrlab.study.report.report import write_report
 from diffusers_lrlab.study.runs.progress import StudyProgress
 
 SPEEDUPS = [
@@ -94,17 +97,17 @@ def page_of(tmp_path, results, summary):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Saves time where it is words that matter."""
-    monkeypatch.setattr(plots, "save_picture", lambda figure, path: path.write_bytes(b"a picture"))
+    monkeypatch.setattr(plots, "save_plot", lambda figure, path: path.write_bytes(b"a picture"))
 
 
 @pytest.fixture
 def only_samples_drawn(monkeypatch):
-    save = plots.save_picture
+    save = plots.save_plot
 
     def save_samples(figure, path):
         save(figure, path) if path.name == "samples.png" else path.write_bytes(b"a picture")
 
-    monkeypatch.setattr(plots, "save_picture", save_samples)
+    monkeypatch.setattr(plots, "save_plot", save_samples)
 
 
 def number_of(text):
@@ -115,7 +118,7 @@ def number_of(text):
 def test_samples_that_are_left_out_are_told(num_arms, told):
     arms = [f"arm {number}" for number in range(num_arms)]
     points = SimpleNamespace(samples={"points": [[0.0, 1.0], [1.0, 0.0]]})
-    figure = sample_grid.plot_sample_grid({(arm, "dino"): points for arm in arms}, ["dino"], looks(arms, arms[0]))
+    figure = sample_grid.plot_sample_grid({(arm, "dino"): points for arm in arms}, ["dino"], styles(arms, arms[0]))
     assert figure.get_supxlabel() == told
     assert len(figure.axes) == 24
 
@@ -123,7 +126,7 @@ def test_samples_that_are_left_out_are_told(num_arms, told):
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-@cases(
+@rows(
     ("mean", "std", "expected"),
     [
         (0.36412, 0.00456, "0.3641 ± 0.0046"),
@@ -150,10 +153,12 @@ def test_numbers_for_people():
 
 
 def test_markdown_and_latex_show_texts_as_they_are():
-    table = Table("t", "T", ["a|b", "c_d"], [["x & y", "1 ± 2"], ["<i>", "$3 %"]], "100 %", [("both", 2)], 1, {(0, 1)})
+    columns = pd.MultiIndex.from_product([["both"], ["a|b", "c_d"]])
+    frame = pd.DataFrame([["x & y", "1 ± 2"], ["<i>", "$3 %"]], columns=columns)
+    table = Table("t", "T", frame, "100 %", 1, frozenset({(0, 1)}))
     assert to_markdown(table).splitlines() == [
         r"| both a\|b | both c\_d |",
-        "| --- | ---: |",
+        "|---|---:|",
         r"| x \& y | **1 ± 2** |",
         r"| \<i\> | \$3 % |",
         "",
@@ -196,7 +201,7 @@ def test_the_summary_is_in_all_three_forms(tmp_path):
         assert all(line.isascii() for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("%"))
 
 
-@cases(
+@rows(
     ("metric", "diff", "p", "expected"),
     [
         ("kl", 0.1, 0.049, "worse"),
@@ -228,19 +233,19 @@ def test_findings_that_a_test_carries_come_first_in_a_table_that_is_folded(tmp_p
     alike = verdict("cannot tell", "b is better than a does not differ significantly from a on dino.")
     summary["findings"] = {"kl": [alike, verdict("better", "b is better than a on dino: so.")]}
     page = page_of(tmp_path, results, summary)
-    assert [row[1:] for row in Tables(page).found["All findings in figures"][1:]] == [
+    assert [row[1:] for row in Tables(page).found["All findings in numbers"][1:]] == [
         ["a difference", "b is better than a on dino: so."],
         ["no difference", "b is better than a does not differ significantly from a on dino."],
     ]
     assert page.index("<details>", page.index('id="findings"')) < page.index("b is better than a on dino: so.")
     summary["findings"]["kl"] = [alike]
-    assert "No difference to a passed the adjusted test." in page_of(tmp_path, results, summary)
+    assert "No difference from a passed the adjusted test." in page_of(tmp_path, results, summary)
 
 
 # --- what it begins with ---------------------------------------------------------------------------------------------
 
 
-@cases(
+@rows(
     ("verdicts", "expected"),
     [
         ({"dino": "better"}, "b is better than a on dino."),
@@ -256,17 +261,17 @@ def test_findings_that_a_test_carries_come_first_in_a_table_that_is_folded(tmp_p
         ),
         (
             {"dino": "faster", "moons": "never as good"},
-            "b is faster than a on dino; b never got as good as a ends on moons.",
+            "b is faster than a on dino; b never reached the final quality of a on moons.",
         ),
-        ({"dino": None, "moons": "lower"}, "b is lower than a on moons; no test of b beside a was possible on dino."),
+        ({"dino": None, "moons": "lower"}, "b is lower than a on moons; no test of b against a was possible on dino."),
     ],
 )
 def test_an_answer_is_a_sentence(verdicts, expected):
-    assert front.Answer("b", "a", verdicts).sentence == expected
+    assert Answer("b", "a", verdicts).sentence == expected
 
 
 def test_an_answer_begins_with_a_capital_whatever_the_arm_is_called():
-    assert front.Answer("the", "a", {"dino": "cannot tell"}).sentence == (
+    assert Answer("the", "a", {"dino": "cannot tell"}).sentence == (
         "The test shows no difference between the and a on dino."
     )
 
@@ -283,7 +288,7 @@ def test_page_and_markdown_begin_with_answers_a_picture_and_warnings(tmp_path):
         found = [
             text.index(part)
             for part in (
-                "Smaller is better, larger is worse: a difference below 0 speaks for an arm, one above 0 for a,",
+                "Smaller is better. Differences are from a; above 0, the arm is worse.",
                 "b is worse than a on both data sets.",
                 image,
             )
@@ -292,7 +297,7 @@ def test_page_and_markdown_begin_with_answers_a_picture_and_warnings(tmp_path):
         for part in (
             "b is slower than a on dino.",
             "Coverage: b is worse than a on both data sets.",
-            "There are few seeds: 3.",
+            "There are few seeds: 3 seeds can only show large differences.",
             "Learning rates were not tuned",
         ):
             assert part in text
@@ -306,8 +311,8 @@ def test_of_many_arms_ten_have_a_sentence_and_all_are_in_a_table(tmp_path):
     page = page_of(tmp_path, results, summary)
     beginning = page[: page.index("<nav")]
     assert len(re.findall(r"<li>arm\d+ is worse than arm0 on dino.</li>", beginning)) == 10
-    rows = Tables(page).found["What the tests say of each arm"]
-    assert rows == [["arm", "beside", "dino"], *([f"arm{place}", "arm0", "worse"] for place in range(1, 14))]
+    rows = Tables(page).found["Verdicts on all arms"]
+    assert rows == [["arm", "compared with", "dino"], *([f"arm{place}", "arm0", "worse"] for place in range(1, 14))]
     assert r"| arm13 | arm0 | worse |" in (tmp_path / "report" / "report.md").read_text()
 
 
@@ -332,7 +337,7 @@ def falling_by(share, points=200, noise=0.0):
     return updates, values + noise * np.random.default_rng(0).normal(size=points)
 
 
-@cases(
+@rows(
     ("curve", "expected"),
     [
         (falling_by(2 * STILL_FALLING), True),
@@ -366,24 +371,24 @@ def test_warnings_are_of_what_the_study_has():
     falling: tuple[str, ...] = ()
     results, summary = made_up_study(("a", "b"), ("dino",), change=change)
     summary["study"]["arms"]["b"]["learning_rate"] = 1e-3  # two rates are compared
-    assert front.warnings(results, summary) == []
+    assert limitations(results, summary) == []
     falling = ("b",)
     results, _ = made_up_study(("a", "b"), ("dino",), change=change)
-    (short,) = front.warnings(results, summary)
+    (short,) = limitations(results, summary)
     assert short.startswith("Runs are short: the loss of 5 of 10 runs was still falling at the end (b on dino).")
     for run in results:
         run.curves["quality"] = {}  # then it is the training loss that counts
-    assert front.warnings(results, summary) == [short]
-    assert front.warnings(results[:-1], summary)[0] == "The study is not finished: 1 run of 10 have no result yet."
+    assert limitations(results, summary) == [short]
+    assert limitations(results[:-1], summary)[0] == "The study is not finished: 1 of 10 runs have no result yet."
     results, _ = made_up_study(("a", "b"), ("dino",))
     summary["study"]["arms"]["b"] = {"lr_scheduler": "cosine"}
     summary["study"]["arms"]["a"] = {"lr_scheduler": "constant"}
-    (rates,) = front.warnings(results, summary)
+    (rates,) = limitations(results, summary)
     assert rates.startswith("Learning rates were not tuned")
-    (edge,) = front.warnings(results, summary | {"tuning": TUNING})
+    (edge,) = limitations(results, summary | {"tuning": TUNING})
     assert edge == (
-        "1 of 1 learning rates are not known to be the best: the lowest or the highest of those tried (a on dino), so a "
-        "better one may lie outside."
+        "1 of 1 chosen learning rate is the lowest or the highest of those tried (a on dino): a rate beyond those may be "
+        "better."
     )
 
 
@@ -407,7 +412,7 @@ def test_what_pictures_show_is_beside_them_as_data(tmp_path):
     assert values == pytest.approx({(run.arm, str(run.seed)): run.results["kl"] for run in results}, rel=1e-8)
     with (tmp_path / "report" / "curves.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if (row["curve"], row["arm"]) == ("loss", "b")]
-    course = courses(results, FAMILIES[0])["b", "dino"]
+    course = mean_curves(results, CURVE_KINDS[0])["b", "dino"]
     assert [float(row["update"]) for row in rows] == course.updates.tolist()
     assert [float(row["mean"]) for row in rows] == pytest.approx(course.mean, rel=1e-5)
 
@@ -419,7 +424,7 @@ def test_what_pictures_show_is_beside_them_as_data(tmp_path):
 @pytest.mark.usefixtures("undrawn")
 def test_the_papers_table_is_beside_ours(tmp_path):
     results, summary = made_up_study(paper="table")
-    over, head, *rows = Tables(page_of(tmp_path, results, summary)).found["The paper's table, and this study's"]
+    over, head, *rows = Tables(page_of(tmp_path, results, summary)).found["The paper's table and this study's"]
     assert over == ["", *PAPER_DATASETS]
     assert head == ["schedule", "", *["paper", "this study"] * 4]
     assert [row[0] for row in rows[::4]] == list(paper.ARM_LABELS.values())
@@ -440,11 +445,21 @@ def test_the_papers_table_is_beside_ours(tmp_path):
     assert rows[4][5] == plus_minus(np.mean(seconds), np.std(seconds, ddof=1))
 
 
+def test_the_papers_table_has_data_sets_above_its_columns():
+    results, summary = made_up_study(arms=("constant", "step"), datasets=("line", "moons"), seeds=1)
+    table = tables.paper_table(summary, results)
+    assert table.groups == [("", 2), ("line", 2), ("moons", 2)]
+    assert table.headings == ["schedule", "", *["paper", "this study"] * 2]
+    assert r"\multicolumn{2}{c}{line} & \multicolumn{2}{c}{moons} \\" in to_latex(table)
+    assert to_markdown(table).startswith("| schedule |  | line paper | line this study | moons paper |")
+    assert tables.paper_table(summary | {"study": summary["study"] | {"arms": {"other": {}}}}, results) is None
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_only_the_papers_study_has_the_papers_table(tmp_path):
     results, summary = made_up_study(datasets=("moons", "spiral"), arms=("constant", "step"), paper="table")
-    over, _, *rows = Tables(page_of(tmp_path, results, summary)).found["The paper's table, and this study's"]
+    over, _, *rows = Tables(page_of(tmp_path, results, summary)).found["The paper's table and this study's"]
     assert over == ["", "moons"]
     assert len(rows) == 8
     summary["study"]["paper"] = None
@@ -488,14 +503,14 @@ def test_a_name_is_never_markup(tmp_path):
 def test_plug_ins_that_changed_between_runs_are_a_warning():
     """The names of results are those of before, so they would be taken for results of the code of now."""
     results, summary = made_up_study(("a", "b"), ("dino",))
-    before = front.warnings(results, summary)
+    before = limitations(results, summary)
     for place, run in enumerate(results):
         run.record["meta"] = {"plugins": [{"name": "/home/me/mine.py", "sha256": str(place % 2)}]}
-    (warning,) = [text for text in front.warnings(results, summary) if text not in before]
+    (warning,) = [text for text in limitations(results, summary) if text not in before]
     assert warning.startswith("The code of mine.py changed between runs")
     for run in results:
         run.record["meta"]["plugins"][0]["sha256"] = "0"
-    assert front.warnings(results, summary) == before
+    assert limitations(results, summary) == before
 
 
 def test_plug_ins_are_named_where_there_are_some():
@@ -527,9 +542,9 @@ def test_an_arm_that_diverged(tmp_path):
     listed = shown["Runs that diverged"][1:]
     assert len(listed) == 4 * 6
     assert listed[0] == ["circle", "b", "comparison", "The loss is not finite.", "1", "0.0003", "123 of 10,000"]
-    assert ("c", "dino") not in courses(results, FAMILIES[0])
-    assert courses(results, FAMILIES[0])["b", "dino"].num_runs == 4
-    assert "24 of them diverged" in page
+    assert ("c", "dino") not in mean_curves(results, CURVE_KINDS[0])
+    assert mean_curves(results, CURVE_KINDS[0])["b", "dino"].num_runs == 4
+    assert "24 of which diverged" in page
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -552,7 +567,7 @@ def test_samples_curves_and_figures_may_be_absent(tmp_path, missing):
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
-    ("seeds", "said"), [(1, "No test was possible"), (3, "No difference to a passed the adjusted test.")]
+    ("seeds", "said"), [(1, "No test was possible"), (3, "No difference from a passed the adjusted test.")]
 )
 def test_what_stands_where_nothing_was_told(tmp_path, seeds, said):
     results, summary = made_up_study(("a", "b"), ("dino",), seeds=seeds)
@@ -637,17 +652,17 @@ def test_what_a_study_has_besides(tmp_path):
     assert runs == ["runs", "6", "5", "11"]
     seconds = sum(run.record["train"]["training_seconds"] for run in [*results, tuning])
     assert shown["Cost"][-1][2] == f"{seconds:,.1f}"
-    assert courses([*results, tuning], FAMILIES[0])["a", "dino"].num_runs == 5
+    assert mean_curves([*results, tuning], CURVE_KINDS[0])["a", "dino"].num_runs == 5
     for text in ("lrlab study run made-up --out there", "python 3.12.1, torch 2.13.0", "A processor", "stacked (11 runs)"):
         assert text in page
-    assert ["Speed-ups", "a difference", never] in shown["All findings in figures"]
+    assert ["Speed-ups", "a difference", never] in shown["All findings in numbers"]
     assert "/somewhere" not in page
     assert "train_batch_size" in page
 
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
-    ("p", "said"), [(1.0, "No difference to a passed the adjusted test."), (None, "No test was possible")]
+    ("p", "said"), [(1.0, "No difference from a passed the adjusted test."), (None, "No test was possible")]
 )
 def test_speedups_that_are_not_told(tmp_path, p, said):
     """Their tests are in rows of their own."""
@@ -656,7 +671,7 @@ def test_speedups_that_are_not_told(tmp_path, p, said):
     summary |= {"speedups": rows}
     summary["findings"]["speedup"] = list(map(asdict, speedup_findings(rows, "a")))
     write_report(tmp_path, results, summary)
-    _, found, section = (tmp_path / "report" / "report.md").read_text().partition("## What the tests say: Speed-ups")
+    _, found, section = (tmp_path / "report" / "report.md").read_text().partition("## What the tests show: Speed-ups")
     assert found
     assert f"\n- {said}" in section.partition("##")[0]
 
@@ -675,19 +690,19 @@ def test_arms_beside_their_controls(tmp_path):
     shown = Tables(page_of(tmp_path, results, summary)).found
     label = "KL(data ‖ samples) by 5th neighbours, bits"
     p = probability(own["p_adjusted"])
-    assert shown["Beside controls"][1:] == [
+    assert shown["Comparisons with controls"][1:] == [
         ["dino", "c", "b", label, "worse", "5", number(own["diff"]), interval(own["diff_low"], own["diff_high"]), p]
     ]
-    assert shown["Speed-ups beside controls"][1:] == [["dino", "c", "b", "5", "2", "3", "–", "≤ 0.8123", "–", "0.021"]]
+    assert shown["Speed-ups over controls"][1:] == [["dino", "c", "b", "5", "2", "3", "–", "≤ 0.8123", "–", "0.021"]]
     text = (tmp_path / "report" / "report.md").read_text()
     told, _, _ = text.partition("<details>")
     assert "c is worse than b on dino." in told
     assert "c is worse than b on dino in kl" in text
-    assert "Every arm is compared with a, and some with controls of their own, seed by seed" in text
+    assert "Every arm is compared with a, seed by seed; some are also compared with controls of their own." in text
     alike = "c does not differ significantly from b on dino."
     summary["findings"] = {"kl": [verdict("cannot tell", alike, arm="c", reference="b")]}
     page_of(tmp_path, results, summary)
-    assert "No difference to a, or to a control, passed the adjusted test." in (tmp_path / "report/report.md").read_text()
+    assert "No difference from a or from a control passed the adjusted test." in (tmp_path / "report/report.md").read_text()
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -742,7 +757,7 @@ def test_figures_for_a_paper_are_beside_the_report(tmp_path, form):
     assert not first.exists()
 
 
-@cases("figures, expected", [
+@rows("figures, expected", [
     (("pfd",), "--figures 'pfd': must be one of pdf, png, svg, got 'pfd'. Hint: Did you mean 'pdf'"),
     (("pdf", 0.5), "--figure_width 0.5: must be a number in [2, 40], got 0.5. Hint: it is in inches"),
     (("png", None, 10), "--dpi 10: must be a number in [50, 1200]"),
@@ -755,7 +770,7 @@ def test_figures_that_are_not_allowed(figures, expected):
 
 def test_a_course_is_the_mean_of_its_seeds_with_a_band_among_them():
     results, _ = made_up_study(("a",), ("dino",), seeds=7)
-    course = courses(results, FAMILIES[0])["a", "dino"]
+    course = mean_curves(results, CURVE_KINDS[0])["a", "dino"]
     every = np.array([run.curves["loss"]["loss"] for run in results])
     chosen = np.searchsorted(UPDATES, course.updates)
     np.testing.assert_allclose(course.mean, every.mean(axis=0)[chosen], rtol=1e-12)
@@ -772,12 +787,12 @@ def test_courses_of_unequal_length_share_what_they_have():
     short = results[1].curves["loss"]
     short.update({key: values[:100] for key, values in short.items()})
     short["loss"][3] = None
-    course = courses(results, FAMILIES[0])["a", "dino"]
+    course = mean_curves(results, CURVE_KINDS[0])["a", "dino"]
     assert course.updates[-1] == UPDATES[99]
     assert np.isfinite(course.mean).all()
 
 
-@cases(
+@rows(
     ("values", "expected"),
     [
         ({("a", "x"): [1, 2], ("b", "x"): [30, 40]}, True),
@@ -793,10 +808,10 @@ def test_a_logarithmic_scale_is_for_what_a_linear_one_would_hide(values, expecte
 
 def test_arms_keep_their_look_and_no_two_share_one():
     arms = [f"arm {place}" for place in range(20)]
-    chosen = looks(arms, "arm 3")
+    chosen = styles(arms, "arm 3")
     assert chosen["arm 3"].color == "#000000"
-    assert len({(look.color, look.line) for look in chosen.values()}) == 20
-    assert looks(arms[:7], "arm 3") == {arm: chosen[arm] for arm in arms[:7]}
+    assert len({(style.color, style.line) for style in chosen.values()}) == 20
+    assert styles(arms[:7], "arm 3") == {arm: chosen[arm] for arm in arms[:7]}
 
 
 @pytest.fixture(scope="module")
@@ -814,8 +829,8 @@ def thousand(tmp_path_factory):
 def test_of_many_seeds_some_are_drawn_as_lines(tmp_path):
     results, summary = made_up_study(("a", "b"), ("dino",), seeds=25)
     page = page_of(tmp_path, results, summary)
-    assert "Of up to 25 seeds an arm, the first 20 are drawn as lines; means and bands are of all." in page
-    assert len(courses(results, FAMILIES[0])["a", "dino"].seeds) == 20
+    assert "Of up to 25 seeds per arm, the first 20 are plotted as lines; means and bands are of all." in page
+    assert len(mean_curves(results, CURVE_KINDS[0])["a", "dino"].seeds) == 20
 
 
 @pytest.mark.slow
@@ -823,7 +838,7 @@ def test_a_thousand_runs(thousand):
     path, _, _ = thousand
     page = path.read_text(encoding="utf-8")
     assert len(page) < 1.5e6
-    assert "Of up to 25 seeds an arm, the first 20 are drawn as lines; means and bands are of all." in page
+    assert "Of up to 25 seeds per arm, the first 20 are plotted as lines; means and bands are of all." in page
 
 
 # --- in a browser ----------------------------------------------------------------------------------------------------

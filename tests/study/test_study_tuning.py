@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import cases
+from tables import rows
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.analysis.tuning import chosen_rates, most_tuning_runs, tuning_rounds, tuning_rows
@@ -32,7 +32,7 @@ GRIDS = [
 ]
 
 
-@cases(("grid", "below", "above"), GRIDS)
+@rows(("grid", "below", "above"), GRIDS)
 def test_the_next_number_beyond_a_grid(grid, below, above):
     assert [next_beyond(grid, higher=False), next_beyond(grid, higher=True)] == [below, above]
 
@@ -154,7 +154,7 @@ def test_names_of_tuning_runs_stay():
 IDS = ["a--dino--10--8ab29077d9cf", "a--dino--10--2be92d634d09"]
 
 
-@cases("value", [-1, 21, 1.0, True, "3", [1], None])
+@rows("value", [-1, 21, 1.0, True, "3", [1], None])
 def test_extensions_are_a_whole_number(value):
     with pytest.raises(LabError, match="of tune: must be a whole number in .0, 20., got"):
         spec(extensions=value)

@@ -15,8 +15,8 @@ import psutil
 import pytest
 import yaml
 from runs import TINY_UNET, environment, wait_for
+from small_studies import BASE, TINY, assert_same_but_for_times, contents, records
 from started import Started
-from test_study_runs import BASE, TINY, assert_same_but_for_times, contents, records
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.executors import jobs, pool, worker
@@ -91,7 +91,7 @@ def test_a_lost_worker_is_tried_again_and_nothing_is_kept_twice():
     log, study = handed_out(["a", "b"], {"a": [OSError("gone")], "b": [worker.STOPPED]})
     assert log == ["a", "a", "b", "b"]
     assert study.kept == ["a", "b"]
-    assert study.told[:2] == ["a warning", "The run a lost its worker (OSError: gone), and is tried again."]
+    assert study.told[:2] == ["a warning", "The run a lost its worker (OSError: gone) and is retried."]
     assert study.told.count("a warning") == 1
 
 
@@ -99,7 +99,7 @@ def test_a_run_that_kills_its_workers_is_named():
     log, study = handed_out(["a", "b"], {"b": [OSError("gone")] * 9})
     assert log == ["a", "b", "b", "b"]
     assert study.kept == ["a"]
-    assert str(study.error).startswith("The run b lost its worker 3 times (OSError: gone). Everything else")
+    assert str(study.error).startswith("The run b lost its worker 3 times (OSError: gone). Finished runs are kept")
 
 
 def test_what_is_done_of_a_stack_is_kept():
@@ -108,14 +108,14 @@ def test_what_is_done_of_a_stack_is_kept():
     # What ends early in this script has all its results but the last one, which are kept.
     assert log == ["a b c d e", "e", "e"]
     assert study.kept == [*"abcde"]
-    assert study.told[1] == "A stack of 5 runs ran out of memory (made up), and is tried again."
+    assert study.told[1] == "A stack of 5 runs ran out of memory (made up) and is retried."
 
 
 def test_too_little_memory_halves_a_stack():
     script = {"a b c d": [OutOfMemoryError()], "a b": [OSError()], "b": [OSError()], "c d": [MemoryError()]}
     log, study = handed_out(["abcd"], script)
     assert log == ["a b c d", "a b", "a", "b", "b", "c d", "c", "d"]
-    assert study.told[1].endswith("(OutOfMemoryError: ), and goes on as two halves.")
+    assert study.told[1].endswith("(OutOfMemoryError: ) and is split in two.")
     assert study.kept == [*"abcd"]
 
 
@@ -126,16 +126,16 @@ def test_a_stack_that_is_lost_twice_is_halved():
 
 
 def test_a_worker_that_hangs_is_killed(monkeypatch):
-    monkeypatch.setattr(jobs, "_SILENT_SECONDS", -1.0)
+    monkeypatch.setattr(jobs, "_STALL_SECONDS", -1.0)
     monkeypatch.setattr(jobs, "_POLL_SECONDS", 0.0)
     log, study = handed_out(["a"], {"a": ["hang"]})
     assert log == ["a", "killed", "a"]
-    assert study.told[-1].startswith("The run a hung (RuntimeError: its process is gone), and is tried again")
+    assert study.told[-1].startswith("The run a hung (RuntimeError: its process is gone) and is retried")
     assert study.kept == ["a"]
 
 
 def test_a_worker_that_never_begins_is_killed(monkeypatch):
-    for name in ("_SILENT_SECONDS", "_START_SECONDS", "_POLL_SECONDS"):
+    for name in ("_STALL_SECONDS", "_START_SECONDS", "_POLL_SECONDS"):
         monkeypatch.setattr(jobs, name, 0.0)
     log, study = handed_out(["a"], {"a": ["hang"]}, begin_at_once=True)
     assert log == ["a", "killed", "a"]
@@ -295,7 +295,7 @@ def test_stopped_and_killed_it_goes_on_by_the_same_command(one_by_one, tmp_path,
         process.send_signal(number)
         _, error = process.communicate()
         assert process.returncode == status, error
-        assert ("Give the same command again" in error) == (status == 130)
+        assert ("The same command resumes the study" in error) == (status == 130)
         assert "Traceback" not in error
         study.check_that_all_have_ended()
     study.run(*options)

@@ -394,7 +394,7 @@ def test_where_they_have_no_place():
     with pytest.raises(LabError, match="--skip_bad_updates 3 has no place beside fp16, which repeats updates"):
         check_precision(config)
     for name, value in (("on_divergence", "rollback"), ("skip_bad_updates", 3)):
-        with pytest.raises(LabError, match=f"{name}, which a study sees to by itself"):
+        with pytest.raises(LabError, match=f"{name}, which a study sets itself"):
             read_fields({name: value}, "base")
 
 

@@ -1,4 +1,4 @@
-"""Verdicts on arms, with sentences that say no more than the adjusted tests do."""
+"""Verdicts on arms, with sentences that claim no more than the adjusted tests support."""
 
 from collections.abc import Iterable
 
@@ -11,11 +11,11 @@ def findings(rows: Iterable[Row], metric: str, baseline: str, label: str | None 
     """
     The verdict on each arm on each data set.
 
-    "Better" and "worse" ("higher" and "lower" where that is no merit) appear exactly where the adjusted p is below 0.05, in
-    the metric's own direction. `rows` are those of `compare`, perhaps with the key "diverged"; other metrics are passed
-    over. `label` is what to call the metric, if not by its name.
+    "Better" and "worse" ("higher" and "lower" if neither direction is better) appear exactly where the adjusted p is below
+    0.05. `rows` are those of `compare`, with the optional key "diverged"; rows of other metrics are ignored. `label` is
+    shown in place of the metric's name.
     """
-    pairs = _beside(baseline, (row for row in rows if row["metric"] == metric))
+    pairs = _with_references(baseline, (row for row in rows if row["metric"] == metric))
     found = []
     for row, reference in pairs:
         sentence = _sentence(row, reference, baseline, label or metric) + _diverged(row) + _diverged(reference)
@@ -28,11 +28,11 @@ def speedup_findings(rows: Iterable[Row], baseline: str, quality: str = "quality
     """
     The verdict on each arm on each data set, from the rows of `speedups`.
 
-    "Faster" and "slower" appear exactly where the adjusted p is below 0.05. Where no run of an arm reached the target,
-    that is all that is said. `common` is that of `speedups`.
+    "Faster" and "slower" appear exactly where the adjusted p is below 0.05. Where no run of an arm reached the target, the
+    sentence only states that. `common` is that of `speedups`.
     """
     target = f"the {quality} that both reach" if common else f"its final {quality}"
-    pairs = _beside(baseline, rows)
+    pairs = _with_references(baseline, rows)
     found = []
     for row, reference in pairs:
         sentence = _speedup_sentence(row, baseline, quality, target) + _diverged(reference)
@@ -41,8 +41,8 @@ def speedup_findings(rows: Iterable[Row], baseline: str, quality: str = "quality
     return found
 
 
-def _beside(baseline: str, rows: Iterable[Row]) -> list[tuple[Row, Row]]:
-    """The row of each arm, with that of the baseline on the same data set; an empty one if there is none."""
+def _with_references(baseline: str, rows: Iterable[Row]) -> list[tuple[Row, Row]]:
+    """The row of each arm but the baseline, with the baseline's on the same data set, or an empty one."""
     rows = list(rows)
     references = {row["dataset"]: row for row in rows if row["arm"] == baseline}
     return [(row, references.get(row["dataset"], {})) for row in rows if row["arm"] != baseline]
@@ -70,7 +70,7 @@ def _sentence(row: Row, reference: Row, baseline: str, label: str) -> str:
         return (
             f"{arm} does not differ significantly from {baseline} on {dataset} (difference {figures}, {seeds}){_hint(row)}."
         )
-    # Means over all seeds and differences over shared ones may disagree: then the words say which is which.
+    # Means over all seeds may disagree with differences over shared ones, so the sentence names the latter.
     shared = "" if pairs == row["n"] == reference["n"] else " over shared seeds"
     return (
         f"{arm} is {word} than {baseline} on {dataset} in {label}: {number(row['mean'])} instead "
@@ -125,7 +125,7 @@ def signed(value: float) -> str:
 
 
 def p_value(p: float) -> str:
-    """Such as "p = 0.003"; a value below 0.05 never reads as 0.05."""
+    """Such as "p = 0.003"; a value below 0.05 is never rounded up to 0.05."""
     if p < 0.0001:
         return "p < 0.0001"
     texts = (f"{p:.{digits}g}" for digits in range(2, 18))
@@ -133,6 +133,6 @@ def p_value(p: float) -> str:
 
 
 def _diverged(row: Row) -> str:
-    """A sentence on runs that diverged, which are in none of the figures; empty if none did."""
+    """A sentence on runs that diverged, which the numbers omit; empty if none did."""
     diverged = row.get("diverged")
     return f" {diverged} of {counted(diverged + row['n'], 'run')} of {row['arm']} diverged." if diverged else ""

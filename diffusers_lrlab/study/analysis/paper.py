@@ -1,8 +1,8 @@
 """
-What the study paper reports ("Optimizing Diffusion Models: A Comparative Study of Learning Rate Schedules"), as data.
+Results of the paper "Optimizing Diffusion Models: A Comparative Study of Learning Rate Schedules", as data.
 
-Each figure is of one arm and one data set; the paper gives no spread that a reader could use. Its "baseline, no schedule"
-equals, to the third decimal, the cosine run of the code that the paper is built on, so it is one and is named so here.
+Each value is of one arm and one data set; the paper gives no usable spread. Its "baseline, no schedule" equals, to the third
+decimal, the cosine run of the code that the paper is built on, so it is named as such here.
 """
 
 from collections.abc import Iterable
@@ -20,8 +20,8 @@ class Quantity(NamedTuple):
 
     label: str
     decimals: int
-    metric: str | None = None  # its name among the results of a run
-    seconds: str | None = None  # or, for times, in the `train` section of its record
+    metric: str | None = None  # name among the results of a run
+    seconds: str | None = None  # or, for times, the key in the `train` section of a record
 
 
 QUANTITIES = (
@@ -31,7 +31,7 @@ QUANTITIES = (
     Quantity("KL, bits", 3, metric="kl"),
 )
 
-# Arms of the presets, by the paper's own names. A constant learning rate is in no row of the paper.
+# Arms of the presets under the paper's names. The paper has no constant learning rate.
 ARM_LABELS = {
     "paper_baseline": "“baseline” (in truth cosine)",
     "step": "StepLR",
@@ -40,10 +40,10 @@ ARM_LABELS = {
     "cosine": "CosineAnnealingLR",
     "constant": "constant (not in the paper)",
 }
-# Which arm of ours stands beside a row of the paper, where the names differ.
+# Our arm for a row of the paper, where the names differ.
 OURS = {"paper_baseline": "cosine"}
 
-# A row for each arm; data sets in the order of DATASETS, and of each the figures in the order of QUANTITIES.
+# A row for each arm: for each of DATASETS, the values in the order of QUANTITIES.
 _TABLE = """
 paper_baseline 127.74 0.438 0.89 0.343  128.44 0.663 0.92 1.063  129.12 0.807 0.67 0.168  129.21 0.613 1.03 0.088
 step           109.53 0.804 0.85 6.034  109.80 0.892 1.05 7.142  111.87 0.842 0.84 0.422  108.61 0.825 0.88 2.624
@@ -59,9 +59,9 @@ _ROWS = {
 
 def nearest_arms(results: Iterable[RunResult]) -> list[dict[str, Any]]:
     """
-    Which arms lead to the paper's figures: for each of its rows and each arm, how far off loss and KL are on the whole.
+    For each row of the paper and each arm, the overall factor between their values of loss and KL.
 
-    Rows have the keys paper_row, arm, off_by (the mean of |log(ours / paper's)| over data sets and both figures, as a
+    Rows have the keys paper_row, arm, off_by (the mean of |log(ours / paper's)| over data sets and both metrics, as a
     factor: 1 is equal) and on (data sets); the nearest arm of each row of the paper comes first.
     """
     figures: dict[str, dict[str, list[tuple[float, float]]]] = {}
@@ -82,5 +82,5 @@ def nearest_arms(results: Iterable[RunResult]) -> list[dict[str, Any]]:
 
 
 def reported(arm: str, dataset: str) -> list[float] | None:
-    """The paper's figures, in the order of `QUANTITIES`; `None` where the paper has none."""
+    """The paper's values, in the order of `QUANTITIES`; `None` where the paper has none."""
     return _ROWS[arm][DATASETS.index(dataset)] if arm in _ROWS and dataset in DATASETS else None

@@ -17,13 +17,13 @@ def ranks(values: Values, metric: str) -> dict[str, Any]:
     """
     The mean rank of each arm, 1 for the best, with data sets as blocks.
 
-    The figure of an arm on a data set is its mean over seeds; ties share their mean rank. A data set on which some arm
-    has no value at all is left out, since the others' ranks on it would not be comparable. Friedman's p comes from the
-    chi-squared limit, which is rough below about ten data sets, as few as studies have: read it with the adjusted tests.
+    Arms are ranked by their means over seeds; ties share their mean rank. A data set on which some arm has no value is left
+    out, since the ranks of the others would not be comparable. Friedman's p comes from the chi-squared limit, which is rough
+    below about ten data sets: read it with the adjusted tests.
 
     The result has the keys metric, mean_ranks (a `dict` of arms, best first), datasets (those used), left_out, statistic, p,
     critical_difference, groups (lists of two or more arms, best first, whose mean ranks differ by no more than the critical
-    difference; none is part of another) and reason. With fewer than three arms or two data sets, statistic, p,
+    difference; none contains another) and reason. With fewer than three arms or two data sets, statistic, p,
     critical_difference and groups are `None` and the reason says why; else it is `None`.
 
     Raises:
@@ -38,7 +38,7 @@ def ranks(values: Values, metric: str) -> dict[str, Any]:
     result: dict[str, Any] = {"metric": metric, "mean_ranks": {}, "datasets": used, "left_out": left_out}
     result |= dict.fromkeys(("statistic", "p", "critical_difference", "groups", "reason"))
     if used:
-        # Arms and sets are sorted so that the order in which runs were read changes no last digit.
+        # Sorted, so that the order in which runs were read changes no last digit.
         means = np.array([[sorted_values(values[arm][dataset]).mean() for arm in arms] for dataset in sorted(used)])
         order = stats.rankdata(-means if better_of(metric) == "larger" else means, axis=1)
         mean_ranks = dict(zip(arms, order.mean(axis=0).tolist(), strict=True))
@@ -50,7 +50,7 @@ def ranks(values: Values, metric: str) -> dict[str, Any]:
         )
         return result
     if np.all(order == order[0, 0]):
-        result["statistic"], result["p"] = 0.0, 1.0  # all arms tie everywhere, which scipy divides by zero
+        result["statistic"], result["p"] = 0.0, 1.0  # all arms tie everywhere; scipy would divide by zero
     else:
         result["statistic"], result["p"] = map(float, stats.friedmanchisquare(*order.T))
     result["critical_difference"] = nemenyi_difference(len(arms), len(used))
@@ -60,7 +60,7 @@ def ranks(values: Values, metric: str) -> dict[str, Any]:
 
 def nemenyi_difference(num_arms: int, num_datasets: int) -> float:
     """
-    The least difference of two mean ranks that Nemenyi's test tells from chance at the level 0.05.
+    The smallest difference of two mean ranks that is significant in Nemenyi's test at the level 0.05.
 
     It is q sqrt(k (k + 1) / (6 N)) for k arms and N data sets, q being the quantile of the studentized range over sqrt(2).
     """
@@ -71,12 +71,12 @@ def nemenyi_difference(num_arms: int, num_datasets: int) -> float:
 
 
 def rank_groups(mean_ranks: dict[str, float], critical_difference: float) -> list[list[str]]:
-    """The largest groups of two or more arms, best first, within which no two differ by more than the difference."""
+    """The largest groups of two or more arms, best first, that differ by no more than the critical difference."""
     ordered = sorted(mean_ranks.items(), key=lambda item: item[1])
     groups: list[list[str]] = []
     last_end = 0
     for start, (_, best) in enumerate(ordered):
-        # Ranks are sums of halves over a whole number: what is over the limit by rounding is on it.
+        # Ranks are multiples of 1 / (2 N): an excess of rounding is none.
         end = sum(rank - best <= critical_difference + 1e-9 for _, rank in ordered)
         if end - start > 1 and end > last_end:
             groups.append([arm for arm, _ in ordered[start:end]])

@@ -1,4 +1,4 @@
-"""The runs of a study as one table, `runs.parquet`: all that its statistics and tables are made of."""
+"""The runs of a study as one table, `runs.parquet`, from which its statistics and tables can be made again."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ from ..runs.results import RunResult, finite
 from .falling import has_end
 
 RUNS_TABLE = "runs.parquet"
-_KEY = b"diffusers_lrlab"  # of the metadata of the file
+_KEY = b"diffusers_lrlab"  # in the metadata of the file
 _OF_RUN = {
     **dict.fromkeys(("id", "arm", "dataset"), pa.string()),
     "seed": pa.int64(),
@@ -32,7 +32,7 @@ _FIXED = {**_OF_RUN, **_OF_TRAINING, **_OTHERS}
 
 
 class Runs(NamedTuple):
-    """Runs that were read from a table, and what the summary says that does not follow from them."""
+    """Runs from a table, and the parts of the summary that do not follow from them."""
 
     results: list[RunResult]
     notes: dict[str, Any]
@@ -46,10 +46,9 @@ def write_runs(results: Iterable[RunResult], notes: dict[str, Any], folder: Path
 
 def runs_as_table(results: Iterable[RunResult], notes: dict[str, Any]) -> pa.Table:
     """
-    A row for each run, tuning and diverged runs included, and a column for each metric, with one for each text that metrics
-    give beside their figures.
+    A row for each run, tuning and diverged runs included, and a column for each metric and for each text that metrics add.
 
-    `notes` are kept in the metadata, as JSON. docs/reference/studies.md describes the columns.
+    `notes` are stored in the metadata, as JSON. docs/reference/studies.md describes the columns.
     """
     results = list(results)
     measured = dict.fromkeys(name for result in results for name in result.results)
@@ -61,7 +60,7 @@ def runs_as_table(results: Iterable[RunResult], notes: dict[str, Any]) -> pa.Tab
         run, train = result.record["run"], result.record["train"]
         row = {name: getattr(result, name) for name in _OF_RUN} | {name: train.get(name) for name in _OF_TRAINING}
         row |= {column: result.results.get(name) for name, column in metrics.items()}
-        executor, curves = json.dumps(run["executor"]), json.dumps(finite(_kept(result.curves)))
+        executor, curves = json.dumps(run["executor"]), json.dumps(finite(_needed(result.curves)))
         rows.append(row | {"error": run["error"], "executor": executor, "curves": curves})
     columns = {**_OF_RUN, **_OF_TRAINING, **types, **_OTHERS}
     about = json.dumps(finite({"metrics": metrics, "notes": notes}), allow_nan=False)
@@ -69,16 +68,16 @@ def runs_as_table(results: Iterable[RunResult], notes: dict[str, Any]) -> pa.Tab
 
 
 def read_runs(folder: Path) -> Runs:
-    """What `write_runs` has written; raises a `LabError` for a file that it has not."""
-    with _damage_said(folder / RUNS_TABLE):
+    """Reads what `write_runs` wrote; raises a `LabError` for any other file."""
+    with _damage_reported(folder / RUNS_TABLE):
         table = read_table(folder)
         about = json.loads(table.schema.metadata[_KEY])
         return Runs([_result(row, about["metrics"]) for row in table.to_pylist()], about["notes"])
 
 
 def read_table(folder: Path) -> pa.Table:
-    """The table that `write_runs` has written; raises a `LabError` for another one."""
-    with _damage_said(folder / RUNS_TABLE):
+    """The table that `write_runs` wrote; raises a `LabError` for any other file."""
+    with _damage_reported(folder / RUNS_TABLE):
         table = parquet.read_table(folder / RUNS_TABLE)
         if _KEY not in table.schema.metadata:
             raise KeyError
@@ -86,7 +85,7 @@ def read_table(folder: Path) -> pa.Table:
 
 
 @contextmanager
-def _damage_said(file: Path) -> Iterator[None]:
+def _damage_reported(file: Path) -> Iterator[None]:
     try:
         yield
     except LabError:
@@ -102,8 +101,8 @@ def _result(row: dict[str, Any], metrics: dict[str, str]) -> RunResult:
     return RunResult({"run": run, "train": train, "curves": json.loads(row["curves"]), "config": {}})
 
 
-def _kept(curves: dict[str, Any]) -> dict[str, Any]:
-    """The curves that tables and sentences need: held-out losses, and the training loss where those are too few."""
+def _needed(curves: dict[str, Any]) -> dict[str, Any]:
+    """The curves that tables and sentences need: held-out losses, and the training loss if those have too few points."""
     quality, loss = curves["quality"], curves["loss"]
     updates = np.array(quality.get("update", []))
     columns = [np.array(values, float) for name, values in quality.items() if name != "update"]

@@ -1,4 +1,4 @@
-"""How much sooner an arm reaches a quality than another: that which the baseline ends with, or the worse of both ends."""
+"""How much sooner an arm reaches a quality than another: the final one of the baseline, or the worse of both."""
 
 import math
 from collections.abc import Mapping
@@ -13,40 +13,36 @@ from .statistics import add_holm, datasets_of, paired, unknown_baseline
 Runs = Mapping[int, tuple[ArrayLike, ArrayLike]]  # seed -> updates, quality
 Curves = Mapping[str, Mapping[str, Runs]]  # arm -> data set -> runs
 
-_END = 0.1  # share of the evaluations whose mean is the quality that a run ends with
-_NOISES = 2.0  # standard deviations of an evaluation that a target lies above an end
-_NORMAL = 1.4826  # the standard deviation of a normal quantity over the median of its absolute values
+_END = 0.1  # share of the evaluations whose mean is the final quality
+_NOISES = 2.0  # standard deviations of an evaluation between a final quality and its target
+_NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 
 
 def speedups(curves: Curves, baseline: str, common: bool = False) -> list[dict[str, Any]]:
     """
     How many times as fast as the baseline each arm reaches the baseline's final quality.
 
-    Smaller quality is better. Runs of arm and baseline are paired by seed, and the speed-up of a pair is the updates that
-    the *baseline* needs to reach the target over those that the arm needs. Over seeds this is a geometric mean, with the t
-    interval and the paired t test of the logarithm (see `paired`), and Holm over all arms and data sets.
+    Smaller quality is better. Runs of arm and baseline are paired by seed. The speed-up of a pair is the number of updates
+    that the *baseline* needs to reach the target, divided by the number that the arm needs. Over seeds, it is a geometric
+    mean, with the t interval and the paired t test of the logarithm (see `paired`), and Holm's method over all arms and
+    data sets.
 
-    The target is the mean of the last tenth of the baseline's evaluations, plus two standard deviations of what the
-    evaluations of the noisier one of the two scatter from one to the next. A run reaches it where its curve without that
-    noise does: the non-increasing one that is nearest to it (isotonic regression, after a running median of three that
-    takes single spikes away), so that what is lost again was not reached. With the raw curves and their last values, the
-    arm whose evaluations scatter more would come first by its noise alone; like this, an effect of none is called one as
-    often as the level of the test says, as long as the noise of one evaluation tells nothing of the next
-    (`tests/study/test_study_statistics.py` simulates it).
+    The target is the mean of the last tenth of the baseline's evaluations, plus two standard deviations of the evaluation
+    noise of the noisier run. Curves are first denoised by a running median of three and isotonic regression: otherwise, the
+    arm with the noisier evaluations would be faster by its noise alone. docs/concepts/studies.md explains the method.
 
-    A run that never gets there is censored, and so is one that diverged, wherever it has been before. It counts with the
-    number of updates that the longer of the pair has made, the most favourable one for runs of one length; so where
-    "censored" is not 0, the speed-up is an upper bound, without an interval, and where all are censored there is none. An
-    upper bound above 1 says nothing, and then p is 1. Pairs are left out where the baseline's last quality is not finite
-    and where the target is reached before the first update.
+    A run that never reaches the target, or diverged, is censored. It counts with the number of updates of the longer run of
+    the pair, so the speed-up is then an upper bound without an interval; if all are censored, there is none. An upper bound
+    above 1 proves nothing, so its p is 1. Pairs are omitted if the baseline's last quality is not finite, or if the target
+    is reached before the first update.
 
-    `curves[arm][dataset][seed]` is a pair of arrays: updates, which increase, and the quality after them. The last one of a
-    run that diverged is not finite; such a run reaches nothing. With `common`, the target is that of the one of a pair that
-    ends worse, which both reach: which of them comes first, of whatever quality. Censored are then only runs that diverged.
+    `curves[arm][dataset][seed]` is a pair of arrays: increasing updates, and the quality after them. The last one of a run
+    that diverged is not finite. With `common`, the target is the final quality of the worse run of each pair, which both
+    reach unless they diverge.
 
     A row for each arm and data set has the keys arm, dataset, n (pairs), censored (runs of this arm), ends_worse (pairs in
-    which it does, or diverged), updates_needed (median over the runs, `None` where half of them or more never get there),
-    speedup, ci_low, ci_high, p and p_adjusted; `None` for what cannot be computed and for the baseline's own.
+    which it does, or diverged), updates_needed (median over the runs, `None` if half of them or more are censored), speedup,
+    ci_low, ci_high, p and p_adjusted; `None` for what cannot be computed and for the baseline itself.
 
     Raises:
         `LabError`: for a baseline that is no arm, and arrays that are no curve.
@@ -67,9 +63,9 @@ def speedups(curves: Curves, baseline: str, common: bool = False) -> list[dict[s
 
 def updates_to_reach(updates: ArrayLike, quality: ArrayLike, target: float) -> float | None:
     """
-    The updates at which a curve first reaches `target`, linearly between evaluations; `None` if it never does.
+    The update at which a curve first reaches `target`, interpolated linearly between evaluations; `None` if it never does.
 
-    Smaller quality is better, and what is not finite reaches nothing. Raises a `LabError` for arrays that are no curve.
+    Smaller quality is better; values that are not finite are skipped. Raises a `LabError` for arrays that are no curve.
     """
     at, values = _curve(updates, quality)
     reached = np.flatnonzero(np.isfinite(values) & (values <= target))
@@ -85,14 +81,14 @@ def updates_to_reach(updates: ArrayLike, quality: ArrayLike, target: float) -> f
 def _curve(updates: ArrayLike, quality: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     at, values = np.asarray(updates, float), np.asarray(quality, float)
     if at.ndim != 1 or at.shape != values.shape:
-        raise LabError(f"A curve is two rows of one length; the updates have shape {at.shape}, the quality {values.shape}.")
+        raise LabError(f"A curve is two arrays of equal length; updates have shape {at.shape}, quality {values.shape}.")
     if not np.all(np.isfinite(at)) or np.any(at < 0) or np.any(np.diff(at) <= 0):
-        raise LabError(f"The updates of a curve increase from 0 or more; these are {np.array2string(at, threshold=8)}.")
+        raise LabError(f"Updates of a curve must increase from 0 or more; these are {np.array2string(at, threshold=8)}.")
     return at, values
 
 
-class _Course(NamedTuple):
-    """A curve without the noise of its evaluations, what it ends with (NaN if it diverged), that noise, and its length."""
+class _Denoised(NamedTuple):
+    """A curve without evaluation noise, its final quality (NaN if it diverged), that noise, and its number of updates."""
 
     updates: np.ndarray
     fit: np.ndarray
@@ -101,27 +97,27 @@ class _Course(NamedTuple):
     length: float
 
 
-def _course(updates: ArrayLike, quality: ArrayLike) -> _Course:
+def _denoised(updates: ArrayLike, quality: ArrayLike) -> _Denoised:
     from scipy.ndimage import median_filter
     from scipy.optimize import isotonic_regression
 
     at, values = _curve(updates, quality)
     length, finite = float(at.max(initial=0)), np.isfinite(values)
     if not len(values) or not finite[-1]:
-        return _Course(at[:0], values[:0], math.nan, 0.0, length)
+        return _Denoised(at[:0], values[:0], math.nan, 0.0, length)
     at, values = at[finite], values[finite]
     noise, values = _noise(values), median_filter(values, 3, mode="nearest")
     fit = isotonic_regression(values, increasing=False).x
-    # No mean of last values is below the last value of the fit, but for rounding.
+    # But for rounding, no mean of last values is below the last value of the fit.
     end = max(float(values[-max(1, int(_END * len(values))) :].mean()), float(fit[-1]))
-    return _Course(at, fit, end, noise, length)
+    return _Denoised(at, fit, end, noise, length)
 
 
 def _noise(values: np.ndarray) -> float:
     """
-    The standard deviation of an evaluation beside its neighbours, over the second half of a curve.
+    The standard deviation of an evaluation relative to its neighbours, over the second half of a curve.
 
-    By second differences, in which a straight course is nothing, and their median, for which single spikes are nothing.
+    From second differences, in which a straight line vanishes, and their median, which ignores single spikes.
     """
     bends = np.diff(values[len(values) // 2 :], 2)
     return _NORMAL * float(np.median(np.abs(bends))) / math.sqrt(6) if len(bends) else 0.0
@@ -130,15 +126,15 @@ def _noise(values: np.ndarray) -> float:
 def _speedup(runs: Runs, references: Runs, common: bool) -> dict[str, Any]:
     needed, logs, reference_logs, ends_worse = [], [], [], 0
     for seed in sorted(runs.keys() & references.keys()):
-        own, other = _course(*runs[seed]), _course(*references[seed])
+        own, other = _denoised(*runs[seed]), _denoised(*references[seed])
         if not math.isfinite(other.end):
             continue
         is_worse = not own.end <= other.end
         end = own.end if common and own.end > other.end else other.end
         target = end + _NOISES * max(own.noise, other.noise)
-        own_updates, other_updates = (updates_to_reach(course.updates, course.fit, target) for course in (own, other))
+        own_updates, other_updates = (updates_to_reach(curve.updates, curve.fit, target) for curve in (own, other))
         longest = max(own.length, other.length)
-        # The other run reaches its own end: the last value of the fit is the least mean of any last evaluations.
+        # The reference always reaches its own target, as the last value of its fit is no higher than its final quality.
         if own_updates == 0 or not other_updates or not longest:
             continue
         ends_worse += is_worse
@@ -147,8 +143,8 @@ def _speedup(runs: Runs, references: Runs, common: bool) -> dict[str, Any]:
         reference_logs.append(math.log(other_updates))
     log = paired(reference_logs, logs)
     censored = sum(map(math.isinf, needed))
-    # The true numbers of runs that never got there could make an upper bound above 1 anything.
-    says_nothing = log.p is not None and censored and (log.diff or 0) > 0
+    # The true speed-up below an upper bound above 1 could be on either side of 1.
+    proves_nothing = log.p is not None and censored and (log.diff or 0) > 0
     median = float(np.median(needed)) if needed else math.inf
     return {
         "n": len(needed),
@@ -158,5 +154,5 @@ def _speedup(runs: Runs, references: Runs, common: bool) -> dict[str, Any]:
         "speedup": None if log.diff is None or censored == len(needed) else math.exp(log.diff),
         "ci_low": None if log.low is None or censored else math.exp(log.low),
         "ci_high": None if log.high is None or censored else math.exp(log.high),
-        "p": 1.0 if says_nothing else log.p,
+        "p": 1.0 if proves_nothing else log.p,
     }

@@ -1,4 +1,4 @@
-"""Arms of a study against its baseline, seed by seed: spread, intervals, tests, and the seeds that would be needed."""
+"""Arms against a baseline, seed by seed: spread, intervals, tests, and the number of seeds needed."""
 
 import math
 import numbers
@@ -10,19 +10,19 @@ import numpy as np
 
 from ...core.errors import LabError, did_you_mean
 
-Values = Mapping[str, Mapping[str, Mapping[int, float]]]  # arm -> data set -> seed -> figure
+Values = Mapping[str, Mapping[str, Mapping[int, float]]]  # arm -> data set -> seed -> value
 
 LEVEL = 0.05  # of every test, and one minus the confidence of every interval
 POWER = 0.8
 PERCENTS = (1, 5, 10)
 
-_ROUNDING = 1e-12  # a spread or a difference below this share of the values is that of their last digits
+_ROUNDING = 1e-12  # a spread or a difference below this share of the values is rounding
 _SURE_WITH_THREE = 3.5  # d_z from which three seeds have the power; statsmodels' solver fails for large ones
 _HOPELESS = 1e-6  # d_z that would take 10^13 seeds, where the solver fails too
 
 
 class Paired(NamedTuple):
-    """What is known of a difference; `None` for what cannot be computed. `std` is that of the differences."""
+    """Statistics of paired differences; `None` for what cannot be computed. `std` is that of the differences."""
 
     diff: float | None = None
     low: float | None = None
@@ -34,17 +34,17 @@ class Paired(NamedTuple):
 
 def compare(values: Values, baseline: str, metric: str, num_resamples: int = 9999) -> list[dict[str, Any]]:
     """
-    One metric of all arms on all data sets, each arm paired with the baseline by seed.
+    Compares all arms with the baseline by one metric on all data sets, paired by seed.
 
-    Seeds that only one of the two has count for its mean, but not for the difference. The family of Holm's correction is
-    every comparison of this call that has a p value, so the adjusted values depend on which arms and sets are in it; no
-    other figure does.
+    Seeds that only one of the two has count for its mean, but not for the difference. All comparisons of this call that
+    have a p-value are one family of Holm's correction, so adjusted values depend on the arms and data sets in it; nothing
+    else does.
 
-    `values[arm][dataset][seed]` lacks runs without the figure (they diverged, say). `num_resamples` of the bootstrap may be
-    0, which leaves it out. Rows have the keys arm, dataset, metric, n (values), pairs (seeds shared with the baseline),
+    `values[arm][dataset][seed]` omits runs without a value, such as those that diverged. With `num_resamples` of 0 there is
+    no bootstrap. Rows have the keys arm, dataset, metric, n (values), pairs (seeds shared with the baseline),
     mean, std, ci_low, ci_high, boot_low, boot_high, diff (arm minus baseline), diff_low, diff_high, p, p_adjusted,
-    effect_size and seeds_needed (a `dict` from percents, as text). What cannot be computed is `None`: differences of the
-    baseline itself, spreads of one value, intervals and effects where there is no spread.
+    effect_size and seeds_needed (a `dict` from percents, as text). They are `None` if they cannot be computed: differences
+    of the baseline itself, spreads of one value, intervals and effects without a spread.
 
     Raises:
         `LabError`: for a baseline that is no arm, and for values that are not finite.
@@ -75,22 +75,20 @@ def compare(values: Values, baseline: str, metric: str, num_resamples: int = 999
 
 
 def check_values(values: Values, metric: str) -> None:
-    """Raises a `LabError` for figures that are not finite."""
+    """Raises a `LabError` for values that are not finite."""
     for arm, of_arm in values.items():
         for dataset, of_set in of_arm.items():
             for seed, value in of_set.items():
                 if not isinstance(value, numbers.Real) or not math.isfinite(value):
                     raise LabError(
-                        f"{metric} of arm {arm!r} on {dataset!r} with seed {seed} is {value!r}. Statistics take finite "
-                        "numbers: leave out runs that diverged, and report their number beside the figures."
+                        f"{metric} of arm {arm!r} on {dataset!r} with seed {seed} is {value!r}. Statistics need finite "
+                        "numbers: leave out runs that diverged, and report how many there are."
                     )
 
 
 def unknown_baseline(baseline: str, arms: Iterable[str]) -> LabError:
     known = list(arms)
-    return LabError(
-        f"The baseline {baseline!r} is none of the arms {', '.join(map(repr, known))}.{did_you_mean(baseline, known)}"
-    )
+    return LabError(f"The baseline {baseline!r} is not an arm.{did_you_mean(baseline, known)} Arms: {', '.join(known)}.")
 
 
 def datasets_of(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -102,11 +100,10 @@ def paired(first: Iterable[float], second: Iterable[float]) -> Paired:
     """
     The differences `first - second` of pairs: mean, t interval, t test and effect size.
 
-    Not Wilcoxon's test: with the usual five seeds its smallest p is 2 / 2^5 = 0.0625, so that nothing could be significant
-    at the level 0.05. Where all differences are the same, t has no value: equal pairs have p = 1, and a constant difference
-    has the p of an exact sign test, 2 / 2^n, because p = 0 would be a certainty that no handful of seeds can give. The
-    effect size is Cohen's d_z with Hedges' correction, without which it is 25 % too large on average at five seeds; it
-    needs three pairs.
+    Not Wilcoxon's test: with the usual five seeds its smallest p is 2 / 2^5 = 0.0625, so nothing could be significant at
+    the level 0.05. If all differences are equal, t is undefined: equal pairs have p = 1, and a constant difference has the p
+    of an exact sign test, 2 / 2^n, because a handful of seeds cannot justify p = 0. The effect size is Cohen's d_z with
+    Hedges' correction, without which it is 25 % too large on average at five seeds; it needs three pairs.
     """
     from scipy import special, stats
 
@@ -130,7 +127,7 @@ def paired(first: Iterable[float], second: Iterable[float]) -> Paired:
 
 
 def t_interval(sample: np.ndarray) -> tuple[float | None, float | None]:
-    """The 95 % t interval of a mean; `None` for fewer than two values, and where they are all the same."""
+    """The 95 % t interval of a mean; `None` for fewer than two values, or equal ones."""
     from scipy import stats
 
     std = _spread(sample)
@@ -142,12 +139,11 @@ def t_interval(sample: np.ndarray) -> tuple[float | None, float | None]:
 
 def bootstrap_interval(sample: np.ndarray, num_resamples: int = 9999) -> tuple[float | None, float | None]:
     """
-    The BCa bootstrap interval of a mean, always from the same random numbers; `None` for fewer than three values, and
-    where they are all the same.
+    The BCa bootstrap interval of a mean, with a fixed seed; `None` for fewer than three values, or equal ones.
 
-    It is called a 95 % interval, but it is too narrow for few values: of a normal quantity it covers the mean in 73 % of
-    samples of three, 84 % of five, 91 % of ten and 93 % of twenty (`tests/study/test_study_statistics.py` measures it).
-    The t interval is the one to read at the usual number of seeds; this one shows how skewed the sample is.
+    Nominally 95 %, it is too narrow for few values: for a normal distribution it covers the mean in 73 % of samples of
+    three, 84 % of five, 91 % of ten and 93 % of twenty (measured by `tests/study/test_study_statistics.py`). Rely on the t
+    interval at the usual number of seeds; this one shows how skewed the sample is.
     """
     from scipy import stats
 
@@ -162,12 +158,12 @@ def bootstrap_interval(sample: np.ndarray, num_resamples: int = 9999) -> tuple[f
 
 def seeds_needed(effect_size: float) -> int | None:
     """
-    Pairs at which a two-sided paired t test at the level 0.05 sees a true effect of this d_z with power 0.8.
+    Pairs at which a two-sided paired t test at the level 0.05 detects a true effect of this d_z with power 0.8.
 
-    Three at least, since two give next to no idea of a spread; `None` below a d_z of 1e-6. One comparison is meant: where
-    there are more, Holm's correction makes more seeds necessary. A d_z that comes from a measured spread is as uncertain
-    as that: five seeds may see anything from a third of the true spread to five thirds of it (95 %), so that the number
-    they ask for has a power of about 0.7 on average.
+    At least three, since two hardly determine a spread; `None` below a d_z of 1e-6. This holds for a single comparison: with
+    more, Holm's correction requires more seeds. A d_z from a measured spread is as uncertain as that spread: five seeds may
+    measure anything from a third to five thirds of the true one (95 %), so the number they ask for has a power of about 0.7
+    on average.
     """
     from statsmodels.stats.power import TTestPower
 
@@ -180,7 +176,7 @@ def seeds_needed(effect_size: float) -> int | None:
 
 
 def add_holm(rows: list[dict[str, Any]]) -> None:
-    """Gives every row "p_adjusted", by Holm over those whose "p" is not `None`."""
+    """Adds "p_adjusted" to every row, by Holm's method over those whose "p" is not `None`."""
     from statsmodels.stats.multitest import multipletests
 
     tested = [row for row in rows if row["p"] is not None]
@@ -193,12 +189,12 @@ def add_holm(rows: list[dict[str, Any]]) -> None:
 
 
 def sorted_values(of_set: Mapping[int, float]) -> np.ndarray:
-    """By seed, so that sums do not depend on the order in which runs were read."""
+    """The values by seed, so that sums do not depend on the order in which runs were read."""
     return np.array([of_set[seed] for seed in sorted(of_set)], dtype=float)
 
 
 def _spread(sample: np.ndarray, scale: float | None = None) -> float | None:
-    """The standard deviation (`ddof=1`), 0 where it is only rounding, `None` for fewer than two values."""
+    """The standard deviation (`ddof=1`), 0 if it is only rounding, `None` for fewer than two values."""
     if len(sample) < 2:
         return None
     std = float(sample.std(ddof=1))

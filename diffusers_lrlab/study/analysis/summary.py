@@ -14,7 +14,7 @@ from ...core.manifest import MANIFEST
 from ...evaluation.metrics import better_of, metric_label
 from ..runs.context import StudyContext
 from ..runs.progress import StudyProgress
-from ..runs.results import RunResult, StudyFolder, finite
+from ..runs.results import RunResult, StudyFolder, by_cell, finite
 from ..spec.spec import RunSpec, StudySpec, controlled
 from .consistency import consistency
 from .findings import findings, speedup_findings
@@ -27,19 +27,20 @@ from .verdicts import SPEEDUP, Verdict
 
 Rows = list[dict[str, Any]]
 Values = dict[str, dict[str, dict[int, float]]]
+_REAL_DATA = ("held_out_points", "held_out_images", "training_images")  # scored in place of samples
 
 
 def values_of(spec: StudySpec, results: list[RunResult], metric: str) -> Values:
-    """Arm -> data set -> seed -> figure, of the runs that have one; no arm and no data set is missing."""
+    """Arm -> data set -> seed -> value, for all arms and data sets, of the runs that have a value."""
     values: Values = {arm: {dataset: {} for dataset in spec.datasets} for arm in spec.arms}
     for result in results:
-        if (figure := result.results.get(metric)) is not None:
-            values[result.arm][result.dataset][result.seed] = figure
+        if (value := result.results.get(metric)) is not None:
+            values[result.arm][result.dataset][result.seed] = value
     return values
 
 
 def notes_on(runs: list[RunSpec], results: list[RunResult], study: StudyContext) -> dict[str, Any]:
-    """What a summary says that takes more than the figures of its runs: their specifications, weights, or this machine."""
+    """The parts of a summary that need more than results: specifications, weights, this machine."""
     return {
         "metrics": list(dict.fromkeys(name for run in runs for name in run.metrics)),
         "meta": describe_environment(),
@@ -55,22 +56,22 @@ def summarise(
     progress: StudyProgress,
     command: str,
 ) -> dict[str, Any]:
-    """Everything that report and card say, as data; `tuning` are runs that chose learning rates, `notes` of `notes_on`."""
-    rows: Rows = []
-    verdicts, ranked, controls = {}, {}, {}
-    asked = notes["metrics"]
-    metrics = list(spec.metrics) or [name for name in asked if any(name in result.results for result in results)]
+    """
+    Everything that report and card state, as data.
+
+    `results` are the runs of the comparison, `tuning` those that chose learning rates, and `notes` come from `notes_on`.
+    """
+    metrics = list(spec.metrics) or [name for name in notes["metrics"] if any(name in run.results for run in results)]
+    about = _study(spec, metrics, results, tuning, command) | {"meta": notes["meta"]}
+    summary: dict[str, Any] = {"study": about, "rows": [], "ranks": {}}
+    controls: dict[str, Rows] = {}
+    verdicts: dict[str, list[Verdict]] = {}
     for metric in progress.steps(metrics, "statistics"):
         values = values_of(spec, results, metric)
-        of_metric = _compare(results, metric, values, spec.baseline)
-        rows += of_metric
-        beside = partial(_beside_control, results, metric, values)
-        controls[metric], of_controls = against_controls(controlled(spec.arms), beside, partial(_verdicts, metric))
-        verdicts[metric] = _verdicts(metric, of_metric, spec.baseline) + of_controls
+        rows, controls[metric], verdicts[metric] = _compare_metric(spec, results, metric, values)
+        summary["rows"] += rows
         if better_of(metric) != "neither":
-            ranked[metric] = ranks(values, metric)
-    about = _study(spec, metrics, results, tuning, command) | {"meta": notes["meta"]}
-    summary: dict[str, Any] = {"study": about, "rows": rows, "ranks": ranked}
+            summary["ranks"][metric] = ranks(values, metric)
     if spec.speedup_metric:
         summary["speedups"], controls[SPEEDUP], verdicts[SPEEDUP] = _compare_speed(spec, results)
     summary["findings"] = {metric: [asdict(verdict) for verdict in found] for metric, found in verdicts.items()}
@@ -85,23 +86,29 @@ def summarise(
     return finite(summary)
 
 
-def _verdicts(metric: str, rows: Rows, reference: str) -> list[Verdict]:
-    return findings(rows, metric, reference, metric_label(metric))
+def _compare_metric(
+    spec: StudySpec, results: list[RunResult], metric: str, values: Values
+) -> tuple[Rows, Rows, list[Verdict]]:
+    """Rows of arms against the baseline, rows of arms against their controls, and the verdicts on both."""
+    cells = by_cell(results)
 
+    def compare_with(reference: str, some: Values, num_resamples: int = 9999) -> Rows:
+        rows = _with_diverged(compare(some, reference, metric, num_resamples), results)
+        for row in rows:
+            runs = cells.get((row["arm"], row["dataset"]), [])
+            scores = (run.results.get(f"{metric}_of_{what}") for what in _REAL_DATA for run in runs)
+            row["floor"] = next((score for score in scores if score is not None), None)
+        return rows
 
-def _compare(results: list[RunResult], metric: str, values: Values, reference: str, num_resamples: int = 9999) -> Rows:
-    """Rows of a metric, with the runs that diverged, and what held-out points or training images score in their place."""
-    rows = compare(values, reference, metric, num_resamples)
-    floors = tuple(f"{metric}_of_{what}" for what in ("held_out_points", "held_out_images", "training_images"))
-    for row in _with_diverged(rows, results):
-        of_arm = [result.results for result in results if (result.arm, result.dataset) == (row["arm"], row["dataset"])]
-        row["floor"] = next((found[key] for key in floors for found in of_arm if key in found), None)
-    return rows
+    def compare_pair(arm: str, control: str) -> Rows:  # intervals of their means by bootstrap are among the rows of all arms
+        return compare_with(control, {control: values[control], arm: values[arm]}, num_resamples=0)
 
+    def judge(rows: Rows, reference: str) -> list[Verdict]:
+        return findings(rows, metric, reference, metric_label(metric))
 
-def _beside_control(results: list[RunResult], metric: str, values: Values, arm: str, control: str) -> Rows:
-    """Rows of an arm and its control; intervals of their means by bootstrap are among the rows of all arms."""
-    return _compare(results, metric, {control: values[control], arm: values[arm]}, control, num_resamples=0)
+    rows = compare_with(spec.baseline, values)
+    of_controls, verdicts = against_controls(controlled(spec.arms), compare_pair, judge)
+    return rows, of_controls, judge(rows, spec.baseline) + verdicts
 
 
 def _with_diverged(rows: Rows, results: list[RunResult]) -> Rows:
@@ -112,26 +119,26 @@ def _with_diverged(rows: Rows, results: list[RunResult]) -> Rows:
 
 
 def _compare_speed(spec: StudySpec, results: list[RunResult]) -> tuple[Rows, Rows, list[Verdict]]:
-    """Rows of arms over the baseline, of arms over their controls, and verdicts on both."""
+    """Rows of arms against the baseline, rows of arms against their controls, and the verdicts on both."""
     label = metric_label(spec.speedup_metric or "")
-    verdicts_on = partial(speedup_findings, quality=f"{label[0].lower()}{label[1:]}")
+    judge = partial(speedup_findings, quality=f"{label[0].lower()}{label[1:]}")
 
-    def compare_to(reference: str, arms: Iterable[str], common: bool = False) -> Rows:
+    def compare_with(reference: str, arms: Iterable[str], common: bool = False) -> Rows:
         return _with_diverged(speedups(_quality(spec, results, arms, reference), reference, common), results)
 
-    def beside(arm: str, control: str) -> Rows:
-        return compare_to(control, (control, arm), common=True)
+    def compare_pair(arm: str, control: str) -> Rows:
+        return compare_with(control, (control, arm), common=True)
 
-    rows = compare_to(spec.baseline, spec.arms)
-    of_controls, verdicts = against_controls(controlled(spec.arms), beside, partial(verdicts_on, common=True))
-    return rows, of_controls, verdicts_on(rows, spec.baseline) + verdicts
+    rows = compare_with(spec.baseline, spec.arms)
+    of_controls, verdicts = against_controls(controlled(spec.arms), compare_pair, partial(judge, common=True))
+    return rows, of_controls, judge(rows, spec.baseline) + verdicts
 
 
 def _quality(spec: StudySpec, results: list[RunResult], arms: Iterable[str], reference: str) -> dict[str, Any]:
     """
     Arm -> data set -> seed -> (updates, quality) at the evaluation points.
 
-    A reference that diverged sets no target; another run that did reaches nothing, whatever is known of it.
+    A reference that diverged sets no target. Any other run that diverged reaches no target.
     """
     curves: dict[str, Any] = {arm: {dataset: {} for dataset in spec.datasets} for arm in arms}
     for result in results:
@@ -149,11 +156,11 @@ def against_controls(
     pairs: Iterable[tuple[str, str]], compare: Callable[[str, str], Rows], judge: Callable[[Rows, str], list[Verdict]]
 ) -> tuple[Rows, list[Verdict]]:
     """
-    One measure of arms, each beside its control instead of the baseline: rows, with the key "control", and verdicts.
+    Compares arms with their controls instead of the baseline; returns rows, with the key "control", and verdicts.
 
-    `compare` makes the rows of an arm and its control, with the control as the baseline; `judge` makes verdicts of
-    the rows of a pair and its control. The family of Holm's correction is all of these comparisons; that of the comparisons
-    with the baseline is another, so that asking for controls changes nothing there.
+    `compare` makes the rows of an arm and its control, with the control as the baseline; `judge` makes verdicts from the
+    rows of a pair and its control. All of these comparisons are one family of Holm's correction. Comparisons with the
+    baseline are another, so that controls change nothing there.
     """
     found = [(control, compare(arm, control)) for arm, control in pairs]
     rows = []
@@ -170,8 +177,8 @@ def write_summary(folder: StudyFolder, summary: dict[str, Any]) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    noted = {**summary, "manifest": MANIFEST}
-    write_text(folder.path / "summary.json", json.dumps(noted, indent=1, allow_nan=False) + "\n")
+    text = json.dumps({**summary, "manifest": MANIFEST}, indent=1, allow_nan=False)
+    write_text(folder.path / "summary.json", text + "\n")
     flat = [{**row, "seeds_needed": json.dumps(row["seeds_needed"])} for row in summary["rows"]]
     with atomic_file(folder.path / "summary.parquet") as path:
         parquet.write_table(pa.Table.from_pylist(flat), path)

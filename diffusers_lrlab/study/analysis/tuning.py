@@ -1,4 +1,4 @@
-"""Learning rates that a study chooses: runs that are needed for it, in rounds, and what follows from their results."""
+"""Tuning of learning rates: the runs it needs, in rounds, and the rates that follow from their results."""
 
 import itertools
 import math
@@ -10,55 +10,54 @@ import numpy as np
 from ..runs.results import RunResult, StudyFolder
 from ..spec.expansion import expand_tuning
 from ..spec.rates import next_beyond
-from ..spec.spec import Place, RunSpec, StudySpec
+from ..spec.spec import Cell, RunSpec, StudySpec
 
 
 def tuning_rounds(spec: StudySpec, folder: StudyFolder) -> list[list[RunSpec]]:
     """
     The runs for tuning, round by round, as far as they follow from the results in the folder.
 
-    The first round has the rates of the specification. Each later one has one more rate on each side for every arm and data
-    set whose best rate is at the edge of those tried. It begins when the round before is complete, so that a study that was
-    stopped computes the rounds, and the stacks, that it would have computed. Tuning is done if no run of the last round is
-    missing.
+    The first round has the rates of the specification. Each later round adds a rate for every arm and data set whose best
+    rate is at the edge of those tried. It starts when the previous round is complete, so a resumed study computes the same
+    rounds and stacks. Tuning is done if no run of the last round is missing.
     """
     if spec.tune is None:
         return []
     rounds: list[list[RunSpec]] = []
     results: list[RunResult] = []
     grids = dict.fromkeys(itertools.product(spec.arms, spec.datasets), spec.tune.grid)
-    added: dict[Place, Sequence[float]] = dict(grids)
+    added: dict[Cell, Sequence[float]] = dict(grids)
     while new := expand_tuning(spec, added):
         rounds.append(new)
         results += (of_round := folder.results(new))
         if len(of_round) < len(new):
             break
-        added = {place: _numbers_beyond(spec, results, place, grid) for place, grid in grids.items()}
-        grids = {place: (*grid, *added[place]) for place, grid in grids.items()}
+        added = {cell: _numbers_beyond(spec, results, cell, grid) for cell, grid in grids.items()}
+        grids = {cell: (*grid, *added[cell]) for cell, grid in grids.items()}
     return rounds
 
 
 def most_tuning_runs(spec: StudySpec) -> int:
-    """The runs for tuning if every grid is extended as far as it may be: on one side, or one rate on either at first."""
+    """The runs for tuning if every grid is extended to its limit: on one side; a single rate starts on both."""
     if spec.tune is None:
         return 0
     extensions = spec.tune.extensions + (len(spec.tune.grid) == 1 and spec.tune.extensions > 0)
     return len(spec.arms) * len(spec.datasets) * len(spec.tune.seeds) * (len(spec.tune.grid) + extensions)
 
 
-def chosen_rates(spec: StudySpec, tuning: list[RunResult]) -> dict[Place, float] | None:
+def chosen_rates(spec: StudySpec, tuning: list[RunResult]) -> dict[Cell, float] | None:
     """
-    The learning rate of each arm on each data set, by the mean of the metric; rates at which a run diverged are out.
+    The learning rate of each arm on each data set with the best mean of the metric, without divergence.
 
-    The lowest one where there is no other: the comparison shows how the arm fares with it.
+    If runs diverged at all rates, it is the lowest.
     """
     if spec.tune is None:
         return None
-    return {place: _best(_scores(spec, tuning, place)) for place in itertools.product(spec.arms, spec.datasets)}
+    return {cell: _best(_scores(spec, tuning, cell)) for cell in itertools.product(spec.arms, spec.datasets)}
 
 
 def tuning_rows(spec: StudySpec, results: list[RunResult], tuning: list[RunResult]) -> list[dict[str, Any]]:
-    """A row for each rate that was tried; "at_edge" of the chosen rate if it is the lowest or the highest of them."""
+    """A row for each rate that was tried; "at_edge" if it is chosen and is the lowest or the highest."""
     chosen = {(result.arm, result.dataset): result.learning_rate for result in results}
     rows = []
     for arm, dataset in itertools.product(spec.arms, spec.datasets):
@@ -70,10 +69,10 @@ def tuning_rows(spec: StudySpec, results: list[RunResult], tuning: list[RunResul
     return rows
 
 
-def _numbers_beyond(spec: StudySpec, tuning: list[RunResult], place: Place, grid: Sequence[float]) -> list[float]:
-    """What a grid is extended by, below and above: nothing if the best rate is inside, or the limit is reached."""
+def _numbers_beyond(spec: StudySpec, tuning: list[RunResult], cell: Cell, grid: Sequence[float]) -> list[float]:
+    """The numbers that extend a grid below and above; none if the best rate is inside, or the limit is reached."""
     assert spec.tune is not None
-    scores = _scores(spec, tuning, place)
+    scores = _scores(spec, tuning, cell)
     best, first = _best(scores), spec.tune.grid
     below, above = sum(number < min(first) for number in grid), sum(number > max(first) for number in grid)
     sides = [(False, below, min(scores)), (True, above, max(scores))]
@@ -86,12 +85,12 @@ def _best(scores: dict[float, float]) -> float:
     return min(scores, key=lambda rate: (scores[rate], rate))
 
 
-def _scores(spec: StudySpec, tuning: list[RunResult], place: Place) -> dict[float, float]:
+def _scores(spec: StudySpec, tuning: list[RunResult], cell: Cell) -> dict[float, float]:
     """From learning rates to the mean of the metric over the seeds for tuning; infinite if one of them diverged."""
     assert spec.tune is not None
     values: dict[float, list[float]] = {}
     for result in tuning:
-        if (result.arm, result.dataset) == place:
+        if (result.arm, result.dataset) == cell:
             figure = result.results.get(spec.tune.metric)
             values.setdefault(result.learning_rate, []).append(math.inf if figure is None else figure)
     return {rate: float(np.mean(values[rate])) for rate in sorted(values)}

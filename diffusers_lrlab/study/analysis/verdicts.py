@@ -1,4 +1,4 @@
-"""The verdict of a test: what it says of an arm beside another, as an object, from which all reports are written."""
+"""Verdicts of tests on an arm compared with another, as objects from which all reports are written."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from ...evaluation.metrics import word_for
 from .statistics import LEVEL
 
 Row = Mapping[str, Any]
-SPEEDUP = "speedup"  # in place of a metric, in verdicts on it
+SPEEDUP = "speedup"  # the metric of verdicts on speed-ups
 
 DIFFERENCES = ("better", "worse", "higher", "lower", "faster", "slower")
 NEVER = "never as good"
@@ -18,22 +18,22 @@ DIVERGED = "diverged"
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on an arm beside a reference, on one data set and by one metric."""
+    """The verdict on an arm compared with a reference, on one data set and by one metric."""
 
     arm: str
     reference: str  # the baseline or a control
     dataset: str
     metric: str  # or `SPEEDUP`
-    difference: float | None  # of the means over shared seeds, or the speed-up
+    difference: float | None  # mean over shared seeds, or the speed-up
     low: float | None  # of its 95 % interval
     high: float | None
     p: float | None  # adjusted; `None` if no test was possible
     word: str | None  # in `DIFFERENCES`, `NEVER`, `CANNOT_TELL` or `DIVERGED`; `None` if no test was possible
-    sentence: str  # the verdict in figures
+    sentence: str  # the verdict in numbers
 
     @property
     def is_difference(self) -> bool:
-        """Whether the arm differs by the test, or never became as good."""
+        """Whether the test shows a difference, or the arm never became as good."""
         return self.word == NEVER or self.word in DIFFERENCES
 
 

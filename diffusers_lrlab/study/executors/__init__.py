@@ -1,6 +1,6 @@
-"""Executors: functions that compute those runs of a list that have no result yet, here (`EXECUTORS`) or by workers.
+"""Executors: functions that compute the missing runs of a list, in this process (`EXECUTORS`) or in workers.
 
-They get all runs, since stacks must be the same whatever is done already.
+They get all runs, because stacks must not depend on which runs are finished.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,13 +19,13 @@ from .local import run_local
 from .worker import Setup
 
 EXECUTORS: dict[str, Callable[[list[RunSpec], StudyContext], None]] = {"local": run_local, "stacked": run_stacked}
-WORKERS = ("pool", "ray")  # executors whose runs are computed by other processes
+WORKERS = ("pool", "ray")  # executors that compute runs in other processes
 
 
 def check_executor(
     executor: str | None, stack_size: int | None = None, num_workers: int | None = None, address: str | None = None
 ) -> None:
-    """Raises a `LabError` for an unknown executor, and for options that it does not have."""
+    """Raises a `LabError` for an unknown executor, and for options that do not apply to it."""
     known = (*EXECUTORS, *WORKERS)
     if executor is not None and executor not in known:
         raise LabError(f"There is no executor {executor!r}. Known: {', '.join(known)}.")
@@ -36,7 +36,7 @@ def check_executor(
         raise LabError(f"--address {address} has no effect without --executor ray.")
     most = available_cores() if executor == "pool" else None
     allowed = Range(f"[1, {most}]", whole=True) if most else COUNT
-    allowed.check("--workers", num_workers, f"the cores here are {most}" if most else "each is a process")
+    allowed.check("--workers", num_workers, f"this machine has {most} cores" if most else "each is a process")
     if executor == "ray":
         require_extra("ray", "--executor ray")
 
@@ -45,7 +45,7 @@ def check_executor(
 def open_workers(
     executor: str | None, num_workers: int | None, address: str | None, study: StudyContext
 ) -> Iterator[Workers | None]:
-    """The workers of an executor that has such, inside this block; `None` for others."""
+    """The workers of pool and ray, inside this block; `None` for other executors."""
     if executor not in WORKERS:
         yield None
         return
@@ -60,10 +60,10 @@ def open_workers(
 
 def assign_executors(specs: list[RunSpec], study: StudyContext, executor: str | None) -> list[tuple[str, list[RunSpec]]]:
     """
-    Names in `EXECUTORS` and the runs of each: the one that was asked for, or stacks of all runs that can be stacked.
+    Names in `EXECUTORS` and the runs of each: the requested one, or by default stacks of all runs that can be stacked.
 
-    Runs that cannot be stacked are logged with the reason. Workers do as the default does, and with a stack size of 1 each
-    run by itself.
+    The reason why runs cannot be stacked is logged. Workers follow the default, or with a stack size of 1 compute each run
+    separately.
     """
     if executor in EXECUTORS:
         return [(executor, specs)]
@@ -72,7 +72,7 @@ def assign_executors(specs: list[RunSpec], study: StudyContext, executor: str | 
     reasons = {spec.id: not_stackable(spec, study) for spec in specs}
     for reason in sorted({*filter(None, reasons.values())}):
         named = sorted({f"{spec.arm} on {spec.dataset}" for spec in specs if reasons[spec.id] == reason})
-        study.progress.log(f"One by one, as they cannot be stacked ({reason}): {', '.join(named)}.")
+        study.progress.log(f"Not stacked ({reason}): {', '.join(named)}.")
     stacked = [spec for spec in specs if not reasons[spec.id]]
     local = [spec for spec in specs if reasons[spec.id]]
     return [(name, some) for name, some in (("stacked", stacked), ("local", local)) if some]

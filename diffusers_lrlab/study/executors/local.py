@@ -1,4 +1,4 @@
-"""The executor for runs one after the other, each by the ordinary trainer."""
+"""The executor that computes runs one after the other, with the ordinary trainer."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,15 +18,15 @@ from ..spec.spec import RunSpec
 
 
 def run_local(specs: list[RunSpec], study: StudyContext) -> None:
-    """Trains each run by itself, as `train_ddpm.py` does, with its checkpoints; a run that was interrupted goes on."""
+    """Trains each run as `train_ddpm.py` does, with its checkpoints, from which an interrupted run is resumed."""
     for spec in study.folder.missing(specs):
-        # accelerate keeps one precision for the whole process.
+        # accelerate has one precision per process.
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
         path = study.folder.path / "local" / spec.id
         started = datetime.now(UTC).isoformat(timespec="seconds")
         plan, data = study.plan(spec, str(path))
-        folder, checkpoint = _begun_run(path, data, study)
+        folder, checkpoint = _interrupted_run(path, data, study)
         trainer = Trainer(plan, data, make_accelerator(plan.config), folder)
         if checkpoint is not None:
             trainer.resume(checkpoint)
@@ -43,8 +43,8 @@ def run_local(specs: list[RunSpec], study: StudyContext) -> None:
         study.discard(path)
 
 
-def _begun_run(path: Path, data: TrainingData, study: StudyContext) -> tuple[RunFolder, Path | None]:
-    """The folder of a run and its newest checkpoint; empty if what lies there was learned from other data, or is damaged."""
+def _interrupted_run(path: Path, data: TrainingData, study: StudyContext) -> tuple[RunFolder, Path | None]:
+    """The folder of a run and its newest checkpoint; the folder is emptied if that is damaged or of other data."""
     note, folder, checkpoint = path / "data_fingerprint", RunFolder(path), None
     try:
         same_data = note.exists() and note.read_text("utf-8", errors="replace") == data.fingerprint
@@ -52,7 +52,7 @@ def _begun_run(path: Path, data: TrainingData, study: StudyContext) -> tuple[Run
         if checkpoint is not None:
             folder.check_log_until(checkpoint)
     except LabError as damage:
-        study.progress.log(f"{str(damage).partition('. ')[0]}: the run {path.name} starts again.")
+        study.progress.log(f"{str(damage).partition('. ')[0]}: the run {path.name} starts from the beginning.")
         checkpoint = None
     if checkpoint is None and path.exists():
         remove(path)

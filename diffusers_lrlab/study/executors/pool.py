@@ -1,4 +1,4 @@
-"""Workers that are processes of this machine, one for each GPU or group of processor cores."""
+"""Workers as processes of this machine, one for each GPU or group of processor cores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .worker import Job, Outcome, Setup, do_job, share_cores
 
 
 class PoolWorker:
-    """A process that is started for the first job, and again after it died: each has an executor of its own to break."""
+    """A process that starts with its first job, and again after it died. It has its own executor, which breaks with it."""
 
     def __init__(self, setup: Setup, environment: dict[str, str], log: IO[str]):
         self._setup, self._environment, self._log = setup, environment, log
@@ -31,7 +31,7 @@ class PoolWorker:
             if self._process is None:
                 self._start()
             return self._executor.submit(_do_job, self._setup, job)
-        except BrokenExecutor:  # it has died; whether it is alive cannot be asked while its executor waits for its end
+        except BrokenExecutor:  # the process died; `is_alive` is unreliable while its executor joins it
             self._start()
             return self._executor.submit(_do_job, self._setup, job)
 
@@ -41,23 +41,23 @@ class PoolWorker:
         self._reports, connection = context.Pipe(duplex=False)
         self._executor = ProcessPoolExecutor(1, context, worker_process.begin, (connection, self._log.name))
         others = {*multiprocessing.active_children()}
-        with patch_environment(**self._environment):  # what is imported reads it
+        with patch_environment(**self._environment):  # read by imports
             self._executor.submit(int)  # the process starts with its first task
         (self._process,) = {*multiprocessing.active_children()} - others
         connection.close()
 
     def messages(self) -> Iterator[tuple[int | None, str, Any]]:
-        """What has been reported since, with the numbers of the jobs, and new lines of what it printed."""
+        """New reports, with the numbers of their jobs, and new lines of output."""
         try:
             while self._process is not None and self._reports.poll():
                 yield self._reports.recv()
-        except (EOFError, OSError):  # it has died
+        except (EOFError, OSError):  # the process died
             pass
         for line in self._log:
             yield None, "log", line.rstrip()
 
     def stop(self) -> None:
-        """Asks it to save its job and return."""
+        """Requests that the process saves its job and returns."""
         if self._process is not None:
             self._process.terminate()
 
@@ -75,7 +75,7 @@ class PoolWorker:
 
 
 class Pool:
-    """Workers on this machine; GPUs are dealt out to them in turn."""
+    """Workers on this machine; GPUs are assigned to them in turn."""
 
     begin_at_once = True
 
@@ -104,7 +104,7 @@ class Pool:
 
 
 def _visible_gpus() -> list[str]:
-    """As CUDA_VISIBLE_DEVICES names them, which may also hide them all (-1)."""
+    """GPUs as named by CUDA_VISIBLE_DEVICES, which may also hide all of them (-1)."""
     numbers = [str(number) for number in range(torch.cuda.device_count())]
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return named.split(",")[: len(numbers)] if named else numbers

@@ -1,4 +1,4 @@
-"""Workers that are tasks of Ray: on a cluster that runs already, or on this machine."""
+"""Workers as tasks of Ray, on a running cluster or on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RayWorker:
     def stop(self) -> None:
         import ray
 
-        ray.cancel(self._running)  # Ctrl-C inside the task
+        ray.cancel(self._running)  # raises KeyboardInterrupt in the task
 
     def kill(self) -> None:
         import ray
@@ -35,7 +35,7 @@ class RayWorker:
 
 
 class RayWorkers:
-    """Tasks on all nodes that Ray has: at `address`, where it runs already in this process, or on this machine alone."""
+    """Tasks on all nodes of the cluster at `address`, of the one this process is connected to, or of this machine."""
 
     begin_at_once = False
 
@@ -53,10 +53,10 @@ class RayWorkers:
         total = ray.cluster_resources()
         gpus = int(total.get("GPU", 0))
         num_workers, self.num_threads = share_cores(num_workers, int(total.get("CPU", 1)), gpus)
-        # Here, where a lost node does not take it away.
+        # On this node, so that the loss of another one does not end it.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         self._inbox = ray.remote(num_cpus=0, scheduling_strategy=here, max_restarts=-1)(_Inbox).remote()
-        # Tries are counted by whoever hands out the jobs. A worker's process serves many, and so loads its data once.
+        # `run_jobs` counts the tries. A process serves many jobs, so it loads its data once.
         task = ray.remote(num_cpus=self.num_threads, num_gpus=min(1.0, gpus / num_workers), max_retries=0, max_calls=0)(
             _do_job
         )
@@ -66,7 +66,7 @@ class RayWorkers:
     def messages(self) -> Iterator[tuple[int | None, str, Any]]:
         import ray
 
-        with suppress(ray.exceptions.RayError):  # they only show progress
+        with suppress(ray.exceptions.RayError):  # messages only show progress
             yield from ray.get(self._inbox.take.remote(), timeout=10)
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class RayWorkers:
 
 
 class _Inbox:
-    """What workers have reported and nobody has read yet."""
+    """Unread messages of workers."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[int, str, Any]] = []

@@ -1,4 +1,4 @@
-"""What a worker does: runs of a study, by the executors that the study's own process would use, whose results it returns."""
+"""Executes jobs in a worker, with the executors of the main process, and returns their results."""
 
 import os
 import tempfile
@@ -26,15 +26,15 @@ from ..runs.results import StudyFolder
 from ..runs.stops import stops_explained
 from ..spec.spec import RunSpec
 
-# How a job may end. A worker that is lost returns nothing; a job that is refused would be refused again.
+# How a job may end. A lost worker returns nothing; a refused job would be refused again.
 DONE, STOPPED, NO_MEMORY, REFUSED, FAILED, LOST = "done", "stopped", "no memory", "refused", "failed", "lost"
-_BUSY_SHARE = 0.05  # of a processor core: what does less is waiting
-Report = Callable[[str, Any], None]  # what it is about (a counter of this job, a line of "log", "alive"), and the value
+_BUSY_SHARE = 0.05  # of a processor core; a process below it is waiting
+Report = Callable[[str, Any], None]  # a topic (a counter of the job, "log" or "alive"), and its value
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker needs to know besides its jobs."""
+    """Settings of a worker, common to all of its jobs."""
 
     folder: Path
     precision: str
@@ -43,7 +43,7 @@ class Setup:
 
 
 def share_cores(num_workers: int | None, cores: int, gpus: int) -> tuple[int, int]:
-    """Workers, and threads of each: a worker for each GPU or else each core, if not said otherwise."""
+    """The number of workers (by default one for each GPU, or else for each core), and the threads of each."""
     asked = asked_threads()
     num_workers = num_workers or gpus or max(1, cores // (asked or 1))
     return num_workers, asked or max(1, cores // num_workers)
@@ -51,28 +51,28 @@ def share_cores(num_workers: int | None, cores: int, gpus: int) -> tuple[int, in
 
 @dataclass
 class Job:
-    """Runs that one worker does, by a function of `EXECUTORS`: one run, or a stack."""
+    """A run or a stack for one worker, with a function of `EXECUTORS`."""
 
     execute: Callable[[list[RunSpec], StudyContext], None]
     specs: list[RunSpec]
-    done: set[str] = field(default_factory=set)  # which of them have their results
+    done: set[str] = field(default_factory=set)  # ids of those that have results
     tries: int = 0
     number: int = field(default_factory=count().__next__)
 
 
 @dataclass
 class Outcome:
-    """What came out of a job: records with their weights, even if it ended early, and what need no longer be saved."""
+    """The results of a job, which may have ended early: records with weights, and checkpoints that can be removed."""
 
     results: list[tuple[RunSpec, dict[str, Any], bytes | None]]
     ended: str
     text: str = ""
-    counts: dict[str, float] = field(default_factory=dict)  # of what a [`StudyProgress`] counts
+    counts: dict[str, float] = field(default_factory=dict)  # by counter of [`StudyProgress`]
     discarded: list[Path] = field(default_factory=list)
 
 
 class _Folder(StudyFolder):
-    """The study's folder, for what is saved in the middle of runs; one of the worker's own where the study's is not seen."""
+    """The folder for checkpoints: the study's, or a temporary one if that is not visible on this node."""
 
     def __init__(self, path: Path):
         self.is_shared = (path / "spec.yaml").is_file()
@@ -85,7 +85,7 @@ class _Folder(StudyFolder):
 
 
 class _Progress(StudyProgress):
-    """Reports to the study's own process."""
+    """Reports to the main process."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
@@ -93,7 +93,7 @@ class _Progress(StudyProgress):
         self.counts, self._told_at = dict.fromkeys((UPDATES, MEASURED), 0.0), 0.0
 
     def log(self, text: str) -> None:
-        self.report("log", text[:1000])  # as much as a pipe takes at once
+        self.report("log", text[:1000])  # fits into a pipe
 
     def advance(self, amount: float, counter: str = UPDATES) -> None:
         self.counts[counter] += amount
@@ -103,7 +103,7 @@ class _Progress(StudyProgress):
 
 
 class _WorkerStudy(StudyContext):
-    """A study whose results are not written, but returned."""
+    """A study whose results are returned, not written."""
 
     folder: _Folder
     progress: _Progress
@@ -123,17 +123,17 @@ class _WorkerStudy(StudyContext):
         self.folder.done.add(spec.id)
 
     def discard(self, *paths: Path) -> None:
-        if self.folder.is_shared:  # not before the results are written
+        if self.folder.is_shared:  # only once the results are written
             self.discarded += paths
         else:
             super().discard(*paths)
 
 
-_studies: dict[Setup, _WorkerStudy] = {}  # data are loaded once, and serve all jobs of this process
+_studies: dict[Setup, _WorkerStudy] = {}  # data are loaded once for all jobs of this process
 
 
 def do_job(setup: Setup, job: Job, report: Report) -> Outcome:
-    """Does a job in the main thread of this process, and returns however it ends."""
+    """Executes a job in the main thread of this process; errors are returned in its outcome."""
     report("alive", None)
     study: _WorkerStudy | None = None
     ended, text = DONE, ""
@@ -158,7 +158,7 @@ def do_job(setup: Setup, job: Job, report: Report) -> Outcome:
 
 
 def _begin(setup: Setup) -> _WorkerStudy:
-    os.environ["OMP_NUM_THREADS"] = str(setup.num_threads)  # which runs of their own ask for
+    os.environ["OMP_NUM_THREADS"] = str(setup.num_threads)  # which single runs read
     load_plugins(setup.plugins)
     study = _WorkerStudy(setup)
     if study.device.type == "cpu":
@@ -170,7 +170,7 @@ def _begin(setup: Setup) -> _WorkerStudy:
 
 
 def _watch(progress: _Progress) -> None:
-    """Reports every second in which this process computed; one that does not hangs."""
+    """Reports every second in which this process used CPU time; without reports it counts as hung."""
     used = time.process_time()
     while True:
         time.sleep(1)

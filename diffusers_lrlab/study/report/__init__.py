@@ -1,1 +1,1 @@
-"""Page, tables and pictures of a study."""
+"""Page, tables and plots of a study."""

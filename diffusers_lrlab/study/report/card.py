@@ -1,4 +1,4 @@
-"""What of a study is shown to others: a folder with a card, its pictures, tables and summary."""
+"""The card of a study: a folder to publish, with its plots, tables and summary."""
 
 import shutil
 from pathlib import Path
@@ -14,16 +14,16 @@ from ..runs.results import StudyFolder
 
 def write_study_card(folder: Path, out: Path) -> Path:
     """
-    Writes a card of a finished study into a new folder, or in place of an older card; returns its path.
+    Writes the card of a finished study into a new folder, or replaces an older card; returns its path.
 
-    Raises a `LabError` without a report, and where `out` holds something else.
+    Raises a `LabError` if the study has no report, or if `out` holds anything else.
     """
     study, report = StudyFolder(folder), folder / "report" / "report.md"
     study.read_spec()
     if not (report.exists() and (folder / RUNS_TABLE).exists()):
-        raise LabError(f"{str(folder)!r} has no report yet. Make one by `lrlab study report {folder}`.")
+        raise LabError(f"{str(folder)!r} has no report yet. Write one with `lrlab study report {folder}`.")
     if out.exists() and not (out / "summary.json").exists() and (out.is_file() or next(out.iterdir(), None) is not None):
-        raise LabError(f"{str(out)!r} holds something else than the card of a study. Give a new folder.")
+        raise LabError(f"{str(out)!r} holds files that are no card of a study. Give a new folder.")
     with atomic_folder(out) as temporary:
         for path in sorted((folder / "report").glob("*.png")):
             shutil.copyfile(path, temporary / path.name)

@@ -1,4 +1,4 @@
-"""The plots of a report: differences from the baseline, curves, seeds, ranks; and how they are saved."""
+"""The plots of a report: differences from the baseline, curves, seeds and ranks; and how they are saved."""
 
 import math
 import warnings
@@ -19,7 +19,8 @@ from ...core.ranges import Range
 from ...core.words import counted
 from ...evaluation.metrics import better_of
 from ..analysis.verdicts import DIVERGED, word_of
-from .report_data import Course, Family, Look, Place, shortened, shown_arms, shown_datasets, spans_decades
+from ..spec.spec import Cell
+from .curves import CurveKind, MeanCurve, Style, shown_arms, shown_datasets, spans_decades
 
 _MOST_ROWS_OF_DIFFERENCES = 40
 _NARROWEST_PANEL = 2.2  # inches
@@ -27,27 +28,28 @@ _VERDICT_COLORS = {"better": BLUE, "worse": ORANGE, "higher": GREEN, "lower": GR
 
 
 def plain(text: str, most: int = 40) -> str:
-    """A name that matplotlib shows as it is (a dollar sign would begin a formula)."""
-    return shortened(text, most).replace("$", r"\$")
+    """A name on one line, cut to `most` characters, that matplotlib shows literally: a dollar sign would begin a formula."""
+    text = " ".join(str(text).split())
+    return (text if len(text) <= most else text[: most - 1] + "…").replace("$", r"\$")
 
 
 class Figures(NamedTuple):
-    """Pictures as files of a paper."""
+    """How plots are saved for a paper."""
 
     format: str  # in `FIGURE_FORMATS`
-    width: float | None = None  # of the page's text, in inches; `None` leaves each picture as wide as in the report
-    dpi: int = 300  # of PNGs, and of samples in the others
+    width: float | None = None  # of the page's text, in inches; `None` leaves each plot as wide as in the report
+    dpi: int = 300  # of PNGs, and of samples in the other formats
 
 
 FIGURE_FORMATS = ("pdf", "png", "svg")
 FIGURE_WIDTHS, FIGURE_DPIS = Range("[2, 40]"), Range("[50, 1200]")
-# Fonts as such (journals refuse Type 3), and files that are the same whenever they are written.
-_FORM: Any = {"pdf.fonttype": 42, "svg.hashsalt": "diffusers_lrlab"}
+# Embedded TrueType fonts, as journals refuse Type 3, and reproducible files.
+_FILE_SETTINGS: Any = {"pdf.fonttype": 42, "svg.hashsalt": "diffusers_lrlab"}
 _NO_DATE = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
 
 
 def check_figures(figures: Figures) -> None:
-    """Raises a `LabError` for what is not allowed."""
+    """Raises a `LabError` for a format, width or resolution that is not allowed."""
     if figures.format not in FIGURE_FORMATS:
         hint = did_you_mean(figures.format, FIGURE_FORMATS).strip() or "pdf suits LaTeX, svg the web"
         raise must_be("--figures", figures.format, f"one of {', '.join(FIGURE_FORMATS)}", hint)
@@ -56,22 +58,22 @@ def check_figures(figures: Figures) -> None:
 
 
 @contextmanager
-def _missing_glyphs_left() -> Iterator[None]:
-    """A name in a script that the font lacks is drawn as boxes, which is no reason to stop."""
+def _missing_glyphs_ignored() -> Iterator[None]:
+    """Matplotlib shows boxes for characters that its font lacks; no reason to warn or stop."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
 
 def save_figures(figure: Any, path: Path, figures: Figures) -> None:
-    """Saves a picture as a file of a paper."""
-    with _missing_glyphs_left(), rc_context(_FORM):
+    """Saves a plot for a paper."""
+    with _missing_glyphs_ignored(), rc_context(_FILE_SETTINGS):
         figure.savefig(path, format=figures.format, dpi=figures.dpi, metadata=_NO_DATE[figures.format])
 
 
-def save_picture(figure: Any, path: Path) -> None:
-    """Saves a picture of the page as a small PNG."""
-    with _missing_glyphs_left():
+def save_plot(figure: Any, path: Path) -> None:
+    """Saves a plot of the page as a small PNG."""
+    with _missing_glyphs_ignored():
         figure.canvas.draw()
     image = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
     if not any(axes.images for axes in figure.axes):  # a palette makes lines and text a third as large, and spoils photos
@@ -79,30 +81,34 @@ def save_picture(figure: Any, path: Path) -> None:
     image.save(path, optimize=True)
 
 
-def _columns(count: int, width: float | None) -> int:
-    columns = 2 if count in (2, 4) else min(count, 3)
+def _num_columns(num_panels: int, width: float | None) -> int:
+    columns = 2 if num_panels in (2, 4) else min(num_panels, 3)
     return columns if width is None else max(1, min(columns, int(width / _NARROWEST_PANEL)))
 
 
-def _legend_columns(handles: list[Any], width: float | None) -> int:
-    """As many as fit, with text of 8 points."""
-    columns = min(len(handles), 4)
-    widest = 0.5 + 0.062 * max(len(handle.get_label()) for handle in handles)
-    return columns if width is None else max(1, min(columns, int(width / widest)))
-
-
-def _panels(count: int, height: float, width: float | None) -> tuple[Any, list[Axes]]:
-    """Panels in a figure of this width, or of one that suits them."""
-    columns = _columns(count, width)
+def _panels(datasets: list[str], height: float, width: float | None) -> tuple[Any, list[Axes]]:
+    """A figure with a panel for each data set, of this width or of one that suits them."""
+    count = len(datasets)
+    columns = _num_columns(count, width)
     rows = math.ceil(count / columns)
     figure = new_figure(width or max(3.4 * columns, 4.5), height * rows + 0.5, dpi=130)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for panel in axes[count:]:
         panel.set_axis_off()
-    for panel in axes[:count]:
+    for panel, dataset in zip(axes[:count], datasets, strict=True):
         plain_axes(panel)
         panel.tick_params(labelsize=7)
+        panel.set_title(plain(dataset), fontsize=9)
     return figure, axes[:count]
+
+
+def _add_legend(figure: Any, handles: list[Any], width: float | None) -> None:
+    """Above the panels, in as many columns as fit with text of 8 points."""
+    columns = min(len(handles), 4)
+    if width is not None:
+        widest = 0.5 + 0.062 * max(len(handle.get_label()) for handle in handles)
+        columns = max(1, min(columns, int(width / widest)))
+    figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
 
 
 class _PlainLogFormatter(LogFormatter):
@@ -115,35 +121,32 @@ class _PlainLogFormatter(LogFormatter):
 def plot_differences(
     rows: list[dict[str, Any]], datasets: list[str], arms: list[str], baseline: str, width: float | None = None
 ) -> Any:
-    """Every arm beside the baseline in one metric, coloured only where the adjusted test says so; a panel a data set."""
+    """Differences of all arms from the baseline in one metric, coloured where the adjusted test shows one."""
     found = {(row["arm"], row["dataset"]): row for row in rows}
     datasets = shown_datasets(datasets, found)
     shown = arms[:_MOST_ROWS_OF_DIFFERENCES]
-    figure, panels = _panels(len(datasets), 0.6 + 0.24 * max(len(shown), 2), width)
-    for place, (axes, dataset) in enumerate(zip(panels, datasets, strict=True)):
-        axes.set_title(plain(dataset), fontsize=9)
+    figure, panels = _panels(datasets, 0.6 + 0.24 * max(len(shown), 2), width)
+    for index, (axes, dataset) in enumerate(zip(panels, datasets, strict=True)):
         axes.axvline(0, color=DARK, linewidth=1)
         axes.grid(axis="y", visible=False)
         axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.set_ylim(len(shown) - 0.5, -0.5)
-        labelled = place % _columns(len(datasets), width) == 0
-        axes.set_yticks(range(len(shown)), [plain(arm, 24) for arm in shown] if labelled else [""] * len(shown), fontsize=8)
+        is_labelled = index % _num_columns(len(datasets), width) == 0
+        axes.set_yticks(range(len(shown)), [plain(arm, 24) * is_labelled for arm in shown], fontsize=8)
         for height, arm in enumerate(shown):
             if row := found.get((arm, dataset)):
-                _difference(axes, height, row)
+                _plot_difference(axes, height, row)
     better = better_of(rows[0]["metric"])
     sides = {"smaller": ("better", "worse"), "larger": ("worse", "better"), "neither": ("lower", "higher")}[better]
     cut = f"; the first {len(shown)} of {counted(len(arms), 'arm')}" if len(shown) < len(arms) else ""
     figure.supxlabel(f"← {sides[0]}    difference from {plain(baseline)}    {sides[1]} →{cut}", fontsize=9)
     legend = {word: _VERDICT_COLORS[word] for word in sorted(sides)} | {"the test shows no difference": GREY}
     handles = [panels[0].plot([], [], "o-", color=color, markersize=5, label=word)[0] for word, color in legend.items()]
-    figure.legend(
-        handles=handles, loc="outside upper left", ncols=_legend_columns(handles, width), frameon=False, fontsize=8
-    )
+    _add_legend(figure, handles, width)
     return figure
 
 
-def _difference(axes: Axes, height: float, row: dict[str, Any]) -> None:
+def _plot_difference(axes: Axes, height: float, row: dict[str, Any]) -> None:
     word = word_of(row)
     color, diff = _VERDICT_COLORS.get(word or "", GREY), row["diff"]
     if diff is None:
@@ -154,62 +157,59 @@ def _difference(axes: Axes, height: float, row: dict[str, Any]) -> None:
     axes.plot(diff, height, "o", color=color, markersize=5)
 
 
-def plot_courses(
-    shown: dict[Place, Course], datasets: list[str], looks: dict[str, Look], family: Family, width: float | None = None
+def plot_curves(
+    shown: dict[Cell, MeanCurve], datasets: list[str], styles: dict[str, Style], kind: CurveKind, width: float | None = None
 ) -> Any:
-    """Mean curves with their bands, a panel for each data set; losses on a logarithmic scale where they have one."""
+    """Mean curves with their bands; losses on a logarithmic scale if all means are positive."""
     datasets = shown_datasets(datasets, shown)
-    figure, panels = _panels(len(datasets), 2.4, width)
+    figure, panels = _panels(datasets, 2.4, width)
     for axes, dataset in zip(panels, datasets, strict=True):
-        axes.set_title(plain(dataset), fontsize=9)
         axes.set_xlabel("update", fontsize=8)
         axes.margins(x=0.01)
-        for arm, look in looks.items():
-            if course := shown.get((arm, dataset)):
-                axes.fill_between(course.updates, course.low, course.high, color=look.color, alpha=0.15, linewidth=0)
-                for seed in course.seeds:
-                    axes.plot(course.seed_updates, seed, color=look.color, linewidth=0.3, alpha=0.4)
-                axes.plot(course.updates, course.mean, color=look.color, linestyle=look.line, linewidth=1.2)
-        if family.is_loss and all(shown[place].mean.min() > 0 for place in shown):
+        for arm, style in styles.items():
+            if curve := shown.get((arm, dataset)):
+                axes.fill_between(curve.updates, curve.low, curve.high, color=style.color, alpha=0.15, linewidth=0)
+                for seed in curve.seeds:
+                    axes.plot(curve.seed_updates, seed, color=style.color, linewidth=0.3, alpha=0.4)
+                axes.plot(curve.updates, curve.mean, color=style.color, linestyle=style.line, linewidth=1.2)
+        if kind.is_loss and all(curve.mean.min() > 0 for curve in shown.values()):
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(_PlainLogFormatter())
             axes.yaxis.set_minor_formatter(_PlainLogFormatter(minor_thresholds=(1, 0.4)))
             axes.tick_params(axis="y", which="minor", labelsize=6)
-    panels[0].set_ylabel(family.axis, fontsize=8)
+    panels[0].set_ylabel(kind.axis, fontsize=8)
     handles = [
-        panels[0].plot([], [], color=looks[arm].color, linestyle=looks[arm].line, label=plain(arm))[0]
-        for arm in shown_arms(looks, shown)
+        panels[0].plot([], [], color=styles[arm].color, linestyle=styles[arm].line, label=plain(arm))[0]
+        for arm in shown_arms(styles, shown)
     ]
-    figure.legend(
-        handles=handles, loc="outside upper left", ncols=_legend_columns(handles, width), frameon=False, fontsize=8
-    )
+    _add_legend(figure, handles, width)
     return figure
 
 
 def plot_seeds(
-    values: dict[Place, list[tuple[int, float]]], rows: list[dict[str, Any]], datasets: list[str], looks: dict[str, Look],
+    values: dict[Cell, list[tuple[int, float]]], rows: list[dict[str, Any]], datasets: list[str], styles: dict[str, Style],
     label: str, width: float | None = None,
 ) -> Any:  # fmt: skip
-    """Every seed as a point over its arm, the mean with its 95 % interval, and what held-out points score, a panel each."""
+    """Every seed as a point, the mean with its 95 % interval, and the score of held-out points."""
     datasets = shown_datasets(datasets, values)
-    arms = shown_arms(looks, values)
-    of_place = {(row["arm"], row["dataset"]): row for row in rows}
-    wide = spans_decades({place: np.array([value for _, value in found]) for place, found in values.items()})
-    figure, panels = _panels(len(datasets), 2.6, width)
+    arms = shown_arms(styles, values)
+    row_of = {(row["arm"], row["dataset"]): row for row in rows}
+    scores = {cell: np.array([value for _, value in found]) for cell, found in values.items()}
+    is_log = spans_decades(scores)
+    figure, panels = _panels(datasets, 2.6, width)
     for axes, dataset in zip(panels, datasets, strict=True):
-        for place, arm in enumerate(arms):
-            if (arm, dataset) in values:
-                found, look, row = np.array([value for _, value in values[arm, dataset]]), looks[arm], of_place[arm, dataset]
-                axes.plot(place + spread(len(found)), found, look.marker, color=look.color, markersize=3, alpha=0.6, mew=0)
-                axes.plot([place - 0.33, place + 0.33], [found.mean()] * 2, color=look.color, linewidth=1.5)
-                if row["ci_low"] is not None and not (wide and row["ci_low"] <= 0):
-                    axes.plot([place] * 2, [row["ci_low"], row["ci_high"]], color=look.color, linewidth=1)
-        floors = [row["floor"] for row in rows if row["dataset"] == dataset and row.get("floor") is not None]
-        if floors and not (wide and floors[0] <= 0):
-            axes.axhline(floors[0], color=DARK, linewidth=1, linestyle=":")
-        if wide:
+        for x, arm in enumerate(arms):
+            if (arm, dataset) in scores:
+                found, style, row = scores[arm, dataset], styles[arm], row_of[arm, dataset]
+                axes.plot(x + spread(len(found)), found, style.marker, color=style.color, markersize=3, alpha=0.6, mew=0)
+                axes.plot([x - 0.33, x + 0.33], [found.mean()] * 2, color=style.color, linewidth=1.5)
+                if row["ci_low"] is not None and not (is_log and row["ci_low"] <= 0):
+                    axes.plot([x] * 2, [row["ci_low"], row["ci_high"]], color=style.color, linewidth=1)
+        real = [row["floor"] for row in rows if row["dataset"] == dataset and row.get("floor") is not None]
+        if real and not (is_log and real[0] <= 0):
+            axes.axhline(real[0], color=DARK, linewidth=1, linestyle=":")
+        if is_log:
             axes.set_yscale("log")
-        axes.set_title(plain(dataset), fontsize=9)
         axes.set_xticks(range(len(arms)), [plain(arm, 24) for arm in arms], rotation=40, ha="right", fontsize=7)
         axes.grid(axis="x", visible=False)
     panels[0].set_ylabel(plain(label, 60), fontsize=7)
@@ -221,16 +221,15 @@ def spread(count: int) -> np.ndarray:
     return np.linspace(-0.25, 0.25, count) if count > 1 else np.zeros(count)
 
 
-def plot_ranks(ranks: dict[str, Any], looks: dict[str, Look], width: float | None = None) -> Any:
+def plot_ranks(ranks: dict[str, Any], styles: dict[str, Style], width: float | None = None) -> Any:
     """
     Critical-difference diagram (Demšar, JMLR 7, 2006): arms on a line by mean rank, a bar over those that do not differ.
 
-    Without a critical difference only the arms are drawn.
+    Without a critical difference, only the arms are shown.
     """
     mean_ranks = sorted(ranks["mean_ranks"].items(), key=lambda item: item[1])
     groups, difference = ranks["groups"] or [], ranks["critical_difference"]
-    half = math.ceil(len(mean_ranks) / 2)
-    top, depth = 1.2 + 0.35 * len(groups), 0.55 * half + 0.5
+    top, depth = 1.2 + 0.35 * len(groups), 0.55 * math.ceil(len(mean_ranks) / 2) + 0.5
     figure = new_figure(width or 7.5, 0.42 * (top + depth) + 0.3, dpi=130)
     axes = figure.add_subplot()
     axes.set_axis_off()
@@ -240,8 +239,8 @@ def plot_ranks(ranks: dict[str, Any], looks: dict[str, Look], width: float | Non
     for tick in range(1, last + 1):
         axes.plot([tick, tick], [0, 0.12], color=DARK, linewidth=1)
         axes.text(tick, 0.2, str(tick), ha="center", va="bottom", fontsize=7, color=DARK)
-    for place, (arm, rank) in enumerate(mean_ranks):
-        _rank_label(axes, arm, rank, looks[arm].color, place, len(mean_ranks), last)
+    for index, (arm, rank) in enumerate(mean_ranks):
+        _add_rank_label(axes, arm, rank, styles[arm].color, index, len(mean_ranks))
     for level, group in enumerate(groups):
         reached, height = [ranks["mean_ranks"][arm] for arm in group], 0.75 + 0.35 * level
         axes.plot([min(reached) - 0.03, max(reached) + 0.03], [height] * 2, color=DARK, linewidth=3.5)
@@ -251,12 +250,11 @@ def plot_ranks(ranks: dict[str, Any], looks: dict[str, Look], width: float | Non
     return figure
 
 
-def _rank_label(axes: Axes, arm: str, rank: float, color: str, place: int, count: int, last: int) -> None:
-    """The better half is named on the left, the other on the right, so that leader lines do not cross."""
-    half = math.ceil(count / 2)
-    left = place < half
-    depth = -0.55 * (1 + (place if left else count - 1 - place))
-    edge = 1 - 0.06 * (last - 1) if left else last + 0.06 * (last - 1)
+def _add_rank_label(axes: Axes, arm: str, rank: float, color: str, index: int, count: int) -> None:
+    """Labels the better half on the left and the other on the right, so that leader lines do not cross."""
+    last, is_left = max(count, 2), index < math.ceil(count / 2)
+    depth = -0.55 * (1 + (index if is_left else count - 1 - index))
+    edge = 1 - 0.06 * (last - 1) if is_left else last + 0.06 * (last - 1)
     axes.plot([rank, rank, edge], [0, depth, depth], color=color, linewidth=1.1)
-    text = f"{plain(arm, 24)}  {rank:.2f} " if left else f" {rank:.2f}  {plain(arm, 24)}"
-    axes.text(edge, depth, text, ha="right" if left else "left", va="center", fontsize=8)
+    text = f"{plain(arm, 24)}  {rank:.2f} " if is_left else f" {rank:.2f}  {plain(arm, 24)}"
+    axes.text(edge, depth, text, ha="right" if is_left else "left", va="center", fontsize=8)

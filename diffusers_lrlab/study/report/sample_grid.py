@@ -1,79 +1,69 @@
-"""The picture of a report that shows samples of every arm."""
+"""The plot of samples of every arm."""
 
 import base64
 import io
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from PIL import Image
 
 from ...core.plotting import DARK, new_figure
 from ...core.words import counted
 from ...training.plots.points import draw_points
-from ..runs.results import RunResult
+from ..runs.results import RunResult, by_cell
+from ..spec.spec import Cell
 from . import plots
-from .report_data import Look, Place, compared, shown_arms, shown_datasets
+from .curves import Style, compared, shown_arms, shown_datasets
 
-_MOST_COLUMNS = 24  # a picture is at most some thousand pixels wide
+_MOST_COLUMNS = 24  # keeps the plot below some thousand pixels
 
 
-def samples_to_show(results: list[RunResult]) -> dict[Place, RunResult]:
+def samples_to_show(results: list[RunResult]) -> dict[Cell, RunResult]:
     """For every arm and data set, the finished run of the lowest seed that has samples."""
-    chosen: dict[Place, RunResult] = {}
-    for result in compared(results):
-        if result.samples.get("points") or result.samples.get("png"):
-            chosen.setdefault((result.arm, result.dataset), result)
-    return chosen
+    with_samples = [run for run in compared(results) if run.samples.get("points") or run.samples.get("png")]
+    return {cell: runs[0] for cell, runs in by_cell(with_samples).items()}
 
 
 def plot_sample_grid(
-    chosen: dict[Place, RunResult], datasets: list[str], looks: dict[str, Look], width: float | None = None
+    chosen: dict[Cell, RunResult], datasets: list[str], styles: dict[str, Style], width: float | None = None
 ) -> Any:
-    """Samples of one seed: a row for each data set, a column for each arm, one scale in a row."""
-    every = shown_arms(looks, chosen)
+    """Samples of one seed: a row for each data set, a column for each arm, one scale per row."""
+    every = shown_arms(styles, chosen)
     arms = every[:_MOST_COLUMNS]
     datasets = shown_datasets(datasets, chosen)
     side = 1.5 if width is None else (width - 0.4) / len(arms)
     figure = new_figure(side * len(arms) + 0.4, side * len(datasets) + 0.4, dpi=130)
     panels = figure.subplots(len(datasets), len(arms), squeeze=False)
     for row, dataset in zip(panels, datasets, strict=True):
-        draw = _drawer([chosen[arm, dataset].samples for arm in arms if (arm, dataset) in chosen])
+        samples = {arm: chosen[arm, dataset].samples for arm in arms if (arm, dataset) in chosen}
+        points = {arm: np.asarray(of_arm["points"], float) for arm, of_arm in samples.items() if of_arm.get("points")}
+        limits = _limits_of([*points.values()])
         for axes, arm in zip(row, arms, strict=True):
             axes.set(xticks=[], yticks=[])
             for spine in axes.spines.values():
                 spine.set_alpha(0.3)
-            if (arm, dataset) in chosen:
-                draw(axes, chosen[arm, dataset].samples, looks[arm].color)
+            if arm in points:
+                draw_points(axes, points[arm], limits, styles[arm].color)
+            elif arm in samples:
+                with Image.open(io.BytesIO(base64.b64decode(samples[arm]["png"]))) as image:
+                    axes.imshow(np.asarray(image.convert("RGB")))
             else:
                 axes.text(0.5, 0.5, "none", ha="center", va="center", fontsize=8, color=DARK, transform=axes.transAxes)
         row[0].set_ylabel(plots.plain(dataset, 16), fontsize=11 if side >= 1.2 else 7)
-    narrow = {"fontsize": 7, "rotation": 40, "ha": "left"}
+    heading = {"fontsize": 11} if side >= 1.2 else {"fontsize": 7, "rotation": 40, "ha": "left"}
     for axes, arm in zip(panels[0], arms, strict=True):
-        axes.set_title(plots.plain(arm, 16), **({"fontsize": 11} if side >= 1.2 else narrow))
+        axes.set_title(plots.plain(arm, 16), **heading)
     if len(arms) < len(every):
         figure.supxlabel(f"the first {len(arms)} of {counted(len(every), 'arm')}", fontsize=9)
     return figure
 
 
-def _drawer(of_row: list[dict[str, Any]]) -> Callable[[Axes, dict[str, Any], str], None]:
-    """A function that draws samples of one data set, points on the scale of the whole row."""
-    every = [np.asarray(samples["points"], dtype=float) for samples in of_row if samples.get("points")]
-    limits = (np.zeros(2), np.ones(2))
-    if every:
-        together = np.concatenate(every)
-        together = together[np.isfinite(together).all(axis=1)]
-        # A few points far away would leave the shape a dot.
-        lowest, highest = np.quantile(together, [0.005, 0.995], axis=0) if len(together) else limits
-        margin = np.where(highest > lowest, 0.08 * (highest - lowest), 0.5)
-        limits = (lowest - margin, highest + margin)
-
-    def draw(axes: Axes, samples: dict[str, Any], color: str) -> None:
-        if samples.get("points"):
-            draw_points(axes, np.asarray(samples["points"], dtype=float), limits, color)
-        else:
-            with Image.open(io.BytesIO(base64.b64decode(samples["png"]))) as image:
-                axes.imshow(np.asarray(image.convert("RGB")))
-
-    return draw
+def _limits_of(points: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The lower and the upper limits of both axes, without the farthest points, which would shrink the rest to a dot."""
+    together = np.concatenate(points) if points else np.empty((0, 2))
+    together = together[np.isfinite(together).all(axis=1)]
+    if not len(together):
+        return np.zeros(2), np.ones(2)
+    lowest, highest = np.quantile(together, [0.005, 0.995], axis=0)
+    margin = np.where(highest > lowest, 0.08 * (highest - lowest), 0.5)
+    return lowest - margin, highest + margin

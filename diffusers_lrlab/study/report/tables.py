@@ -1,93 +1,256 @@
 """The tables of a report, from the rows of a summary and the records of runs."""
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ...evaluation.metrics import better_of, metric_label
 from ..analysis.paper import ARM_LABELS, DATASETS, OURS, QUANTITIES, Quantity, reported
 from ..analysis.statistics import LEVEL, PERCENTS
-from ..analysis.verdicts import CANNOT_TELL, word_of
-from ..runs.results import RunResult
-from .report_data import compared
-from .table_formats import NONE, Table, interval, number, plus_minus, probability, without_empty
+from ..analysis.verdicts import CANNOT_TELL, SPEEDUP, word_of
+from ..runs.results import RunResult, by_cell
+from ..spec.spec import Cell
+from .curves import compared
+from .formats import NONE, Table, interval, number, plus_minus, probability, without_empty
 
-_PERCENTS = tuple(map(str, PERCENTS))
+Row = dict[str, Any]  # of a summary
 _BASELINE = "baseline"
+_NEAREST = 3
 
 
-def strong(words: list[str | None], column: int) -> frozenset[tuple[int, int]]:
-    """The cells in this column, which has these words, that tell of a difference."""
-    return frozenset((place, column) for place, word in enumerate(words) if word not in (_BASELINE, CANNOT_TELL, None))
-
-
-def rows_of(summary: dict[str, Any], metric: str) -> list[dict[str, Any]]:
+def rows_of(summary: dict[str, Any], metric: str) -> list[Row]:
     """The rows of a metric, by data set and arm in the order of the study."""
     arms, datasets = list(summary["study"]["arms"]), summary["study"]["datasets"]
     rows = [row for row in summary["rows"] if row["metric"] == metric]
     return sorted(rows, key=lambda row: (datasets.index(row["dataset"]), arms.index(row["arm"])))
 
 
+def other_tables(results: list[RunResult], summary: dict[str, Any]) -> list[Table]:
+    """All tables except those of metrics, where there are data for them."""
+    tables = [speedup_table(summary["speedups"])] if summary.get("speedups") else []
+    tables += control_tables(summary)
+    makers = {"tuning": tuning_table, "consistency": consistency_table, "search": search_table}
+    tables += [make(summary[name]) for name, make in makers.items() if summary.get(name)]
+    if diverged := [result for result in results if result.status == "diverged"]:
+        tables.append(divergence_table(diverged))
+    return [*tables, cost_table(summary["study"], results)]
+
+
+def _strong(words: Iterable[str | None], column: int) -> frozenset[tuple[int, int]]:
+    """The cells of this column that state a difference."""
+    return frozenset((row, column) for row, word in enumerate(words) if word not in (_BASELINE, CANNOT_TELL, None))
+
+
 def summary_table(summary: dict[str, Any], metric: str) -> Table:
-    baseline = summary["study"]["baseline"]
-    found, rows = rows_of(summary, metric), []
-    words = [_BASELINE if row["arm"] == baseline else word_of(row) for row in found]
-    for row, word in zip(found, words, strict=True):
-        runs = f"{row['n']}" + (f" + {row['diverged']} diverged" if row.get("diverged") else "")
-        needed = [row["seeds_needed"][percent] for percent in _PERCENTS]
-        seeds = " / ".join(f"{num:,}" if num else NONE for num in needed) if any(needed) else NONE
-        rows.append([
-            *(row["dataset"], row["arm"], word or NONE, runs, plus_minus(row["mean"], row["std"])),
-            *(interval(row["ci_low"], row["ci_high"]), interval(row["boot_low"], row["boot_high"]), number(row["diff"])),
-            *(interval(row["diff_low"], row["diff_high"]), probability(row["p_adjusted"]), number(row["effect_size"])),
-            *(seeds, number(row["floor"])),
-        ])  # fmt: skip
-    columns = [
-        *("data set", "arm", "beside the baseline", "runs", "mean ± std", "95 % interval", "by bootstrap", "difference"),
-        *("its 95 % interval", "adjusted p", "effect size", f"seeds to see {' / '.join(_PERCENTS)} %", "held-out points"),
+    baseline, rows = summary["study"]["baseline"], rows_of(summary, metric)
+    words = [_BASELINE if row["arm"] == baseline else word_of(row) for row in rows]
+    cells = [
+        {
+            "data set": row["dataset"],
+            "arm": row["arm"],
+            "verdict": word or NONE,
+            "runs": f"{row['n']}" + (f" + {row['diverged']} diverged" if row.get("diverged") else ""),
+            "mean ± std": plus_minus(row["mean"], row["std"]),
+            "95 % interval": interval(row["ci_low"], row["ci_high"]),
+            "by bootstrap": interval(row["boot_low"], row["boot_high"]),
+            "difference": number(row["diff"]),
+            "its 95 % interval": interval(row["diff_low"], row["diff_high"]),
+            "adjusted p": probability(row["p_adjusted"]),
+            "effect size": number(row["effect_size"]),
+            f"seeds to see {' / '.join(map(str, PERCENTS))} %": _seeds_needed(row),
+            "held-out points": number(row["floor"]),
+        }
+        for row, word in zip(rows, words, strict=True)
     ]
     better = {"neither": "", "larger": "Larger is better. ", "smaller": "Smaller is better. "}[better_of(metric)]
     note = (
-        f"{better}Differences are to {baseline}, paired by seed; p is adjusted by Holm over all arms and data sets of this "
-        f"metric, and a difference is called one below {LEVEL:g}. Effect size: mean of the paired differences over their "
-        "standard deviation, with Hedges' correction for few seeds."
+        f"{better}Differences are from {baseline}, paired by seed. p is adjusted by Holm's method over all arms and data "
+        f"sets of this metric; verdicts name a difference where it is below {LEVEL:g}. Effect size: the mean of the paired "
+        "differences over their standard deviation, with Hedges' correction for few seeds."
     )
-    table = Table(f"summary_{metric}", metric_label(metric), columns, rows, note, labels=3, strong=strong(words, 2))
-    return without_empty(table)
+    frame = without_empty(pd.DataFrame(cells), 3)
+    return Table(f"summary_{metric}", metric_label(metric), frame, note, 3, _strong(words, 2))
 
 
-def paper_table(summary: dict[str, Any], results: Iterable[RunResult]) -> Table:
-    """Schedules by data sets, with the paper's four figures beside ours."""
-    study, finished = summary["study"], compared(results)
+def _seeds_needed(row: Row) -> str:
+    needed = [row["seeds_needed"][str(percent)] for percent in PERCENTS]
+    return " / ".join(f"{num:,}" if num else NONE for num in needed) if any(needed) else NONE
+
+
+def paper_table(summary: dict[str, Any], results: Iterable[RunResult]) -> Table | None:
+    """Schedules by data sets: the paper's four quantities and this study's; `None` if they share no arm."""
+    study, finished = summary["study"], by_cell(compared(results))
     datasets = [name for name in DATASETS if name in study["datasets"]]
-    rows: list[list[str]] = []
-    for arm in (arm for arm in ARM_LABELS if OURS.get(arm, arm) in study["arms"]):
-        for place, quantity in enumerate(QUANTITIES):
-            cells = [ARM_LABELS[arm] if place == 0 else "", quantity.label]
+    cells = []
+    for label, arm in ((label, arm) for arm, label in ARM_LABELS.items() if OURS.get(arm, arm) in study["arms"]):
+        for index, quantity in enumerate(QUANTITIES):
+            row = {("", "schedule"): "" if index else label, ("", ""): quantity.label}
             for dataset in datasets:
                 figures = reported(arm, dataset)
-                paper = f"{figures[place]:.{quantity.decimals}f}" if figures else NONE
-                cells += [paper, _ours(summary, finished, OURS.get(arm, arm), dataset, quantity)]
-            rows.append(cells)
-    groups = [("", 2), *((dataset, 2) for dataset in datasets)]
-    columns = ["schedule", "", *("paper", "this study") * len(datasets)]
+                row[dataset, "paper"] = f"{figures[index]:.{quantity.decimals}f}" if figures else NONE
+                row[dataset, "this study"] = _ours(summary, finished, OURS.get(arm, arm), dataset, quantity)
+            cells.append(row)
     note = (
-        "The paper gives one figure each. Its “baseline, no schedule” is the cosine run of the code that it is built on, so "
-        "beside it stands our cosine, and a constant learning rate has a row of its own. This study: mean ± standard "
-        "deviation over seeds. Times are of other machines than the paper's, and of a stack of runs each has its share."
+        "The paper gives single values. Its “baseline, no schedule” is the cosine run of the code it is built on, so it is "
+        "compared with our cosine; a constant learning rate has its own rows. This study: mean ± standard deviation over "
+        "seeds. Times are from other hardware than the paper's; the time of a stack is shared equally among its runs."
     )
-    return Table("paper", "The paper's table, and this study's", columns, rows, note, groups, labels=2)
+    if not cells:
+        return None
+    frame = pd.DataFrame([row.values() for row in cells], columns=pd.MultiIndex.from_tuples(cells[0]))
+    return Table("paper", "The paper's table and this study's", frame, note, 2)
 
 
-def _ours(summary: dict[str, Any], finished: list[RunResult], arm: str, dataset: str, quantity: Quantity) -> str:
+def _ours(summary: dict[str, Any], finished: dict[Cell, list[RunResult]], arm: str, dataset: str, quantity: Quantity) -> str:
     if quantity.metric is not None:
         found = (row for row in rows_of(summary, quantity.metric) if (row["arm"], row["dataset"]) == (arm, dataset))
         row = next(found, None)
         if row is not None and row["mean"] is None and row.get("diverged"):
             return "diverged"
         return plus_minus(row["mean"], row["std"]) if row else NONE
-    trains = [result.record["train"] for result in finished if (result.arm, result.dataset) == (arm, dataset)]
-    seconds = [train[quantity.seconds] for train in trains]
+    seconds = [result.record["train"][quantity.seconds] for result in finished.get((arm, dataset), [])]
     std = float(np.std(seconds, ddof=1)) if len(seconds) > 1 else None
     return plus_minus(float(np.mean(seconds)), std) if seconds else NONE
+
+
+_BOUNDS = "If some runs never reach it, the speed-up is an upper bound and has no interval; if none does, there is none."
+
+
+def speedup_table(rows: list[Row]) -> Table:
+    """Updates that each arm needs for the baseline's final quality."""
+    note = (
+        "Updates until a run is as good as the baseline is at its end, to within two standard deviations of the noise of an "
+        f"evaluation. Above 1, the arm is faster than the baseline. {_BOUNDS}"
+    )
+    return Table("speedups", "Speed-ups", _speedups(rows), note, 2)
+
+
+def _speedups(rows: list[Row]) -> pd.DataFrame:
+    cells = []
+    for row in rows:
+        shown, between = number(row["speedup"]), interval(row["ci_low"], row["ci_high"])
+        if row["censored"] and row["speedup"] is not None:  # a bound, without an interval
+            shown, between = (NONE if row["censored"] == row["n"] else f"≤ {shown}"), NONE
+        control = {"control": row["control"]} if "control" in row else {}
+        cells.append({
+            "data set": row["dataset"], "arm": row["arm"], **control, "seeds": f"{row['n']}",
+            "never reached it": f"{row['censored']}", "ended worse": f"{row['ends_worse']}",
+            "updates needed": number(row["updates_needed"]), "speed-up": shown, "95 % interval": between,
+            "adjusted p": probability(row["p_adjusted"]),
+        })  # fmt: skip
+    return pd.DataFrame(cells)
+
+
+def control_tables(summary: dict[str, Any]) -> list[Table]:
+    """Differences and speed-ups of arms compared with their controls; none where no arm has one."""
+    controls = dict(summary.get("controls") or {})
+    speedups = controls.pop(SPEEDUP, None)
+    tables = []
+    if rows := list(itertools.chain(*controls.values())):
+        cells = [
+            {
+                "data set": row["dataset"], "arm": row["arm"], "control": row["control"],
+                "metric": metric_label(row["metric"]), "verdict": word_of(row) or NONE, "seeds": f"{row['pairs']}",
+                "difference": number(row["diff"]), "its 95 % interval": interval(row["diff_low"], row["diff_high"]),
+                "adjusted p": probability(row["p_adjusted"]),
+            }
+            for row in rows
+        ]  # fmt: skip
+        note = (
+            "Differences of an arm from its control, paired by seed; p is adjusted by Holm's method over all of these "
+            "comparisons of a metric."
+        )
+        strong = _strong(map(word_of, rows), 4)
+        tables.append(Table("controls", "Comparisons with controls", pd.DataFrame(cells), note, 5, strong))
+    if speedups:
+        note = (
+            "Updates until a run is as good as the worse of arm and control is at its end, to within the noise of an "
+            "evaluation; both reach that, unless they diverge. Above 1, the arm is faster than its control. "
+            f"{_BOUNDS} p is adjusted by Holm's method over all of these comparisons."
+        )
+        tables.append(Table("control_speedups", "Speed-ups over controls", _speedups(speedups), note, 3))
+    return tables
+
+
+def tuning_table(rows: list[Row]) -> Table:
+    """Learning rates that were tried for each arm, and the ones chosen."""
+    chosen = [("chosen" + ", at the edge of those tried" * row["at_edge"]) if row["chosen"] else "" for row in rows]
+    cells = [
+        {"data set": row["dataset"], "arm": row["arm"], "": word, "learning rate": f"{row['learning_rate']:g}",
+         "score": number(row["score"])}
+        for row, word in zip(rows, chosen, strict=True)
+    ]  # fmt: skip
+    strong = frozenset((index, 2) for index, word in enumerate(chosen) if word)
+    note = "Chosen by seeds that the comparison does not use. At the edge, a rate beyond those tried may be better."
+    return Table("tuning", "The learning rate of each arm", pd.DataFrame(cells), note, 3, strong)
+
+
+def consistency_table(rows: list[Row]) -> Table:
+    note = (
+        "Means over pairs of runs. Distance: between the points that two runs generate from the same noise with the "
+        "deterministic sampler, next to that of points from unrelated noise; the smaller the ratio, the more the runs "
+        "agree. Loss barrier: the rise of the held-out loss on the straight line between the weights of neighbouring seeds. "
+        "Curvature: its second difference at the ends of that line, whose length counts as 1."
+    )
+    return _table_of_any("consistency", "Consistency", rows, note)
+
+
+def search_table(rows: list[Row]) -> Table:
+    """The nearest arms to each of the paper's rows, see [`~study.paper.nearest_arms`]; `summary.json` has all."""
+    nearest = [row for _, found in itertools.groupby(rows, lambda row: row["paper_row"]) for row in [*found][:_NEAREST]]
+    note = (
+        f"The {_NEAREST} arms of this study that come nearest to each row of the paper. Off by: the factor between their "
+        "values and the paper's, as the geometric mean over these data sets, training-set loss and KL; 1 is equal. Equal "
+        "values do not prove that the paper used these settings."
+    )
+    return _table_of_any("search", "Which arms lead to the paper's figures", nearest, note)
+
+
+def _table_of_any(name: str, title: str, rows: list[Row], note: str) -> Table:
+    """Rows with any keys, as columns in the order in which they first appear, text before numbers."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    texts = [key for key in columns if any(isinstance(row.get(key), str) for row in rows)]
+    ordered = texts + [key for key in columns if key not in texts]
+    cells = [{key.replace("_", " "): _text_of_any(row.get(key)) for key in ordered} for row in rows]
+    return Table(name, title, pd.DataFrame(cells), note, max(len(texts), 1))
+
+
+def _text_of_any(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return value if isinstance(value, str) else number(value)
+
+
+def divergence_table(diverged: list[RunResult]) -> Table:
+    cells = []
+    for result in diverged:
+        train = result.record["train"]
+        cells.append({
+            "data set": result.dataset, "arm": result.arm,
+            "stage": "tuning" if result.stage == "tune" else "comparison",
+            "error": result.record["run"]["error"] or "", "seed": f"{result.seed}",
+            "learning rate": number(result.learning_rate),
+            "after updates": f"{train['updates_done']:,} of {train['num_updates']:,}",
+        })  # fmt: skip
+    return Table("divergences", "Runs that diverged", pd.DataFrame(cells), num_labels=4)
+
+
+def cost_table(study: dict[str, Any], results: list[RunResult]) -> Table:
+    """Runs and seconds of each arm, with those of tuning and of diverged runs, and the total in hours."""
+    parts = ("training", "sampling", "evaluation")
+    costs = []
+    for arm in study["arms"]:
+        trains = [result.record["train"] for result in results if result.arm == arm]
+        costs.append([len(trains), *(sum(train[f"{part}_seconds"] for train in trains) for part in parts)])
+    cells = []
+    for name, (runs, *seconds) in zip([*study["arms"], "all"], [*costs, np.sum(costs, axis=0)], strict=True):
+        times = {f"{part}, s": f"{value:,.1f}" for part, value in zip(parts, seconds, strict=True)}
+        cells.append({"arm": name, "runs": f"{runs:,.0f}", **times, "hours": f"{sum(seconds) / 3600:,.2f}"})
+    note = "Tuning runs and diverged runs are included. Work done once for a whole stack is shared equally among its runs."
+    strong = frozenset((len(cells) - 1, column) for column in range(6))
+    return Table("cost", "Cost", pd.DataFrame(cells), note, strong=strong)

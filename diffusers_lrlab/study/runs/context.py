@@ -1,4 +1,4 @@
-"""What all runs of a study share: its folder, the machine, data that are loaded once, and plans made from them."""
+"""The context that all runs of a study share: its folder, the device, loaded data, and plans."""
 
 import dataclasses
 import sys
@@ -22,15 +22,15 @@ from .progress import StudyProgress
 from .results import StudyFolder
 from .trackers import show_in_trackers
 
-_STACK_SIZES = {"cpu": 20, "cuda": 256}  # that of a GPU is a guess, not a measurement
+_STACK_SIZES = {"cpu": 20, "cuda": 256}  # not measured on a GPU
 
 
 class StudyContext:
     """
-    Where a study writes, computes and reports its progress, and the data of its runs.
+    Folder, device, progress and data of a study.
 
-    `stack_size` is how many runs are computed side by side at most; `precision` is a name in `PRECISIONS`. Raises a
-    `LabError` for a precision that this machine does not have.
+    `stack_size` limits the runs that are computed side by side; `precision` is a name in `PRECISIONS`. Raises a `LabError`
+    for a precision that this machine lacks.
     """
 
     def __init__(self, folder: StudyFolder, stack_size: int | None = None, quiet: bool = False, precision: str = "fp32"):
@@ -54,8 +54,8 @@ class StudyContext:
         return self._loaded[key]
 
     def plan(self, spec: RunSpec, output_dir: str = "run") -> tuple[Plan, TrainingData]:
-        """What a run is going to do, and on which data."""
-        # Pictures from the middle of a run would go with its folder.
+        """The plan of a run and its data."""
+        # Sample images from the middle of a run would be removed with its folder.
         config = dataclasses.replace(spec.config, output_dir=output_dir, save_images_epochs=sys.maxsize)
         data = self.data(spec)
         try:
@@ -64,7 +64,7 @@ class StudyContext:
             raise LabError(f"In the arm {spec.arm!r} on {spec.dataset!r}: {error}") from None
 
     def keep(self, spec: RunSpec, record: dict[str, Any], weights: bytes | None) -> None:
-        """Writes what came out of a run, its weights as safetensors has them, and shows it."""
+        """Writes the record of a run and its weights (as safetensors bytes), and shows it."""
         if weights is not None:
             record["weights"] = self.folder.write_weights(spec.id, weights)
         self.folder.write(record)
@@ -72,13 +72,13 @@ class StudyContext:
         self.progress.finished(spec)
 
     def discard(self, *paths: Path) -> None:
-        """Removes what was saved in the middle of runs that are done."""
+        """Removes checkpoints of finished runs."""
         for path in paths:
             if path.exists():
                 remove(path)
 
     def drop_outdated(self, specs: list[RunSpec]) -> None:
-        """Removes and logs results whose data have changed since, under the same name, or whose weights cannot be read."""
+        """Removes and logs results whose data have changed, or whose weights are damaged."""
         outdated, damaged = [], []
         for spec in specs:
             result = self.folder.read(spec.id)

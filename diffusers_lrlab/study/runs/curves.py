@@ -1,4 +1,4 @@
-"""The course of a run: training losses, learning rates, and quality at the evaluation points."""
+"""Curves of a run: training losses, learning rates, and quality at the evaluation points."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ _MOST_POINTS = 200
 
 
 class Curves:
-    """Rows of the log of a run, as columns; its number of updates decides how many rows of losses make one point."""
+    """Rows of the log of a run, as columns; losses are averaged to at most `_MOST_POINTS` points."""
 
     def __init__(self, num_updates: int):
         self.num_updates = num_updates
@@ -17,7 +17,7 @@ class Curves:
         self._quality: list[dict[str, float]] = []
 
     def add_loss(self, update: int, loss: float, lr: float, beta1: float | None = None) -> None:
-        """The mean training loss since the last row, learning rate and momentum of `update`, the last one in it."""
+        """Adds the mean training loss since the last row, and learning rate and momentum of its last `update`."""
         self._losses.append((update, loss, lr, beta1))
 
     def add_quality(self, update: int, losses: dict[str, float]) -> None:
@@ -36,12 +36,12 @@ class Curves:
         finite = [row for row in losses if math.isfinite(row[1])]
         has_momentum = bool(finite) and all(row[3] is not None for row in finite)
         columns = ("update", "loss", "lr", "beta1") if has_momentum else ("update", "loss", "lr")
-        loss = {name: [row[place] for row in finite] for place, name in enumerate(columns)}
+        loss = {name: [row[index] for row in finite] for index, name in enumerate(columns)}
         if not self._quality:
             return {"loss": loss, "quality": {}}
-        # Some schedules want a validation after every update.
-        places = np.unique(np.linspace(0, len(self._quality) - 1, _MOST_POINTS).astype(int))
-        quality = {name: [self._quality[place][name] for place in places] for name in self._quality[0]}
+        # Some schedules validate after every update.
+        kept = np.unique(np.linspace(0, len(self._quality) - 1, _MOST_POINTS).astype(int))
+        quality = {name: [self._quality[index][name] for index in kept] for name in self._quality[0]}
         return {"loss": loss, "quality": quality}
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From a trained run to its record: the same for a member of a stack and for a run of its own."""
+"""Measures a trained run and writes its record, for members of stacks and single runs alike."""
 
 import time
 from datetime import UTC, datetime
@@ -22,8 +22,8 @@ from .curves import Curves
 from .progress import MEASURED
 
 _FIXED_SAMPLES, _FIXED_STEPS = 500, 50
-DRAWN = 0.5  # the part of measuring a run, in its progress bar, that is drawing samples
-# Samples of a run by what they are for: "compared" by its metrics or else only "recorded", and "fixed_start".
+DRAWN = 0.5  # share of sampling in the progress bar of measuring a run
+# Samples by purpose: "compared" (metrics) or "recorded" (kept only), and "fixed_start" (noise that all runs share).
 Drawn = dict[str, np.ndarray]
 
 
@@ -38,8 +38,10 @@ def record_run(
     drawn: Drawn | None = None,
 ) -> None:
     """
-    Measures a run and has its record kept. `error` says why training ended early, `executor` how the run was computed; what
-    is not `drawn` yet is drawn here.
+    Measures a run and keeps its record.
+
+    `error` is the reason why training ended early, `executor` the way in which the run was computed. Samples that are not
+    in `drawn` are generated here.
     """
     sections, error = finish(run, spec, curves, error, drawn)
     study.progress.advance(1 - (DRAWN if drawn else 0), MEASURED)
@@ -62,17 +64,17 @@ def record_run(
 def finish(
     run: RunState, spec: RunSpec, curves: Curves, error: str | None, drawn: Drawn | None = None
 ) -> tuple[dict[str, Any], str | None]:
-    """The sections of a run's record, and why it diverged if it did: in training (`error`), or by what it ended as."""
+    """The sections of a record, and why the run diverged if it did, in training (`error`) or in sampling."""
     if error is None:
         try:
             return measure(run, spec, curves, drawn), None
         except Diverged as reason:
             error = str(reason)
-    return {"train": {**_course(run), "results": {}}, "curves": curves.to_dict()}, error
+    return {"train": {**_training_of(run), "results": {}}, "curves": curves.to_dict()}, error
 
 
 def measure(run: RunState, spec: RunSpec, curves: Curves, drawn: Drawn | None = None) -> dict[str, Any]:
-    """Sections of a run that was trained to its end; raises `Diverged` if samples are not finite."""
+    """Sections of the record of a finished run; raises `Diverged` if samples are not finite."""
     drawn, kind_results = draw(run, spec, drawn), results_of(run.kind)
     if not all(np.isfinite(samples).all() for samples in drawn.values()):
         raise Diverged("The samples at the end are not finite.")
@@ -86,11 +88,11 @@ def measure(run: RunState, spec: RunSpec, curves: Curves, drawn: Drawn | None = 
     if "fixed_start" in drawn:
         sections["fixed_start"] = kind_results.recorded(drawn["fixed_start"])
     run.evaluation_seconds += time.perf_counter() - started
-    return {"train": {**_course(run), "results": results}, **sections}
+    return {"train": {**_training_of(run), "results": results}, **sections}
 
 
 class Drawing(NamedTuple):
-    """Samples to draw: how many, by which sampler, in how many steps, from which stream of random numbers."""
+    """Samples to generate: their number, sampler, number of steps, and stream of random numbers."""
 
     num: int
     is_deterministic: bool  # by the deterministic sampler of the run's objective, in place of the pipeline's
@@ -99,7 +101,7 @@ class Drawing(NamedTuple):
 
 
 def drawings_of(run: RunState, spec: RunSpec) -> dict[str, Drawing]:
-    """What is drawn from the averaged weights of a run, see `Drawn`; "fixed_start" is from noise that all runs share."""
+    """The samples to generate with the averaged weights of a run, see `Drawn`."""
     kind_results, config, num = results_of(run.kind), run.config, 0
     own = False, config.num_inference_steps
     drawings: dict[str, Drawing] = {}
@@ -116,7 +118,7 @@ def drawings_of(run: RunState, spec: RunSpec) -> dict[str, Drawing]:
 
 
 def draw(run: RunState, spec: RunSpec, drawn: Drawn | None = None) -> Drawn:
-    """What a run is measured by; what is not `drawn` yet is drawn with its own pipeline."""
+    """The samples of a run; those that are not in `drawn` are generated with its own pipeline."""
     drawn = dict(drawn or {})
     for name, drawing in drawings_of(run, spec).items():
         if name in drawn:
@@ -132,7 +134,7 @@ def draw(run: RunState, spec: RunSpec, drawn: Drawn | None = None) -> Drawn:
 
 
 def note_seconds(run: RunState, name: str, seconds: float) -> None:
-    """Of drawing samples of that name; those from a fixed start are counted as evaluation."""
+    """Adds the seconds of sampling; those from a fixed start count as evaluation."""
     if name == "fixed_start":
         run.evaluation_seconds += seconds
     else:
@@ -147,7 +149,7 @@ def _from_fixed_start(run: RunState, drawing: Drawing) -> np.ndarray:
     return run.kind.sample(pipeline, drawing.num, generator, drawing.num_steps)
 
 
-def _course(run: RunState) -> dict[str, Any]:
+def _training_of(run: RunState) -> dict[str, Any]:
     return {
         "data_fingerprint": run.data.fingerprint,
         "num_updates": run.plan.num_updates,

@@ -1,4 +1,4 @@
-"""Cheaper precisions for the products of a study, by name and never unasked."""
+"""Precisions of the matrix products of a study; float32 unless requested."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Precision(NamedTuple):
-    """A precision, and the type of device that has it (`None` for all)."""
+    """A precision, and the device type that supports it (`None` for all)."""
 
     description: str
     device: str | None
@@ -21,13 +21,13 @@ class Precision(NamedTuple):
 
 PRECISIONS = {
     "fp32": Precision("products in float32", None),
-    "bf16": Precision("products of bfloat16 with sums in float32, on CPUs that have them", "cpu"),
-    "tf32": Precision("products of TF32 with sums in float32, on NVIDIA GPUs", "cuda"),
+    "bf16": Precision("bfloat16 products with float32 sums, on CPUs that support them", "cpu"),
+    "tf32": Precision("TF32 products with float32 sums, on NVIDIA GPUs", "cuda"),
 }
 
 
 def check_precision(name: str, device: torch.device) -> None:
-    """Raises a `LabError` for a precision that is unknown, or that this device lacks."""
+    """Raises a `LabError` for a precision that is unknown, or that this device does not support."""
     if name not in PRECISIONS:
         raise LabError(f"There is no precision {name!r}. Known: {', '.join(PRECISIONS)}.")
     needed = PRECISIONS[name].device
@@ -36,17 +36,17 @@ def check_precision(name: str, device: torch.device) -> None:
 
 
 def precision_warning(name: str, device: torch.device) -> str | None:
-    """A warning if products asked for in bfloat16 are none on this CPU, else `None`."""
+    """A warning if this CPU does not compute products in bfloat16 as requested, else `None`."""
     if name != "bf16" or device.type != "cpu" or products_are_rounded(name):
         return None
     return (
-        "--precision bf16 has no effect on this CPU: its products of float32 matrices stay in float32, as oneDNN has no "
-        "faster ones in bfloat16 for it. Leave it out."
+        "--precision bf16 has no effect on this CPU: oneDNN has no faster bfloat16 products for it, so products of float32 "
+        "matrices stay in float32. Leave it out."
     )
 
 
 def products_are_rounded(name: str) -> bool:
-    """Whether a CPU rounds the factors of products to bfloat16 under this precision: tried, as torch does not say."""
+    """Whether a CPU rounds the factors of products to bfloat16 under this precision; torch does not report it."""
     import torch
 
     factor = torch.full((256, 256), 1 + 2**-12)  # 1 in bfloat16
@@ -56,17 +56,17 @@ def products_are_rounded(name: str) -> bool:
 
 @contextmanager
 def products_in(name: str, device: torch.device) -> Iterator[None]:
-    """Products of float32 matrices are computed in this precision, by all threads of the process, inside this block only."""
+    """Sets the precision of float32 matrix products for all threads of the process, inside this block."""
     import torch
 
     value: bool | str
     backends: Any = torch.backends
     if device.type == "cuda":
-        # Its older name, by which accelerate sets it, too: torch refuses to read that one if the newer was set last.
+        # The older name, which accelerate sets too: torch refuses to read it once the newer one was set.
         settings, attribute, value = backends.cuda.matmul, "allow_tf32", name == "tf32"
         before = settings.fp32_precision == "tf32"
     else:
-        # "none" is torch's own word for: as the rest of torch is set.
+        # "none" means the global setting of torch.
         settings, attribute, value = backends.mkldnn.matmul, "fp32_precision", "bf16" if name == "bf16" else "none"
         before = settings.fp32_precision
     setattr(settings, attribute, value)

@@ -1,4 +1,4 @@
-"""What a user sees of a study while it runs: bars over its updates and over what is measured, and lines above them."""
+"""Progress display of a study: bars over updates and measured runs, and log lines above them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from ...core.environment import is_watched
 from ..spec.spec import RunSpec
 
 T = TypeVar("T")
-UPDATES, MEASURED = "updates", "measured"  # what is counted: updates of all runs, and runs, which may be measured in part
+UPDATES, MEASURED = "updates", "measured"  # counters: updates of all runs, and measured runs, which may be fractional
 
 
 class StudyProgress:
@@ -18,7 +18,7 @@ class StudyProgress:
 
     def __init__(self, quiet: bool = False):
         self.quiet = quiet
-        self._bars = {name: tqdm(disable=True) for name in (UPDATES, MEASURED)}  # outside of `bar` nothing is shown
+        self._bars = {name: tqdm(disable=True) for name in (UPDATES, MEASURED)}  # nothing is shown outside `bar`
 
     def log(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
@@ -39,14 +39,14 @@ class StudyProgress:
             yield
 
     def steps(self, items: list[T], description: str) -> Iterator[T]:
-        """The items, with a bar of their own over them: for work that is not counted in updates."""
+        """Yields the items with a progress bar of their own, for work that is not counted in updates."""
         yield from tqdm(items, description, disable=self.quiet, mininterval=0.2 if is_watched() else 30)
 
     def advance(self, amount: float, counter: str = UPDATES) -> None:
         bar = self._bars[counter]
-        # Parts of a run add up to it but for rounding, which tqdm takes for more than there is.
+        # Rounding of parts of a run may exceed the total, which tqdm would show.
         bar.update(amount if counter == UPDATES else min(amount, (bar.total or 0) - bar.n))
 
     def finished(self, spec: RunSpec) -> None:
-        """Shows that the result of a run is written."""
+        """Shows which result was written last."""
         self._bars[UPDATES].set_postfix_str(f"last: {spec.arm} on {spec.dataset}, seed {spec.seed}")

@@ -1,4 +1,4 @@
-"""The folder of a study: one file for each run, which is either complete or absent."""
+"""The folder of a study, with one file for each run, which is either complete or absent."""
 
 import hashlib
 import json
@@ -24,13 +24,13 @@ from ...core.manifest import (
     with_sum,
     write_manifest,
 )
-from ..spec.spec import PRESETS, RunSpec, StudySpec
+from ..spec.spec import PRESETS, Cell, RunSpec, StudySpec
 
 _SUM = "# sha256: "
 
 
 class RunResult:
-    """What came out of a run, from its record with the sections `run`, `train`, `curves`, `samples`, `config`, `meta`."""
+    """The result of a run, from its record with the sections `run`, `train`, `curves`, `samples`, `config`, `meta`."""
 
     def __init__(self, record: dict[str, Any]):
         self.record, run = record, record["run"]
@@ -38,14 +38,22 @@ class RunResult:
         self.arm: str = run["arm"]
         self.dataset: str = run["dataset"]
         self.seed: int = run["seed"]
-        self.stage: str = run["stage"]  # "tune" if it only served to choose a learning rate, else "compare"
+        self.stage: str = run["stage"]  # "tune" for a run that chose a learning rate, else "compare"
         self.status: str = run["status"]  # "finished" or "diverged"
         self.learning_rate: float = run["learning_rate"]  # the peak
-        self.results: dict[str, float] = record["train"]["results"]  # from metrics to figures; empty if it diverged
+        self.results: dict[str, float] = record["train"]["results"]  # values by metric; empty if it diverged
         self.curves: dict[str, dict[str, list[float]]] = record["curves"]
         self.samples: dict[str, Any] = record.get("samples") or {}
         self.config: dict[str, Any] = record["config"]
-        self.weights: dict[str, Any] | None = record.get("weights")  # size and hash of their file
+        self.weights: dict[str, Any] | None = record.get("weights")  # size and hash of the file
+
+
+def by_cell(results: Iterable[RunResult]) -> dict[Cell, list[RunResult]]:
+    """The results of each arm on each data set."""
+    cells: dict[Cell, list[RunResult]] = {}
+    for result in results:
+        cells.setdefault((result.arm, result.dataset), []).append(result)
+    return cells
 
 
 class StudyFolder:
@@ -53,7 +61,7 @@ class StudyFolder:
 
     def __init__(self, path: Path):
         self.path = path
-        self.damaged: set[str] = set()  # runs whose files were found and could not be read
+        self.damaged: set[str] = set()  # runs whose files cannot be read
 
     def run_file(self, run_id: str) -> Path:
         return self.path / "runs" / f"{run_id}.json"
@@ -67,21 +75,21 @@ class StudyFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """No other process writes into the folder inside this block; raises a `LabError` that names one that does."""
+        """Locks the folder inside this block; raises a `LabError` that names the process that holds the lock."""
         with locked(self.path, "--out"):
             remove_leftovers(*(self.path / name for name in (".", "runs", "weights", "stacks", "local")))
             remove_leftovers(self.path / "weights", pattern=".tmp??????")  # safetensors' own
             yield
 
     def check_is_study(self, name: str, specs: Iterable[RunSpec]) -> None:
-        """Raises a `LabError` if the folder holds anything but a study of this name, by its runs if need be."""
+        """Raises a `LabError` if the folder holds anything but this study, recognised by `spec.yaml` or else by its runs."""
         if self.path.is_file():
             raise LabError(f"--out {str(self.path)!r} is a file. Give a folder.")
         file, saved = self.path / "spec.yaml", self._saved_spec()
         if saved is not None and (other := saved["spec"]["name"]) != name:
             raise LabError(
-                f"--out {str(self.path)!r} holds the study {other!r}, and this is {name!r}: its report would replace "
-                f"the one of {other!r}. Give another folder."
+                f"--out {str(self.path)!r} holds the study {other!r}; the report of {name!r} would replace its report. Give "
+                "another folder."
             )
         specs = list(specs)
         files = [self.path / name for name in ("spec.yaml", "summary.json", "summary.parquet", MANIFEST)]
@@ -90,40 +98,40 @@ class StudyFolder:
         if saved is not None:
             return
         if any(self.read(spec.id) is not None for spec in specs):
-            warn(f"{str(file)!r} is {'damaged' if file.exists() else 'missing'}, and is written anew.")
+            warn(f"{str(file)!r} is {'damaged' if file.exists() else 'missing'}; it is written again.")
         elif any((self.path / name).exists() for name in ("spec.yaml", "runs", "stacks", "local")):
             raise LabError(
-                f"{str(file)!r} is {'damaged' if file.exists() else 'missing'}, and no result beside it is of this study. "
-                "Restore the file from a copy, remove the folder, or give another --out."
+                f"{str(file)!r} is {'damaged' if file.exists() else 'missing'}, and no result next to it belongs to this "
+                "study. Restore the file, remove the folder, or give another --out."
             )
         elif others := sorted(entry.name for entry in self.path.glob("[!.]*")):
             raise LabError(
                 f"--out {str(self.path)!r} holds other files ({', '.join(others[:3])}) and no study. Give a new or empty "
-                "folder; nothing is ever overwritten unasked."
+                "folder."
             )
 
     def write_spec(self, spec: StudySpec, command: str, source: str | None = None) -> None:
-        """Writes `spec.yaml`; `source` is the sum by which [`finished_report`] knows the study again."""
+        """Writes `spec.yaml`; `source` is the hash by which [`finished_report`] recognises the study."""
         saved = json.loads(json.dumps(spec.to_dict()))
-        if spec.folder != PRESETS:  # relative, so that both can be moved together, and no path of this machine is published
+        if spec.folder != PRESETS:  # relative: both can be moved together, and no local path is published
             saved["folder"] = os.path.relpath(spec.folder, self.path.resolve())
         text = yaml.safe_dump({"command": command, "source": source, "spec": saved}, sort_keys=False)
         write_text(self.path / "spec.yaml", f"{_SUM}{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
 
     def read_spec(self) -> tuple[dict[str, Any], str]:
-        """The specification that was run last, as data, and the command."""
+        """The specification of the last command, as data, and the command itself."""
         file = self.path / "spec.yaml"
         if not file.exists():
-            raise LabError(f"There is no study in {str(self.path)!r}. Make one by `lrlab study run SPEC --out DIR`.")
+            raise LabError(f"There is no study in {str(self.path)!r}. Run one with `lrlab study run SPEC --out DIR`.")
         saved = self._saved_spec()
         if saved is None:
             raise LabError(
-                f"{str(file)!r} is damaged. Give the command of the study again, which writes it anew and keeps the results."
+                f"{str(file)!r} is damaged. Give the command of the study again, which rewrites it and keeps the results."
             )
         return saved["spec"], saved["command"]
 
     def _saved_spec(self) -> dict[str, Any] | None:
-        """What [`write_spec`] has written, if it is as it was then."""
+        """What [`write_spec`] wrote, if it is unchanged."""
         with suppress(OSError, ValueError, yaml.YAMLError):
             text = (self.path / "spec.yaml").read_text(encoding="utf-8")
             first, _, rest = text.partition("\n")
@@ -134,7 +142,7 @@ class StudyFolder:
         return None
 
     def read(self, run_id: str) -> RunResult | None:
-        """The result of a run; `None` if there is none, or a damaged one, which is noted."""
+        """The result of a run; `None` if it is missing, or damaged, which is noted."""
         file = self.run_file(run_id)
         if not file.exists():
             return None
@@ -154,7 +162,7 @@ class StudyFolder:
         return [spec for spec in specs if self.read(spec.id) is None]
 
     def check_results(self, specs: Iterable[RunSpec]) -> None:
-        """Raises a `LabError` if the file of a result, or the weights of its run, are damaged."""
+        """Raises a `LabError` if results or weights are damaged."""
         specs = list(specs)
         damage = [damaged for result in self.results(specs) if (damaged := self.find_damaged_weights(result))]
         damage += [
@@ -164,12 +172,12 @@ class StudyFolder:
             raise LabError(f"{'; '.join(damage)}. Give the command of the study again, which repeats these runs.")
 
     def unknown_files(self, specs: Iterable[RunSpec]) -> list[str]:
-        """Results of runs that are not, or no longer, part of the study."""
+        """Results of runs that are not part of the study."""
         known = {spec.id for spec in specs}
         return sorted(file.stem for file in (self.path / "runs").glob("*.json") if file.stem not in known)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Writes the result of a run; numbers that are not finite become null."""
+        """Writes the result of a run; non-finite numbers become null."""
         text = json.dumps(with_sum(finite(record)), indent=1, allow_nan=False)
         write_text(self.run_file(record["run"]["id"]), text + "\n")
 
@@ -180,17 +188,17 @@ class StudyFolder:
             return file_sums(path)
 
     def reopen(self) -> None:
-        """Says in the manifest of a study, if it has one, that its files are about to change."""
+        """Marks an existing manifest as open, because files are about to change."""
         if (self.path / MANIFEST).exists():
             open_manifest(self.path)
 
     def write_manifest(self, results: Iterable[RunResult]) -> None:
         """
-        Notes the sums of all files of a study with these results: those of weights as the results have them. A card, which
-        has no results of its own, has the sums of all of its files.
+        Writes the hashes of all files of a study with these results; those of weights come from the results. A card has no
+        result files, so its manifest covers all of its files.
         """
         if not (self.path / "runs").exists():
-            there = (path for path in self.path.rglob("*") if path.name not in LOCK_FILES)  # which is held meanwhile
+            there = (path for path in self.path.rglob("*") if path.name not in LOCK_FILES)  # held meanwhile
             write_manifest(self.path, sums_in(self.path, there))
             return
         results, parts = list(results), ("spec.yaml", "runs.parquet", "summary.json", "summary.parquet")
@@ -200,7 +208,7 @@ class StudyFolder:
         write_manifest(self.path, sums_in(self.path, [*files, *(self.path / "report").rglob("*")]) | noted)
 
     def find_damaged_weights(self, result: RunResult) -> str | None:
-        """What is wrong with the weights of a run; a study that was downloaded has none at all."""
+        """How the weights of a run are damaged, if they are; a downloaded study has none at all."""
         file = self.weights_file(result.id)
         if result.weights is None or not file.parent.is_dir():
             return None
@@ -214,7 +222,7 @@ class StudyFolder:
 
 
 def finite(value: Any) -> Any:
-    """The same data with `None` in place of numbers that JSON does not know."""
+    """The data with `None` in place of non-finite numbers, which JSON lacks."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

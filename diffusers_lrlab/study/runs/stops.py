@@ -1,4 +1,4 @@
-"""How a study stops before its end, and what it says then."""
+"""Interruption of a study: it is saved, and the message says how to resume it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,20 +9,20 @@ from ...core.signals import interrupts_raised
 
 
 class StudyInterrupted(Interrupted):
-    """A study that was asked to stop (by signal 2, Ctrl-C, or 15, SIGTERM) and has saved itself."""
+    """A study was stopped by SIGINT (Ctrl-C) or SIGTERM and has saved its state."""
 
     def __init__(self, signal_number: int, folder: Path):
         super().__init__(signal_number, folder)
-        self.args = (f"Stopped. Give the same command again to go on: everything that is done is in {str(folder)!r}.",)
+        self.args = (f"Stopped. The same command resumes the study: everything done so far is in {str(folder)!r}.",)
 
 
 @contextmanager
 def stops_explained(folder: Path) -> Iterator[None]:
-    """Says how a study goes on after SIGINT, SIGTERM or a full disk inside this block, whichever part of it notices."""
+    """Turns SIGINT, SIGTERM and a full disk inside this block into errors that say how to resume the study."""
     try:
         with interrupts_raised(lambda number: StudyInterrupted(number, folder)):
             yield
     except Interrupted as interruption:
         raise StudyInterrupted(interruption.signal_number, folder) from None
     except DiskFull as full:
-        raise LabError(f"{full.event} then give the same command again to go on: what is done is kept.") from full
+        raise LabError(f"{full.event} then give the same command again: finished runs are kept.") from full

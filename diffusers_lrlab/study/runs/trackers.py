@@ -1,4 +1,4 @@
-"""The runs of a study in trackers."""
+"""Logs runs of a study to trackers."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from ..spec.spec import RunSpec
 
 
 def show_in_trackers(study_folder: Path, spec: RunSpec, record: dict[str, Any]) -> None:
-    """Shows a run that is done to the trackers of `logger`, in the group of its study: stacked runs end side by side."""
+    """Logs a finished run to the trackers of `logger`, in the group of its study; stacked runs finish together."""
     about = {name: getattr(spec, name) for name in ("arm", "dataset", "seed", "stage")}
     folder = study_folder.resolve()
     trackers = start_trackers(spec.config, folder / "logs" / spec.id, spec.id, folder.name, **about)
@@ -18,7 +18,7 @@ def show_in_trackers(study_folder: Path, spec: RunSpec, record: dict[str, Any]) 
             row = dict(zip(columns, values, strict=True))
             rows.setdefault(row["update"], {}).update(row)
     for tracker in trackers:
-        for update, row in sorted(rows.items()):  # most of them want rising updates
+        for update, row in sorted(rows.items()):  # most trackers require increasing updates
             tracker.log(scalars_of(row), step=update)
         tracker.log({f"results/{name}": value for name, value in run["results"].items()}, step=run["updates_done"])
         tracker.finish()

@@ -1,4 +1,4 @@
-"""From the specification of a study to all of its runs, checked as a whole before one of them begins."""
+"""Expands the specification of a study to its runs, all checked before the first one starts."""
 
 import dataclasses
 import itertools
@@ -23,15 +23,15 @@ from ..kind_settings import num_compared_samples
 from ..same_command import PRESETS_FOLDER
 from .metrics import check_metrics, default_metrics
 from .rates import extended
-from .spec import ARM_NOTES, PRESETS, Place, RunSpec, StudySpec, Tuning
+from .spec import ARM_NOTES, PRESETS, Cell, RunSpec, StudySpec, Tuning
 
 
-def expand(spec: StudySpec, chosen: dict[Place, float] | None = None) -> list[RunSpec]:
+def expand(spec: StudySpec, chosen: dict[Cell, float] | None = None) -> list[RunSpec]:
     """
-    All runs of a comparison, checked, as far as that can be done without data.
+    All runs of a comparison, checked as far as possible without data.
 
-    `chosen` is the learning rate of each (arm, data set), once they are tuned. Raises a `LabError` for the first run that
-    cannot be done as asked, and for two arms that are the same.
+    `chosen` is the tuned learning rate of each arm and data set. Raises a `LabError` for the first run that is impossible,
+    and for two equal arms.
     """
     runs = []
     for (arm, dataset), (config, model, given) in _configs(spec).items():
@@ -44,44 +44,44 @@ def expand(spec: StudySpec, chosen: dict[Place, float] | None = None) -> list[Ru
     measured = dict.fromkeys(name for run in runs for name in run.metrics)
     if spec.primary_metric and spec.primary_metric not in measured:
         raise LabError(
-            f"primary_metric: {spec.primary_metric!r} is none of the metrics of the study."
+            f"primary_metric: {spec.primary_metric!r} is not a metric of the study."
             f"{did_you_mean(spec.primary_metric, measured)} They are {', '.join(measured)}."
         )
     return runs
 
 
-def expand_tuning(spec: StudySpec, numbers: Mapping[Place, Sequence[float]] | None = None) -> list[RunSpec]:
+def expand_tuning(spec: StudySpec, numbers: Mapping[Cell, Sequence[float]] | None = None) -> list[RunSpec]:
     """
-    The runs that choose learning rates: of the grid of the specification, or of other numbers for each arm and data set.
+    The runs that choose learning rates: from the grid of the specification, or from `numbers` for each arm and data set.
 
-    Raises a `LabError` as `expand` does, also for arms that extensions of the grid would make the same.
+    Raises a `LabError` as `expand` does, also for arms that extensions of the grid would make equal.
     """
     if spec.tune is None:
         return []
     if numbers is not None:
         return _tuning_runs(spec, spec.tune, numbers)
-    places = list(itertools.product(spec.arms, spec.datasets))
-    _check_distinct(_tuning_runs(spec, spec.tune, dict.fromkeys(places, extended(spec.tune.grid, spec.tune.extensions))))
-    return _tuning_runs(spec, spec.tune, dict.fromkeys(places, spec.tune.grid))
+    cells = list(itertools.product(spec.arms, spec.datasets))
+    _check_distinct(_tuning_runs(spec, spec.tune, dict.fromkeys(cells, extended(spec.tune.grid, spec.tune.extensions))))
+    return _tuning_runs(spec, spec.tune, dict.fromkeys(cells, spec.tune.grid))
 
 
-def _tuning_runs(spec: StudySpec, tune: Tuning, numbers: Mapping[Place, Sequence[float]]) -> list[RunSpec]:
+def _tuning_runs(spec: StudySpec, tune: Tuning, numbers: Mapping[Cell, Sequence[float]]) -> list[RunSpec]:
     if not any(numbers.values()):
         return []
     runs = []
-    for place, (config, model, given) in _configs(spec).items():
+    for cell, (config, model, given) in _configs(spec).items():
         check_metrics((tune.metric,), config, "tune: metric")
-        for number in numbers[place]:
+        for number in numbers[cell]:
             for seed in tune.seeds:
                 own = dataclasses.replace(config, learning_rate=tune.rate(number, config), seed=seed)
-                runs.append(RunSpec(*place, seed, "tune", own, (tune.metric,), spec.precision, model, given))
+                runs.append(RunSpec(*cell, seed, "tune", own, (tune.metric,), spec.precision, model, given))
     return runs
 
 
-def _configs(spec: StudySpec) -> dict[Place, tuple[ResolvedConfig, dict[str, Any] | None, dict[str, Any]]]:
-    """The resolved configuration of each arm on each data set, that of its model if one is asked for, and paths as given."""
+def _configs(spec: StudySpec) -> dict[Cell, tuple[ResolvedConfig, dict[str, Any] | None, dict[str, Any]]]:
+    """For each arm and data set: the resolved options, the configuration of a given model, and paths as given."""
     configs = {}
-    models: dict[Any, dict[str, Any] | None] = {}  # read once each, as they may be on the Hub
+    models: dict[Any, dict[str, Any] | None] = {}  # each is read once, as it may be on the Hub
     for arm, arm_fields in spec.arms.items():
         own = {key: value for key, value in arm_fields.items() if key not in ARM_NOTES}
         for dataset, dataset_fields in spec.datasets.items():
@@ -100,12 +100,12 @@ def _configs(spec: StudySpec) -> dict[Place, tuple[ResolvedConfig, dict[str, Any
                 raise LabError(f"In {where}: {error}") from None
             given = {name: options[name] for name in _PATHS if options.get(name) is not None}
             configs[arm, dataset] = config, models[key], given
-    _check_comparable(spec, {place: config for place, (config, *_) in configs.items()})
+    _check_comparable(spec, {cell: config for cell, (config, *_) in configs.items()})
     return configs
 
 
-def _check_comparable(spec: StudySpec, configs: dict[Place, ResolvedConfig]) -> None:
-    """Raises a `LabError` if arms are compared by a loss or a distance that differs in meaning between them."""
+def _check_comparable(spec: StudySpec, configs: dict[Cell, ResolvedConfig]) -> None:
+    """Raises a `LabError` if a loss or a distance is not comparable between arms."""
     asked = {*spec.metrics, spec.speedup_metric}
     losses = sorted(name for name, metric in METRICS.items() if name in asked and metric.is_loss)
     holds_out = any("held_out" in METRICS[loss].needs for loss in losses)
@@ -113,29 +113,29 @@ def _check_comparable(spec: StudySpec, configs: dict[Place, ResolvedConfig]) -> 
         of_arms = [configs[arm, dataset] for arm in spec.arms]
         if of_arms[0].dataset_name not in TOY_DATASETS and (numbers := _differing(of_arms, "num_validation_images")):
             raise LabError(
-                f"Arms that differ in num_validation_images ({numbers} on {dataset!r}) train on different data, as what is "
-                "held out is taken from them. Give all arms the same."
+                f"Arms that differ in num_validation_images ({numbers} on {dataset!r}) train on different data, because "
+                "held-out data are not trained on. Give all arms the same number."
             )
-        # The number of samples changes a distance.
+        # Distances depend on the number of samples.
         of_samples = sorted(name for name in spec.metrics or default_metrics(of_arms[0]) if METRICS[name].of == "samples")
         counts = sorted({str(num_compared_samples(config)) for config in of_arms})
         if of_samples and len(counts) > 1:
             raise LabError(
-                f"{', '.join(of_samples)} cannot be compared between arms that are measured by different numbers of samples "
-                f"({', '.join(counts)} on {dataset!r}). Give all arms the same distance_samples, or "
-                "frechet_samples of images."
+                f"{', '.join(of_samples)} cannot be compared between arms with different numbers of samples "
+                f"({', '.join(counts)} on {dataset!r}). Give all arms the same distance_samples, or frechet_samples for "
+                "images."
             )
         for name in names_where(TrainingConfig, defines_loss=True) if losses else ():
             if (name != "num_validation_images" or holds_out) and (values := _differing(of_arms, name)):
                 raise LabError(
                     f"{', '.join(losses)} cannot be compared between arms that differ in {name.removesuffix('_kwargs')} "
-                    f"({values} on {dataset!r}): it is another quantity for each. Compare samples, such as by kl, or give "
-                    "all arms the same."
+                    f"({values} on {dataset!r}), because it measures another quantity for each. Compare samples, such as by "
+                    "kl, or give all arms the same."
                 )
 
 
 def _differing(configs: list[ResolvedConfig], name: str) -> str:
-    """The values of an option as text, if there are several: of parameters, those that differ."""
+    """The values of an option as text, if they differ: of parameters, only those that do."""
     given = [getattr(config, name) for config in configs]
     if all(isinstance(value, dict) for value in given):
         same = [key for key in given[0] if all(key in other and other[key] == given[0][key] for other in given)]
@@ -144,12 +144,12 @@ def _differing(configs: list[ResolvedConfig], name: str) -> str:
     return ", ".join(map(str, values)) if len(values) > 1 else ""
 
 
-# Options that may name a file beside that of the study.
+# Options that may name a file next to that of the study.
 _PATHS = [name for name, known in options_of(TrainingConfig).items() if known.is_path]
 
 
 def located(options: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Options with absolute paths where they name files beside that of the study."""
+    """Options with absolute paths where they name files next to that of the study."""
     where = PRESETS_FOLDER if folder == PRESETS else Path(folder)
     located = dict(options)
     for name in _PATHS:
@@ -167,10 +167,10 @@ def _resolve(options: dict[str, Any], where: str, spec: StudySpec) -> ResolvedCo
         if config.max_train_steps is None:
             raise LabError("evaluation points of a run need its length in updates: give max_train_steps, not num_epochs.")
         points = max(1, config.max_train_steps // spec.evaluation_points)
-    # The precision is the study's, not a launcher's; and arms of different lengths have equally many samples.
+    # The precision is not a launcher's, and the number of samples does not depend on the length of a run.
     in_full = kind_of(config).measured_samples(sys.maxsize, config.num_validation_images, None)
     samples = in_full.get("frechet_samples", 0) if config.frechet_samples is None else config.frechet_samples
-    # A metric that is registered, and not named, changes nothing.
+    # Registering a metric without naming it changes nothing.
     named = (*spec.metrics, *((spec.tune.metric,) if spec.tune else ()))
     are_needed = any(name in METRICS and "samples" in METRICS[name].needs for name in named)
     if options.get("frechet_samples") is None and config.dataset_name != "digits" and not are_needed:
@@ -193,10 +193,11 @@ def _check_distinct(runs: list[RunSpec]) -> None:
             continue
         if other.dataset != run.dataset:
             raise LabError(
-                f"{other.arm!r} on {other.dataset!r} is the same as {run.arm!r} on {run.dataset!r}: every field agrees. "
+                f"{other.arm!r} on {other.dataset!r} is the same as {run.arm!r} on {run.dataset!r}: all options are equal. "
                 "Let the data sets differ, and leave their options out of the arms."
             )
         at = f" at learning rate {run.config.learning_rate:g} of tune" if run.stage == "tune" else ""
         raise LabError(
-            f"The arms {other.arm!r} and {run.arm!r} are the same on {run.dataset!r}{at}: every field agrees. Leave one out."
+            f"The arms {other.arm!r} and {run.arm!r} are the same on {run.dataset!r}{at}: all options are equal. Leave one "
+            "out."
         )

@@ -1,4 +1,4 @@
-"""Which metrics the runs of a study can give."""
+"""Which metrics can be measured in the runs of a study."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from ..kind_settings import settings_of
 
 
 def _absence(name: str, config: ResolvedConfig) -> str | None:
-    """Why the data or the options of a run cannot give a metric; `None` if they can."""
+    """Why a metric cannot be measured with the data or the options of a run; `None` if it can."""
     metric = METRICS[name]
     if metric.form not in (None, kind_of(config).form):
         return f"is for {metric.form}"
@@ -32,7 +32,7 @@ def _absence(name: str, config: ResolvedConfig) -> str | None:
 
 
 def check_metrics(names: Iterable[str], config: ResolvedConfig, where: str) -> None:
-    """Raises a `LabError` for the first metric that is not known, or that a run cannot give."""
+    """Raises a `LabError` for the first metric that is unknown or cannot be measured."""
     for name in names:
         if name not in METRICS:
             raise LabError(
@@ -43,5 +43,5 @@ def check_metrics(names: Iterable[str], config: ResolvedConfig, where: str) -> N
 
 
 def default_metrics(config: ResolvedConfig) -> tuple[str, ...]:
-    """The metrics of a run in a study that names none, sample quality first."""
+    """The default metrics of a run, sample quality first."""
     return tuple(name for name in settings_of(config).default_metrics if _absence(name, config) is None)

@@ -1,4 +1,4 @@
-"""The parts of a study's specification, read from data: arms, data sets, seeds, tuning."""
+"""Reads the parts of a specification: arms, data sets, seeds, tuning."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from ...evaluation.metrics import better_of
 from ...training.config import TrainingConfig
 from .spec import ARM_NOTES, Tuning, controlled
 
-_LONGEST = 1000  # a list, and how many seeds
+_MOST_SEEDS = 1000
 _EXTENSIONS = Range("[0, 20]", whole=True)  # ten decades, by 1, 3, 10
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@+-]{0,63}")
 
@@ -26,30 +26,28 @@ def check_keys(options: Mapping[str, Any], keys: tuple[str, ...], where: str) ->
 def list_of(value: Any, what: str) -> list[Any]:
     """The value as a list; raises a `LabError` for duplicates."""
     values = value if isinstance(value, list) else [value]
-    if len(values) > _LONGEST:
-        raise must_be(what, values, f"{_LONGEST:,} at most", "a study is planned in memory", got=f"{len(values):,}")
-    for one in values:
-        if values.count(one) > 1:
+    for index, one in enumerate(values):
+        if one in values[:index]:
             raise LabError(f"{what}: {one!r} is there twice. Name each once.")
     return values
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is a whole number; true and false are none, though Python counts with them."""
+    """Whether a value is an integer and not a boolean, which Python counts among them."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def read_seeds(value: Any, what: str) -> tuple[int, ...]:
-    seeds = list(range(min(value, _LONGEST + 1))) if is_whole(value) else list_of(value, what)
-    if not seeds or len(seeds) > _LONGEST or not all(seed in SEED for seed in seeds):
-        wanted = f"a number of seeds, {_LONGEST:,} at most, or a list of them"
+    seeds = list(range(min(value, _MOST_SEEDS + 1))) if is_whole(value) else list_of(value, what)
+    if not seeds or len(seeds) > _MOST_SEEDS or not all(seed in SEED for seed in seeds):
+        wanted = f"a number of seeds, {_MOST_SEEDS:,} at most, or a list of them"
         raise must_be(what, value, wanted, f"each is {SEED}, as in [0, 1, 2]")
     return tuple(seeds)
 
 
 def _numbers(value: Any, what: str) -> tuple[float, ...]:
     wanted = "numbers above 0"
-    if is_whole(value):  # by itself it reads like the number of them
+    if is_whole(value):  # which reads like the number of them
         raise must_be(what, value, wanted, "give the numbers themselves, as in [1e-4, 3e-4]")
     values = list_of(value, what)
     try:
@@ -58,32 +56,32 @@ def _numbers(value: Any, what: str) -> tuple[float, ...]:
         rates = ()
     if not rates or not all(rate in POSITIVE for rate in rates):
         raise must_be(what, value, wanted, "give a list such as [1e-4, 3e-4]")
-    list_of(list(rates), what)  # once more as numbers: YAML takes 3e-4 for text, and 0.0003 not
+    list_of(list(rates), what)  # again as numbers: YAML reads 3e-4 as text, but 0.0003 as a number
     return rates
 
 
 def read_fields(fields: Any, where: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Fields of the training configuration, as they are written; raises a `LabError` for unknown ones."""
+    """Training options as they are written; raises a `LabError` for unknown ones."""
     if not isinstance(fields, dict):
         raise must_be(where, fields, "a mapping of options to values", "such as 'lr_scheduler: cosine'")
     known = [*options_of(TrainingConfig), *also]
     for name in fields:
         if name in names_where(TrainingConfig, study="no"):
-            raise LabError(f"{where} has {name}, which a study sees to by itself. Leave it out.")
+            raise LabError(f"{where} has {name}, which a study sets itself. Leave it out.")
         if name not in known:
             raise LabError(
                 f"There is no {name!r} in {where}.{did_you_mean(str(name), known)} Use options of "
                 "lrlab train; its --help explains them."
             )
     if fields.get("learning_rate") == "auto":
-        raise LabError(f"{where} has learning_rate: auto, which would be another for each seed. Give a number, or use tune.")
+        raise LabError(f"{where} has learning_rate: auto, which would differ between seeds. Give a number, or use tune.")
     return dict(fields)
 
 
 def _named(value: Any, what: str) -> dict[str, Any]:
     for name in value:
         if not isinstance(name, str):
-            raise LabError(f"The name {name!r} of {what} is not text. Put it into quotes: '{name}'.")
+            raise LabError(f"The name {name!r} of {what} is not text. Put it in quotes: '{name}'.")
         if not _NAME.fullmatch(name) or "--" in name:
             wanted = "letters, digits and . _ @ + -, 64 at most, without '--'"
             raise must_be("the name", name, wanted, "files are named after it", of=what)
@@ -91,7 +89,7 @@ def _named(value: Any, what: str) -> dict[str, Any]:
 
 
 def read_arms(value: Any, rates: Any) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Arms by name, one for each learning rate, and the ending of each name that its rate gave it."""
+    """Arms by name, one for each learning rate, and the suffix of each name for its rate."""
     if not isinstance(value, dict):
         raise must_be("arms", value, "a mapping of names to fields", "such as 'cosine: {lr_scheduler: cosine}'")
     arms: dict[str, dict[str, Any]] = {}
@@ -120,7 +118,7 @@ def read_arms(value: Any, rates: Any) -> tuple[dict[str, dict[str, Any]], dict[s
 
 
 def resolve_controls(arms: dict[str, dict[str, Any]], endings: Mapping[str, str], baseline: str) -> None:
-    """Replaces the controls of arms by lists of full names; raises a `LabError` for what cannot be a control."""
+    """Replaces the controls of arms by lists of full names; raises a `LabError` for names that cannot be controls."""
     for arm, fields in arms.items():
         if "controls" in fields:
             controls = _controls(arm, fields.pop("controls"), arms, endings[arm], baseline)
@@ -134,24 +132,23 @@ def resolve_controls(arms: dict[str, dict[str, Any]], endings: Mapping[str, str]
 
 
 def _controls(arm: str, given: Any, arms: Mapping[str, Any], ending: str, baseline: str) -> list[str]:
-    """The full names of controls; of arms with several learning rates, the ones at the arm's own rate."""
+    """The full names of controls; with several learning rates, those at the arm's own rate."""
     names = given if isinstance(given, list) else [given]
     if not names or not all(isinstance(name, str) for name in names):
-        hint = "such as [cosine]; leave controls out for none"
-        raise must_be("controls", given, "names of arms", hint, of=f"the arm {arm!r}")
+        raise must_be("controls", given, "names of arms, such as [cosine]", "leave it out for none", of=repr(arm))
     controls: list[str] = []
     for name in names:
         control = name if name in arms else name + ending
         if control not in arms:
             hint = did_you_mean(name, [other for other in arms if other not in (arm, baseline)])
-            raise LabError(f"The control {name!r} of {arm!r} is none of the arms.{hint} They are {', '.join(arms)}.")
+            raise LabError(f"The control {name!r} of {arm!r} is not an arm.{hint} They are {', '.join(arms)}.")
         if control in controls:
             raise LabError(f"controls of {arm!r}: {control!r} is there twice. Name each once.")
         if control == arm:
             raise LabError(f"The control {control!r} of {arm!r} is the arm itself. Leave it out.")
         if baseline not in (arm, control):
             controls.append(control)
-        elif not ending:  # with several rates, one of them may be the baseline
+        elif not ending:  # with several rates, one may be the baseline
             raise LabError(
                 f"The control {control!r} of {arm!r}: every arm is compared with the baseline {baseline!r} anyway. Leave it "
                 "out."
@@ -169,13 +166,13 @@ def read_datasets(value: Any) -> dict[str, dict[str, Any]]:
     datasets = {}
     for name, fields in _named(value, "a data set").items():
         fields = read_fields({} if fields is None else fields, f"the data set {name!r}")
-        # Unless the fields give a source, it is the one of this name.
+        # Without a source of its own, the name is the source.
         datasets[name] = fields if {"dataset_name", "train_data_dir"} & {*fields} else {"dataset_name": name, **fields}
     return datasets
 
 
 def read_tuning(value: Any, seeds: tuple[int, ...]) -> Tuning | None:
-    """How learning rates are chosen: on other seeds than those of the comparison."""
+    """How learning rates are chosen: by other seeds than those of the comparison."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -185,15 +182,14 @@ def read_tuning(value: Any, seeds: tuple[int, ...]) -> Tuning | None:
         raise LabError("tune takes learning_rates, or factors of the arm's own learning rate: one of them.")
     own = read_seeds(value.get("seeds", [1000, 1001]), "tune: seeds")
     if shared := sorted(set(own) & set(seeds)):
-        raise LabError(
-            f"tune: seeds {shared} are those of the comparison, and would favour the arms that were lucky there. Use others."
-        )
+        raise LabError(f"tune: seeds {shared} are also those of the comparison, which would be biased. Use others.")
     numbers = {name: _numbers(value[name], f"tune: {name}") for name in ("learning_rates", "factors") if name in value}
     metric = str(value.get("metric", "kl"))
     if better_of(metric) != "smaller":
-        raise LabError(f"tune: metric {metric!r} is not better the smaller it is. Choose by one that is.")
+        wanted = "a metric of which smaller values are better"
+        raise must_be("metric", metric, wanted, "rates are chosen by its lowest mean", of="tune")
     extensions = value.get("extensions", 3)
-    if extensions not in _EXTENSIONS:  # null would be none
-        hint = "it limits the rates that are added on a side while the best rate is at the edge"
+    if extensions not in _EXTENSIONS:
+        hint = "it limits the rates added on each side while the best one is at the edge"
         raise must_be("extensions", extensions, str(_EXTENSIONS), hint, of="tune")
     return Tuning(numbers.get("learning_rates", ()), numbers.get("factors", ()), own, metric, extensions)

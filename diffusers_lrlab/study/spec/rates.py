@@ -1,4 +1,4 @@
-"""How a grid of learning rates, or of factors of one, goes on beyond its edge."""
+"""Extension of a grid of learning rates, or of factors, beyond its edges."""
 
 import math
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ _REL_TOL = 1e-9
 
 def next_beyond(grid: Sequence[float], higher: bool) -> float | None:
     """
-    The next number above or below all of a grid; `None` where floats end.
+    The next number above or below a grid; `None` beyond the range of floats.
 
-    A grid whose last two numbers are neighbours in 1, 3, 10, 30 goes on in that series, and so does a single number. Any
-    other grid goes on by the ratio of its last two.
+    A grid whose last two numbers are neighbours in 1, 3, 10, 30 continues that series, and so does a single number. Any
+    other grid continues by the ratio of its last two.
     """
     *inner, edge = sorted(grid, reverse=not higher)
     if not inner or _are_neighbours(inner[-1], edge, higher):
@@ -23,7 +23,7 @@ def next_beyond(grid: Sequence[float], higher: bool) -> float | None:
 
 
 def extended(grid: Sequence[float], extensions: int) -> tuple[float, ...]:
-    """A grid, and so many numbers beyond it on both sides, as far as there are floats."""
+    """A grid with this many numbers added on both sides, within the range of floats."""
     numbers = list(grid)
     for higher in (False, True):
         for _ in range(extensions):
@@ -39,7 +39,7 @@ def _are_neighbours(inner: float, edge: float, higher: bool) -> bool:
 
 
 def _next_in_series(number: float, higher: bool) -> float:
-    """The nearest of 1, 3, 10, 30, ..., 0.3, 0.1, ... above or below a number, as the float that one would type."""
+    """The nearest of 1, 3, 10, 30, ..., 0.3, 0.1, ... above or below a number, as a float literal."""
     exponent = math.floor(math.log10(number))
     series = [float(f"{digit}e{exponent + shift}") for shift in (-1, 0, 1) for digit in (1, 3)]
     if higher:

@@ -1,4 +1,4 @@
-"""From a YAML file, or the name of a preset, to the specification of a study."""
+"""Reads the specification of a study from a YAML file, a preset or a dict."""
 
 import dataclasses
 import json
@@ -19,8 +19,9 @@ from .spec import PRESETS, StudySpec
 
 def load_spec(source: str | Path | dict[str, Any] | StudySpec) -> StudySpec:
     """
-    A study from a YAML file, the name of a preset, or the keys of such a file; raises a `LabError` for what is unknown or
-    cannot be done.
+    A study from a YAML file, the name of a preset, or the keys of such a file.
+
+    Raises a `LabError` for unknown keys and values that are not allowed.
     """
     if isinstance(source, StudySpec):
         return source
@@ -35,21 +36,20 @@ def load_spec(source: str | Path | dict[str, Any] | StudySpec) -> StudySpec:
         hint = did_you_mean(source, preset_names())
         raise LabError(f"There is no study {source!r}.{hint} Give a YAML file or a preset: {', '.join(preset_names())}.")
     options = read_yaml(str(path), "the study")
-    if {*options} - {"source"} == {"command", "spec"}:  # what a study saves of itself
+    if {*options} - {"source"} == {"command", "spec"}:  # the `spec.yaml` of a study
         return spec_from_dict(options["spec"], path.parent)
     return read_spec(options, path.stem, path.parent)
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a study as a file would have them: numbers of numpy and paths are taken, tuples become lists."""
-    what = "the dict of a study"
+    """The keys of a study as a file would have them: numpy numbers, paths and tuples are converted."""
     try:
-        plain = json.loads(
+        return json.loads(
             json.dumps(options, default=lambda value: value.item() if hasattr(value, "item") else fspath(value))
         )
     except (TypeError, ValueError, RecursionError) as error:
-        raise LabError(f"{what} must hold what YAML has: texts, numbers, booleans, lists, mappings. {error}.") from None
-    return plain
+        wanted = "text, numbers, booleans, lists and mappings, as in YAML"
+        raise LabError(f"The dict of a study may only hold {wanted}. {error}.") from None
 
 
 _KEYS = (
@@ -59,33 +59,31 @@ _KEYS = (
 
 
 def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> StudySpec:
-    """A study from data, as docs/reference/studies.md describes them; `folder` is what paths in it start from."""
+    """A study from the keys in docs/reference/studies.md; relative paths in it start from `folder`."""
     parts.check_keys(options, _KEYS, f"the study {name!r}")
     for key, value in options.items():
         if value is None:
             raise LabError(f"{key} has no value in the study {name!r}. Give one, or leave it out.")
     for needed in ("arms", "datasets"):
         if not options.get(needed):
-            raise LabError(f"The study {name!r} has no {needed}. Add them; docs/tutorials/first-study.md shows the form.")
+            raise LabError(f"The study {name!r} has no {needed}. Add them; docs/tutorials/first-study.md shows how.")
     base = parts.read_fields(options.get("base", {}), "base")
-    load_plugins(located(base, str(folder)).get("plugins"))  # the names of what follows may be theirs
+    load_plugins(located(base, str(folder)).get("plugins"))  # which may register names that are used below
     arms, endings = parts.read_arms(options["arms"], options.get("learning_rates"))
     datasets = parts.read_datasets(options["datasets"])
     seeds = parts.read_seeds(options.get("seeds", 5), "seeds")
     baseline = str(options.get("baseline", next(iter(arms))))
     if baseline not in arms:
-        raise LabError(
-            f"The baseline {baseline!r} is none of the arms.{did_you_mean(baseline, arms)} They are {', '.join(arms)}."
-        )
+        raise LabError(f"The baseline {baseline!r} is not an arm.{did_you_mean(baseline, arms)} They are {', '.join(arms)}.")
     parts.resolve_controls(arms, endings, baseline)
     if options.get("metrics") == []:
-        raise must_be("metrics", [], "one name or more", "leave metrics out for those of the data")
+        raise must_be("metrics", [], "a list of one or more names", "leave it out for the default metrics")
     metrics = tuple(str(name) for name in parts.list_of(options.get("metrics", []), "metrics"))
     tune = parts.read_tuning(options.get("tune"), seeds)
     if tune and any("learning_rates" in (fields or {}) for fields in (options, *options["arms"].values())):
         raise LabError("learning_rates and tune exclude each other: either all rates are compared, or one is chosen.")
     points = options.get("evaluation_points", 20)
-    if points not in COUNT:  # null would be none
+    if points not in COUNT:
         raise must_be("evaluation_points", points, str(COUNT), "it is the number of validations over a run")
     primary = str(options.get("primary_metric", metrics[0] if metrics else ""))
     paper = options.get("paper")
@@ -95,28 +93,28 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
         raise LabError("paper: nearest compares kl and training_set_loss with the paper's. Add both to metrics.")
     title = options.get("title", name)
     if isinstance(title, (bool, list, dict)):
-        raise must_be("title", title, "a text", "such as title: 'My study'")
+        raise must_be("title", title, "text", "such as title: 'My study'")
     logged = [name for name, metric in METRICS.items() if metric.of == "log"]
     speedup = options.get("speedup_metric")
     if speedup not in (None, *logged):
-        raise LabError(f"speedup_metric: {speedup!r} has no course over a run. Use {' or '.join(logged)}.")
+        raise must_be("speedup_metric", speedup, " or ".join(logged), "others are not measured during a run")
     return StudySpec(
         name, str(title), base, arms, datasets, seeds, baseline, metrics, primary, tune, points,
         speedup, folder=str(folder.resolve()), paper=paper,
     )  # fmt: skip
 
 
-# What a study saves for keys that were not given.
+# Saved values of keys that were not given.
 _SAVED_AS: dict[str, Any] = {"metrics": [], "primary_metric": "", "tune": None, "speedup_metric": None, "paper": None}
 
 
 def spec_from_dict(saved: dict[str, Any], where: Path) -> StudySpec:
-    """What [`StudyFolder.write_spec`] saved of a study in the folder `where`; read like any other, as people may edit it."""
+    """The study that [`StudyFolder.write_spec`] saved in the folder `where`; checked like any other, as it may be edited."""
     if not isinstance(saved, dict) or not {"name", "folder", "precision"} <= {*saved}:
         raise LabError(f"{str(where / 'spec.yaml')!r} is not a specification saved by a study. Run the original one again.")
     options = {key: value for key, value in saved.items() if key not in _SAVED_AS or value != _SAVED_AS[key]}
     name, folder, precision = (options.pop(key) for key in ("name", "folder", "precision"))
-    if isinstance(options.get("base"), dict):  # it may be somebody else's, whose code is only run where --import says so
+    if isinstance(options.get("base"), dict):  # untrusted code: only --import runs plug-ins
         options["base"] = {key: value for key, value in options["base"].items() if key != "plugins"}
     if isinstance(options.get("tune"), dict):
         options["tune"] = {key: value for key, value in options["tune"].items() if value != []}

@@ -1,0 +1,152 @@
+"""The contents of a report, common to the page and to Markdown: sentences, tables and facts."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from ...core.words import counted, duration
+from ...evaluation.metrics import metric_label
+from ..analysis.verdicts import SPEEDUP, Verdict
+from ..runs.results import RunResult
+from ..spec.spec import ARM_NOTES, controlled
+from . import answers, tables
+from .curves import CURVE_KINDS, compared, final_values, mean_curves, styles
+from .formats import Table, probability
+from .limitations import limitations
+
+
+class Conclusion(NamedTuple):
+    """The results of the tests by one metric."""
+
+    label: str
+    meaning: str  # how to read the metric
+    sentences: list[str]
+    table: Table | None = None  # of all answers, if there are more than sentences
+
+
+class ReportContents:
+    """Everything that a report shows, from the results of a study and its summary."""
+
+    def __init__(self, results: list[RunResult], summary: dict[str, Any]):
+        self.results, self.summary, self.study = results, summary, summary["study"]
+        self.controlled = controlled(self.study["arms"])
+        self.datasets: list[str] = list(self.study["datasets"])
+        self.styles = styles(self.study["arms"], self.study["baseline"])
+        present = {row["metric"] for row in summary["rows"]}
+        first = self.study.get("primary_metric") or "kl"
+        self.metrics = sorted((name for name in self.study["metrics"] if name in present), key=lambda name: name != first)
+        self.labels = {metric: metric_label(metric) for metric in self.metrics} | {SPEEDUP: "Speed-ups"}
+        self.curves = {kind.name: mean_curves(results, kind) for kind in CURVE_KINDS}
+        self.curve_kinds = [kind for kind in CURVE_KINDS if self.curves[kind.name]]
+        self.values = {metric: final_values(results, metric) for metric in self.metrics}
+        self.summaries = {metric: tables.summary_table(summary, metric) for metric in self.metrics}
+        self.paper = tables.paper_table(summary, results) if self.study.get("paper") == "table" else None
+        self.others = tables.other_tables(results, summary)
+        self.verdicts = {name: [Verdict(**verdict) for verdict in found] for name, found in summary["findings"].items()}
+        self.limitations = limitations(results, summary)
+
+    def all_tables(self) -> list[Table]:
+        return [*([self.paper] if self.paper else []), *self.summaries.values(), *self.others]
+
+    def introduction(self) -> str:
+        study, runs = self.study, self.study["runs"]
+        diverged = f", {runs['diverged']} of which diverged" if runs.get("diverged") else ""
+        controls = "; some are also compared with controls of their own" if self.controlled else ""
+        count = counted(runs["finished"] + runs.get("diverged", 0), "run")
+        return (
+            f"{counted(len(study['arms']), 'arm')} on {counted(len(self.datasets), 'data set')} with "
+            f"{counted(len(study['seeds']), 'seed')} each: {count}{diverged}, {duration(3600 * study['hours'])} of "
+            f"computing (concurrent runs count separately). Every arm is compared with {study['baseline']}, seed by "
+            f"seed{controls}. Words such as “better” appear only where the adjusted test supports them."
+        )
+
+    def conclusions(self) -> list[Conclusion]:
+        """By the primary metric, by speed-ups if there are any, and in brief by the other metrics."""
+        found = []
+        for metric in [*self.metrics[:1], *([SPEEDUP] if self.summary.get("speedups") else [])]:
+            verdicts = self.verdicts.get(metric, [])
+            some = answers.answers(verdicts)
+            sentences = [answer.sentence for answer in some[: answers.MOST_SENTENCES]]
+            if not any(verdict.is_difference for verdict in verdicts):
+                sentences.insert(0, self._no_difference(verdicts))
+            speed = (
+                "The updates that an arm needs to reach the final quality of the arm it is compared with; fewer are better."
+            )
+            meaning = speed if metric == SPEEDUP else answers.meaning(metric, self.study["baseline"])
+            table = answers.answer_table(some, self.datasets) if len(some) > answers.MOST_SENTENCES else None
+            found.append(Conclusion(self.labels[metric], meaning, sentences, table))
+        others = [
+            f"{self.labels[metric]}: {answer.sentence}"
+            for metric in self.metrics[1:]
+            for answer in answers.answers(self.verdicts.get(metric, ()))
+            if answer.differences
+        ]
+        if others:
+            meaning = "Differences that a test shows; all other findings are listed below."
+            found.append(Conclusion("other metrics", meaning, others[: answers.MOST_SENTENCES]))
+        return found
+
+    def _no_difference(self, verdicts: list[Verdict]) -> str:
+        if all(verdict.p is None for verdict in verdicts):
+            return "No test was possible: it needs two arms with two seeds in common."
+        controls = " or from a control" if self.controlled else ""
+        return f"No difference from {self.study['baseline']}{controls} passed the adjusted test."
+
+    def friedman(self, metric: str) -> str:
+        ranks = self.summary["ranks"][metric]
+        if ranks["p"] is None:
+            return ranks["reason"] or ""
+        p = probability(ranks["p"])
+        few = ", a rough value for so few data sets" if len(ranks["datasets"]) < 10 else ""
+        return f"Friedman's test that all arms are alike: p {p if p.startswith('<') else f'= {p}'}{few}."
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Executors, versions and hardware."""
+        executors = Counter(_executor(result) for result in self.results)
+        facts = [("executor", ", ".join(f"{name} ({counted(num, 'run')})" for name, num in executors.items()))]
+        for key, value in self.study["meta"].items():
+            if isinstance(value, dict):
+                value = ", ".join(f"{name} {inner}" for name, inner in value.items())
+            elif isinstance(value, list):  # of plug-ins, perhaps empty; their folders are not published
+                value = ", ".join(Path(plugin["name"]).name for plugin in value) or None
+            if value is not None:
+                facts.append((key.replace("_", " "), str(value)))
+        return facts
+
+    def common_config(self) -> list[tuple[str, str]]:
+        """Options that all compared runs share; paths are not published."""
+        configs = [result.config for result in compared(self.results)]
+        return [
+            (key, str(value))
+            for key, value in (configs[0] if configs else {}).items()
+            if value is not None and not str(value).startswith("/") and all(config.get(key) == value for config in configs)
+        ]
+
+    def arms(self) -> list[dict[str, Any]]:
+        described = []
+        for arm, spec in self.study["arms"].items():
+            fields = [(key, str(value)) for key, value in spec.items() if key not in ARM_NOTES]
+            if spec.get("controls"):
+                fields.append(("compared with", ", ".join(spec["controls"])))
+            about = {"name": arm, "description": spec.get("description") or "", "fields": fields}
+            described.append({**about, "style": self.styles[arm], "is_baseline": arm == self.study["baseline"]})
+        return described
+
+    def findings_table(self) -> Table | None:
+        """Every verdict in numbers: differences first, and speed-ups after all metrics."""
+        rows = []
+        for metric in dict.fromkeys([*self.metrics, *self.verdicts]):
+            label = self.labels.get(metric) or metric_label(metric)
+            for verdict in sorted(self.verdicts.get(metric, ()), key=lambda verdict: not verdict.is_difference):
+                rows.append([label, "a difference" if verdict.is_difference else "no difference", verdict.sentence])
+        frame = pd.DataFrame(rows, columns=["metric", "the test shows", "in numbers"])
+        return Table("findings", "All findings in numbers", frame, num_labels=3) if rows else None
+
+
+def _executor(result: RunResult) -> str:
+    executor = result.record["run"]["executor"]
+    if "members" not in executor:
+        return executor["name"]
+    return f"{executor['name']}, up to {executor['members']} side by side"

@@ -1,0 +1,292 @@
+"""The card of a study, its table of runs, and studies run and read from Python."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import yaml
+from pyarrow import parquet
+from small_studies import SPEC, moments, read_summary, records, write_report
+from tables import rows
+
+import diffusers_lrlab as lab
+import diffusers_lrlab.study.report.report as report
+from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.study.analysis.runs_table import read_runs, write_runs
+from diffusers_lrlab.study.spec.reading import load_spec, preset_names
+
+pytestmark = pytest.mark.usefixtures("blank_pictures", "bare")
+
+
+@pytest.fixture(scope="module")
+def reported(stacked, bare, home):
+    """A finished study with pictures."""
+    out = shutil.copytree(stacked, home / "reported")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "write_report", write_report)
+        assert main(["study", "report", str(out)]) == 0
+    return out
+
+
+def test_a_card_is_what_others_are_to_see(reported, tmp_path, capsys):
+    done, card = reported, tmp_path / "card"
+    assert main(["study", "card", str(done), f"--out={card}"]) == 0
+    assert f"Wrote {card / 'README.md'}." in capsys.readouterr().out
+    names = {path.name for path in card.iterdir()}
+    assert names >= {"README.md", "summary.json", "summary.parquet", "runs.parquet", "spec.yaml", "tables"}
+    assert names - {path.name for path in (done / "report").iterdir()} == {
+        "README.md",
+        *names & {path.name for path in done.iterdir()},
+    }
+    _, front, text = (card / "README.md").read_text().split("---\n", 2)
+    assert yaml.safe_load(front)["library_name"] == "diffusers_lrlab"
+    assert text.strip() == (done / "report/report.md").read_text().strip()
+    for picture in re.findall(r"!\[.*?\]\((.*?)\)", text):
+        assert (card / picture).is_file(), picture
+    assert str(done.parent) not in text + (card / "spec.yaml").read_text() + (card / "summary.json").read_text()
+    (card / "loss.png").write_bytes(b"of an older study")
+    assert main(["study", "card", str(done), f"--out={card}"]) == 0  # an older card is replaced
+    assert (card / "loss.png").read_bytes() == (done / "report/loss.png").read_bytes()
+
+
+def test_a_card_makes_its_own_tables(reported, tmp_path, capsys, monkeypatch):
+    """Of the values of each seed: nothing else of the study is there, and the code is that of any report."""
+    card = tmp_path / "card"
+    assert main(["study", "card", str(reported), f"--out={card}"]) == 0
+    before = {name: (card / name).read_bytes() for name in ("summary.json", "summary.parquet", "runs.parquet")}
+    for name in ("summary.json", "summary.parquet"):
+        (card / name).unlink()
+    monkeypatch.setattr(report, "write_report", write_report)
+    assert main(["study", "report", str(card)]) == 0
+    assert {name: (card / name).read_bytes() for name in before} == before
+    tables = {path.name: path.read_bytes() for path in (card / "tables").iterdir()}
+    assert {path.name: path.read_bytes() for path in (card / "report" / "tables").iterdir()} == tables
+    assert {"summary_energy_distance.tex", "speedups.tex", "cost.tex", "consistency.tex"} <= {*tables}
+    made, there = ((path / "report" / "report.md").read_text() for path in (card, reported))
+    assert made.split("## Limitations")[0] == there.split("## Limitations")[0]
+    values = read_runs(card).results
+    expected = records(reported)
+    assert {run.id: run.results for run in values} == {name: run["train"]["results"] for name, run in expected.items()}
+
+
+@pytest.mark.parametrize("name", ["beyond", "with_hot"])
+def test_the_table_of_runs_has_those_that_tuned_and_diverged(request, name, tmp_path):
+    out, card = request.getfixturevalue(name), tmp_path / "card"
+    card.mkdir()
+    for file in ("runs.parquet", "spec.yaml"):
+        shutil.copyfile(out / file, card / file)
+    assert main(["study", "report", str(card)]) == 0
+    assert (card / "summary.json").read_bytes() == (out / "summary.json").read_bytes()
+    rows = parquet.read_table(card / "runs.parquet").to_pylist()
+    runs = {run["run"]["id"]: run for run in records(out).values()}
+    assert {row["id"] for row in rows} == {*runs}
+    for row in rows:
+        run = runs[row["id"]]["run"]
+        for key in ("arm", "dataset", "seed", "stage", "status", "error", "learning_rate"):
+            assert row[key] == run[key]
+        assert row["validation_loss_ema"] == runs[row["id"]]["train"]["results"].get("validation_loss_ema")
+        assert row["training_seconds"] == runs[row["id"]]["train"]["training_seconds"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "another table"])
+def test_a_damaged_table_of_runs_is_said(stacked, tmp_path, capsys, damage):
+    for file in ("runs.parquet", "spec.yaml"):
+        shutil.copyfile(stacked / file, tmp_path / file)
+    table = tmp_path / "runs.parquet"
+    if damage == "another table":
+        shutil.copyfile(stacked / "summary.parquet", table)
+    else:
+        table.write_bytes(b"text" if damage == "text" else table.read_bytes()[:500])
+    assert main(["study", "report", str(tmp_path)]) == 2
+    assert "runs.parquet' is damaged, or not the table of a study's runs" in capsys.readouterr().err
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_a_metric_may_have_the_name_of_a_column(stacked, tmp_path):
+    results = read_runs(stacked).results
+    for result in results:
+        result.results["seed"] = 0.5
+    write_runs(results, {"metrics": []}, tmp_path)
+    again = read_runs(tmp_path)
+    assert [(run.seed, run.results) for run in again.results] == [(run.seed, run.results) for run in results]
+    assert again.notes == {"metrics": []}
+
+
+def test_a_card_is_whole_after_a_report_of_it(reported, tmp_path, capsys):
+    card = tmp_path / "card"
+    assert main(["study", "card", str(reported), f"--out={card}"]) == 0
+    assert main(["study", "report", str(card)]) == 0
+    assert main(["check", str(card)]) == 0, capsys.readouterr()
+    assert main(["study", "report", str(card)]) == 0
+
+
+def test_a_text_that_a_metric_gives_is_in_the_table_of_runs(stacked, tmp_path):
+    """As with the Fréchet distance, which names its features; a run that diverged has none."""
+    results = read_runs(stacked).results
+    results[0].results["frechet_features"] = "32 units"
+    write_runs(results, {}, tmp_path)
+    assert [run.results for run in read_runs(tmp_path).results] == [run.results for run in results]
+
+
+@rows("options, expected", [
+    ("report {done} --figures pfd", "--figures 'pfd': must be one of pdf, png, svg"),
+    ("report {done} --dpi 300", "have no effect without --figures. Add --figures pdf, png or svg"),
+    ("card {done} --out {done}-card --figures pdf", "--figures has no effect here. Use `lrlab study card DIR --out CARD`"),
+    ("run quick --out {done} --figure_width 3", "--figure_width has no effect here. Use `lrlab study run SPEC --out DIR`"),
+])  # fmt: skip
+def test_figures_are_of_the_report(done, capsys, options, expected):
+    assert main(["study", *options.format(done=done).split()]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_figures_are_asked_for_by_an_option(reported, tmp_path, monkeypatch):
+    out = tmp_path / "card"
+    assert main(["study", "card", str(reported), f"--out={out}"]) == 0
+    monkeypatch.setattr(report, "write_report", write_report)
+    assert main(["study", "report", str(out), "--figures=svg", "--figure_width=5.5"]) == 0
+    names = {path.stem for path in (out / "report").glob("*.png")}
+    assert {path.name for path in (out / "report" / "figures").iterdir()} == {f"{name}.svg" for name in names}
+
+
+def columns_of_page():
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "studies.md").read_text(encoding="utf-8")
+    table = page.split("## The table of runs")[1].split("\n\n")[2]
+    return [name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+
+
+def test_runs_are_read_as_a_table(reported, tmp_path):
+    assert main(["study", "card", str(reported), f"--out={tmp_path / 'card'}"]) == 0
+    frame = lab.read_study(reported)
+    assert len(frame) == len(records(reported)) == 8
+    for row in frame.to_dict("records"):
+        record = records(reported)[row["id"]]
+        assert {name: row[name] for name in ("arm", "dataset", "seed")} == {
+            name: record["run"][name] for name in ("arm", "dataset", "seed")
+        }
+        assert row["energy_distance"] == record["train"]["results"]["energy_distance"]
+    assert {*columns_of_page()} <= {*frame.columns}
+    pandas.testing.assert_frame_equal(lab.read_study(str(tmp_path / "card")), frame)
+
+
+@pytest.fixture
+def beside(home, stacked):
+    """A finished study of one's own, beside its model."""
+    yield shutil.copytree(stacked, home / "beside")
+    shutil.rmtree(home / "beside")
+
+
+def test_a_study_without_a_report_is_read_from_its_results(beside):
+    done = beside
+    frame = lab.read_study(done)
+    (done / "runs.parquet").unlink()
+    pandas.testing.assert_frame_equal(lab.read_study(done), frame)
+    gone, *left = sorted(done.glob("runs/*.json"))
+    gone.unlink()
+    assert sorted(lab.read_study(done).id) == [file.stem for file in left]
+    for file in left:
+        file.unlink()
+    with pytest.raises(LabError, match="no result in .* yet. Resume the study with `lrlab study run`"):
+        lab.read_study(done)
+
+
+def test_results_since_the_report_are_read(beside):
+    done = beside
+    frame = lab.read_study(done)
+    file = sorted(done.glob("runs/*.json"))[0]
+    file.unlink()
+    assert len(lab.read_study(done)) == len(frame)  # as it was reported
+    others = sorted(done.glob("runs/*.json"))
+    written = (done / "runs.parquet").stat().st_mtime_ns + 1
+    os.utime(others[0], ns=(written, written))
+    assert len(lab.read_study(done)) == len(others)
+
+
+def test_a_study_that_tunes_is_read_while_it_does(home, beyond):
+    folder = shutil.copytree(beyond, home / "tuning")
+    (folder / "runs.parquet").unlink()
+    every = lab.read_study(folder)
+    assert {*every.stage} == {"compare", "tune"}
+    for id in every.id[every.stage == "compare"]:
+        (folder / "runs" / f"{id}.json").unlink()
+    first = every.id[every.stage == "tune"].iloc[0]
+    (folder / "runs" / f"{first}.json").unlink()
+    left = lab.read_study(folder)
+    assert {*left.stage} == {"tune"}
+    assert first not in {*left.id}
+
+
+def test_what_is_no_study_cannot_be_read(beside, tmp_path):
+    done = beside
+    with pytest.raises(LabError, match="There is no study in .*Run one with"):
+        lab.read_study(tmp_path / "nothing")
+    (done / "runs.parquet").write_bytes(b"text")
+    with pytest.raises(LabError, match=r"runs.parquet' is damaged.* Restore it"):
+        lab.read_study(done)
+    (done / "runs.parquet").unlink()
+    file = sorted(done.glob("runs/*.json"))[0]
+    file.write_text(file.read_text()[:100])
+    with pytest.raises(LabError, match=f"{file.name}' is damaged. Give the command of the study again"):
+        lab.read_study(done)
+
+
+def test_a_study_is_run_from_python(home, stacked, tmp_path, monkeypatch):
+    """By a dict, as by the file that has it: numbers of numpy and tuples are taken."""
+    monkeypatch.chdir(home)
+    asked = {**SPEC, "speedup_metric": "validation_loss_ema", "seeds": np.int64(2), "datasets": ("dino", "moons")}
+    page = lab.run_study(asked, str(tmp_path / "mine"), executor="stacked", quiet=True)
+    assert page == tmp_path / "mine" / "report" / "index.html"
+    of_file = lab.read_study(stacked)
+    mine = lab.read_study(tmp_path / "mine")
+    assert mine.id.tolist() == of_file.id.tolist()
+    assert mine.energy_distance.tolist() == of_file.energy_distance.tolist()
+    assert read_summary(tmp_path / "mine")["study"]["command"] == "lrlab study run spec.yaml --out mine --executor stacked"
+    before = moments(tmp_path / "mine")
+    lab.run_study(tmp_path / "mine" / "spec.yaml", tmp_path / "mine", executor="stacked", quiet=True)
+    assert moments(tmp_path / "mine") == before
+
+
+@rows("spec, options, expected", [
+    ("quik", {}, "There is no study 'quik'. Did you mean 'quick'"),
+    ({}, {}, "has no arms. Add them"),
+    ({"arms": {"a": {"lr_scheduler": len}}, "datasets": ["dino"]}, {}, "The dict of a study may only hold text, numbers"),
+    ({"arms": {"a": {}}, "dataset": ["dino"]}, {}, "'dataset'.*Did you mean 'datasets'"),
+    ("quick", {"stack_size": 0}, "--stack_size 0: must be a whole number"),
+    ("quick", {"executor": "stakced"}, "no executor 'stakced'"),
+    ("quick", {"precision": "fp31"}, "fp31"),
+    ("quick", {"workers": 2}, "workers"),
+])  # fmt: skip
+def test_a_study_that_cannot_be_run_from_python(tmp_path, spec, options, expected):
+    with pytest.raises(LabError, match=f"(?s){expected}"):
+        lab.run_study(spec, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_card_that_cannot_be_written(reported, done, tmp_path, capsys):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.tex").write_text("mine")
+    assert main(["study", "card", str(reported), f"--out={mine}"]) == 2
+    assert "holds files that are no card of a study" in capsys.readouterr().err
+    assert [path.name for path in mine.iterdir()] == ["thesis.tex"]
+    assert main(["study", "card", str(done), f"--out={tmp_path / 'card'}"]) == 2
+    assert f"has no report yet. Write one with `lrlab study report {done}`" in capsys.readouterr().err
+    shutil.copytree(reported / "report", done / "report")
+    (done / "runs.parquet").unlink()
+    assert main(["study", "card", str(done), f"--out={tmp_path / 'card'}"]) == 2
+    assert f"has no report yet. Write one with `lrlab study report {done}`" in capsys.readouterr().err
+    assert main(["study", "card", str(tmp_path), f"--out={tmp_path / 'card'}"]) == 2
+    assert "There is no study in" in capsys.readouterr().err
+    assert not (tmp_path / "card").exists()
+
+
+def test_the_list_of_presets(capsys):
+    assert main(["study", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == preset_names()
+    for line in lines:
+        assert line.endswith(load_spec(line.split()[0]).title)

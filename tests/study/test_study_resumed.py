@@ -1,0 +1,288 @@
+"""Studies that are run again: finished, changed, damaged, killed, stopped, or on a full disk."""
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+
+import pytest
+import torch
+from small_studies import (
+    BASE,
+    ONE,
+    assert_same_but_for_times,
+    contents,
+    counted_updates,
+    moments,
+    read_summary,
+    records,
+    started,
+    study,
+    wait_for,
+)
+from tables import rows
+
+from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.study.runs.results import RunResult, StudyFolder
+
+pytestmark = pytest.mark.usefixtures("blank_pictures", "bare")
+
+
+# --- again -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_study_is_not_done_again(home, done):
+    before = moments(done)
+    (done / "summary.json").unlink()
+    (done / "summary.parquet").unlink()
+    study(home, done, speedup_metric="validation_loss_ema")
+    assert moments(done) == before
+    assert read_summary(done)["study"]["runs"] == {"finished": 8, "diverged": 0}
+    assert (done / "summary.parquet").exists()
+
+
+def test_a_changed_study_is_not_mixed_in(home, done, capsys):
+    before = contents(done)
+    study(home, done, **ONE, base={**BASE, "learning_rate": 2e-3})
+    assert "8 results" in (told := capsys.readouterr().out)
+    assert "are of other studies and are ignored" in told
+    after = contents(done)
+    assert before.items() <= after.items()
+    assert len(after) == len(before) + 2 * 2
+    summary = read_summary(done)
+    assert {(row["dataset"], row["n"]) for row in summary["rows"]} == {("dino", 1)}
+    assert summary["study"]["runs"]["finished"] == 2
+
+
+def test_more_seeds_are_added_to_what_is_there(home, done, capsys):
+    before = moments(done)
+    study(home, done, seeds=3, datasets=["dino"])
+    assert "4 of 6 runs are already finished" in capsys.readouterr().out
+    after = moments(done)
+    assert before.items() <= after.items()
+    assert {row["n"] for row in read_summary(done)["rows"]} == {3}
+
+
+@pytest.mark.parametrize("damage", ["half", "empty", "other", "list", "bytes"])
+def test_a_damaged_result_is_done_again(home, done, damage, capsys):
+    before = moments(done)
+    victim = next(iter(sorted((done / "runs").glob("cosine--moons--1*"))))
+    text = victim.read_text()
+    record = json.loads(text)
+    broken = {
+        "half": text[: len(text) // 2].encode(),
+        "empty": b"",
+        "other": json.dumps({**record, "run": {**record["run"], "id": "another"}}).encode(),
+        "list": b"[1]",
+        "bytes": b"\xff\xfe\x00",
+    }
+    victim.write_bytes(broken[damage])
+    capsys.readouterr()
+    study(home, done, speedup_metric="validation_loss_ema")
+    assert f"damaged and are computed again: {victim.stem}" in capsys.readouterr().out
+    after = moments(done)
+    changed = {name for name in after if before[name] != after[name]}
+    assert changed == {f"runs/{victim.name}", f"weights/{victim.stem}.safetensors"}
+    assert json.loads(victim.read_text())["train"]["results"] == pytest.approx(record["train"]["results"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_what_is_kept_beside_results_may_be_damaged(home, done, capsys):
+    """The study itself, weights and begun stacks: told, and made again."""
+    (spec, weights) = done / "spec.yaml", next(iter(sorted((done / "weights").glob("cosine--moons--1*"))))
+    spec.write_bytes(spec.read_bytes()[: spec.stat().st_size // 2])
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    (done / "stacks" / "begun-10").mkdir(parents=True)
+    (done / "stacks" / "begun-10" / "state.pt").write_text("without a manifest")
+    before = moments(done)
+    capsys.readouterr()
+    assert main(["study", "report", str(done)]) == 2
+    assert f"{str(spec)!r} is damaged. Give the command" in capsys.readouterr().err
+    study(home, done, speedup_metric="validation_loss_ema")
+    shown = capsys.readouterr()
+    assert shown.err.count(f"warning: {str(spec)!r} is damaged; it is written again.") == 1
+    assert f"The weights of 1 run are damaged. This run is computed again: {weights.stem}." in shown.out
+    assert shown.out.count("its runs start again") == 1
+    assert not list((done / "stacks").glob("*"))
+    after = moments(done)
+    changed = {name for name in after if before.get(name) != after[name]}
+    assert changed == {f"runs/{weights.stem}.json", f"weights/{weights.name}"}
+    assert weights.read_bytes() == content
+    assert main(["study", "report", str(done)]) == 0
+
+
+def test_a_study_whose_file_is_gone_goes_on(home, done, capsys):
+    (done / "spec.yaml").unlink()
+    before = moments(done)
+    study(home, done, speedup_metric="validation_loss_ema")
+    assert f"{str(done / 'spec.yaml')!r} is missing; it is written again" in capsys.readouterr().err
+    assert moments(done) == before
+
+
+def test_another_study_is_not_replaced_by_way_of_a_damaged_file(home, done, capsys):
+    (done / "spec.yaml").write_text("command: lrlab")
+    study(home, done, status=2, base={**BASE, "learning_rate": 0.5})
+    assert "spec.yaml' is damaged, and no result next to it belongs to this study" in capsys.readouterr().err
+
+
+def test_a_report_believes_nothing_that_is_damaged(home, stacked, capsys):
+    """A digit of a figure, and a bit of weights: refused with the names of the files."""
+    done = shutil.copytree(stacked, home / "damaged")
+    result = next(iter(sorted((done / "runs").glob("cosine--moons--1*"))))
+    record = json.loads(result.read_text())
+    record["train"]["results"]["energy_distance"] *= 1.5
+    result.write_text(json.dumps(record))
+    weights = next(iter(sorted((done / "weights").glob("constant--moons--1*"))))
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert main(["study", "report", str(done)]) == 2
+    error = capsys.readouterr().err
+    assert f"{str(result)!r} has" in error
+    assert f"{str(weights)!r} is damaged" in error
+    assert "give the command of the study again" in error
+
+
+def test_a_study_that_was_downloaded_has_no_weights(home, done):
+    shutil.rmtree(done / "weights")
+    folder = StudyFolder(done)
+    assert all(folder.find_damaged_weights(RunResult(record)) is None for record in records(done).values())
+
+
+# --- stopped ---------------------------------------------------------------------------------------------------------
+
+LONG = {"base": {**BASE, "max_train_steps": 60}, "datasets": ["dino"], "seeds": 2}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(home):
+    """The longer study, not stopped, by each executor."""
+    return {
+        executor: study(home, home / f"undisturbed-{executor}", f"--executor={executor}", **LONG)
+        for executor in ("stacked", "local")
+    }
+
+
+# executor, what to wait for: in the middle of training, and in the middle of measuring.
+MOMENTS = [
+    ("stacked", "stacks/[!.]*"),
+    ("stacked", "runs/[!.]*.json"),
+    ("local", "local/*/checkpoint-*"),
+    ("local", "runs/[!.]*.json"),
+]
+
+
+@pytest.mark.slow
+@rows(("executor", "pattern"), MOMENTS)
+def test_killed_and_started_again(home, undisturbed, tmp_path, executor, pattern):
+    out = tmp_path / "out"
+    with started(home, out, f"--executor={executor}", **LONG) as process:
+        wait_for(process, out, pattern)
+        process.kill()
+        process.wait()
+    assert len(records(out)) < 4
+    assert not (out / "summary.json").exists()
+    before = {name: moment for name, moment in moments(out).items() if name.startswith("runs/")}
+    (out / "runs").mkdir(exist_ok=True)
+    (out / "runs" / ".tmp-lrlab-1-constant.json").write_text("{")  # as of a process that was killed while it wrote
+    with counted_updates() as updates:
+        study(home, out, f"--executor={executor}", **LONG)
+    assert_same_but_for_times(undisturbed[executor], out)
+    assert before.items() <= moments(out).items()
+    if (executor, pattern) == ("stacked", "runs/[!.]*.json"):
+        assert not updates
+    else:
+        in_full = 60 * (min(4, torch.get_num_threads()) if executor == "stacked" else 4)
+        assert 0 < len(updates) < in_full
+    assert not list(out.rglob(".tmp*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("executor", "pattern", "number", "status"),
+    [
+        ("stacked", "stacks/[!.]*", signal.SIGINT, 130),
+        ("local", "local/*/checkpoint-*", signal.SIGTERM, 143),
+    ],
+)
+def test_stopped_by_a_signal_while_another_waits(home, undisturbed, tmp_path, capsys, executor, pattern, number, status):
+    out = tmp_path / "out"
+    with started(home, out, f"--executor={executor}", **LONG) as process:
+        wait_for(process, out, pattern)
+        # Meanwhile somebody else wants to write there.
+        os.kill(process.pid, signal.SIGSTOP)
+        before = contents(out)
+        study(home, out, status=2, **LONG)
+        assert f"is being written by process {process.pid} on " in capsys.readouterr().err
+        assert main(["study", "report", str(out)]) == 2
+        capsys.readouterr()
+        assert contents(out) == before
+        os.kill(process.pid, signal.SIGCONT)
+        process.send_signal(number)
+        _, error = process.communicate(timeout=240)
+    assert process.returncode == status, error
+    assert "Traceback" not in error
+    assert "The same command resumes the study" in error
+    assert str(out) in error
+    assert not (out / ".lock-holder").exists()
+    study(home, out, f"--executor={executor}", **LONG)
+    assert_same_but_for_times(undisturbed[executor], out)
+
+
+@contextlib.contextmanager
+def full_disk(num_bytes):
+    """Files longer than this cannot be written, which to the writer is like a full disk."""
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+# Neither the state of a stack fits, nor the checkpoint of a run by itself.
+@pytest.mark.parametrize(
+    ("executor", "num_bytes", "what"),
+    [
+        ("stacked", 8_000, "stacks"),
+        ("local", 1_500, "checkpoint-10"),
+    ],
+)
+def test_a_full_disk(home, tmp_path, capsys, executor, num_bytes, what):
+    out = tmp_path / "out"
+    with full_disk(num_bytes):
+        study(home, out, f"--executor={executor}", status=2, **ONE)
+    error = capsys.readouterr().err
+    assert "error: No room to write" in error
+    assert what in error
+    assert "Free some space; then give the same command again" in error
+    assert "--overwrite_output_dir" not in error
+    assert "Traceback" not in error
+    assert not records(out)
+    assert not list(out.rglob(".tmp*"))
+    study(home, out, f"--executor={executor}", **ONE)
+    assert len(records(out)) == 2
+
+
+def test_a_disk_that_is_full_when_a_result_is_written(home, tmp_path, capsys, monkeypatch):
+    """The weights fit, the result does not; what was trained is not lost."""
+    out = tmp_path / "out"
+    write = StudyFolder.write
+
+    def full_write(folder, record):
+        with full_disk(1000):
+            write(folder, record)
+
+    monkeypatch.setattr(StudyFolder, "write", full_write)
+    study(home, out, "--executor=stacked", status=2, **ONE)
+    assert "No room to write" in capsys.readouterr().err
+    assert list(out.glob("stacks/*/state.pt"))
+    monkeypatch.undo()
+    with counted_updates() as updates:
+        study(home, out, "--executor=stacked", **ONE)
+    assert not updates
+    assert len(records(out)) == 2

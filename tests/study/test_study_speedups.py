@@ -1,0 +1,366 @@
+"""Updates that arms need for a quality, and speed-ups."""
+
+import functools
+import gc
+import itertools
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from tables import rows
+from values_of_studies import noisy_curves, row_of, within
+
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.study.analysis.findings import speedup_findings
+from diffusers_lrlab.study.analysis.speedups import _noise, speedups, updates_to_reach
+from diffusers_lrlab.study.analysis.summary import _compare_speed, against_controls
+from diffusers_lrlab.study.spec.reading import read_spec
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_garbage():
+    """statsmodels collects garbage whenever it corrects p values, 50 ms each time with all that tests have imported."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+# --- Updates that are needed --------------------------------------------------------------------------------------------
+
+
+@rows(
+    ("updates", "quality", "target", "needed"),
+    [
+        ([0, 100, 200], [4, 2, 1], 2, 100),
+        ([0, 100, 200], [4, 2, 1], 3, 50),
+        ([0, 100, 200], [4, 2, 1], 1, 200),
+        ([0, 100, 200], [4, 2, 1], 1.25, 175),
+        ([0, 100, 200], [4, 2, 1], 4, 0),
+        ([10, 100, 200], [4, 2, 1], 5, 10),
+        ([0, 100, 200], [4, 2, 1], 0.5, None),
+        ([0, 100, 300, 400], [4, 2, 3, 1], 2, 100),
+        ([0, 100, 300, 400], [4, 2, 3, 1], 1.5, 375),
+        ([0, 100, 200, 300], [4, 4, 2, 2], 3, 150),
+        ([0, 100, 200], [4, math.nan, 1], 2, 200),
+        ([0, 100, 200], [math.inf, 2, 1], 3, 100),
+        ([0, 100, 200], [4, -math.inf, math.nan], 3, None),
+        ([0, 100], [math.nan, math.nan], 3, None),
+        ([50], [1], 1, 50),
+        ([], [], 1, None),
+    ],
+)
+def test_the_first_crossing(updates, quality, target, needed):
+    assert updates_to_reach(updates, quality, target) == needed
+
+
+@rows(
+    ("updates", "quality", "part"),
+    [
+        ([0, 1], [1], r"updates have shape \(2,\), quality \(1,\)"),
+        ([[0, 1]], [[1, 2]], r"shape \(1, 2\)"),
+        ([0, 1, 1], [3, 2, 1], r"these are \[0. 1. 1.\]"),
+        ([1, 0], [3, 2], "increase from 0"),
+        ([-1, 0], [3, 2], "increase from 0"),
+        ([0, math.nan], [3, 2], "increase from 0"),
+    ],
+)
+def test_what_is_no_curve_is_told(updates, quality, part):
+    with pytest.raises(LabError, match=part):
+        updates_to_reach(updates, quality, 1)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=12), st.floats(-5, 5))
+@settings(max_examples=40, deadline=None)
+def test_crossings_are_on_the_curve_and_nothing_before_them_is(quality, target):
+    updates = np.arange(len(quality)) * 100.0
+    needed = updates_to_reach(updates, quality, target)
+    assert (needed is None) == (min(quality) > target)
+    if needed is not None:
+        assert np.all(np.array(quality)[updates < needed - 1e-6] > target)
+        assert np.interp(needed, updates, quality) <= target + 1e-6
+
+
+UPDATES = np.arange(0, 1001, 100)
+
+
+def falling(rate, length=1000):
+    """A quality that falls linearly from 10 at a rate per 100 updates."""
+    at = UPDATES[UPDATES <= length]
+    return at, 10 - rate * at / 100
+
+
+def speedup_row(arm, baseline):
+    return row_of(speedups({"a": {"dino": arm}, "b": {"dino": baseline}}, "b"), "a")
+
+
+def test_a_control_that_explains_all_of_it_is_told_from_one_that_explains_nothing():
+    """An arm that is twice as fast by its learning rate alone: as fast as that control, twice as fast as the other."""
+    rng = np.random.default_rng(1)
+
+    def runs(slope):
+        return {"dino": {seed: falling(slope * rng.uniform(0.97, 1.03)) for seed in range(5)}}
+
+    curves = {"both": runs(2), "rate": runs(2), "momentum": runs(1)}
+    rows, verdicts = against_controls(
+        [("both", "rate"), ("both", "momentum")],
+        lambda arm, control: speedups({control: curves[control], arm: curves[arm]}, control, common=True),
+        functools.partial(speedup_findings, common=True),
+    )
+    assert [(row["arm"], row["control"], row["n"]) for row in rows] == [("both", "rate", 5), ("both", "momentum", 5)]
+    alike, faster = rows
+    assert alike["ci_low"] < 1 < alike["ci_high"]
+    assert faster["ci_low"] < 2 < faster["ci_high"]
+    assert faster["p_adjusted"] == pytest.approx(2 * faster["p"])
+    assert faster["p_adjusted"] < 0.001 < 0.05 < alike["p_adjusted"]
+    sentences = [verdict.sentence for verdict in verdicts]
+    assert [verdict.word for verdict in verdicts] == ["cannot tell", "faster"]
+    assert sentences[0].startswith("both is not significantly faster or slower than rate to the quality that both reach on")
+    assert sentences[1].startswith("both is faster than momentum to the quality that both reach on dino")
+
+
+def noisy_course(rng, noise, length, speed=1.0):
+    """Five runs that fall from 10, and are flat at their end if `length` is long; 50 evaluations, of independent noise."""
+    at = np.linspace(20, 1000, 50)
+    return {"dino": {s: (at, 10 * np.exp(-speed * at * length / 1000) + rng.normal(0, noise, 50)) for s in range(5)}}
+
+
+COURSES = [(0.05, 0.05, 2, False), (0.1, 0.01, 7, False), (0.1, 0.01, 7, True), (0.01, 0.1, 2, True)]
+
+
+@pytest.mark.slow
+@rows(("noise", "other", "length", "common"), COURSES)
+def test_alike_arms_are_told_apart_as_often_as_the_level_says(noise, other, length, common):
+    """However much the evaluations of each scatter, and whether the run ends on a slope or on a plateau."""
+    rng = np.random.default_rng(0)
+    told = 0
+    for _ in range(200):
+        curves = {"a": noisy_course(rng, noise, length), "b": noisy_course(rng, other, length)}
+        told += row_of(speedups(curves, "b", common), "a")["p"] < 0.05
+    assert told / 200 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)  # three standard errors
+
+
+@rows(("noise", "other", "length", "common"), COURSES)
+def test_a_known_speed_up_is_found_and_covered(noise, other, length, common):
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(100):
+        curves = {"a": noisy_course(rng, noise, length, speed=1.25), "b": noisy_course(rng, other, length)}
+        rows.append(row_of(speedups(curves, "b", common), "a"))
+    assert all(row["censored"] == 0 for row in rows)
+    assert np.mean([row["speedup"] for row in rows]) == pytest.approx(1.25, abs=0.04)
+    assert np.mean([row["ci_low"] <= 1.25 <= row["ci_high"] for row in rows]) >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / 100)
+    assert np.mean([row["p"] < 0.05 and row["speedup"] > 1 for row in rows]) > 0.8
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_an_arm_that_was_fast_until_it_diverged_is_not_called_fast(evaluated):
+    """Whether it diverged before its first evaluation or after it had passed the others."""
+    arms = {"base": {}, "control": {"lr_scheduler": "cosine"}, "hot": {"lr_scheduler": "rex", "controls": "control"}}
+    options = {"arms": arms, "datasets": ["dino"], "base": {"max_train_steps": 1000, "lr_warmup_steps": 0}}
+    spec = read_spec({**options, "speedup_metric": "validation_loss_ema"}, "study")
+    results = []
+    for arm, seed in itertools.product(arms, range(5)):
+        diverged = arm == "hot" and seed < 4
+        at, values = falling(3, 300) if diverged else falling(1 - seed / 100)
+        quality = {"update": at.tolist(), "validation_loss_ema": values.tolist()}
+        results.append(
+            SimpleNamespace(
+                arm=arm, dataset="dino", seed=seed, status="diverged" if diverged else "finished",
+                curves={"quality": quality if evaluated or not diverged else {}}, record={"train": {"num_updates": 1000}},
+            )
+        )  # fmt: skip
+    rows, of_controls, verdicts = _compare_speed(spec, results)
+    for row in (row_of(rows, "hot"), row_of(of_controls, "hot")):
+        assert (row["n"], row["censored"], row["ends_worse"], row["diverged"], row["ci_low"]) == (5, 4, 4, 4, None)
+    told = "4 of 5 runs of hot never got there, 4 of them because they diverged."
+    assert len([verdict for verdict in verdicts if verdict.sentence.endswith(told)]) == 2
+    assert not any(verdict.arm == "hot" and verdict.word == "faster" for verdict in verdicts)
+    for result in results:
+        result.status = "diverged" if result.arm == "control" and result.seed < 2 else result.status
+    _, of_controls, verdicts = _compare_speed(spec, results)
+    assert row_of(of_controls, "hot")["n"] == 3
+    assert verdicts[-1].sentence.endswith("2 of 5 runs of control diverged.")
+
+
+def test_an_arm_that_comes_first_and_ends_worse_is_told_so():
+    """It falls twice as fast to 4 and stays there; the control goes on to 0."""
+    at = UPDATES
+    early = {s: (at, np.maximum(10 - 2 * at / 100, 4 + 0.01 * s)) for s in range(5)}
+    late = dict.fromkeys(range(5), (at, 10 - at / 100))
+    rows = speedups({"early": {"dino": early}, "late": {"dino": late}}, "late", common=True)
+    row = row_of(rows, "early")
+    assert (row["n"], row["censored"], row["ends_worse"]) == (5, 0, 5)
+    assert row["speedup"] == pytest.approx(2, rel=0.01)
+    (verdict,) = speedup_findings(rows, "late", common=True)
+    sentence = verdict.sentence
+    assert sentence.startswith("early is faster than late to the quality that both reach on dino")
+    assert sentence.endswith("It ends worse with 5 of them.")
+    assert row_of(speedups({"early": {"dino": early}, "late": {"dino": late}}, "late"), "early")["censored"] == 5
+
+
+def test_what_is_lost_again_was_not_reached():
+    dip = (UPDATES, np.where(UPDATES == 300, 0.5, 10 - 0.5 * UPDATES / 100))
+    row = speedup_row({0: dip}, {0: falling(0.8)})  # whose end is 2
+    assert row["censored"] == 1
+
+
+@pytest.mark.parametrize("common", [False, True])
+def test_every_baseline_reaches_its_own_end_whatever_is_rounded(common):
+    """Curves with flat parts: means of equal numbers are not always that number."""
+    rng = np.random.default_rng(0)
+    for length in range(1, 60):
+        stairs = np.resize(np.repeat(rng.random(max(1, length // 3)), 6), length)
+        flat = np.full(length, rng.random())
+        at = np.arange(1, length + 1)
+        for arm, baseline in ((stairs, flat), (flat, stairs), (stairs, stairs)):
+            curves = {"a": {"dino": {0: (at, arm)}}, "b": {"dino": {0: (at, baseline)}}}
+            assert row_of(speedups(curves, "b", common), "b")["censored"] == 0
+
+
+def test_a_spike_makes_no_target_easier():
+    at = np.arange(0, 1001, 20)
+    plain, spiked = ({0: (at, np.where(at == spike, 1e6, 10 - at / 100))} for spike in (-1, 900))
+    for arm, baseline in ((plain, spiked), (spiked, plain)):
+        row = speedup_row(arm, baseline)
+        assert (row["censored"], row["speedup"]) == (0, pytest.approx(1, rel=0.03))
+
+
+def test_the_noise_of_a_curve_is_the_standard_deviation_of_an_evaluation():
+    at = np.arange(20_000)
+    values = 10 - at / 1000 + np.random.default_rng(0).normal(0, 0.3, len(at)) + 100 * (at % 500 == 0)
+    assert _noise(values) == pytest.approx(0.3, rel=0.03)
+
+
+def test_the_worse_of_two_ends_is_what_both_reach():
+    """A slow arm never reaches the control's end, and always its own; which is called the control does not matter."""
+    curves = {"a": {"dino": {0: falling(0.5), 1: falling(0.8)}}, "b": {"dino": {0: falling(1), 1: falling(1)}}}
+    assert row_of(speedups(curves, "b"), "a")["censored"] == 2
+    row, other = row_of(speedups(curves, "b", common=True), "a"), row_of(speedups(curves, "a", common=True), "b")
+    assert (row["n"], row["censored"], row["updates_needed"]) == (2, 0, 1000)
+    assert row["speedup"] == pytest.approx(np.sqrt(0.5 * 0.8))
+    assert (other["speedup"], other["p"]) == pytest.approx((1 / row["speedup"], row["p"]))
+
+
+def test_a_run_that_diverged_has_no_end_that_another_could_reach():
+    diverged = ([0, 100, 200], [10, 50, math.nan])
+    curves = {"a": {"dino": {0: diverged, 1: falling(0.5)}}, "b": {"dino": {0: falling(1), 1: falling(1)}}}
+    row = row_of(speedups(curves, "b", common=True), "a")
+    assert (row["n"], row["censored"], row["ci_low"]) == (2, 1, None)
+    assert row["speedup"] == pytest.approx(0.5**0.5)  # of the other run; this one counts as if it had just got there
+    assert [row_of(speedups(curves, "a", common=True), "b")[key] for key in ("n", "censored")] == [1, 0]
+
+
+def test_twice_the_slope_is_twice_as_fast():
+    slopes = {0: 0.8, 1: 0.7, 2: 0.9}
+    row = speedup_row({s: falling(2 * x) for s, x in slopes.items()}, {s: falling(x) for s, x in slopes.items()})
+    assert (row["n"], row["censored"]) == (3, 0)
+    assert (row["updates_needed"], row["speedup"]) == pytest.approx((500, 2))
+    assert (row["ci_low"], row["p"]) == (None, 0.25)  # three times the same: no spread, and a sign test
+
+
+def test_the_speedup_is_a_geometric_mean_with_the_interval_of_the_logarithm():
+    factors = [1.25, 2.0, 2.5]
+    row = speedup_row({s: falling(0.5 * x) for s, x in enumerate(factors)}, {s: falling(0.5) for s in range(3)})
+    logs = np.log(factors)
+    low, high = stats.t.interval(0.95, 2, logs.mean(), stats.sem(logs))
+    assert (row["speedup"], row["ci_low"], row["ci_high"]) == pytest.approx((np.exp(logs.mean()), np.exp(low), np.exp(high)))
+    assert row["p"] == pytest.approx(stats.ttest_1samp(logs, 0).pvalue)
+    assert row["updates_needed"] == pytest.approx(500)
+
+
+def test_the_baseline_has_updates_but_no_speedup_of_its_own():
+    rows = speedups({"a": {"dino": {0: falling(1), 1: falling(2)}}, "b": {"dino": {0: falling(1), 1: falling(1)}}}, "b")
+    row = row_of(rows, "b")
+    assert (row["n"], row["censored"], row["updates_needed"]) == (2, 0, 1000)
+    assert {row[key] for key in ("speedup", "ci_low", "ci_high", "p", "p_adjusted")} == {None}
+    assert list(row) == "arm dataset n censored ends_worse updates_needed speedup ci_low ci_high p p_adjusted".split()
+
+
+def test_runs_that_never_get_there_count_with_the_length_of_the_run():
+    row = speedup_row({0: falling(0.5), 1: falling(2), 2: falling(0.4)}, {s: falling(1) for s in range(3)})
+    assert (row["n"], row["censored"], row["updates_needed"]) == (3, 2, None)
+    assert row["speedup"] == pytest.approx(2 ** (1 / 3))
+
+
+def test_a_run_that_diverged_early_does_not_pass_for_a_fast_one():
+    diverged = ([0, 100, 200], [10, 50, math.nan])
+    row = speedup_row({0: diverged, 1: ([], [])}, {0: falling(1), 1: falling(1)})
+    assert (row["n"], row["censored"], row["speedup"]) == (2, 2, None)
+
+
+def test_an_early_crossing_of_the_baseline_itself_counts_for_it():
+    noisy = (np.array([0, 100, 200, 300]), np.array([4, 1, 3, 2]))
+    row = speedup_row({0: noisy}, {0: noisy})
+    assert (row["n"], row["ends_worse"], row["speedup"], row["p"]) == (1, 0, 1, None)
+
+
+def test_a_target_that_is_reached_without_training_tells_nothing():
+    flat = (UPDATES, np.full(11, 10.0))
+    row = speedup_row({0: flat, 1: falling(2)}, {0: flat, 1: falling(1)})
+    assert (row["n"], row["speedup"]) == (1, 2)
+
+
+@pytest.mark.parametrize("broken", [([0, 100], [10, math.nan]), ([], [])])
+def test_a_baseline_without_a_final_quality_sets_no_target(broken):
+    row = speedup_row({0: falling(1), 1: falling(2)}, {0: broken, 1: falling(1)})
+    assert (row["n"], row["speedup"]) == (1, 2)
+
+
+def test_only_shared_seeds_are_paired():
+    row = speedup_row({1: falling(2), 5: falling(3)}, {0: falling(1), 1: falling(1)})
+    assert (row["n"], row["speedup"]) == (1, 2)
+    empty = speedup_row({5: falling(3)}, {0: falling(1)})
+    assert (empty["n"], empty["censored"]) == (0, 0)
+    assert {empty[key] for key in ("updates_needed", "speedup", "ci_low", "p", "p_adjusted")} == {None}
+
+
+def test_curves_of_nothing_but_their_start_are_left_out():
+    rows = speedups({"a": {"dino": {0: ([0], [9.0])}}, "b": {"dino": {0: ([0], [5.0]), 1: ([0], [1.0])}}}, "b")
+    assert [row["n"] for row in rows] == [0, 0]
+
+
+def test_intervals_of_speedups_cover_the_true_one():
+    """Straight curves, on which interpolation is exact, whose slopes vary from seed to seed."""
+    rng, reps, hits = np.random.default_rng(0), 200, 0
+    for _ in range(reps):
+        slopes = 0.5 * np.exp(0.2 * rng.normal(size=5))
+        factors = 1.5 * np.exp(0.1 * rng.normal(size=5))
+        row = speedup_row(
+            {seed: falling(slope * factor) for seed, (slope, factor) in enumerate(zip(slopes, factors, strict=True))},
+            {seed: falling(slope) for seed, slope in enumerate(slopes)},
+        )
+        hits += row["ci_low"] <= 1.5 <= row["ci_high"]
+    assert within(hits, reps, 0.95)
+
+
+@pytest.mark.parametrize(("noise", "num_seeds"), [(1e-3, 8), (0.02, 3)])
+def test_noisy_curves_of_equal_arms_are_seldom_told_apart(noise, num_seeds):
+    """Without p = 1 for bounds that say nothing, the first of these studies would find an effect in 29 of a hundred."""
+    rng, reps = np.random.default_rng(1), 150
+    rows = [row_of(speedups(noisy_curves(rng, {"a": 1.0, "b": 1.0}, num_seeds, noise), "b"), "a") for _ in range(reps)]
+    assert stats.binomtest(sum(row["p"] < 0.05 for row in rows), reps, 0.05, "greater").pvalue > 1e-3
+    assert np.mean([math.log(row["speedup"]) for row in rows if row["speedup"]]) == pytest.approx(0, abs=0.02)
+
+
+def test_an_upper_bound_above_one_says_nothing():
+    """Nine runs are twice as fast and one never gets there: it might have needed any number of updates."""
+    baseline = {seed: falling(1 + seed / 100) for seed in range(10)}
+    arm = {seed: falling(2) for seed in range(9)}
+    fast = speedup_row({**arm, 9: falling(2)}, baseline)
+    row = speedup_row({**arm, 9: falling(0.9)}, baseline)
+    assert fast["p"] < 1e-9
+    assert (row["censored"], row["p"], row["p_adjusted"]) == (1, 1, 1)
+    assert fast["ci_low"] is not None
+    assert (row["ci_low"], row["ci_high"]) == (None, None)
+    assert row["speedup"] > 1.8
+
+
+def test_an_upper_bound_below_one_is_tested_as_it_is():
+    noisy = (UPDATES, np.where(UPDATES >= 300, 1.0, 5.0))
+    arm = {seed: falling(0.9 + seed / 1000) for seed in range(5)}  # they end at 1 or a little below
+    row = speedup_row({**arm, 5: falling(0.5)}, dict.fromkeys(range(6), noisy))
+    assert (row["censored"], row["speedup"] < 0.5, row["p"] < 1e-3) == (1, True, True)
