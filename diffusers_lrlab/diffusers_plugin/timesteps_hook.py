@@ -15,7 +15,7 @@ from ..core.errors import LabError
 from ..core.spec import resolve_spec
 from ..core.streams import stream_generator
 from ..core.words import counted, times
-from ..timesteps.noise_levels import NoiseLevels, flow_levels, noise_levels
+from ..timesteps.noise_levels import NoiseLevels, flow_levels, is_flow, noise_levels, prediction_type_of
 from ..timesteps.registries import TIMESTEP_SAMPLERS
 from ..timesteps.sampling import TimestepSampler, contradiction
 from .clock import HostClock, clock_of
@@ -99,7 +99,7 @@ class TimestepHook:
     def _draw_density(self, density: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
         drawn = density(*args, **kwargs)
         frame = self.script.caller(self.script.density_draws)
-        if frame is None or not self._begun(frame, _is_flow):
+        if frame is None or not self._begun(frame, is_flow):
             return drawn
         num = self.scheduler.config.num_train_timesteps
         own = self._turned((drawn * num).long().clamp(max=num - 1))
@@ -127,9 +127,7 @@ class TimestepHook:
 
     def _begin(self, scheduler: Any) -> None:
         self.scheduler = scheduler
-        self.levels = (
-            flow_levels(scheduler, self.script.sigma_is_of_data) if _is_flow(scheduler) else noise_levels(scheduler)
-        )
+        self.levels = flow_levels(scheduler, self.script.sigma_is_of_data) if is_flow(scheduler) else noise_levels(scheduler)
         if self.name is None:
             return
         num_updates = self.clock.count_updates()
@@ -148,7 +146,7 @@ class TimestepHook:
 
     @property
     def prediction_type(self) -> str:
-        return "flow_velocity" if _is_flow(self.scheduler) else self.scheduler.config.prediction_type
+        return str(prediction_type_of(self.scheduler))
 
     def _drawn_by_sampler(self, own: torch.Tensor) -> torch.Tensor:
         """Timesteps in place of the script's `own`, which are returned as they are without a sampler or by `uniform`."""
@@ -194,10 +192,6 @@ class TimestepHook:
             return ""
         seen = f"{self.num_seen} draws of timesteps" if self.num_seen else "no draw of timesteps"
         return f"--timestep_sampler {self.name}: {seen} replaced."
-
-
-def _is_flow(scheduler: Any) -> bool:
-    return hasattr(scheduler, "sigmas") and hasattr(scheduler, "scale_noise") and not hasattr(scheduler, "alphas_cumprod")
 
 
 def _is_of_indices(scheduler: Any, num: int) -> bool:

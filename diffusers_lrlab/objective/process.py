@@ -60,6 +60,21 @@ OBJECTIVES.register(
         Parameter("prediction_type", str, "epsilon", "what the model predicts", choices=get_args(PredictionType)),
     ),
 )("diffusers_lrlab.objective.ddpm:DDPM.of")
+OBJECTIVES.register(
+    "flow_matching",
+    description="the velocity from data to noise, along straight lines",
+    source="rectified flow, arXiv 2209.03003; the shift: Stable Diffusion 3, arXiv 2403.03206, section 5.3.2",
+    parameters=(
+        Parameter("shift", float, 1.0, "above 1 more of the timesteps have much noise, below 1 fewer", "(0, 1000]"),
+        Parameter(
+            "base_resolution",
+            int,
+            None,
+            "side in pixels of images with a shift of 1; the shift becomes resolution / base_resolution",
+            "[1, 1e5]",
+        ),
+    ),
+)("diffusers_lrlab.objective.flow_matching:FlowMatching")
 
 
 def make_process(objective: str, *, is_bounded: bool, **parameters: Any) -> NoiseProcess:
