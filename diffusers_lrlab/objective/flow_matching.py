@@ -75,8 +75,8 @@ class FlowMatching(NoiseProcess):
         found = super().contradictions(saved)
         if saved.get("use_dynamic_shifting"):
             found.append(
-                "has use_dynamic_shifting=True, and this run has one shift. Give the one that it was sampled with as shift of "
-                "--objective: exp(mu) for the usual exponential form."
+                "has use_dynamic_shifting=True, and this run has one shift. Give the one that it was sampled with: shift of "
+                "--objective is exp(mu) in the usual exponential form."
             )
         return found
 
