@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
-from ..core.spec import parse_json_kwargs
+from ..core.spec import merge_spec, parse_json_kwargs
 from ..core.terminal_plot import can_encode
+from ..objective.process import OBJECTIVES, NoiseProcess, make_process
 from ..timesteps.noise_levels import PREDICTIONS
 from .output import say, say_json
 
@@ -24,7 +25,7 @@ def number(text: str) -> float:
 
 
 _TIMESTEP_OPTIONS = (
-    *("timestep_sampler", "loss_weighting", "num_train_timesteps", "prediction_type"),
+    *("timestep_sampler", "loss_weighting", "objective", "num_train_timesteps", "prediction_type"),
     *("num_training_steps", "out", "json"),
 )
 
@@ -37,6 +38,7 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
     add("--momentum_scheduler_kwargs", metavar="JSON", help="arguments of the momentum schedule")
     add("--timestep_sampler", action="append", metavar="NAME", help="instead of schedules: a density over timesteps, or all")
     add("--loss_weighting", action="append", metavar="NAME", help="instead of schedules: weights of timesteps, or all")
+    add("--objective", metavar="NAME", help="name or spec string, for these two; linear betas if not given")
     timesteps = "timesteps, for these two; 1000 if not given"
     add("--num_train_timesteps", "--ddpm_num_steps", type=int, metavar="T", help=timesteps)
     add("--prediction_type", choices=tuple(PREDICTIONS), help="what the weighted error is of; epsilon if not given")
@@ -60,7 +62,7 @@ def preview(options: argparse.Namespace) -> None:
     if options.timestep_sampler or options.loss_weighting:
         _preview_timesteps(options, out)
         return
-    for name in ("num_train_timesteps", "prediction_type"):
+    for name in ("objective", "num_train_timesteps", "prediction_type"):
         if getattr(options, name) is not None:
             raise LabError(f"--{name} has no effect without --timestep_sampler or --loss_weighting. Leave it out.")
     if not options.lr_scheduler:
@@ -103,8 +105,12 @@ def _preview_timesteps(options: argparse.Namespace, out: Path | None) -> None:
 
     names = options.timestep_sampler or [], options.loss_weighting or []
     num_timesteps = 1000 if options.num_train_timesteps is None else options.num_train_timesteps
-    prediction = options.prediction_type or "epsilon"
-    previews = preview_timesteps(*names, options.num_training_steps, num_timesteps, prediction)
+    process = None if options.objective is None else _process(options)
+    prediction = process.prediction_type if process else options.prediction_type or "epsilon"
+    levels = process.levels if process else None
+    if process:
+        num_timesteps = process.num_train_timesteps
+    previews = preview_timesteps(*names, options.num_training_steps, num_timesteps, prediction, levels)
     if out:
         plot_timestep_previews(previews, out)
     if options.json:
@@ -113,6 +119,21 @@ def _preview_timesteps(options: argparse.Namespace, out: Path | None) -> None:
         say(describe_timesteps(previews))
         if out:
             say(f"Wrote {out}.")
+
+
+def _process(options: argparse.Namespace) -> NoiseProcess:
+    """The noise process of an objective, without data."""
+    for flag, parameter in (("prediction_type", "prediction_type"), ("num_train_timesteps", "num_steps")):
+        if (value := getattr(options, flag)) is not None:
+            raise LabError(
+                f"--{flag} {value}: must be left out beside --objective {options.objective}. Hint: it is {parameter} of "
+                "objectives that have the choice, as in --objective NAME:key=value."
+            )
+    name, given = merge_spec(options.objective, None, OBJECTIVES)
+    resolved = OBJECTIVES[name].resolve({"num_steps": 1000, **given})
+    if resolved.pop("base_resolution", None) is not None:
+        raise LabError(f"--objective {options.objective}: base_resolution must be left out without data. Hint: give shift.")
+    return make_process(name, is_bounded=False, **resolved)
 
 
 def _refuse_others(options: argparse.Namespace, allowed: tuple[str, ...], where: str) -> None:

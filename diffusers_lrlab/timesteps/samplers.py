@@ -1,4 +1,9 @@
-"""Densities over timesteps that stay as they are over the run."""
+"""Densities over timesteps that stay as they are over the run.
+
+Most are over the share tau = t / T of the timesteps, whatever noise they have. Under flow matching, tau is sigma without the
+shift: with a shift s, sigma = s tau / (1 + (s - 1) tau), as in diffusers' scripts. Those with the trait "noise_level" are
+over sqrt(1 / SNR), which is sigma / (1 - sigma) there, and so the same for every objective.
+"""
 
 import math
 from dataclasses import replace
