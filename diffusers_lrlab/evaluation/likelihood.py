@@ -45,9 +45,9 @@ class _NoisePrediction:
         volume = sigma * divergence - points.shape[1] * shrinking
         return torch.cat([sigma / scale * noise - shrinking * points, volume[:, None]], dim=1)
 
-    def flow_by_ratio(self, state: torch.Tensor, place: float) -> torch.Tensor:
+    def flow_by_ratio(self, state: torch.Tensor, ratio: float) -> torch.Tensor:
         r"""[`flow`], by \(-\mathrm{arsinh}(1 / \sigma)\): like \(\log \sigma\) at low noise, and 0 at pure noise."""
-        sigma = -1 / math.sinh(place)
+        sigma = -1 / math.sinh(ratio)
         return math.hypot(1, sigma) * self.flow(state, math.log(sigma))
 
     def with_divergence(self, scaled: torch.Tensor, log_sigma: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,9 +90,10 @@ def log_likelihood(
     COUNT.check("num_steps", num_steps, "each evaluates the model four times")
     predict = _NoisePrediction(model, process)
     first, last = float(predict.log_sigmas[0]), float(predict.log_sigmas[-1])
-    slope, start, end = predict.flow, first, last
+    slope: Callable[[torch.Tensor, float], torch.Tensor] = predict.flow
+    start, end = first, last
     if process.levels.alphas_cumprod[-1] == 0:
-        slope, start, end = predict.flow_by_ratio, *(-math.asinh(math.exp(-log_sigma)) for log_sigma in (first, last))
+        slope, start, end = predict.flow_by_ratio, -math.asinh(math.exp(-first)), -math.asinh(math.exp(-last))
     step, dimension = (end - start) / num_steps, points.shape[1]
     logs = []
     for part in points.double().split(batch_size):
