@@ -32,7 +32,7 @@ def evaluate(run: Any, samples: np.ndarray | None, names: Collection[str] | None
     compared = [sizes_for(metric, num_real, len(samples))[0] for metric in chosen if metric.of == "samples"]
     real = run.kind.as_samples(evaluation.some_real(max(compared)).data[: max(compared)])
     results |= compare_samples(real, samples, "distances of samples", names, run.kind.form)
-    # What held-out data score in the place of samples is the same for all runs on these data.
+    # The score of held-out data in place of samples is the same for all runs on these data.
     items = "images" if run.kind.form == "images" else "points"
     known, key = run.data.known, ("floors", len(samples), names if names is None else frozenset(names))
     if key not in known:

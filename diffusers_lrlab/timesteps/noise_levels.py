@@ -64,7 +64,7 @@ class NoiseLevels:
 
     @cached_property
     def noise_rate(self) -> np.ndarray:
-        """What the noise is multiplied by: `sqrt(1 - alphas_cumprod)`."""
+        """The factor of the noise: `sqrt(1 - alphas_cumprod)`."""
         return np.sqrt(1 - self.alphas_cumprod)
 
     @cached_property
@@ -115,12 +115,12 @@ def noise_levels(noise_scheduler: Any = None, num_train_timesteps: int | None = 
 
 
 def is_flow(scheduler: Any) -> bool:
-    """Whether it is a scheduler of flow matching."""
+    """Whether a scheduler is one of flow matching."""
     return hasattr(scheduler, "sigmas") and hasattr(scheduler, "scale_noise") and not hasattr(scheduler, "alphas_cumprod")
 
 
 def prediction_type_of(scheduler: Any) -> str | None:
-    """What models of a scheduler predict; `None` if it does not say."""
+    """The prediction type of a scheduler; `None` if it has none."""
     return FLOW_VELOCITY if is_flow(scheduler) else getattr(getattr(scheduler, "config", None), "prediction_type", None)
 
 
@@ -146,10 +146,10 @@ def flow_levels(scheduler: Any, sigma_is_of_data: bool = False) -> NoiseLevels:
 
 
 class Prediction(NamedTuple):
-    """What a model predicts, as functions of SNR."""
+    """A prediction type, as functions of SNR."""
 
     error: Callable[[np.ndarray], np.ndarray]  # its squared error, in units of the image's error of the same prediction
-    plain: Callable[[np.ndarray], np.ndarray]  # the weights on it where nobody chose any
+    plain: Callable[[np.ndarray], np.ndarray]  # its weights without a loss weighting
 
 
 # arXiv 2202.00512, section 4. An objective adds its own.
