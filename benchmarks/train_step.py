@@ -11,6 +11,7 @@ Upstream's script needs torchvision and tensorboard. If torchvision lies in a fo
 still does, as only its Python transforms are used.
 (c) with --precisions: an update in float32 and under autocast to bfloat16, taking turns, for the UNet of digits on a CPU.
 `ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2` before the command makes a CPU do without its instructions for bfloat16.
+(d) with --objectives: an update of `Trainer` with flow matching over one with ddpm, taking turns.
 """
 
 import json
@@ -139,6 +140,37 @@ def print_precisions(rounds):
         print(f"| {batch} | {medians} | {spread} |", flush=True)
 
 
+# --- (d) objectives --------------------------------------------------------------------------------------------------
+
+
+def compare_objectives(rounds, arguments, warm_up=10):
+    """Milliseconds of an update in each round, by objective."""
+    with tempfile.TemporaryDirectory() as folder:
+        loops = {}
+        for name in ("ddpm", "flow_matching"):
+            common = [f"--max_train_steps={rounds + 30}", "--num_validation_images=0", "--frechet_samples=0"]
+            loops[name] = make_trainer(Path(folder) / name, [*arguments, *common, f"--objective={name}"]).updates()
+        times = {name: [] for name in loops}
+        for turn in range(rounds + warm_up):
+            for name in times if turn % 2 else reversed(times):
+                start = time.perf_counter()
+                next(loops[name])
+                if turn >= warm_up:
+                    times[name].append(1e3 * (time.perf_counter() - start))
+    return times
+
+
+def print_objectives(rounds, warm_up):
+    print("\n(d) an update, median ms\n")
+    print("| data, batch | ddpm | flow_matching | flow_matching over ddpm: median (quartiles) |\n|---|---|---|---|")
+    for data, batch in (("digits", 64), ("digits", 16), ("moons", 256)):
+        times = compare_objectives(rounds, [f"--dataset_name={data}", f"--train_batch_size={batch}"], warm_up)
+        ratios = [flow / ddpm for flow, ddpm in zip(times["flow_matching"], times["ddpm"], strict=True)]
+        low, _, high = statistics.quantiles(ratios, n=4)
+        medians = " | ".join(f"{statistics.median(each):.2f}" for each in times.values())
+        print(f"| {data}, {batch} | {medians} | {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f}) |", flush=True)
+
+
 # --- (b) the two scripts ---------------------------------------------------------------------------------------------
 
 
@@ -217,11 +249,12 @@ def main():
         "--rounds", type=int, default=200, help="updates of each loop that are timed in (a); 0 leaves it out"
     )
     parser.add_argument("--precisions", type=int, default=0, help="rounds of (c); 0 leaves it out")
+    parser.add_argument("--objectives", type=int, default=0, help="rounds of (d); 0 leaves it out")
     parser.add_argument("--turns", type=int, default=4, help="times each script is run in (b)")
     parser.add_argument("--epochs", type=int, default=2, help="epochs of 32 updates in (b), 2 at least")
     parser.add_argument("--inference_steps", type=int, default=10, help="denoising steps of the samples in (b)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    options = parse(parser, rounds=1, threads=1, precisions=1)
+    options = parse(parser, rounds=1, threads=1, precisions=1, objectives=2)
     torch.set_num_threads(options.threads)
     print(machine())
     # First as glibc does it, then as `train` does it on a CPU: what is measured last may change the process for good.
@@ -236,6 +269,8 @@ def main():
             print(f"| digits, {batch}, {memory} | {times['bare']:.2f} | {times['ours']:.2f} | {ratio:.3f} |", flush=True)
     if options.precisions:
         print_precisions(options.precisions)
+    if options.objectives:
+        print_objectives(options.objectives, warm_up=1 if options.tiny else 10)
     if options.upstream:
         print("\n(b) the same images, model, batch and updates")
         results = compare_scripts(

@@ -11,12 +11,14 @@ import re
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import diffusers_lrlab
 from diffusers_lrlab import launch, list_schedulers
 from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.cli.main import COMMANDS, _parser
-from diffusers_lrlab.core.registry import markdown_table
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.registry import Entry, Registry, markdown_table
 from diffusers_lrlab.data.image_sets import IMAGE_DATASETS
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
 from diffusers_lrlab.diffusers_plugin.hook_options import options_table as options_of_hooks
@@ -24,11 +26,13 @@ from diffusers_lrlab.evaluation.metrics import metrics_table
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.models.registry import DENOISERS
 from diffusers_lrlab.objective.noise import NOISES
-from diffusers_lrlab.objective.process import OBJECTIVES
+from diffusers_lrlab.objective.process import OBJECTIVES, NoiseProcess, make_process
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.study.spec.presets_table import presets_table
+from diffusers_lrlab.timesteps.loss_weights import LossWeighting
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
+from diffusers_lrlab.timesteps.sampling import TimestepSampler, contradiction
 from diffusers_lrlab.training.arguments import make_parser
 from diffusers_lrlab.training.divergence_rules import ON_DIVERGENCE
 
@@ -59,6 +63,69 @@ def traits_table() -> str:
     return markdown_table(("registered as", "trait", "meaning"), rows)
 
 
+def by_objective_table() -> str:
+    """What each sampler, weighting and rate acts on, and whether each objective takes it: as the code itself answers."""
+    processes = {
+        name: make_process(name, is_bounded=True, **{**_defaults(OBJECTIVES, name), "num_steps": 1000})
+        for name in OBJECTIVES
+    }
+    rows = []
+    for registry, acts_on, make in (
+        (TIMESTEP_SAMPLERS, _sampler_acts_on, _answer_of_sampler),
+        (LOSS_WEIGHTINGS, _weighting_acts_on, _answer_of_weighting),
+        (TIMESTEP_LRS, lambda entry: "the share of the timesteps", lambda name, process: "yes"),
+        (NOISES, lambda entry: "the noise that is added", lambda name, process: "yes"),
+    ):
+        for name, entry in registry.items():
+            rows.append((registry.noun, f"`{name}`", acts_on(entry), *(make(name, each) for each in processes.values())))
+    return markdown_table(("registered as", "name", "acts on", *(f"`{name}`" for name in processes)), rows)
+
+
+def _defaults(registry: Registry, name: str) -> dict[str, Any]:
+    return {key: value for key, value in registry[name].resolve({}).items() if key != "base_resolution"}
+
+
+def _sampler_acts_on(entry: Entry) -> str:
+    if "feedback" in entry.traits:
+        return "the losses of each timestep"
+    return "the noise level" if "noise_level" in entry.traits else "the share of the timesteps"
+
+
+def _weighting_acts_on(entry: Entry) -> str:
+    if "feedback" in entry.traits:
+        return "the losses at each noise level"
+    if "plain" in entry.traits:
+        return "the error of what is predicted"
+    of = "image" if "image" in entry.traits else "velocity" if "velocity" in entry.traits else "noise"
+    return f"the error of the {of}"
+
+
+def _answer_of_sampler(name: str, process: NoiseProcess) -> str:
+    try:
+        TimestepSampler(name, _defaults(TIMESTEP_SAMPLERS, name), process.levels, 1000)
+    except LabError as error:
+        return f"refused: {error}"
+    return "with a warning" if contradiction(name, process.prediction_type) else "yes"
+
+
+def _answer_of_weighting(name: str, process: NoiseProcess) -> str:
+    try:
+        LossWeighting(name, _defaults(LOSS_WEIGHTINGS, name), process.levels, process.prediction_type)
+    except LabError as error:
+        return f"refused: {error}"
+    return "yes"
+
+
+def equal_noise_table() -> str:
+    """The flow's sigma at the noise of shares of ddpm's timesteps, under its two usual noise schedules."""
+    shares, rows = (0.1, 0.3, 0.5, 0.7, 0.9), []
+    for schedule in ("linear", "squaredcos_cap_v2"):
+        of_ddpm = {**_defaults(OBJECTIVES, "ddpm"), "num_steps": 1000, "beta_schedule": schedule}
+        sigmas = make_process("ddpm", is_bounded=True, **of_ddpm).levels.flow_sigma
+        rows.append((f"`{schedule}`", *(f"{sigmas[round(1000 * share)]:.3f}" for share in shares)))
+    return markdown_table(("share of ddpm's timesteps", *(f"{share:g}" for share in shares)), rows)
+
+
 TABLES = {
     "main-job": lambda: readme_command(0),
     "test-command": lambda: readme_command(1),
@@ -75,6 +142,8 @@ TABLES = {
     "weightings-common": LOSS_WEIGHTINGS.common_table,
     "timestep_lrs": TIMESTEP_LRS.table,
     "timestep_lrs-common": TIMESTEP_LRS.common_table,
+    "by-objective": by_objective_table,
+    "equal-noise": equal_noise_table,
     "objectives": OBJECTIVES.table,
     "objectives-common": OBJECTIVES.common_table,
     "noises": NOISES.table,

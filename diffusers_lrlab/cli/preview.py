@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
-from ..core.spec import parse_json_kwargs
+from ..core.spec import merge_spec, parse_json_kwargs
 from ..core.terminal_plot import can_encode
+from ..objective.process import OBJECTIVES, NoiseProcess, make_process
 from ..timesteps.noise_levels import PREDICTIONS
 from .output import say, say_json
 
@@ -24,7 +25,7 @@ def number(text: str) -> float:
     return int(value) if value.is_integer() else value
 
 
-_OF_TIMESTEPS = ("timestep_sampler", "loss_weighting", "num_train_timesteps", "prediction_type")
+_OF_TIMESTEPS = ("timestep_sampler", "loss_weighting", "objective", "num_train_timesteps", "prediction_type")
 _SHARED = ("num_training_steps", "out", "json")
 
 
@@ -45,6 +46,7 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("timesteps, instead of schedules").add_argument
     add("--timestep_sampler", action="append", metavar="NAME", help="Density of timesteps, or all; repeat it for several.")
     add("--loss_weighting", action="append", metavar="NAME", help="Weights of losses, or all; repeat it for several.")
+    add("--objective", metavar="NAME", help="Objective, by name or spec string (default: linear betas of DDPM).")
     timesteps = "Number of timesteps (default: 1000)."
     add("--num_train_timesteps", "--ddpm_num_steps", type=int, metavar="T", help=timesteps)
     prediction = "Prediction that --loss_weighting is for (default: epsilon)."
@@ -102,13 +104,33 @@ def _preview_timesteps(options: argparse.Namespace, out: Path | None) -> None:
 
     names = options.timestep_sampler or [], options.loss_weighting or []
     num_timesteps = 1000 if options.num_train_timesteps is None else options.num_train_timesteps
-    previews = preview_timesteps(*names, options.num_training_steps, num_timesteps, options.prediction_type or "epsilon")
+    process = None if options.objective is None else _process(options)
+    prediction = process.prediction_type if process else options.prediction_type or "epsilon"
+    levels = process.levels if process else None
+    if process:
+        num_timesteps = process.num_train_timesteps
+    previews = preview_timesteps(*names, options.num_training_steps, num_timesteps, prediction, levels)
     if out:
         plot_timestep_previews(previews, out)
     if options.json:
         say(as_json(previews))
     else:
         _say_with(out, describe_timesteps(previews))
+
+
+def _process(options: argparse.Namespace) -> NoiseProcess:
+    """The noise process of an objective, without data."""
+    for flag, parameter in (("prediction_type", "prediction_type"), ("num_train_timesteps", "num_steps")):
+        if (value := getattr(options, flag)) is not None:
+            raise LabError(
+                f"--{flag} {value}: must be left out beside --objective {options.objective}. Hint: it is {parameter} of "
+                "objectives that have the choice, as in --objective NAME:key=value."
+            )
+    name, given = merge_spec(options.objective, None, OBJECTIVES)
+    resolved = OBJECTIVES[name].resolve({"num_steps": 1000, **given})
+    if resolved.pop("base_resolution", None) is not None:
+        raise LabError(f"--objective {options.objective}: base_resolution must be left out without data. Hint: give shift.")
+    return make_process(name, is_bounded=False, **resolved)
 
 
 def _gallery(options: argparse.Namespace, out: Path | None) -> None:

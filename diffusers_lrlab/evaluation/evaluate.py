@@ -39,7 +39,7 @@ def evaluate(
     compared = [sizes_for(metric, num_real, len(samples))[0] for metric in chosen if metric.of == "samples"]
     real = as_samples(evaluation.some_real(max(compared)).data[: max(compared)])
     results |= compare_samples(real, samples, "distances of samples", names, run.kind.form)
-    # What held-out data score in the place of samples is the same for all runs on these data.
+    # The score of held-out data in place of samples is the same for all runs on these data.
     items = "images" if run.kind.form == "images" else "points"
     known, key = run.data.known, ("floors", len(samples), names if names is None else frozenset(names))
     if key not in known:

@@ -45,6 +45,11 @@ class _NoisePrediction:
         volume = sigma * divergence - points.shape[1] * shrinking
         return torch.cat([sigma / scale * noise - shrinking * points, volume[:, None]], dim=1)
 
+    def flow_by_ratio(self, state: torch.Tensor, ratio: float) -> torch.Tensor:
+        r"""[`flow`], by \(-\mathrm{arsinh}(1 / \sigma)\): like \(\log \sigma\) at low noise, and 0 at pure noise."""
+        sigma = -1 / math.sinh(ratio)
+        return math.hypot(1, sigma) * self.flow(state, math.log(sigma))
+
     def with_divergence(self, scaled: torch.Tensor, log_sigma: float) -> tuple[torch.Tensor, torch.Tensor]:
         """The prediction `(batch, dimension)`, and the sum of its derivatives by its own coordinates `(batch,)`."""
         with torch.enable_grad():
@@ -68,9 +73,12 @@ def log_likelihood(
     \(d\bar x / d\sigma = \epsilon(\bar x, \sigma)\) (DDIM, arXiv 2010.02502, eq. 14), along which \(\log p\) changes by
     \(-\mathrm{div}\,\epsilon\,d\sigma\) (arXiv 2011.13456, eq. 39). It is integrated for
     \(\bar x / \sqrt{1 + \sigma^2}\), from the noise level of the first timestep to that of the last in even steps of
-    \(\log \sigma\), by the classical Runge-Kutta method; the timestep is interpolated linearly. At the last timestep this
-    variable has the standard normal density of the noise that sampling starts from. So this is the density of what DDIM
-    makes with many steps, with the noise of the first timestep still on it; ancestral sampling has another one.
+    \(\log \sigma\), by the classical Runge-Kutta method; the timestep is interpolated linearly. A process that ends in pure
+    noise, such as flow matching, has even steps of \(-\mathrm{arsinh}(1 / \sigma)\) instead, which end at 0.
+
+    At the last timestep this variable has the standard normal density of the noise that sampling starts from. So this is
+    the density of what the deterministic sampler (DDIM, or Euler's method of flow matching) makes with many steps, with the
+    noise of the first timestep still on it; ancestral sampling has another one.
 
     The model is in evaluation mode, and `points` `(num_points, dimension)` are on its device. The results are natural
     logarithms, float64 `(num_points,)`.
@@ -82,13 +90,17 @@ def log_likelihood(
     COUNT.check("num_steps", num_steps, "each evaluates the model four times")
     predict = _NoisePrediction(model, process)
     first, last = float(predict.log_sigmas[0]), float(predict.log_sigmas[-1])
-    step, dimension = (last - first) / num_steps, points.shape[1]
+    slope: Callable[[torch.Tensor, float], torch.Tensor] = predict.flow
+    start, end = first, last
+    if process.levels.alphas_cumprod[-1] == 0:
+        slope, start, end = predict.flow_by_ratio, -math.asinh(math.exp(-first)), -math.asinh(math.exp(-last))
+    step, dimension = (end - start) / num_steps, points.shape[1]
     logs = []
     for part in points.double().split(batch_size):
         # The last column: how much the logarithm of the volume has changed.
         state = torch.cat([part / _scale(first), part.new_zeros(len(part), 1)], dim=1)
         for number in range(num_steps):
-            state = _runge_kutta_step(predict.flow, state, first + number * step, step)
+            state = _runge_kutta_step(slope, state, start + number * step, step)
         log_prior = -(state[:, :-1] ** 2).sum(dim=1) / 2 - dimension / 2 * math.log(2 * math.pi)
         logs.append(log_prior + state[:, -1] - dimension * math.log(_scale(first)))
     return torch.cat(logs)

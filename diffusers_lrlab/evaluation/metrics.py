@@ -26,7 +26,7 @@ MOST_REAL = 100_000  # samples of a stream, or of data that are not in memory, t
 
 
 class Evaluation:
-    """What metrics are computed from: a trained [`RunState`], and samples of its averaged weights if any were drawn."""
+    """Input of metrics: a trained [`RunState`], and samples of its averaged weights if any were drawn."""
 
     def __init__(self, run: Any, samples: np.ndarray | None):
         self.run = run

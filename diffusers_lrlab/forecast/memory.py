@@ -110,7 +110,8 @@ def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
 
     config, accumulation = plan.config, min(2, plan.layout.accumulation)
     shape = (plan.layout.micro_batch, *plan.item_shape)
-    with FakeTensorMode(), torch.device(device), warnings.catch_warnings():
+    process = objective_spec(config).make_process()  # whose scheduler may read its own tables
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = plan.model_class(**plan.model_config).train()
         if config.gradient_checkpointing:
@@ -123,7 +124,6 @@ def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
         for module in model.modules() if device == "cpu" else ():
             if isinstance(module, torch.nn.Conv2d):
                 module.register_forward_hook(lambda _, given, made: sizes.append(4 * (given[0].numel() + made.numel())))
-        process = objective_spec(config).make_process()
         images, noise = torch.zeros(shape), torch.zeros(shape)
         if config.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)

@@ -1,1 +1,1 @@
-"""What an update learns: the noise process, the target, the loss and the noise. The only room that knows DDPM."""
+"""Noise process, target, loss and noise. No other package knows which objectives there are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -75,6 +76,12 @@ class DDPM(NoiseProcess):
         config = self.scheduler.config
         noise_schedule = f"{counted(config.num_train_timesteps, 'timestep')}, {config.beta_schedule}"
         return [("Noise schedule", noise_schedule), ("Prediction type", self.prediction_type)]
+
+    def contradictions(self, saved: Mapping[str, Any]) -> list[str]:
+        name = str(saved.get("_class_name"))
+        if name.startswith("FlowMatch"):
+            return [f"is a {name}, of flow matching. Choose that by --objective flow_matching, or another model."]
+        return super().contradictions(saved)
 
     def prediction_losses(
         self, prediction: torch.Tensor, data: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor

@@ -1,4 +1,4 @@
-"""The noise that is added to the data: its kind, and which image gets which draw.
+"""The noise that is added to the data, and its assignment to images.
 
 Validation and sampling always have plain Gaussian noise.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _check_noise(value: Any, noise: torch.Tensor, *_: Any) -> Any:
-    """Noise like that which was given; nothing is read off the device."""
+    """Checks that noise has the type, shape and dtype of the noise given. Reads nothing off the device."""
     if type(value) is not type(noise) or value.shape != noise.shape or value.dtype != noise.dtype:
         raise unusable(f"a tensor of {noise.dtype} of shape {tuple(noise.shape)}", value)
     return value

@@ -1,6 +1,6 @@
-"""What each update learns from: timesteps, weights of the losses, noise.
+"""Timesteps, weights of the losses and noise of each update.
 
-Pure functions of seed and clock, but for samplers and weightings that follow the losses.
+They are pure functions of seed and clock, except for samplers and weightings that follow the losses.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .process import NoiseProcess, make_process
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveSpec:
     """
-    What a run learns from: names in `TIMESTEP_SAMPLERS`, `LOSS_WEIGHTINGS` and `NOISES` with all their arguments, the name
-    in `OBJECTIVES` with all its parameters, and whether the data lie in [-1, 1].
+    Sampler, weighting, noise and noise process of a run: names in `TIMESTEP_SAMPLERS`, `LOSS_WEIGHTINGS`, `NOISES` and
+    `OBJECTIVES` with all their parameters, and whether the data lie in [-1, 1].
     """
 
     seed: int
@@ -82,12 +82,12 @@ class Objective:
         device: torch.device,
         gather: Callable[[torch.Tensor], torch.Tensor],
     ) -> Objective:
-        """What `spec` names, for a run of `num_updates`; `process` is that of `spec`."""
+        """The objective of a spec and its noise process, for a run of `num_updates`."""
         sampler, weighting = spec.make_sampler(process, num_updates, device), spec.make_weighting(process, device)
         factors = None if spec.timestep_lr is None else spec.timestep_lr.weights(process.num_train_timesteps)
         table = None
         if not weighting.follows_losses:
-            # What the process weighs by is in the losses already; where that is 0, so are they.
+            # The losses include the built-in weights already; where a weight is 0, so is the loss.
             built_in = torch.from_numpy(process.built_in_weights)
             table = torch.where(built_in > 0, weighting.table.cpu() / built_in, 1)
             table = None if (table == 1).all() else table.float().to(device)
@@ -175,7 +175,7 @@ class Objective:
         self.weighting.observe(timesteps, losses)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """What followed the losses; empty if nothing does."""
+        """The state of sampler and weighting; empty if neither follows the losses."""
         sampler = {f"sampler.{key}": value for key, value in self.sampler.state_dict().items()}
         return sampler | {f"weighting.{key}": value for key, value in self.weighting.state_dict().items()}
 

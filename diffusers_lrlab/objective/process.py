@@ -1,8 +1,8 @@
 """
-The noise process: how data become noise, and what a model learns of it.
+The noise process: how data become noise, and the target of the model.
 
-Everything outside this room speaks of a timestep's noise level (alpha, sigma, SNR) and asks the process for the rest. An
-objective is a class of its own file and a row here.
+Code outside this package uses the noise level of a timestep (alpha, sigma, SNR) and asks the process for the rest. An
+objective is a class in its own file and a row here.
 """
 
 from __future__ import annotations
@@ -60,6 +60,21 @@ OBJECTIVES.register(
         Parameter("prediction_type", str, "epsilon", "what the model predicts", choices=get_args(PredictionType)),
     ),
 )("diffusers_lrlab.objective.ddpm:DDPM.of")
+OBJECTIVES.register(
+    "flow_matching",
+    description="the velocity from data to noise, along straight lines",
+    source="rectified flow, arXiv 2209.03003; the shift: Stable Diffusion 3, arXiv 2403.03206, section 5.3.2",
+    parameters=(
+        Parameter("shift", float, 1.0, "above 1 more of the timesteps have much noise, below 1 fewer", "(0, 1000]"),
+        Parameter(
+            "base_resolution",
+            int,
+            None,
+            "side in pixels of images with a shift of 1; the shift becomes resolution / base_resolution",
+            "[1, 1e5]",
+        ),
+    ),
+)("diffusers_lrlab.objective.flow_matching:FlowMatching")
 
 
 def make_process(objective: str, *, is_bounded: bool, **parameters: Any) -> NoiseProcess:
@@ -107,7 +122,7 @@ def _called(model: Any) -> str:
 
 
 def _where(model: Any) -> str:
-    """The place of a third-party model's code, as a sentence."""
+    """The file and line of a third-party model, as a sentence."""
     model = _bare(model)
     return where(type(model).forward) if titled(model) else ""
 
@@ -130,11 +145,11 @@ class NoiseProcess(ABC):
     @property
     @abstractmethod
     def built_in_weights(self) -> np.ndarray:
-        """What [`prediction_losses`] multiplies the squared error at each timestep by: float64 of shape `(T,)`."""
+        """Weights that [`prediction_losses`] has on the squared error of each timestep: float64 of shape `(T,)`."""
 
     @abstractmethod
     def add_noise(self, data: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
-        """What the model sees: data and standard normal noise of one shape, timesteps int64 of shape `(batch,)`."""
+        """The input of the model, from data and standard normal noise of one shape, and timesteps int64 `(batch,)`."""
 
     @abstractmethod
     def model_time(self, timesteps: torch.Tensor) -> torch.Tensor:
@@ -154,7 +169,7 @@ class NoiseProcess(ABC):
 
     @abstractmethod
     def describe(self) -> list[tuple[str, str]]:
-        """What plan and card say of it: labels and values."""
+        """Labels and values for plan and card."""
 
     def contradictions(self, saved: Mapping[str, Any]) -> list[str]:
         """Differences to the scheduler configuration `saved` beside a model, each with a remedy; empty if there are none."""
@@ -201,7 +216,7 @@ class NoiseProcess(ABC):
 
     @abstractmethod
     def model_input(self, scaled: torch.Tensor, sigma: float) -> torch.Tensor:
-        """What the model sees of `scaled`."""
+        """The input of the model that corresponds to `scaled`."""
 
     @abstractmethod
     def predicted_noise(self, prediction: torch.Tensor, scaled: torch.Tensor, sigma: float) -> torch.Tensor:

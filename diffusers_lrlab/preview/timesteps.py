@@ -14,7 +14,7 @@ from ..core.plotting import BLUE, GREY, ORANGE, new_figure, save_figure
 from ..core.registry import Registry
 from ..core.signatures import checked
 from ..core.spec import format_spec, merge_spec
-from ..timesteps.noise_levels import noise_levels
+from ..timesteps.noise_levels import NoiseLevels, noise_levels
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 
 _MOMENTS = ((0.0, "start", GREY), (0.5, "middle", BLUE), (1.0, "end", ORANGE))
@@ -31,17 +31,22 @@ class TimestepPreview:
 
 @checked
 def preview_timesteps(
-    samplers: list[str], weightings: list[str], num_updates: int | None, num_train_timesteps: int, prediction_type: str
+    samplers: list[str],
+    weightings: list[str],
+    num_updates: int | None,
+    num_train_timesteps: int,
+    prediction_type: str,
+    levels: NoiseLevels | None = None,
 ) -> list[TimestepPreview]:
     """
-    Previews of samplers and weightings (spec strings) under the linear noise schedule of `DDPMScheduler()`.
+    Previews of samplers and weightings (spec strings) under `levels`, or the linear noise schedule of `DDPMScheduler()`.
 
     `"all"` stands for those that do not follow the losses. Curricula need `num_updates`.
     """
     from ..timesteps.loss_weights import LossWeighting
     from ..timesteps.sampling import TimestepSampler
 
-    levels, previews = noise_levels(None, num_train_timesteps), []
+    levels, previews = levels or noise_levels(None, num_train_timesteps), []
     for name, kwargs, label in _expanded(samplers, TIMESTEP_SAMPLERS):
         sampler = TimestepSampler(name, kwargs, levels, num_updates)
         updates = sorted({round(share * (num_updates or 0)) for share, _, _ in _MOMENTS})

@@ -1,4 +1,4 @@
-"""What follows the losses: a sampler, a weighting, and how any sampler and weighting asks whether it is one of these.
+"""A sampler and a weighting that follow the losses, and the interface to them of all samplers and weightings.
 
 Their state stays on the device and is never read back. It is a function of the losses of the whole global batch, so that it
 is the same on every process.

@@ -1,4 +1,8 @@
-"""Densities over timesteps that move with the clock, or with the losses."""
+"""Densities over timesteps that move with the clock, or with the losses.
+
+They are over shares of the timesteps, and were published for linear betas; a share has another noise under flow matching,
+where each docstring says what moves by the noise itself.
+"""
 
 from typing import Any
 
@@ -44,7 +48,8 @@ _RAMP = (
 def _mixture(share: Any, levels: NoiseLevels, mu: float, sigma: float, noise_rate_exponent: float | None) -> np.ndarray:
     """`(1 - share) U + share G`, or in place of `T G` the power of the noise rate as it is.
 
-    `share` is a number, or an array of shape `(num_updates,)`.
+    `share` is a number, or an array of shape `(num_updates,)`. Under flow matching, the noise rate is that of the
+    variance-preserving state of the same SNR: `sigma / sqrt(sigma^2 + (1 - sigma)^2)`.
     """
     share = np.asarray(share, np.float64)[..., None]
     if noise_rate_exponent is not None:

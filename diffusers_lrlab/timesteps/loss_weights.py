@@ -6,17 +6,32 @@ import numpy as np
 import torch
 
 from ..core.errors import LabError, must_be
+from ..core.registry import Entry
 from ..core.signatures import checked
 from ..core.spec import resolve_spec
 from ..core.words import counted
 from .adaptive import LossFeedback, check_indices, state_of
-from .noise_levels import NoiseLevels, convert_weights, find_prediction, noise_levels
+from .noise_levels import (
+    FLOW_VELOCITY,
+    NoiseLevels,
+    convert_weights,
+    find_prediction,
+    noise_levels,
+    prediction_type_of,
+)
 from .registries import LOSS_WEIGHTINGS
+
+_WEIGHED = {"image": "sample", "velocity": FLOW_VELOCITY}  # by trait
 
 
 def list_loss_weightings() -> list[str]:
     """The names `get_loss_weighting` and `--loss_weighting` take."""
     return [*LOSS_WEIGHTINGS, *LOSS_WEIGHTINGS.aliases]
+
+
+def _weighed_error(entry: Entry) -> str:
+    """The prediction whose squared error a weighting was published for."""
+    return next((of for trait, of in _WEIGHED.items() if trait in entry.traits), "epsilon")
 
 
 class LossWeighting(LossFeedback):
@@ -44,13 +59,18 @@ class LossWeighting(LossFeedback):
         if "plain" in entry.traits:
             weights = weights * prediction.plain(levels.snr)
         else:
-            weights = convert_weights(weights, levels.snr, prediction_type, of_images="image" in entry.traits)
+            with np.errstate(invalid="ignore"):  # reported below
+                weights = convert_weights(weights, levels.snr, prediction_type, _weighed_error(entry))
         table = self._finish(torch.from_numpy(np.ascontiguousarray(weights)))
         if not table.isfinite().all():
             timestep = int(table.isfinite().logical_not().nonzero()[0])
+            snr = levels.snr[timestep]
+            remedy = (
+                "Limit it by max_weight." if table[timestep] > 0 else "It has no meaning there: choose another weighting."
+            )
             raise LabError(
-                f"{entry.title} gives timestep {timestep} a weight of {table[timestep]:g}. Limit it by max_weight."
-                f"{entry.where}"
+                f"{entry.title} gives timestep {timestep}, whose SNR is {snr:.3g}, a weight of {table[timestep]:g} on the "
+                f"error of {prediction_type}. {remedy}{entry.where}"
             )
         self._table = table.to(device)
 
@@ -88,8 +108,10 @@ def get_loss_weighting(
 
     Args:
         name (`str`): A name of [`list_loss_weightings`] or a spec string such as `"min_snr:gamma=1"`.
-        noise_scheduler: A diffusers scheduler with `alphas_cumprod`.
-        prediction_type (`str`, *optional*): `"epsilon"`, `"sample"` or `"v_prediction"`; the scheduler's if not given.
+        noise_scheduler: A diffusers scheduler with `alphas_cumprod`, or of flow matching. Timesteps count from the least
+            noise: of flow matching, they are `T - 1 - index` in its table.
+        prediction_type (`str`, *optional*): `"epsilon"`, `"sample"`, `"v_prediction"` or `"flow_velocity"`; the scheduler's
+            if not given.
         device (*optional*): Where the weights are looked up.
         **kwargs: The weighting's own parameters, as `lrlab list weightings --markdown` shows them.
     """
@@ -99,5 +121,5 @@ def get_loss_weighting(
         raise must_be("noise_scheduler", None, wanted, "such as DDPMScheduler()", of="get_loss_weighting()")
     levels = noise_levels(noise_scheduler)
     if prediction_type is None:
-        prediction_type = str(getattr(getattr(noise_scheduler, "config", None), "prediction_type", "epsilon"))
+        prediction_type = str(prediction_type_of(noise_scheduler) or "epsilon")
     return LossWeighting(name, resolved, levels, prediction_type, device)

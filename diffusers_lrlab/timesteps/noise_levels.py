@@ -16,6 +16,8 @@ from ..core.errors import LabError
 from ..core.ranges import Range
 
 _TIMESTEPS = Range("[1, 1e7]", whole=True)
+FLOW_VELOCITY = "flow_velocity"
+"""The prediction type of flow matching, whose schedulers of diffusers name none."""
 _NEAREST = 1e-12  # the distance from 0 or 1 of a share of the variance whose SNR has a finite logarithm
 
 
@@ -62,8 +64,13 @@ class NoiseLevels:
 
     @cached_property
     def noise_rate(self) -> np.ndarray:
-        """What the noise is multiplied by: `sqrt(1 - alphas_cumprod)`."""
+        """The factor of the noise: `sqrt(1 - alphas_cumprod)`."""
         return np.sqrt(1 - self.alphas_cumprod)
+
+    @cached_property
+    def flow_sigma(self) -> np.ndarray:
+        """The fraction of noise in `(1 - sigma) * data + sigma * noise` of the same SNR: `1 / (1 + sqrt(SNR))`."""
+        return 1 / (1 + np.sqrt(self.snr))
 
     @cached_property
     def log_sigma_borders(self) -> np.ndarray:
@@ -78,7 +85,7 @@ class NoiseLevels:
 
 def noise_levels(noise_scheduler: Any = None, num_train_timesteps: int | None = None) -> NoiseLevels:
     """
-    The noise of each timestep of a diffusers scheduler with `alphas_cumprod`.
+    The noise of each timestep of a diffusers scheduler with `alphas_cumprod`, or of flow matching.
 
     Without a scheduler, that of `DDPMScheduler()` (linear betas) with `num_train_timesteps`, which else must agree with it.
     """
@@ -89,35 +96,60 @@ def noise_levels(noise_scheduler: Any = None, num_train_timesteps: int | None = 
         betas = np.linspace(1e-4, 0.02, num_train_timesteps, dtype=np.float64)
         return NoiseLevels(np.cumprod(1 - betas))
     alphas = getattr(noise_scheduler, "alphas_cumprod", None)
-    if alphas is None:
+    if is_flow(noise_scheduler):
+        levels = flow_levels(noise_scheduler)
+    elif alphas is not None:
+        levels = NoiseLevels(np.asarray(alphas.cpu() if hasattr(alphas, "cpu") else alphas, dtype=np.float64))
+    else:
         raise LabError(
             f"{type(noise_scheduler).__name__} has no alphas_cumprod, from which the noise of a timestep follows. Give a "
-            "scheduler of the DDPM family (DDPMScheduler, DDIMScheduler, ...), or num_train_timesteps alone."
+            "scheduler of the DDPM family (DDPMScheduler, DDIMScheduler, ...) or FlowMatchEulerDiscreteScheduler, or "
+            "num_train_timesteps alone."
         )
-    if num_train_timesteps not in (None, len(alphas)):
+    if num_train_timesteps not in (None, levels.num_train_timesteps):
         raise LabError(
-            f"num_train_timesteps={num_train_timesteps} is not what the noise scheduler has, {len(alphas)}. Drop one."
+            f"num_train_timesteps={num_train_timesteps} is not what the noise scheduler has, {levels.num_train_timesteps}. "
+            "Drop one."
         )
-    return NoiseLevels(np.asarray(alphas.cpu() if hasattr(alphas, "cpu") else alphas, dtype=np.float64))
+    return levels
+
+
+def is_flow(scheduler: Any) -> bool:
+    """Whether a scheduler is one of flow matching."""
+    return hasattr(scheduler, "sigmas") and hasattr(scheduler, "scale_noise") and not hasattr(scheduler, "alphas_cumprod")
+
+
+def prediction_type_of(scheduler: Any) -> str | None:
+    """The prediction type of a scheduler; `None` if it has none."""
+    return FLOW_VELOCITY if is_flow(scheduler) else getattr(getattr(scheduler, "config", None), "prediction_type", None)
+
+
+def flow_sigmas(scheduler: Any, sigma_is_of_data: bool = False) -> np.ndarray:
+    """
+    The fraction of noise at each timestep of a flow-matching scheduler, float64 of shape `(T,)`.
+
+    Its table begins with the most noise, and timesteps count from the least: timestep t is entry T - 1 - t of the table.
+    """
+    sigmas = np.asarray(scheduler.sigmas[: scheduler.config.num_train_timesteps].cpu(), np.float64)
+    return 1 - sigmas if sigma_is_of_data else sigmas[::-1].copy()
 
 
 def flow_levels(scheduler: Any, sigma_is_of_data: bool = False) -> NoiseLevels:
     """
     The noise levels of a flow-matching scheduler, which mixes `(1 - sigma) * data + sigma * noise`.
 
-    Timesteps are indices into its table, counted from the least noise. Divided by `sqrt((1 - sigma)^2 + sigma^2)`, such a
-    mixture is the state of a variance-preserving process of the same SNR, whose share of the data is returned.
+    Divided by `sqrt((1 - sigma)^2 + sigma^2)`, such a mixture is the state of a variance-preserving process of the same SNR,
+    whose share of the data is returned.
     """
-    sigmas = np.asarray(scheduler.sigmas[: scheduler.config.num_train_timesteps].cpu(), np.float64)
-    sigmas = 1 - sigmas if sigma_is_of_data else sigmas[::-1]
+    sigmas = flow_sigmas(scheduler, sigma_is_of_data)
     return NoiseLevels((1 - sigmas) ** 2 / ((1 - sigmas) ** 2 + sigmas**2))
 
 
 class Prediction(NamedTuple):
-    """What a model predicts, as functions of SNR."""
+    """A prediction type, as functions of SNR."""
 
     error: Callable[[np.ndarray], np.ndarray]  # its squared error, in units of the image's error of the same prediction
-    plain: Callable[[np.ndarray], np.ndarray]  # the weights on it where nobody chose any
+    plain: Callable[[np.ndarray], np.ndarray]  # its weights without a loss weighting
 
 
 # arXiv 2202.00512, section 4. An objective adds its own.
@@ -126,7 +158,7 @@ PREDICTIONS = {
     "sample": Prediction(error=np.ones_like, plain=lambda snr: snr),
     "v_prediction": Prediction(error=lambda snr: snr + 1, plain=np.ones_like),
     # Noise minus data of flow matching, whose mixture is (1 - sigma) * data + sigma * noise: sqrt(SNR) = 1 / sigma - 1.
-    "flow_velocity": Prediction(error=lambda snr: (1 + np.sqrt(snr)) ** 2, plain=np.ones_like),
+    FLOW_VELOCITY: Prediction(error=lambda snr: (1 + np.sqrt(snr)) ** 2, plain=np.ones_like),
 }
 
 
@@ -136,15 +168,15 @@ def find_prediction(prediction_type: str) -> Prediction:
     return PREDICTIONS[prediction_type]
 
 
-def convert_weights(weights: np.ndarray, snr: np.ndarray, prediction_type: str, of_images: bool = False) -> np.ndarray:
+def convert_weights(weights: np.ndarray, snr: np.ndarray, prediction_type: str, of: str = "epsilon") -> np.ndarray:
     """
-    Weights on the squared error of the noise, or of the image, as those on the squared error of what the model predicts.
+    Weights on the squared error of `of`, in `PREDICTIONS`, as those on the squared error of what the model predicts.
 
-    Where SNR is 0, the noise says nothing about the image; there, weights on images (`of_images`) become 1 on the noise, as
-    in the code of Min-SNR.
+    At a fraction of noise sigma, errors of one prediction of the noise, the image and the velocity of flow matching are as
+    `(1 - sigma)^2 : sigma^2 : 1`. Where SNR is 0, the noise says nothing about the image; there, weights on images become 1
+    on the noise, as in the code of Min-SNR.
     """
-    error = find_prediction(prediction_type).error(snr)
-    if prediction_type == "epsilon" and not of_images:
+    if prediction_type == of:
         return weights
-    weights = weights if of_images else weights * snr
-    return np.divide(weights, error, out=np.ones_like(snr), where=error > 0)
+    error = find_prediction(prediction_type).error(snr)
+    return np.divide(weights * find_prediction(of).error(snr), error, out=np.ones_like(snr), where=error > 0)

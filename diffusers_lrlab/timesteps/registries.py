@@ -48,6 +48,7 @@ TIMESTEP_SAMPLERS = Registry(
         "restricted": "some timesteps have no probability",
         "epsilon": "assumes that high noise is easy, as for models that predict the noise",
         "middle": "favours the middle of the noise levels",
+        "noise_level": "a density over the noise level; others without feedback are over shares of the timesteps",
         "feedback": "follows the losses; registered as `module:Class`",
     },
 )  # fmt: skip
@@ -71,6 +72,7 @@ LOSS_WEIGHTINGS = Registry(
     ),
     traits={
         "image": "weighs the squared error of the predicted image, not of the noise",
+        "velocity": "weighs the squared error of the velocity of flow matching, not of the noise",
         "plain": "relative to a prediction's plain weights",
         "middle": "favours the middle of the noise levels",
         "feedback": "learns from the losses; registered as `module:Class`",

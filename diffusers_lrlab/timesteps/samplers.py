@@ -1,4 +1,9 @@
-"""Densities over timesteps that stay as they are over the run."""
+"""Densities over timesteps that stay as they are over the run.
+
+Most are over the share tau = t / T of the timesteps, whatever noise they have. Under flow matching, tau is sigma without the
+shift: with a shift s, sigma = s tau / (1 + (s - 1) tau), as in diffusers' scripts. Those with the trait "noise_level" are
+over sqrt(1 / SNR), which is sigma / (1 - sigma) there, and so the same for every objective.
+"""
 
 import math
 from dataclasses import replace
@@ -143,6 +148,7 @@ def beta(progress: Progress, levels: NoiseLevels, alpha: float, beta: float) -> 
         Parameter("p_mean", float, -1.2, "mean of ln sigma, for images in [-1, 1]", "(-inf, inf)"),
         Parameter("p_std", float, 1.2, "standard deviation of ln sigma", "(0, inf)"),
     ),
+    traits=("noise_level",),
 )
 def edm_log_normal(progress: Progress, levels: NoiseLevels, p_mean: float, p_std: float) -> np.ndarray:
     """Mass of the values of ln sigma that are nearest to that of a timestep."""
@@ -161,7 +167,7 @@ def edm_log_normal(progress: Progress, levels: NoiseLevels, p_mean: float, p_std
         Parameter("mean", float, 0.0, "log SNR where it is highest", "(-inf, inf)"),
         Parameter("scale", float, 0.5, "width, in log SNR", "(0, inf)"),
     ),
-    traits=("middle",),
+    traits=("middle", "noise_level"),
 )
 def laplace(progress: Progress, levels: NoiseLevels, mean: float, scale: float) -> np.ndarray:
     """Mass of the values of log SNR that are nearest to that of a timestep."""
@@ -217,7 +223,7 @@ def timestep_range(progress: Progress, levels: NoiseLevels, low: float, high: fl
         Parameter("min_snr", float, 0.01, "smallest SNR", "[0, inf)"),
         Parameter("max_snr", float, 100.0, "largest SNR", "(0, inf]"),
     ),
-    traits=("restricted",),
+    traits=("restricted", "noise_level"),
 )
 def snr_range(progress: Progress, levels: NoiseLevels, min_snr: float, max_snr: float) -> np.ndarray:
     snr = levels.snr

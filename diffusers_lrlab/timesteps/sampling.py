@@ -13,7 +13,7 @@ from ..core.signatures import checked
 from ..core.spec import resolve_spec
 from ..schedules.schedule import ENDLESS
 from .adaptive import LossFeedback, check_indices, state_of
-from .noise_levels import NoiseLevels, noise_levels
+from .noise_levels import FLOW_VELOCITY, NoiseLevels, noise_levels, prediction_type_of
 from .registries import TIMESTEP_SAMPLERS
 
 _LENGTH, _BATCH = Range(f"[1, {ENDLESS}]", whole=True), Range(f"[0, {ENDLESS}]", whole=True)
@@ -193,8 +193,9 @@ def get_timestep_sampler(
         name (`str`): A name of [`list_timestep_samplers`] or a spec string such as `"clts:sigma=0.5"`.
         num_train_timesteps (`int`, *optional*): T; known from `noise_scheduler` if that is given.
         num_training_steps (`int`, *optional*): Optimizer updates of the run; curricula need it.
-        noise_scheduler (*optional*): A diffusers scheduler with `alphas_cumprod`. Densities over the noise level need to
-            know the noise; without a scheduler it is that of `DDPMScheduler()`, linear betas from 1e-4 to 0.02.
+        noise_scheduler (*optional*): A diffusers scheduler with `alphas_cumprod`, or of flow matching, whose table begins
+            with the most noise: timestep t is its entry T - 1 - t. Densities over the noise level need to know the noise;
+            without a scheduler it is that of `DDPMScheduler()`, linear betas from 1e-4 to 0.02.
         device (*optional*): Where a sampler that follows the losses stores them.
         **kwargs: The sampler's own parameters, as `lrlab list timesteps --markdown` shows them.
 
@@ -204,7 +205,7 @@ def get_timestep_sampler(
     name, resolved = resolve_spec(name, kwargs, TIMESTEP_SAMPLERS)
     levels = noise_levels(noise_scheduler, num_train_timesteps)
     sampler = TimestepSampler(name, resolved, levels, num_training_steps, device)
-    prediction_type = getattr(getattr(noise_scheduler, "config", None), "prediction_type", None)
+    prediction_type = prediction_type_of(noise_scheduler)
     if prediction_type and (warning := contradiction(name, prediction_type)):
         warnings.warn(warning, stacklevel=2)
     return sampler
@@ -214,7 +215,12 @@ def contradiction(name: str, prediction_type: str) -> str | None:
     """A warning if a sampler's premise does not hold for what the model predicts, else `None`."""
     if "epsilon" not in TIMESTEP_SAMPLERS[name].traits or prediction_type == "epsilon":
         return None
+    here = (
+        "The velocity of flow matching is as hard to predict at high noise as at low"
+        if prediction_type == FLOW_VELOCITY
+        else f"For prediction_type={prediction_type!r} high noise is the hard end"
+    )
     return (
         f"{name!r} takes high noise for easy, which holds for a model that predicts the noise, as the noisy image nearly "
-        f"is its answer. For prediction_type={prediction_type!r} high noise is the hard end. Use 'uniform' or 'stratified'."
+        f"is its answer. {here}. Use 'uniform' or 'stratified'."
     )

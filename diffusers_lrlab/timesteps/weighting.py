@@ -1,7 +1,10 @@
 """Loss weightings that are functions of the noise level, and one that is learned.
 
-Each is on the squared error that it was published for: of the image with the trait "image", else of the noise.
+Each is on the squared error that it was published for: of the image with the trait "image", of the velocity of flow
+matching with "velocity", else of the noise. For another prediction it is multiplied by the ratio of the two errors.
 """
+
+import math
 
 import numpy as np
 
@@ -96,6 +99,27 @@ def debiased(levels: NoiseLevels, min_snr: float) -> np.ndarray:
 def edm(levels: NoiseLevels, sigma_data: float) -> np.ndarray:
     """On the error of the image, as published: `(sigma^2 + sigma_data^2) / (sigma sigma_data)^2`, `sigma^2 = 1 / SNR`."""
     return levels.snr + 1 / sigma_data**2
+
+
+@LOSS_WEIGHTINGS.register(
+    "sigma_sqrt",
+    description="on the velocity of flow matching 1 / sigma^2: more of little noise, by a factor of T^2",
+    source="Stable Diffusion 3, arXiv 2403.03206; diffusers' compute_loss_weighting_for_sd3",
+    traits=("velocity",),
+)
+def sigma_sqrt(levels: NoiseLevels) -> np.ndarray:
+    return levels.flow_sigma**-2
+
+
+@LOSS_WEIGHTINGS.register(
+    "cosmap",
+    description="on the velocity of flow matching 2 / (pi (1 - 2 sigma + 2 sigma^2)): a little more of the middle",
+    source="Stable Diffusion 3, arXiv 2403.03206, section 3.1; diffusers' compute_loss_weighting_for_sd3",
+    traits=("velocity", "middle"),
+)
+def cosmap(levels: NoiseLevels) -> np.ndarray:
+    sigma = levels.flow_sigma
+    return 2 / (math.pi * (1 - 2 * sigma + 2 * sigma**2))
 
 
 LOSS_WEIGHTINGS.register(

@@ -38,4 +38,22 @@ def resolved_parameters(config: TrainingConfig, objective: str, given: dict[str,
     resolved = OBJECTIVES[objective].resolve(given)
     if resolved["num_steps"] is None:
         resolved["num_steps"] = kind_of(config).num_train_timesteps
+    base_resolution = resolved.pop("base_resolution", None)
+    if base_resolution is not None:
+        resolved["shift"] = _shift_by_resolution(config, base_resolution, given.get("shift"))
     return resolved
+
+
+def _shift_by_resolution(config: TrainingConfig, base_resolution: int, shift: float | None) -> float:
+    """The root of the ratio of pixels (arXiv 2403.03206, section 5.3.2): one number, with which the pipeline samples too."""
+    if shift is not None:
+        raise LabError(
+            f"shift={shift:g} and base_resolution={base_resolution} of --objective {config.objective}: must be one of them. "
+            "Hint: the shift of base_resolution is --resolution divided by it."
+        )
+    if config.resolution is None:
+        raise LabError(
+            f"base_resolution={base_resolution} of --objective {config.objective}: must be left out for data without a "
+            "resolution, such as points. Hint: give shift."
+        )
+    return config.resolution / base_resolution

@@ -118,6 +118,7 @@ def test_every_flag_in_the_text_exists():
     known = set(re.findall(r"--(\w+)", generated.command_options())) | {"help", "config", "dry_run"}
     known |= {"num_processes", "multi_gpu", "cpu"}  # accelerate's
     known |= {"cache_latents", "precondition_outputs", "snr_gamma", "weighting_scheme"}  # of diffusers' scripts
+    known |= {"logit_mean", "logit_std", "mode_scale"}
     known |= {"tiny", "updates", "epochs", "inference_steps", "write", "markdown"}  # of benchmarks and of docs/
     known |= {"minutes", "only", "seed", "cases"}  # of tests/faults and tests/fuzz
     for page in printed.PAGES:

@@ -16,6 +16,7 @@ from helpers import load_data_once
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusers_lrlab import TrainingConfig
+from diffusers_lrlab.objective.process import OBJECTIVES
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.model import given_model_config
@@ -63,7 +64,7 @@ def reads_of(folder, monkeypatch, **options):
     """What the third to fifth update of a run read."""
     (folder / "model.json").write_text(json.dumps(MODEL))
     small = {"dataset_name": "moons", "max_train_steps": 60, "train_batch_size": 8, "num_validation_images": 0}
-    small |= {"log_timestep_bins": 2, "ddpm_num_steps": 24, "num_inference_steps": 2, "cpu_threads": 1}
+    small |= {"log_timestep_bins": 2, "objective": "ddpm:num_steps=24", "num_inference_steps": 2, "cpu_threads": 1}
     small |= {"model_config_name_or_path": str(folder / "model.json"), "output_dir": str(folder / "run")}
     if "averages" in OPTIMIZERS[options.get("optimizer", "adamw")].traits:
         small |= {"use_ema": False, "lr_scheduler": "constant"}
@@ -112,8 +113,9 @@ def test_reads_are_seen(tmp_path, monkeypatch):
     assert "cpu" in reads_of(tmp_path, monkeypatch, noise="immiscible")
 
 
-def test_an_update_reads_nothing(tmp_path, monkeypatch):
-    assert reads_of(tmp_path, monkeypatch) == []
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_an_update_reads_nothing(tmp_path, monkeypatch, objective):
+    assert reads_of(tmp_path, monkeypatch, objective=f"{objective}:num_steps=24") == []
 
 
 def _is_installed(name):

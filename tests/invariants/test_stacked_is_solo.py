@@ -13,13 +13,14 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from diffusers import DDPMScheduler
 from tables import cases
 from tape import record_tape
 
 from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.core.errors import Diverged, LabError
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
+from diffusers_lrlab.objective.ddpm import DDPM
+from diffusers_lrlab.objective.flow_matching import FlowMatching
 from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS, check_installed
@@ -92,20 +93,23 @@ def plan_of(options):
 @contextmanager
 def recorded():
     """What the updates inside this block learn from: arguments of `add_noise`, and weights by objective and update."""
-    drawn, weights = [], {}
-    add_noise, weigh = DDPMScheduler.add_noise, Objective.weights
+    drawn, weights, weigh = [], {}, Objective.weights
 
-    def recording_add_noise(self, points, noise, timesteps):
-        if torch.is_grad_enabled():  # not in validation
-            drawn.append((points.clone(), noise.clone(), timesteps.clone()))
-        return add_noise(self, points, noise, timesteps)
+    def recording(add_noise):
+        def recording_add_noise(self, points, noise, timesteps):
+            if torch.is_grad_enabled():  # not in validation
+                drawn.append((points.clone(), noise.clone(), timesteps.clone()))
+            return add_noise(self, points, noise, timesteps)
+
+        return recording_add_noise
 
     def recording_weigh(self, timesteps, update):
         weights[self, update] = weigh(self, timesteps, update)
         return weights[self, update]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DDPMScheduler, "add_noise", recording_add_noise)
+        for process in (DDPM, FlowMatching):
+            patch.setattr(process, "add_noise", recording(process.add_noise))
         patch.setattr(Objective, "weights", recording_weigh)
         yield drawn, weights
 
@@ -303,6 +307,22 @@ def test_other_predictions(tmp_path, prediction_type):
         trainer = run_solo(arms[place], tmp_path / str(place), FIRST, torch.float64)
         assert_same_inputs(member, trainer)
         assert difference(member, trainer) <= EXACT
+
+
+def test_flow_matching(tmp_path):
+    arms = [
+        {"dataset_name": "line"},
+        {"loss_weighting": "min_snr", "seed": 1},
+        {"timestep_sampler": "laplace", "loss_weighting": "cosmap"},
+        {"timestep_lr": "banded:factors=[1|2|0.5]", "lr_scheduler": REACTING[0]},
+        {"gradient_accumulation_steps": 2, "train_batch_size": 16, **FOLLOWING},
+    ]
+    arms = [{**arm, "objective": "flow_matching:shift=2"} for arm in arms]
+    for place, member in enumerate(run_stack(arms, FIRST, torch.float64)):
+        trainer = run_solo(arms[place], tmp_path / str(place), FIRST, torch.float64)
+        assert_same_inputs(member, trainer)
+        assert difference(member, trainer) <= EXACT
+        assert_same_log(member, trainer, 1e-6)
 
 
 def test_states_in_eight_bits(tmp_path):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler, VQDiffusionScheduler
 from scipy import integrate, stats
 from scipy.special import logit
 from tables import cases
@@ -315,7 +315,14 @@ def test_counts_of_other_kinds_will_do(name):
         ({"num_train_timesteps": 1000, "num_training_steps": "50"}, "num_training_steps='50' of .*: must be a whole number"),
         ({"num_train_timesteps": 1000, "num_training_steps": 1.5}, "num_training_steps=1.5 of .*: must be a whole number"),
         ({"num_train_timesteps": 999, "num_training_steps": 10, "noise_scheduler": DDPMScheduler()}, "has, 1000"),
-        ({"num_training_steps": 10, "noise_scheduler": FlowMatchEulerDiscreteScheduler()}, "has no alphas_cumprod"),
+        (
+            {"num_train_timesteps": 10, "num_training_steps": 10, "noise_scheduler": FlowMatchEulerDiscreteScheduler()},
+            "num_train_timesteps=10 is not what the noise scheduler has, 1000",
+        ),
+        (
+            {"num_training_steps": 10, "noise_scheduler": VQDiffusionScheduler(4)},
+            "VQDiffusionScheduler has no alphas_cumprod",
+        ),
     ],
     ids=str,
 )

@@ -39,6 +39,9 @@ ON_IMAGES = {
     "p2": lambda snr: snr / (1 + snr),
     "debiased": math.sqrt,
     "edm": lambda snr: (1 / snr + 0.5**2) / (math.sqrt(1 / snr) * 0.5) ** 2,
+    # On the velocity of flow matching: at a fraction of noise of 1 / (1 + sqrt(SNR)), the error of the image is its square.
+    "sigma_sqrt": lambda snr: (1 + math.sqrt(snr)) ** 4,
+    "cosmap": lambda snr: 2 / math.pi * (1 + math.sqrt(snr)) ** 4 / (1 + snr),
 }
 LEARNED = [name for name, entry in LOSS_WEIGHTINGS.items() if "feedback" in entry.traits]
 FIXED = [name for name in LOSS_WEIGHTINGS if name not in LEARNED]
@@ -250,6 +253,8 @@ LIMITS_ON_IMAGES = {
     "p2": 0,
     "debiased": 0,
     "edm": 4,
+    "sigma_sqrt": 1,
+    "cosmap": 2 / math.pi,
 }
 
 

@@ -16,7 +16,7 @@ from ...core.errors import LabError
 from ...core.spec import resolve_spec
 from ...core.streams import stream_generator
 from ...core.words import counted, times
-from ...timesteps.noise_levels import NoiseLevels, flow_levels, noise_levels
+from ...timesteps.noise_levels import NoiseLevels, flow_levels, is_flow, noise_levels, prediction_type_of
 from ...timesteps.registries import TIMESTEP_SAMPLERS
 from ...timesteps.sampling import TimestepSampler, contradiction
 from ..host.hook import Host, StatefulHook
@@ -96,7 +96,7 @@ class TimestepHook:
     def _draw_density(self, density: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
         drawn = density(*args, **kwargs)
         frame = self.script.caller(self.script.calls(DENSITY))
-        if frame is None or not self._is_known(frame, _is_flow):
+        if frame is None or not self._is_known(frame, is_flow):
             return drawn
         num = self.scheduler.config.num_train_timesteps
         own = self._turned((drawn * num).long().clamp(max=num - 1))
@@ -125,8 +125,8 @@ class TimestepHook:
 
     def _begin(self, scheduler: Any) -> None:
         self.scheduler = scheduler
-        is_flow = _is_flow(scheduler)
-        self.levels = flow_levels(scheduler, self.script.sigma_scales_data) if is_flow else noise_levels(scheduler)
+        flows = is_flow(scheduler)
+        self.levels = flow_levels(scheduler, self.script.sigma_scales_data) if flows else noise_levels(scheduler)
         if self.name is None:
             return
         num_updates = self.clock.count_updates()
@@ -145,7 +145,7 @@ class TimestepHook:
 
     @property
     def prediction_type(self) -> str:
-        return "flow_velocity" if _is_flow(self.scheduler) else self.scheduler.config.prediction_type
+        return str(prediction_type_of(self.scheduler))
 
     def _sampled(self, own: torch.Tensor) -> torch.Tensor:
         """The sampler's timesteps; the script's `own`, as they are, without a sampler and for `uniform`."""
@@ -205,10 +205,6 @@ def _find_scheduler(frame: FrameType, matches: Callable[[Any], bool]) -> Any:
         names = ", ".join(sorted({type(scheduler).__name__ for scheduler in found})) or "none"
         raise NotRecognised(f"the noise scheduler of its timesteps is ambiguous or missing; found: {names}")
     return found[0]
-
-
-def _is_flow(scheduler: Any) -> bool:
-    return hasattr(scheduler, "sigmas") and hasattr(scheduler, "scale_noise") and not hasattr(scheduler, "alphas_cumprod")
 
 
 def _is_index_scheduler(scheduler: Any, num: int) -> bool:

@@ -1,0 +1,264 @@
+"""Flow matching against its formulas: noise, time, target, loss, gradients, whole runs; and what contradicts it."""
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
+from helpers import load_data_once
+from tables import cases
+
+from diffusers_lrlab import LabError, MLPDenoiser, TrainingConfig
+from diffusers_lrlab.data.batch import Batch
+from diffusers_lrlab.objective.ddpm import DDPM
+from diffusers_lrlab.objective.flow_matching import FlowMatching
+from diffusers_lrlab.objective.process import make_process
+from diffusers_lrlab.training.arguments import parse_arguments
+from diffusers_lrlab.training.kinds.select import kind_of
+from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.trainer import Trainer
+
+SHIFTS = [1.0, 3.0, 0.5]
+
+
+def sigma_of(timesteps, num_steps, shift):
+    """In float32, as diffusers has it."""
+    tau = (timesteps + 1).float() / num_steps
+    return shift * tau / (1 + (shift - 1) * tau)
+
+
+def plain_losses(model, data, noise, timesteps, num_steps, shift):
+    """The formulas, without the package."""
+    sigma = sigma_of(timesteps, num_steps, shift)
+    share = sigma.to(data.dtype).view(-1, *[1] * (data.ndim - 1))
+    noisy = (1 - share) * data + share * noise
+    error = model(noisy, sigma * num_steps).sample - (noise - data)
+    return error.square().flatten(1).mean(1)
+
+
+class Net(torch.nn.Module):
+    """Sees points or images, and the time."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(size + 1, 32), torch.nn.SiLU(), torch.nn.Linear(32, size))
+
+    def forward(self, noisy, times):
+        values = torch.cat([noisy.flatten(1), times[:, None].to(noisy) / 100], dim=1)
+        return type("Output", (), {"sample": self.layers(values).view_as(noisy)})
+
+
+@cases(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+@cases("shift", SHIFTS)
+@cases("shape", [(2,), (1, 4, 4)])
+def test_losses_gradients_and_50_updates_are_those_of_a_plain_loop(shape, shift, dtype, tolerance):
+    num_steps, close = 100, {"rtol": tolerance, "atol": tolerance}
+    process = make_process("flow_matching", num_steps=num_steps, shift=shift, is_bounded=False)
+    torch.manual_seed(0)
+    ours = Net(int(np.prod(shape))).to(dtype)
+    plain = Net(int(np.prod(shape))).to(dtype)
+    plain.load_state_dict(ours.state_dict())
+    optimizers = [torch.optim.AdamW(model.parameters(), 1e-3) for model in (ours, plain)]
+    for update in range(50):
+        data, noise = torch.randn(2, 16, *shape, dtype=dtype)
+        timesteps = torch.randint(num_steps, (16,))
+        losses = process.losses(ours, Batch(data), noise, timesteps, is_first=update == 0)
+        expected = plain_losses(plain, data, noise, timesteps, num_steps, shift)
+        assert losses.dtype == dtype
+        torch.testing.assert_close(losses, expected, **close)
+        for values, optimizer in zip((losses, expected), optimizers, strict=True):
+            optimizer.zero_grad()
+            values.mean().backward()
+        for own, other in zip(ours.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, other.grad, **close)
+        for optimizer in optimizers:
+            optimizer.step()
+    for own, other in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own, other, **close)
+
+
+def make_trainer(folder, **options):
+    MLPDenoiser(hidden_size=16, embedding_size=8, num_layers=1).save_config(folder)
+    small = {"dataset_name": "moons", "max_train_steps": 50, "train_batch_size": 32, "num_validation_images": 0}
+    small |= {"model_config_name_or_path": str(folder), "num_inference_steps": 3, "cpu_threads": 1, "use_ema": False}
+    config = resolve_config(TrainingConfig(**small, output_dir=str(folder / "run"), **options))
+    data = load_data_once(config)
+    plan = make_plan(config, data, kind_of(config).load_model_config(config))
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return Trainer(plan, data, Accelerator(cpu=True), RunFolder(folder / "run"))
+
+
+def test_a_run_is_a_plain_loop_over_the_same_data_noise_and_timesteps(tmp_path, monkeypatch):
+    trainer, drawn = make_trainer(tmp_path, objective="flow_matching:shift=2", learning_rate=1e-3), []
+    model = MLPDenoiser.from_config(trainer.bare_model.config)
+    model.load_state_dict(trainer.bare_model.state_dict())
+    losses = FlowMatching.losses
+
+    def recording(self, model, batch, noise, timesteps, *rest):
+        found = losses(self, model, batch, noise, timesteps, *rest)
+        if torch.is_grad_enabled():
+            drawn.append((batch.data, noise, timesteps, found.detach(), trainer.current_lr))
+        return found
+
+    monkeypatch.setattr(FlowMatching, "losses", recording)
+    for _ in trainer.updates(show_progress=False):
+        pass
+    assert len(drawn) == 50
+    config = trainer.config
+    betas, weight_decay = (config.adam_beta1, config.adam_beta2), config.adam_weight_decay
+    optimizer = torch.optim.AdamW(model.parameters(), betas=betas, weight_decay=weight_decay, eps=config.adam_epsilon)
+    for data, noise, timesteps, found, lr in drawn:
+        optimizer.param_groups[0]["lr"] = lr
+        expected = plain_losses(model, data, noise, timesteps, 100, 2.0)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        expected.mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    for own, other in zip(trainer.bare_model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-6)
+
+
+@cases("shift", SHIFTS)
+@cases("num_steps", [1, 2, 20, 1000])
+def test_noise_and_time_are_those_of_the_scheduler_turned_over(num_steps, shift):
+    process = make_process("flow_matching", num_steps=num_steps, shift=shift, is_bounded=False)
+    scheduler = FlowMatchEulerDiscreteScheduler(num_steps, shift=shift)
+    timesteps = torch.arange(num_steps)
+    times = process.model_time(timesteps)
+    assert times.tolist() == scheduler.timesteps.tolist()[::-1]
+    assert times[-1] == num_steps
+    assert (times.diff() > 0).all()
+    data, noise = torch.randn(2, num_steps, 3)
+    noisy = process.add_noise(data, noise, timesteps)
+    torch.testing.assert_close(noisy, scheduler.scale_noise(data, times, noise), rtol=1e-6, atol=1e-6)
+    assert noisy[-1].equal(noise[-1])
+
+
+@cases("shift", SHIFTS)
+def test_times_between_timesteps_have_the_sigma_that_is_there(shift):
+    process = make_process("flow_matching", num_steps=20, shift=shift, is_bounded=False)
+    everything = torch.arange(20)
+    whole = process.model_time(everything.double())
+    torch.testing.assert_close(whole, process.model_time(everything).double(), rtol=1e-5, atol=1e-3)
+    between = process.model_time(torch.tensor([4.25])) / 20
+    sigmas = process.model_time(everything).double() / 20
+    expected = torch.lerp(sigmas[4].logit(), sigmas[5].logit(), 0.25).sigmoid()
+    torch.testing.assert_close(between[0], expected)
+
+
+@cases("timestep", [0, 10, 18, 19])
+def test_a_perfect_prediction_has_no_loss_and_implies_the_noise(timestep):
+    process = make_process("flow_matching", num_steps=20, shift=3.0, is_bounded=False)
+    data, noise = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    timesteps, prediction = torch.full((4,), timestep), noise - data
+    assert process.prediction_losses(prediction, data, noise, timesteps).abs().max() == 0
+    sigma = max(process.levels.snr[timestep], 1e-12) ** -0.5
+    scaled = data + sigma * noise
+    torch.testing.assert_close(
+        process.model_input(scaled, sigma), process.add_noise(data, noise, timesteps), rtol=0, atol=1e-5
+    )
+    torch.testing.assert_close(process.predicted_noise(prediction, scaled, sigma), noise, rtol=0, atol=1e-9)
+
+
+def test_half_precision_predictions_are_compared_in_float32():
+    process = make_process("flow_matching", num_steps=20, shift=1.0, is_bounded=False)
+    data, noise, timesteps = torch.randn(4, 3), torch.randn(4, 3), torch.arange(4)
+    losses = process.prediction_losses((noise - data).bfloat16(), data, noise, timesteps)
+    assert losses.dtype == torch.float32
+    assert 0 < losses.max() < 1e-3
+
+
+def test_the_deterministic_sampler_is_that_of_the_pipeline():
+    process = make_process("flow_matching", num_steps=20, shift=3.0, is_bounded=True)
+    for scheduler in (process.deterministic_scheduler(), process.sampling_scheduler()):
+        assert isinstance(scheduler, FlowMatchEulerDiscreteScheduler)
+        assert scheduler is not process.scheduler
+        assert scheduler.config == process.scheduler.config
+        assert not scheduler.config.stochastic_sampling
+
+
+@cases("shift", SHIFTS)
+def test_sampling_asks_for_no_time_that_was_not_trained(shift):
+    """diffusers shifts the ends of its steps twice: with a shift below 1 the last steps go below the first timestep."""
+    process = make_process("flow_matching", num_steps=1000, shift=shift, is_bounded=False)
+    trained = process.model_time(torch.arange(1000))
+    for num in (2, 50, 1000):
+        scheduler = process.sampling_scheduler()
+        scheduler.set_timesteps(num)
+        assert scheduler.timesteps.max() == trained.max()
+        assert scheduler.timesteps.min() >= trained.min() * min(1, shift) * (1 - 1e-4)
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+@cases(
+    ("arguments", "shift"),
+    [
+        (["--objective=flow_matching"], 1.0),
+        (["--objective=flow_matching:shift=3"], 3.0),
+        (["--objective=flow_matching:base_resolution=4"], 2.0),
+        (["--objective=flow_matching:base_resolution=64", "--resolution=32", "--train_data_dir=FOLDER"], 0.5),
+    ],
+)
+def test_the_shift_is_given_or_follows_from_the_resolution(tmp_path, arguments, shift):
+    (tmp_path / "image.png").touch()
+    config = resolve_config(parse_arguments([each.replace("FOLDER", str(tmp_path)) for each in arguments], ""))
+    assert config.objective_kwargs == {"shift": shift, "num_steps": 1000}
+    assert resolve_config(config) == config
+    assert config.num_inference_steps == 100
+
+
+@cases(
+    ("options", "message"),
+    [
+        ({"objective": "flow_matching:shift=0"}, r"shift=0 of 'flow_matching': must be a float in \(0, 1000\]"),
+        ({"objective": "flow_matching:shift=-1"}, "shift=-1 of 'flow_matching': must be"),
+        ({"objective": "flow_matching:shift=3,base_resolution=4"}, "shift=3 and base_resolution=4 .* one of them"),
+        ({"objective": "flow_matching:base_resolution=4", "dataset_name": "moons"}, "such as points. Hint: give shift"),
+        ({"objective": "flow_matching:use_dynamic_shifting=true"}, "does not take 'use_dynamic_shifting'"),
+        ({"objective": "flow_matching", "ddpm_num_steps": 60}, "--ddpm_num_steps 60 has no effect on --objective flow_mat"),
+        ({"objective": "flow_matching", "prediction_type": "epsilon"}, "--prediction_type epsilon has no effect on"),
+        ({"objective": "flow_matching", "ddpm_beta_schedule": "linear"}, "--ddpm_beta_schedule linear has no effect on"),
+        ({"objective": "flow_matchin"}, "Did you mean 'flow_matching'"),
+    ],
+)
+def test_wrong_input_is_refused_before_data_are_read(options, message):
+    with pytest.raises(LabError, match=message):
+        resolve_config(TrainingConfig(**options))
+
+
+@cases(
+    ("saved", "message"),
+    [
+        ({"shift": 1.0}, r"has shift=1.0, this run has shift of --objective 3.0\. "),
+        ({"num_train_timesteps": 1000}, "has num_train_timesteps=1000, this run has num_steps of --objective 20"),
+        ({"shift": 3.0, "use_dynamic_shifting": True}, r"has use_dynamic_shifting=True, .* exp\(mu\)"),
+        ({"_class_name": "DDPMScheduler"}, "is a DDPMScheduler, of another objective"),
+    ],
+)
+def test_another_scheduler_beside_the_model_contradicts(saved, message):
+    process = make_process("flow_matching", num_steps=20, shift=3.0, is_bounded=False)
+    (found,) = process.contradictions(saved)
+    assert_matches(found, message)
+
+
+def assert_matches(text, pattern):
+    with pytest.raises(ValueError, match=pattern):
+        raise ValueError(text)
+
+
+def test_its_own_scheduler_contradicts_nothing():
+    process = make_process("flow_matching", num_steps=20, shift=3.0, is_bounded=False)
+    assert process.contradictions(dict(process.scheduler.config)) == []
+
+
+def test_a_scheduler_of_flow_matching_contradicts_ddpm():
+    process = DDPM(DDPMScheduler(20))
+    saved = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 20}
+    (found,) = process.contradictions(saved)
+    assert_matches(found, "is a FlowMatchEulerDiscreteScheduler, of flow matching. .*--objective flow_matching")

@@ -1,0 +1,220 @@
+"""Runs with flow matching: trained, resumed, sampled by plain diffusers, carded, studied beside ddpm."""
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from helpers import load_data_once
+from runs import TINY_UNET, read_metrics, read_record
+from safetensors.torch import load_file
+
+from diffusers_lrlab import MLPDenoiser, TrainingConfig, find_lr
+from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core.streams import stream_generator
+from diffusers_lrlab.finder.range_test import FinderConfig
+from diffusers_lrlab.forecast.memory import forecast_memory
+from diffusers_lrlab.run.train import train
+from diffusers_lrlab.study.run import run_study
+from diffusers_lrlab.study.runs.context import StudyContext
+from diffusers_lrlab.study.runs.results import StudyFolder
+from diffusers_lrlab.study.spec.expansion import expand
+from diffusers_lrlab.study.spec.reading import load_spec
+from diffusers_lrlab.study.stacked.stacks import split_into_stacks
+from diffusers_lrlab.training.kinds.select import kind_of
+from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.plan_text import describe_plan
+from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.resume import OtherSettings
+
+SMALL = {
+    **{"dataset_name": "line", "max_train_steps": 20, "train_batch_size": 16, "num_validation_images": 40},
+    **{"distance_samples": 40, "eval_batch_size": 8, "num_inference_steps": 5, "checkpointing_steps": 10},
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    MLPDenoiser(hidden_size=16, embedding_size=8, num_layers=1).save_config(folder)
+    return SMALL | {"model_config_name_or_path": str(folder)}
+
+
+@pytest.fixture(scope="module")
+def finished(tiny, tmp_path_factory, blank_pictures):
+    folder = tmp_path_factory.mktemp("run") / "flow"
+    config = TrainingConfig(
+        **tiny, objective="flow_matching:shift=3", logging_steps=1, cpu_threads=1, output_dir=str(folder)
+    )
+    assert train(config) == folder
+    return folder
+
+
+def test_it_trains_samples_and_is_evaluated(finished):
+    rows, validations = read_metrics(finished)
+    assert rows[-1]["update"] == 19
+    assert validations[-1]["validation_loss"] > 0
+    record = read_record(finished)
+    assert record["config"]["objective"] == "flow_matching"
+    assert record["config"]["objective_kwargs"] == {"shift": 3.0, "num_steps": 100}
+    assert math.isfinite(record["train"]["results"]["exact_kl"])
+
+
+def test_its_pipeline_is_loaded_and_samples(finished):
+    pipeline = DiffusionPipeline.from_pretrained(finished)
+    assert isinstance(pipeline.scheduler, FlowMatchEulerDiscreteScheduler)
+    pipeline.set_progress_bar_config(disable=True)
+    output = pipeline(num_points=4, num_inference_steps=5, num_frames=3)
+    assert np.isfinite(output.points).all()
+    assert output.frame_timesteps[0] == 100
+    assert output.frame_timesteps == sorted(output.frame_timesteps, reverse=True)
+
+
+def test_it_has_a_card(finished):
+    card = (finished / "README.md").read_text()
+    assert "| Objective | `flow_matching` |\n| Noise schedule | 100 timesteps, shift 3 |" in card
+
+
+def test_it_resumes_and_only_itself(finished, tiny, tmp_path):
+    options = {**tiny, "logging_steps": 1, "cpu_threads": 1, "output_dir": str(tmp_path / "again")}
+    train(TrainingConfig(**options, objective="flow_matching:shift=3"))
+    (tmp_path / "again" / "checkpoint-20" / "trainer.json").unlink()  # as if it had been killed after update 10
+    for other in ({}, {"objective": "flow_matching"}):
+        with pytest.raises(OtherSettings, match="  objective"):
+            train(TrainingConfig(**options, **other, resume_from_checkpoint="checkpoint-10"))
+    train(TrainingConfig(**options, objective="flow_matching:shift=3", resume_from_checkpoint="latest"))
+    weights = "denoiser/diffusion_pytorch_model.safetensors"
+    straight, resumed = (load_file(folder / weights) for folder in (finished, tmp_path / "again"))
+    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+    assert read_metrics(finished) == read_metrics(tmp_path / "again")
+
+
+def study_of(tiny):
+    arms = {
+        "ddpm": {},
+        "flow": {"objective": "flow_matching"},
+        "shifted": {"objective": "flow_matching:shift=3"},
+        "other": {"lr_scheduler": "rex"},
+    }
+    base = {name: value for name, value in tiny.items() if name not in ("dataset_name", "eval_batch_size")}
+    base |= {"learning_rate": 1e-3}
+    keys = {"base": base, "arms": arms, "datasets": ["line"], "seeds": 1, "metrics": ["energy_distance", "exact_kl"]}
+    return load_spec({"title": "Objectives", **keys, "evaluation_points": 2})
+
+
+def test_a_stack_has_one_objective(tiny, tmp_path):
+    stacks = split_into_stacks(expand(study_of(tiny)), StudyContext(StudyFolder(tmp_path / "study"), 8))
+    assert [[run.arm for run in stack] for stack in stacks] == [["ddpm", "other"], ["flow"], ["shifted"]]
+
+
+def test_it_is_studied_beside_ddpm_and_stacked_is_solo(tiny, tmp_path, blank_pictures):
+    records = {}
+    for executor in ("stacked", "local"):
+        run_study(study_of(tiny), tmp_path / executor, executor=executor, quiet=True)
+        for path in (tmp_path / executor / "runs").glob("*.json"):
+            record = json.loads(path.read_text())
+            assert record["run"]["status"] == "finished", record["run"]["error"]
+            records[executor, record["run"]["arm"]] = record
+    for arm in ("ddpm", "flow", "shifted"):
+        stacked, local = records["stacked", arm], records["local", arm]
+        for name, value in local["train"]["results"].items():
+            assert stacked["train"]["results"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), (arm, name)
+        for part in ("samples", "fixed_start"):
+            np.testing.assert_allclose(stacked[part]["points"], local[part]["points"], atol=2e-3)
+    # From common noise, by the sampler of its own objective.
+    record = records["local", "shifted"]
+    model = MLPDenoiser.from_config(MLPDenoiser.load_config(tiny["model_config_name_or_path"]))
+    model.load_state_dict(load_file(tmp_path / "local" / "weights" / f"{record['run']['id']}.safetensors"))
+    scheduler = FlowMatchEulerDiscreteScheduler(100, shift=3.0)
+    scheduler.set_timesteps(50)
+    points = torch.randn(500, 2, generator=stream_generator(0, "fixed-start"))
+    with torch.no_grad():
+        for time in scheduler.timesteps:
+            points = scheduler.step(model(points, time).sample, time, points).prev_sample
+    np.testing.assert_allclose(record["fixed_start"]["points"], points.numpy(), atol=1e-3)
+
+
+# --- what is around a run ---------------------------------------------------------------------------------------------
+
+
+def test_the_plan_says_it(tiny, tmp_path):
+    config = resolve_config(TrainingConfig(**tiny, objective="flow_matching:shift=3", output_dir=str(tmp_path / "run")))
+    kind = kind_of(config)
+    plan = make_plan(config, load_data_once(config), kind.load_model_config(config))
+    assert (
+        "objective  flow_matching; noise schedule 100 timesteps, shift 3; prediction type velocity (noise minus data)"
+        in describe_plan(plan)
+    )
+
+
+def test_its_memory_is_forecast_as_that_of_ddpm(tiny, tmp_path):
+    found = []
+    for objective in ("ddpm", "flow_matching:shift=3"):
+        config = resolve_config(TrainingConfig(**tiny, objective=objective, output_dir=str(tmp_path / "run")))
+        plan = make_plan(config, load_data_once(config), kind_of(config).load_model_config(config))
+        found.append(forecast_memory(plan).total)
+    assert found[1] == pytest.approx(found[0], rel=0.02)
+
+
+def test_its_rate_is_found(tiny, tmp_path):
+    config = TrainingConfig(**tiny, objective="flow_matching", cpu_threads=1, output_dir=str(tmp_path / "run"))
+    result = find_lr(config, FinderConfig(num_updates=24, repeats=2, probe_size=32))
+    assert len(result.sweeps) == 2
+    assert all(np.isfinite(sweep.losses[:3]).all() for sweep in result.sweeps)
+
+
+def test_a_compiled_model_has_the_same_losses(tiny, tmp_path, monkeypatch):
+    rows = []
+    for compiles in (False, True):
+        monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "eager" if compiles else "no")
+        options = {**tiny, "max_train_steps": 4, "logging_steps": 1, "cpu_threads": 1, "evaluation": False}
+        folder = tmp_path / str(compiles)
+        train(TrainingConfig(**options, objective="flow_matching", compile=compiles, output_dir=str(folder)))
+        AcceleratorState._reset_state(reset_partial_state=True)
+        rows.append([row["loss"] for row in read_metrics(folder)[0]])
+    assert rows[1] == pytest.approx(rows[0], rel=1e-5)
+
+
+def test_images_are_a_pipeline_of_diffusers_alone(tmp_path, blank_pictures):
+    """A process that imports nothing of this package samples them."""
+    (tmp_path / "model.json").write_text(json.dumps(TINY_UNET))
+    options = {"max_train_steps": 2, "train_batch_size": 4, "num_validation_images": 4, "frechet_samples": 0}
+    options |= {"eval_batch_size": 2, "num_inference_steps": 2, "cpu_threads": 1, "preflight": False}
+    options |= {"model_config_name_or_path": str(tmp_path / "model.json"), "output_dir": str(tmp_path / "run")}
+    train(TrainingConfig(**options, objective="flow_matching:base_resolution=4"))
+    code = f"""
+import sys
+from diffusers import DDPMPipeline
+pipeline = DDPMPipeline.from_pretrained({str(tmp_path / "run")!r})
+assert type(pipeline.scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
+assert pipeline.scheduler.config.shift == 2.0
+pipeline.set_progress_bar_config(disable=True)
+images = pipeline(batch_size=2, num_inference_steps=3, output_type="np").images
+assert images.shape == (2, 8, 8, 1)
+assert "diffusers_lrlab" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["--objective=flow_matching", "--loss_weighting=sigma_sqrt"], "1e+06"),
+        (["--objective=ddpm:num_steps=50", "--loss_weighting=min_snr"], "49"),
+    ],
+)
+def test_previews_are_of_an_objective(capsys, arguments, shown):
+    assert main(["preview", *arguments]) == 0
+    assert shown in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("more", ["--prediction_type=epsilon", "--num_train_timesteps=5"])
+def test_what_a_preview_gets_from_the_objective_is_not_given_twice(capsys, more):
+    assert main(["preview", "--objective=flow_matching", "--loss_weighting=p2", more]) == 2
+    assert "must be left out beside --objective flow_matching" in capsys.readouterr().err

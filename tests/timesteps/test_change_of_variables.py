@@ -1,0 +1,285 @@
+"""Noise levels under ddpm and flow matching: densities and weights against integrals and diffusers' functions."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.optimize
+import scipy.stats
+import torch
+from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers.training_utils import compute_density_for_timestep_sampling, compute_loss_weighting_for_sd3
+from tables import cases
+
+from diffusers_lrlab import LabError, TrainingConfig, get_loss_weighting, get_timestep_sampler
+from diffusers_lrlab.timesteps.noise_levels import flow_levels, flow_sigmas, noise_levels
+from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
+from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.resolve_timesteps import check_timesteps
+
+T = 1000
+FLOW, SHIFTED = FlowMatchEulerDiscreteScheduler(T), FlowMatchEulerDiscreteScheduler(T, shift=3.0)
+SCHEDULERS = {"flow": FLOW, "shifted": SHIFTED, "ddpm": DDPMScheduler(T)}
+FIXED = [name for name, entry in LOSS_WEIGHTINGS.items() if "feedback" not in entry.traits]
+
+
+def test_the_fraction_of_noise_is_that_of_the_table():
+    for scheduler in (FLOW, SHIFTED):
+        sigmas = flow_sigmas(scheduler)
+        assert sigmas.tolist() == scheduler.sigmas.double().tolist()[::-1]
+        np.testing.assert_allclose(flow_levels(scheduler).flow_sigma, sigmas, rtol=1e-9)
+        np.testing.assert_allclose(noise_levels(scheduler).snr, ((1 - sigmas) / sigmas) ** 2, rtol=1e-9, atol=1e-12)
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+# On the squared error of the velocity, at sigma = 0.1, 0.3, 0.5, 0.7, 0.9: derived by hand.
+OF_VELOCITY = {
+    "none": [1, 1, 1, 1, 1],
+    "min_snr:gamma=5": [0.05, 0.45, 0.25, 0.09, 0.01],
+    "soft_min_snr:gamma=4": [0.03812, 0.20767, 0.2, 0.08608, 0.00997],
+    "max_snr:gamma=5": [0.81, 0.49, 1.25, 2.45, 4.05],
+    "truncated_snr": [0.81, 0.49, 0.25, 0.49, 0.81],
+    "p2:gamma=1,k=1": [0.00988, 0.07603, 0.125, 0.07603, 0.00988],
+    "debiased": [0.09, 0.21, 0.25, 0.21, 0.09],
+    "edm:sigma_data=0.5": [0.85, 0.85, 1.25, 2.05, 3.25],
+    "sigma_sqrt": [100, 11.1111, 4, 2.04082, 1.23457],
+    "cosmap": [0.77637, 1.09762, 1.27324, 1.09762, 0.77637],
+}
+
+
+@cases(("spec", "expected"), OF_VELOCITY.items())
+def test_weights_on_the_velocity_are_those_by_hand(spec, expected):
+    table = get_loss_weighting(spec, FLOW).table
+    np.testing.assert_allclose(table[[99, 299, 499, 699, 899]], expected, rtol=1e-3)
+
+
+def test_every_weighting_has_values_by_hand():
+    assert [spec.partition(":")[0] for spec in OF_VELOCITY] == FIXED
+
+
+@cases("name", [name for name in FIXED if name != "none"])
+@cases("scheduler", SCHEDULERS)
+def test_one_prediction_has_one_loss_whatever_is_predicted(name, scheduler):
+    """Of the data, the noise and the velocity that one predicted velocity implies, with their own weights."""
+    levels = noise_levels(SCHEDULERS[scheduler])
+    generator = torch.Generator().manual_seed(0)
+    data, noise, predicted = torch.randn(3, T, 6, generator=generator, dtype=torch.float64)
+    sigma = torch.from_numpy(levels.flow_sigma)[:, None]
+    mixed = (1 - sigma) * data + sigma * noise
+    errors = {
+        "flow_velocity": predicted - (noise - data),
+        "sample": mixed - sigma * predicted - data,
+        "epsilon": mixed + (1 - sigma) * predicted - noise,
+    }
+    losses = {
+        kind: error.square().mean(1) * get_loss_weighting(name, SCHEDULERS[scheduler], kind).table
+        for kind, error in errors.items()
+    }
+    for kind in ("sample", "epsilon"):  # but for pure noise, where the error of the noise says nothing
+        torch.testing.assert_close(losses[kind][:-1], losses["flow_velocity"][:-1], rtol=1e-6, atol=1e-12)
+
+
+@cases("scheme", ["sigma_sqrt", "cosmap"])
+@cases("scheduler", ["flow", "shifted"])
+def test_weights_of_stable_diffusion_3_are_diffusers(scheme, scheduler):
+    sigmas = SCHEDULERS[scheduler].sigmas[:T]
+    expected = compute_loss_weighting_for_sd3(scheme, sigmas).flip(0)
+    found = get_loss_weighting(scheme, SCHEDULERS[scheduler]).weights(torch.arange(T))
+    torch.testing.assert_close(found, expected, rtol=3e-7, atol=0)  # of float32, which diffusers computes in
+    in_float64 = compute_loss_weighting_for_sd3("cosmap", sigmas.double()).flip(0)
+    if scheme == "cosmap":
+        torch.testing.assert_close(get_loss_weighting(scheme, SCHEDULERS[scheduler]).table, in_float64, rtol=1e-7, atol=0)
+
+
+@cases("objective", ["flow_matching", "flow_matching:shift=3", "ddpm"])
+@cases("name", LOSS_WEIGHTINGS)
+def test_every_weighting_can_be_chosen_with_every_objective(name, objective):
+    check_timesteps(resolve_config(TrainingConfig(objective=objective, loss_weighting=name)))
+
+
+def test_a_weighting_without_a_meaning_at_pure_noise_is_refused_before_data_are_read():
+    with LOSS_WEIGHTINGS.temporarily():
+        register = LOSS_WEIGHTINGS.register("inverse", description="1 / SNR of noise", source="a test")
+
+        @register
+        def inverse(levels):
+            with np.errstate(divide="ignore"):
+                return 1 / levels.snr
+
+        check_timesteps(resolve_config(TrainingConfig(loss_weighting="inverse")))
+        config = resolve_config(TrainingConfig(objective="flow_matching", loss_weighting="inverse"))
+        with pytest.raises(LabError, match="timestep 999, whose SNR is 0, a weight of nan .* no meaning there"):
+            check_timesteps(config)
+
+
+# --- densities --------------------------------------------------------------------------------------------------------
+
+
+def masses(density, sigmas):
+    """Integrals of a density over sigma between the sigmas' midpoints in ln(sigma / (1 - sigma))."""
+    places = np.log(sigmas[:-1] / (1 - sigmas[:-1]))
+    borders = 1 / (1 + np.exp(-(places[1:] + places[:-1]) / 2))
+    return np.array([scipy.integrate.quad(density, *each)[0] for each in zip(borders[:-1], borders[1:], strict=True)])
+
+
+BY_NOISE_LEVEL = {
+    # ln(sigma / (1 - sigma)) is normal: EDM's ln sigma, since sigma / (1 - sigma) is its noise level.
+    "edm_log_normal:p_mean=-0.5,p_std=1": lambda s: scipy.stats.norm.pdf(math.log(s / (1 - s)), -0.5, 1) / (s * (1 - s)),
+    # log SNR = -2 ln(sigma / (1 - sigma)) has a Laplace density of scale b: d log SNR / d sigma = 2 / (sigma (1 - sigma)).
+    "laplace:mean=1,scale=0.5": lambda s: scipy.stats.laplace.pdf(-2 * math.log(s / (1 - s)), 1, 0.5) * 2 / (s * (1 - s)),
+}
+
+
+@cases("spec", BY_NOISE_LEVEL)
+@cases("scheduler", SCHEDULERS)
+def test_densities_over_the_noise_level_are_one_under_every_objective(spec, scheduler):
+    levels = noise_levels(SCHEDULERS[scheduler])
+    found = get_timestep_sampler(spec, noise_scheduler=SCHEDULERS[scheduler]).probabilities(0).numpy()
+    found, expected = found[1 : T - 2], masses(BY_NOISE_LEVEL[spec], levels.flow_sigma)
+    # The noise schedule of ddpm ends where the density has not: the rest is made up for.
+    np.testing.assert_allclose(found / found.sum(), expected / expected.sum(), rtol=1e-6, atol=1e-10)
+
+
+def share_density(name, tau):
+    """Densities over tau, the share of the timesteps: sigma without a shift."""
+    return {
+        "logit_normal": lambda: scipy.stats.norm.pdf(math.log(tau / (1 - tau)), 0.8, 1) / (tau * (1 - tau)),
+        "cosine_map": lambda: 2 / (math.pi * (1 - 2 * tau + 2 * tau**2)),
+    }[name]()
+
+
+@cases("shift", [1.0, 3.0, 0.5])
+@cases("spec", ["logit_normal:mean=0.8", "cosine_map"])
+def test_densities_over_shares_are_moved_by_the_shift(spec, shift):
+    """The probability of each half-open range of sigma is the integral of the density after the change of variables."""
+    scheduler = FlowMatchEulerDiscreteScheduler(T, shift=shift)
+    found = np.cumsum(get_timestep_sampler(spec, noise_scheduler=scheduler).probabilities(0).numpy())
+    sigmas = flow_sigmas(scheduler)
+
+    def density(sigma):
+        tau = sigma / (shift - (shift - 1) * sigma)
+        return share_density(spec.partition(":")[0], tau) * shift / (shift - (shift - 1) * sigma) ** 2
+
+    for timestep in (99, 299, 499, 699, 899):
+        expected, _ = scipy.integrate.quad(density, 0, sigmas[timestep], limit=200)
+        assert found[timestep] == pytest.approx(expected, abs=2e-6)
+
+
+@pytest.mark.parametrize("shift", [3.0, 0.5])
+def test_a_shift_moves_the_mean_of_a_logit_normal_by_its_logarithm(shift):
+    scheduler = FlowMatchEulerDiscreteScheduler(T, shift=shift)
+    found = np.cumsum(get_timestep_sampler("logit_normal", noise_scheduler=scheduler).probabilities(0).numpy())
+    sigmas = flow_sigmas(scheduler)[:-1]
+    expected = scipy.stats.norm.cdf(np.log(sigmas / (1 - sigmas)), math.log(shift), 1)
+    np.testing.assert_allclose(found[:-1], expected, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.* takes high noise for easy")
+@cases("name", TIMESTEP_SAMPLERS)
+def test_traits_say_which_densities_are_over_the_noise_level(name):
+    """The others have one probability for each timestep, whatever its noise."""
+    entry = TIMESTEP_SAMPLERS[name]
+    if "feedback" in entry.traits:
+        return
+    tables = [
+        get_timestep_sampler(name, num_training_steps=10, noise_scheduler=each).probabilities(7) for each in (FLOW, SHIFTED)
+    ]
+    assert torch.equal(*tables) == ("noise_level" not in entry.traits)
+
+
+@pytest.mark.filterwarnings("ignore:'clts'")
+@cases("share", [0.0, 0.3, 1.0])
+def test_a_curriculum_by_the_noise_rate_is_its_integral(share):
+    """`1 - lambda + lambda (1 - rate)^q`, with the rate of the variance-preserving state of the same SNR."""
+    sampler = get_timestep_sampler("clts:noise_rate_exponent=2", T, 100, noise_scheduler=SHIFTED)
+    sigmas = flow_sigmas(SHIFTED)
+
+    def density(tau):
+        sigma = 3 * tau / (1 + 2 * tau)
+        rate = sigma / math.hypot(sigma, 1 - sigma)
+        return 1 - share + share * (1 - rate) ** 2
+
+    whole, _ = scipy.integrate.quad(density, 0, 1)
+    found = sampler.probabilities(round(100 * share)).numpy().cumsum()
+    for timestep in (99, 499, 899):
+        tau = sigmas[timestep] / (3 - 2 * sigmas[timestep])
+        assert found[timestep] == pytest.approx(scipy.integrate.quad(density, 0, tau)[0] / whole, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", [name for name, entry in TIMESTEP_SAMPLERS.items() if "epsilon" in entry.traits])
+def test_samplers_that_take_high_noise_for_easy_warn_under_flow_matching(name):
+    with pytest.warns(UserWarning, match="velocity of flow matching is as hard to predict at high noise"):
+        get_timestep_sampler(name, num_training_steps=10, noise_scheduler=FLOW)
+
+
+# --- Stable Diffusion 3 and Flux --------------------------------------------------------------------------------------
+
+# weighting_scheme of diffusers' scripts, its arguments, and the sampler that is the same; their u falls with the noise.
+SCHEMES = [
+    ("none", {}, "uniform"),
+    ("logit_normal", {"logit_mean": 0.0, "logit_std": 1.0}, "logit_normal"),
+    ("logit_normal", {"logit_mean": 0.7, "logit_std": 0.5}, "logit_normal:mean=-0.7,std=0.5"),
+    ("mode", {"mode_scale": 1.29}, "mode:scale=1.29"),
+    ("mode", {"mode_scale": -0.8}, "mode:scale=-0.8"),
+]
+
+
+@cases(("scheme", "arguments", "spec"), SCHEMES)
+def test_draws_of_diffusers_functions_are_of_our_density(scheme, arguments, spec):
+    """A chi-square test of 200,000 draws, as diffusers' scripts turn them into entries of the table."""
+    generator = torch.Generator().manual_seed(0)
+    u = compute_density_for_timestep_sampling(scheme, 200_000, **arguments, generator=generator)
+    entries = (u * T).long().clamp(max=T - 1)
+    found = torch.bincount(T - 1 - entries, minlength=T).view(50, -1).sum(1).double().numpy()
+    probabilities = get_timestep_sampler(spec, noise_scheduler=FLOW).probabilities(0).view(50, -1).sum(1).numpy()
+    found, expected = joined(found, 200_000 * probabilities)
+    assert scipy.stats.chisquare(found, expected).pvalue > 1e-3
+
+
+@cases(("scheme", "arguments", "spec"), SCHEMES)
+def test_our_draws_are_of_the_density_of_diffusers_functions(scheme, arguments, spec):
+    """A chi-square test of 200,000 draws against the distribution function of diffusers' formula."""
+    sampler = get_timestep_sampler(spec, noise_scheduler=FLOW)
+    drawn = sampler.sample(200_000, 0, torch.Generator().manual_seed(1))
+    found = torch.bincount(drawn, minlength=T).view(50, -1).sum(1).double().numpy()
+    below = np.array([probability_below(scheme, arguments, 1 - k / 50) for k in range(51)])
+    found, expected = joined(found, 200_000 * -np.diff(below))
+    assert scipy.stats.chisquare(found, expected).pvalue > 1e-3
+
+
+@cases(("scheme", "arguments", "spec"), SCHEMES)
+def test_the_same_draws_give_the_same_sigmas(scheme, arguments, spec):
+    """Our density at the quantile of each of diffusers' draws is at its sigma, to 1e-7."""
+    seed = torch.Generator().manual_seed(2)
+    u = compute_density_for_timestep_sampling(scheme, 500, **arguments, generator=seed).double().numpy()
+    entries = (u * T).astype(np.int64).clip(max=T - 1)
+    cumulative = np.concatenate([[0], get_timestep_sampler(spec, noise_scheduler=SHIFTED).probabilities(0).numpy().cumsum()])
+    # diffusers' own quantile of the border of each draw's entry, and ours.
+    theirs = np.array([probability_below(scheme, arguments, entry / T) for entry in entries])
+    np.testing.assert_allclose(1 - cumulative[T - entries], theirs, rtol=0, atol=1e-7)
+    ours = flow_sigmas(SHIFTED)[T - 1 - entries]
+    np.testing.assert_allclose(ours, SHIFTED.sigmas.double()[entries], rtol=1e-7)
+
+
+def probability_below(scheme, arguments, u):
+    """That diffusers' draw is below u."""
+    if scheme == "none" or not 0 < u < 1:
+        return min(max(u, 0.0), 1.0)
+    if scheme == "logit_normal":
+        return scipy.stats.norm.cdf(math.log(u / (1 - u)), arguments["logit_mean"], arguments["logit_std"])
+    scale = arguments["mode_scale"]
+
+    def mapped(v):  # falls with v
+        return 1 - v - scale * (math.cos(math.pi * v / 2) ** 2 - 1 + v)
+
+    return 1 - scipy.optimize.brentq(lambda v: mapped(v) - u, 0, 1, xtol=1e-15)
+
+
+def joined(found, expected):
+    """Cells with fewer than ten expected draws are one."""
+    large = expected >= 10
+    rest = [found[~large].sum()], [expected[~large].sum()]
+    parts = [np.concatenate([each[large], more]) for each, more in zip((found, expected), rest, strict=True)]
+    return [part[parts[1] > 0] for part in parts]
