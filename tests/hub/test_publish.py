@@ -65,7 +65,7 @@ def test_of_a_run_only_what_a_user_needs_goes_up(folders, hub, tmp_path):
     result = lrlab("push", folders / "run", "--repo_id", "digits", "--private", env=hub.env, cwd=tmp_path)
     repo = hub.model("user/digits")
     assert repo.private
-    assert re.search(r"Uploaded 12 files.*http://127.0.0.1:\d+/user/digits/commit/[0-9a-f]{40}", result.stdout)
+    assert re.search(r"Uploaded and verified 12 files.*http://127.0.0.1:\d+/user/digits/commit/[0-9a-f]{40}", result.stdout)
     assert {path.split("/")[0] for path in repo.files} == {
         ".gitattributes",
         "README.md",

@@ -117,7 +117,7 @@ DESERVED = {
     "learning_rate": [
         ({"learning_rate": 0.5}, "0.5 is 500 times the usual one for adamw"),
         ({"learning_rate": 1e-7}, "1/1e+03 of the usual one"),
-        ({"optimizer": "sgd", "learning_rate": 1e-4}, "usual for sgd"),
+        ({"optimizer": "sgd", "learning_rate": 1e-4}, "the usual one for sgd"),
     ],
     "times_seen": [({"max_train_steps": 30_000}, "will be seen 1,246 times")],
 }
@@ -159,7 +159,7 @@ def test_equal_points_are_counted_exactly(tmp_path, num_different, fires):
     different = torch.stack([angles.cos(), angles.sin()], 1)
     trainer.run.data.in_memory = Batch(different[torch.arange(600) % num_different])
     told = run_checks(trainer).get("near_duplicates", "")
-    assert told.startswith("600 of 600 points") == fires
+    assert told.startswith("600 of the 600 points") == fires
 
 
 GOOD = {
