@@ -92,6 +92,7 @@ def _id(value):
     """The same text in each process, so without addresses of objects."""
     if isinstance(value, dict):
         return " ".join(f"{_id(key)}={_id(item)}" for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return " ".join(map(_id, value)) or "[]"
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = value if isinstance(value, (list, tuple)) else sorted(value)  # the order of sets differs between processes
+        return " ".join(map(_id, items)) or "[]"
     return getattr(value, "__name__", type(value).__name__) if " at 0x" in repr(value) else str(value)
