@@ -65,5 +65,6 @@ def as_text(registry: Registry, flag: str, width: int | None) -> str:
         wrapped = textwrap.wrap(text, room) + textwrap.wrap(f"({arguments})", room) * bool(arguments)
         lines += [(start if index == 0 else " " * len(start)) + part for index, part in enumerate(wrapped)]
     if registry.common:
-        lines.append(f"  All but a few also take: {', '.join(map(argument, registry.common))}")
+        takers = "All" if all(entry.common == registry.common for entry in registry.values()) else "All but a few"
+        lines.append(f"  {takers} also take: {', '.join(map(argument, registry.common))}")
     return "\n".join(lines)

@@ -5,13 +5,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
 from ..core.hub_client import limit_waiting, without_tokens
 
 
 def load_model_config(model_class: Any, name_or_path: str, cache_dir: str | None) -> dict[str, Any]:
     """The configuration of a model of this class, with the defaults filled in."""
     path = Path(name_or_path).expanduser()
+    is_path = path.suffix == ".json" or name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
+    if is_path and not path.exists():
+        wanted = "a folder with a config.json, such a file, or a Hub id (USER/NAME)"
+        raise must_be("--model_config_name_or_path", name_or_path, wanted, "no such file or folder exists")
     try:
         if path.is_file():
             config = json.loads(path.read_text(encoding="utf-8"))
