@@ -46,7 +46,7 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("timesteps, instead of schedules").add_argument
     add("--timestep_sampler", action="append", metavar="NAME", help="Density of timesteps, or all; repeat it for several.")
     add("--loss_weighting", action="append", metavar="NAME", help="Weights of losses, or all; repeat it for several.")
-    add("--objective", metavar="NAME", help="Objective, by name or spec string (default: linear betas of DDPM).")
+    add("--objective", metavar="NAME", help="Objective, by name or spec string (default: linear betas).")
     timesteps = "Number of timesteps (default: 1000)."
     add("--num_train_timesteps", "--ddpm_num_steps", type=int, metavar="T", help=timesteps)
     prediction = "Prediction that --loss_weighting is for (default: epsilon)."

@@ -49,8 +49,8 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="Toy dataset, or image set that is made; see `lrlab list`.")
     parser.add_argument("dir", type=Path, metavar="DIR", help="New or empty folder.")
     add = parser.add_argument
-    add("--n", type=int, metavar="N", help="Rows of the split train (default: 100,000 points or 10,000 images).")
-    add("--n_test", type=int, metavar="N", help="Rows of the split test, or 0 (default: a tenth of --n).")
+    add("--n", type=int, default=100_000, metavar="N", help="Rows of the split train (default: %(default)s).")
+    add("--n_test", type=int, default=10_000, metavar="N", help="Rows of the split test, or 0 (default: %(default)s).")
     add("--seed", type=int, default=42, metavar="S", help="Seed of the data (default: %(default)s).")
     add("--resolution", type=int, metavar="PIXELS", help="Size of images, from 16 to 256 (default: 16).")
 
@@ -64,12 +64,10 @@ def data(options: argparse.Namespace) -> None:
     is_images = options.name in IMAGE_DATASETS
     if options.resolution is not None and not is_images:
         raise LabError(f"--resolution {options.resolution} has no effect on the points of {options.name!r}. Leave it out.")
-    n = options.n if options.n is not None else 10_000 if is_images else 100_000
-    n_test = options.n_test if options.n_test is not None else n // 10
     if is_images:
-        export_image_dataset(options.name, options.dir, n, n_test, options.seed, options.resolution)
+        export_image_dataset(options.name, options.dir, options.n, options.n_test, options.seed, options.resolution)
     else:
-        export_toy_dataset(options.name, options.dir, n, n_test, options.seed)
+        export_toy_dataset(options.name, options.dir, options.n, options.n_test, options.seed)
     say(f"Wrote {options.dir}: load_dataset({str(options.dir)!r}), or --dataset_name {options.dir} to train on it.")
 
 

@@ -45,7 +45,10 @@ def _check_set(value: Any, *_: Any) -> ImageSet:
 
 IMAGE_DATASETS = Registry(
     "image data set",
-    traits={"made": "any number of images of any size between 16 and 256 pixels is made, by a seed"},
+    traits={
+        "made": "any number of images of any size between 16 and 256 pixels is made, by a seed",
+        "factors": "images are made from independent factors, which are read back from samples",
+    },
     shown_facts={"classes": "classes", "licence": "licence"},
     returns=_check_set,
 )
@@ -96,7 +99,7 @@ _register(
     description="one coloured shape on white, made from independent factors: kind, hue, size, x, y, rotation",
     source="this package; after dSprites (L. Matthey et al. 2017)",
     licence="Apache 2.0",
-    traits=("made",),
+    traits=("made", "factors"),
 )
 _register(
     "glyphs",
@@ -113,6 +116,11 @@ _register(
 def image_set(name: str | None) -> Entry | None:
     """The entry of an embedded set of images; `None` for other names."""
     return IMAGE_DATASETS[name] if name is not None and name in IMAGE_DATASETS else None
+
+
+def has_factors(name: str | None) -> bool:
+    """Whether images of a set have factors that are read back from samples."""
+    return (embedded := image_set(name)) is not None and "factors" in embedded.traits
 
 
 def check_resolution(name: str, resolution: int, called: str = "--resolution") -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from ..core.errors import LabError
 from ..core.signatures import checked
+from ..core.words import counted
 from ..data.image_sets import IMAGE_DATASETS
 from ..data.images import normalise
 
@@ -88,7 +89,7 @@ def image_features(name: str) -> ImageFeatures:
     images = torch.from_numpy(some.images[rows]).reshape(len(rows), *some.images.shape[1:3], channels).permute(0, 3, 1, 2)
     prepare = partial(_reduced, side=_SIDE, channels=channels)
     layers = fit(prepare(normalise(images)), some.labels[rows])
-    return ImageFeatures(f"{kind} {len(rows):,} images of {name}, {_SIDE}x{_SIDE} pixels", layers, prepare)
+    return ImageFeatures(f"{kind} {counted(len(rows), 'image', ',')} of {name}, {_SIDE}x{_SIDE} pixels", layers, prepare)
 
 
 def _reduced(images: torch.Tensor, side: int, channels: int) -> np.ndarray:

@@ -141,7 +141,7 @@ def _part_of_factors(evaluation: Evaluation) -> float:
         "of": "run",
         "form": "images",
         "unit": "bits",
-        "needs": ("samples", "features"),
+        "needs": ("samples", "factors"),
         "part": _part_of_factors,
     },
 )

@@ -117,6 +117,7 @@ VALID = {
     "Curve": {"spec": "rex:d=0.9"},
     "get_scheduler": SCHEDULER,
     "get_timestep_sampler": {"name": "uniform", "num_train_timesteps": 100},
+    "load_image_dataset": {"name": "shapes", "n": 2},
     "load_toy_dataset": {"name": "moons", "n": 10},
     "lr_curve": CURVE,
     "read_study": {"folder": "no study"},

@@ -76,7 +76,10 @@ class _Full(RunFolder):
 def test_the_record_of_a_run_on_a_full_disk_says_why_it_ended(tmp_path, monkeypatch):
     folder = _Full(tmp_path)
     folder.lab.mkdir()
-    trainer = SimpleNamespace(folder=folder, observer=SimpleNamespace(write=_fill, log=SimpleNamespace(num_spikes=0)))
+    trainer = SimpleNamespace(
+        folder=folder,
+        log=SimpleNamespace(observer=SimpleNamespace(write=_fill, log=SimpleNamespace(num_spikes=0))),
+    )
     monkeypatch.setattr("diffusers_lrlab.run.record.training_figures", lambda trainer: {})
     for ended in (nullcontext(), full_disk_explained(tmp_path / "checkpoint-2")):
         record = {"run": {"status": "running", "seconds": 0.0}, "train": {}}

@@ -50,7 +50,8 @@ def test_every_flag_of_upstream_is_understood(flag):
 @pytest.fixture
 def readers_folder(tmp_path, monkeypatch):
     """A clone with what the pages take for the reader's own: images, a recipe, a schedule."""
-    image_folder(tmp_path / "photos", count=2)
+    for name in ("photos", "shapes-32"):
+        image_folder(tmp_path / name, count=2)
     (tmp_path / "recipe.yaml").write_text("lr_scheduler: rex\n")
     (tmp_path / "quick.yaml").write_text(printed.block_with("logger:", "yaml").code)
     for name, text in {"stairs": "def stairs", "gated": "class GatedDenoiser", "lab_extras": "def sawtooth"}.items():

@@ -64,9 +64,9 @@ def with_value(points, row, value):
 @rows(
     ("change", "part"),
     [
-        (lambda points: with_value(points, 3, math.nan), "Point 3 of the {} set is [ 1. nan]"),
-        (lambda points: with_value(points, 7, math.inf), "Point 7 of the {} set is [ 1. inf]"),
-        (lambda points: with_value(points, 0, -math.inf), "Point 0 of the {} set is [  1. -inf]"),
+        (lambda points: with_value(points, 3, math.nan), "point 3 [1.0, nan] of the {} set: must be"),
+        (lambda points: with_value(points, 7, math.inf), "point 7 [1.0, inf] of the {} set: must be"),
+        (lambda points: with_value(points, 0, -math.inf), "point 0 [1.0, -inf] of the {} set: must be"),
         (lambda points: points[:, 0], "The {} set has shape (20,)"),
         (lambda points: points[None], "The {} set has shape (1, 20, 2)"),
         (lambda points: points[:0], "The {} set has shape (0, 2)"),
@@ -767,5 +767,5 @@ def test_real_points_that_are_mostly_one_have_other_figures():
 
 
 def test_generated_points_that_are_not_finite_are_told():
-    with pytest.raises(ValueError, match="Point 4 of the second set"):
+    with pytest.raises(ValueError, match=r"point 4 \[.*\] of the second set: must be"):
         compare_samples(normal(0, 20), with_value(normal(1, 20), 4, math.nan))

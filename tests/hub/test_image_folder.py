@@ -14,7 +14,7 @@ from diffusers_lrlab.hub.image_folder import export_image_dataset
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images") / "shapes"
-    assert main(["data", "export", "shapes", str(folder), "--n", "50", "--resolution", "32"]) in (0, None)
+    assert main(["data", "export", "shapes", str(folder), "--n", "50", "--n_test", "5", "--resolution", "32"]) in (0, None)
     return folder
 
 

@@ -71,7 +71,7 @@ def precision(dtype):
     """Runs on points are of this precision inside this block."""
     with pytest.MonkeyPatch.context() as patch:
         if dtype == torch.float64:
-            patch.setattr(Points, "model_class", lambda self: Double)
+            patch.setattr(Points, "model", f"{__name__}:Double")
         yield
 
 

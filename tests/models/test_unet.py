@@ -21,7 +21,7 @@ def test_the_resolutions_that_are_proposed_work(resolution):
     try:
         check(resolution)
     except LabError as error:
-        proposed = re.search(r"Use ([\d or]+)\.", str(error))
+        proposed = re.search(r"use ([\d or]+)\.", str(error))
         for size in proposed[1].split(" or "):
             check(int(size))
 

@@ -15,7 +15,7 @@ from diffusers_lrlab.objective.ddpm import DDPM
 from diffusers_lrlab.objective.flow_matching import FlowMatching
 from diffusers_lrlab.objective.process import make_process
 from diffusers_lrlab.training.arguments import parse_arguments
-from diffusers_lrlab.training.kinds.select import kind_of
+from diffusers_lrlab.training.model import given_model_config
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
@@ -86,28 +86,28 @@ def make_trainer(folder, **options):
     small |= {"model_config_name_or_path": str(folder), "num_inference_steps": 3, "cpu_threads": 1, "use_ema": False}
     config = resolve_config(TrainingConfig(**small, output_dir=str(folder / "run"), **options))
     data = load_data_once(config)
-    plan = make_plan(config, data, kind_of(config).load_model_config(config))
+    plan = make_plan(config, data, given_model_config(config))
     AcceleratorState._reset_state(reset_partial_state=True)
     return Trainer(plan, data, Accelerator(cpu=True), RunFolder(folder / "run"))
 
 
 def test_a_run_is_a_plain_loop_over_the_same_data_noise_and_timesteps(tmp_path, monkeypatch):
     trainer, drawn = make_trainer(tmp_path, objective="flow_matching:shift=2", learning_rate=1e-3), []
-    model = MLPDenoiser.from_config(trainer.bare_model.config)
-    model.load_state_dict(trainer.bare_model.state_dict())
+    model = MLPDenoiser.from_config(trainer.run.model.config)
+    model.load_state_dict(trainer.run.model.state_dict())
     losses = FlowMatching.losses
 
     def recording(self, model, batch, noise, timesteps, *rest):
         found = losses(self, model, batch, noise, timesteps, *rest)
         if torch.is_grad_enabled():
-            drawn.append((batch.data, noise, timesteps, found.detach(), trainer.current_lr))
+            drawn.append((batch.data, noise, timesteps, found.detach(), trainer.run.current_lr))
         return found
 
     monkeypatch.setattr(FlowMatching, "losses", recording)
     for _ in trainer.updates(show_progress=False):
         pass
     assert len(drawn) == 50
-    config = trainer.config
+    config = trainer.run.config
     betas, weight_decay = (config.adam_beta1, config.adam_beta2), config.adam_weight_decay
     optimizer = torch.optim.AdamW(model.parameters(), betas=betas, weight_decay=weight_decay, eps=config.adam_epsilon)
     for data, noise, timesteps, found, lr in drawn:
@@ -118,7 +118,7 @@ def test_a_run_is_a_plain_loop_over_the_same_data_noise_and_timesteps(tmp_path, 
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
-    for own, other in zip(trainer.bare_model.parameters(), model.parameters(), strict=True):
+    for own, other in zip(trainer.run.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-6)
 
 
@@ -216,7 +216,7 @@ def test_the_shift_is_given_or_follows_from_the_resolution(tmp_path, arguments, 
 @cases(
     ("options", "message"),
     [
-        ({"objective": "flow_matching:shift=0"}, r"shift=0 of 'flow_matching': must be a float in \(0, 1000\]"),
+        ({"objective": "flow_matching:shift=0"}, r"shift=0 of 'flow_matching': must be a number in \(0, 1000\]"),
         ({"objective": "flow_matching:shift=-1"}, "shift=-1 of 'flow_matching': must be"),
         ({"objective": "flow_matching:shift=3,base_resolution=4"}, "shift=3 and base_resolution=4 .* one of them"),
         ({"objective": "flow_matching:base_resolution=4", "dataset_name": "moons"}, "such as points. Hint: give shift"),

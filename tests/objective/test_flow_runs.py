@@ -26,7 +26,7 @@ from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.study.stacked.stacks import split_into_stacks
-from diffusers_lrlab.training.kinds.select import kind_of
+from diffusers_lrlab.training.model import given_model_config
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.resolve import resolve_config
@@ -144,8 +144,7 @@ def test_it_is_studied_beside_ddpm_and_stacked_is_solo(tiny, tmp_path, blank_pic
 
 def test_the_plan_says_it(tiny, tmp_path):
     config = resolve_config(TrainingConfig(**tiny, objective="flow_matching:shift=3", output_dir=str(tmp_path / "run")))
-    kind = kind_of(config)
-    plan = make_plan(config, load_data_once(config), kind.load_model_config(config))
+    plan = make_plan(config, load_data_once(config), given_model_config(config))
     assert (
         "objective  flow_matching; noise schedule 100 timesteps, shift 3; prediction type velocity (noise minus data)"
         in describe_plan(plan)
@@ -156,7 +155,7 @@ def test_its_memory_is_forecast_as_that_of_ddpm(tiny, tmp_path):
     found = []
     for objective in ("ddpm", "flow_matching:shift=3"):
         config = resolve_config(TrainingConfig(**tiny, objective=objective, output_dir=str(tmp_path / "run")))
-        plan = make_plan(config, load_data_once(config), kind_of(config).load_model_config(config))
+        plan = make_plan(config, load_data_once(config), given_model_config(config))
         found.append(forecast_memory(plan).total)
     assert found[1] == pytest.approx(found[0], rel=0.02)
 

@@ -73,7 +73,7 @@ ERRORS = {
     "offset of 0": (["--noise=offset:strength=0"], ["strength=0 of 'offset'", "(0, inf)"]),
     "discount 1": (["--noise=pyramid:discount=1"], ["discount=1 of 'pyramid'", "(0, 1)"]),
     "gamma 0": (["--loss_weighting=min_snr:gamma=0"], ["gamma=0 of 'min_snr'", "(0, inf)"]),
-    "gamma in words": (["--loss_weighting=min_snr:gamma=much"], ["gamma='much'", "float"]),
+    "gamma in words": (["--loss_weighting=min_snr:gamma=much"], ["gamma='much'", "a number in"]),
     "history 0": (["--timestep_sampler=loss_second_moment:history=0"], ["history=0", "[1, inf)"]),
     "sigma without effect": (
         ["--timestep_sampler=clts:sigma=0.5,noise_rate_exponent=2"],
@@ -123,7 +123,7 @@ ERRORS = {
     "factor 0": (["--timestep_lr=banded:factors=[1|0]"], ["factors=[1, 0] of 'banded'", "(0, inf)"]),
     "one factor": (["--timestep_lr=weight:factors=[2]"], ["weight with one factor", "--learning_rate"]),
     "negative factor": (["--timestep_lr=weight:factors=[-1|2]"], ["factors=[-1, 2] of 'weight'", "(0, inf)"]),
-    "one factor that is no list": (["--timestep_lr=banded:factors=2"], ["factors=2", "list of float"]),
+    "one factor that is no list": (["--timestep_lr=banded:factors=2"], ["factors=2", "a list of numbers"]),
     "edges that do not rise": (
         ["--timestep_lr=banded:factors=[1|2|3],edges=[0.6|0.4]"],
         ["[0, 600, 400]", "edges that rise"],

@@ -96,8 +96,14 @@ OPTIONS = {
         ["--lr_scheduler=step:stepsize=5"],
         ["'step' does not take 'stepsize'", "step_size, gamma", "Did you mean 'step_size'?"],
     ),
-    "kwarg of the wrong type": (["--lr_scheduler=step:step_size=2.5"], ["'step'", "step_size=2.5", "int in [1, inf)"]),
-    "kwarg out of range": (["--lr_scheduler=step:gamma=2"], ["'step'", "gamma=2", "float in (0, 1]", "factor at each drop"]),
+    "kwarg of the wrong type": (
+        ["--lr_scheduler=step:step_size=2.5"],
+        ["'step'", "step_size=2.5", "a whole number in [1, inf)"],
+    ),
+    "kwarg out of range": (
+        ["--lr_scheduler=step:gamma=2"],
+        ["'step'", "gamma=2", "a number in (0, 1]", "factor at each drop"],
+    ),
     "kwarg without meaning": (["--lr_scheduler=cosine", "--lr_power=2"], ["--lr_power 2", "'cosine'", "for polynomial."]),
     "kwarg of a schedule without any": (
         ["--lr_scheduler=constant", "--lr_num_cycles=2"],
@@ -163,7 +169,7 @@ OPTIONS = {
         ["--ddpm_num_steps=10", "--num_inference_steps=20"],
         ["--num_inference_steps 20", "the 10 timesteps (--ddpm_num_steps)", "at most as many"],
     ),
-    "resolution": (["--resolution=30"], ["--resolution 30", "divisible by 4", "Use 28 or 32"]),
+    "resolution": (["--resolution=30"], ["--resolution 30", "divisible by 4", "use 28 or 32"]),
     "batch larger than the data": (
         ["--train_batch_size=1542"],
         ["batch of 1542", "training set of 1541", "Use at most --train_batch_size 1541"],
@@ -174,7 +180,7 @@ OPTIONS = {
     ),
     "both lengths": (
         ["--num_epochs=1", "--max_train_steps=3"],
-        ["--num_epochs has no effect with --max_train_steps", "Leave one of them out"],
+        ["--num_epochs has no effect with --max_train_steps", "leave one of them out"],
     ),
     "two data sets": (["--dataset_name=digits", "--train_data_dir=TMP"], ["'digits'", "TMP", "give one of them"]),
     "name of a data set": (["--dataset_name=digit"], ["'digit'", "Did you mean 'digits'?", "USER/NAME"]),
@@ -319,7 +325,7 @@ FOUR_LEVELS = {
 @pytest.mark.parametrize(
     ("change", "arguments", "parts"),
     [
-        (FOUR_LEVELS, ["--resolution=12"], ["--resolution 12", "3 times", "by 8", "Use 8 or 16"]),
+        (FOUR_LEVELS, ["--resolution=12"], ["--resolution 12", "3 times", "by 8", "use 8 or 16"]),
         ({"in_channels": 3}, [], ["in_channels=3", "1 channel", "--image_channels 3"]),
         ({"out_channels": 2}, [], ["out_channels=2", "1 channel"]),
         ({"sample_size": 32}, [], ["sample_size=32", "--resolution 8", "Give --resolution 32"]),

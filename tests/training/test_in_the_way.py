@@ -181,7 +181,7 @@ def test_files_and_folders_do_not_replace_each_other(tmp_path):
     for name in ("file/new", "file/a/b"):
         with pytest.raises(LabError, match="file' is in its way"), atomic_file(tmp_path / name) as path:
             path.write_text("new")
-    for name, said in (("file", "is no folder"), ("link", "is a link, which is not replaced")):
+    for name, said in (("file", "is not a folder"), ("link", "is a link, which is not replaced")):
         with pytest.raises(LabError, match=said), atomic_folder(tmp_path / name):
             pytest.fail("made for nothing")
     assert snapshot(tmp_path) == before

@@ -277,7 +277,7 @@ def test_the_record_takes_the_room_that_was_kept_for_it(tmp_path, monkeypatch):
         path.write_text(text)
 
     monkeypatch.setattr("diffusers_lrlab.training.run_folder.write_text", write)
-    _write_end(SimpleNamespace(folder=folder, observer=None), record, room)
+    _write_end(SimpleNamespace(folder=folder, log=SimpleNamespace(observer=None)), record, room)
     assert folder.read_record() == record
 
 
@@ -296,10 +296,10 @@ def signal_in_last_checkpoint():
 
     begin = CheckpointWriter.begin
 
-    def and_signal(writer, run, rows):
+    def and_signal(writer, run, *state):
         if run.update == 8:
             os.kill(os.getpid(), signal.SIGTERM)
-        return begin(writer, run, rows)
+        return begin(writer, run, *state)
 
     CheckpointWriter.begin = and_signal
 

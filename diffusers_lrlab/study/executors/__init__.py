@@ -11,6 +11,7 @@ from ...core.errors import LabError
 from ...core.extras import require_extra
 from ...core.plugins import loaded_plugins
 from ...core.ranges import COUNT, Range
+from ...core.words import counted
 from ..runs.context import StudyContext
 from ..spec.spec import RunSpec
 from ..stacked.stacks import not_stackable, run_stacked
@@ -36,7 +37,7 @@ def check_executor(
         raise LabError(f"--address {address} has no effect without --executor ray.")
     most = available_cores() if executor == "pool" else None
     allowed = Range(f"[1, {most}]", whole=True) if most else COUNT
-    allowed.check("--workers", num_workers, f"this machine has {most} cores" if most else "each is a process")
+    allowed.check("--workers", num_workers, f"this machine has {counted(most, 'core')}" if most else "each is a process")
     if executor == "ray":
         require_extra("ray", "--executor ray")
 
