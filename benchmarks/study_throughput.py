@@ -191,7 +191,7 @@ def evaluation_seconds(stacks, threads, num_samples, rounds):
     runs = {spec.id: (member, spec) for group in groups for member, spec in group}
     for _ in range(rounds):
         start = time.perf_counter()
-        alone = dict(zip(runs, threads.map(lambda run: draw(*run), runs.values()), strict=True))
+        alone = dict(zip(runs, threads.map(lambda pair: draw(pair[0].run, pair[1]), runs.values()), strict=True))
         middle = time.perf_counter()
         steps = [draw_together(group, drawn) for group in groups]
         while any(threads.map(lambda step: next(step, False), steps)):
@@ -199,7 +199,7 @@ def evaluation_seconds(stacks, threads, num_samples, rounds):
         times["alone"].append((middle - start) / size)
         times["together"].append((time.perf_counter() - middle) / size)
     same = all((drawn[run_id]["compared"] == samples["compared"]).all() for run_id, samples in alone.items())
-    real = groups[0][0][0].data.all_in_memory().data.numpy()
+    real = groups[0][0][0].run.data.all_in_memory().data.numpy()
     start = time.perf_counter()
     threads.map(lambda samples: knn_kl(real, samples["compared"]), list(alone.values())[: len(groups)])
     return times, same, (time.perf_counter() - start) / len(groups)
@@ -220,7 +220,7 @@ def sampling_operators(study, size):
     with CountedOperators() as together:
         next(steps)
     with CountedOperators() as one_step, torch.no_grad():
-        draw(*runs[0])
+        draw(runs[0][0].run, runs[0][1])
     return one_step.count * size // SAMPLING_STEPS, together.count
 
 

@@ -83,7 +83,8 @@ def _check_form(options: argparse.Namespace) -> None:
     form, takes = ACTIONS[action]
     for name in [*ACTIONS["run"][1], *_FIGURES]:
         if getattr(options, name) not in (None, False) and name not in takes:
-            raise LabError(f"--{name} has no effect here. Use `lrlab study {form}`; see `lrlab study --help`.")
+            takers = ", ".join(f"`lrlab study {other}`" for other, (_, taken) in ACTIONS.items() if name in taken)
+            raise LabError(f"--{name} has no effect on `lrlab study {action}`. Leave it out; it is for {takers}.")
     if (options.what is None) != (action == "list") or (action == "card" and options.out is None):
         raise LabError(f"The form is `lrlab study {form}`. See `lrlab study --help`.")
 

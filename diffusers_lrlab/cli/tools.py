@@ -3,9 +3,9 @@
 import argparse
 from pathlib import Path
 
-from ..core.errors import LabError
+from ..core.errors import LabError, did_you_mean
 from ..core.extras import require_extra
-from ..core.ranges import COUNT, POSITIVE
+from ..core.ranges import COUNT, POSITIVE, Range
 from .output import say, say_json
 
 
@@ -57,18 +57,29 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
 
 def data(options: argparse.Namespace) -> None:
     require_extra("train", "`lrlab data export`")
-    from ..data.image_sets import IMAGE_DATASETS
+    from ..data.image_sets import IMAGE_DATASETS, check_resolution
+    from ..data.toy2d_entries import TOY_DATASETS
     from ..hub.dataset_folder import export_toy_dataset
     from ..hub.image_folder import export_image_dataset
 
     is_images = options.name in IMAGE_DATASETS
+    if not is_images and options.name not in TOY_DATASETS:
+        names = [*TOY_DATASETS, *IMAGE_DATASETS]
+        raise LabError(f"Unknown data set {options.name!r}.{did_you_mean(options.name, names)} Known: {', '.join(names)}.")
+    for flag, least in (("n", 1), ("n_test", 0)):
+        Range(f"[{least}, 1e8]", whole=True).check(f"--{flag}", getattr(options, flag), "it is a number of rows")
     if options.resolution is not None and not is_images:
         raise LabError(f"--resolution {options.resolution} has no effect on the points of {options.name!r}. Leave it out.")
+    size = ""
     if is_images:
+        if options.resolution is not None:
+            check_resolution(options.name, options.resolution)
+        defaults = IMAGE_DATASETS[options.name].facts["defaults"]
+        size = f" --resolution {options.resolution or defaults['resolution']} --image_channels {defaults['image_channels']}"
         export_image_dataset(options.name, options.dir, options.n, options.n_test, options.seed, options.resolution)
     else:
         export_toy_dataset(options.name, options.dir, options.n, options.n_test, options.seed)
-    say(f"Wrote {options.dir}: load_dataset({str(options.dir)!r}), or --dataset_name {options.dir} to train on it.")
+    say(f"Wrote {options.dir}: load_dataset({str(options.dir)!r}), or --dataset_name {options.dir}{size} to train on it.")
 
 
 def upstream_patch_arguments(parser: argparse.ArgumentParser) -> None:

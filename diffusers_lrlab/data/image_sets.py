@@ -137,7 +137,7 @@ def check_resolution(name: str, resolution: int, called: str = "--resolution") -
 def load_image_dataset(
     name: str,
     n: int | None = None,
-    seed: int = SEED,
+    seed: int | None = None,
     split: Literal["train", "test"] = "train",
     resolution: int | None = None,
 ) -> datasets.Dataset:
@@ -146,8 +146,8 @@ def load_image_dataset(
 
     Args:
         name (`str`): One of `lrlab list images`.
-        n (`int`, *optional*): Images; 10,000 of a set that is made, all of another.
-        seed (`int`): Of a set that is made; the first images of a larger set are the same.
+        n (`int`, *optional*): Images; 10,000 of a set that is made, all of another, of which fewer are a random selection.
+        seed (`int`, *optional*): Of a set that is made, 42 if not given; the first images of a larger set are the same.
         split (`"train"` or `"test"`): Independent images of a set that is made; other sets have "train" alone.
         resolution (`int`, *optional*): Pixels of a side of a set that is made, 16 to 256; 16 if not given.
     """
@@ -156,19 +156,19 @@ def load_image_dataset(
     if "made" in entry.traits:
         Range("[1, 1e7]", whole=True).check("n", MADE_IMAGES if n is None else n, "it is the number of images")
         check_resolution(name, size, "resolution")
-        made = entry(MADE_IMAGES if n is None else n, seed, split, size)
+        made = entry(MADE_IMAGES if n is None else n, SEED if seed is None else seed, split, size)
     else:
-        for argument, value, only in (
-            ("split", split, "train"),
-            ("resolution", size, entry.facts["defaults"]["resolution"]),
-        ):
+        fixed = entry.facts["defaults"]["resolution"]
+        for argument, value, only in (("split", split, "train"), ("resolution", size, fixed), ("seed", seed, None)):
             if value != only:
                 raise must_be(argument, value, f"{only!r} for {name!r}, which is not made to order", "leave it out")
         made = entry()
         Range(f"[1, {len(made.labels)}]", whole=True).check(
             "n", len(made.labels) if n is None else n, "leave it out for all"
         )
-        made = ImageSet(made.images[:n], made.labels[:n])
+        if n is not None:  # the files are sorted or in the order of their writers
+            rows = np.sort(np.random.default_rng(SEED).permutation(len(made.labels))[:n])
+            made = ImageSet(made.images[rows], made.labels[rows])
     return as_dataset(made, entry.facts["class_names"])
 
 

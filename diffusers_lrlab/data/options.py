@@ -72,7 +72,7 @@ class DataConfig:
         kinds=IMAGES,
     )
     image_channels: Literal[1, 3] | None = option(
-        None, "1 for grey, 3 for colour (default: 3; that of an embedded set).", SOURCE, kinds=IMAGES
+        None, "1 for grey, 3 for colour (default: 3, or the set's own).", SOURCE, kinds=IMAGES
     )
     center_crop: bool = option(False, "Crop at the centre instead of at a random position.", DATA, kinds=IMAGES)
     random_flip: bool = option(False, "Flip half of the images horizontally.", DATA, kinds=IMAGES)

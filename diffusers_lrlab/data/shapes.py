@@ -22,7 +22,7 @@ SIZES = (0.14, 0.24)
 PLACES = (0.38, 0.62)  # the largest triangle still fits
 
 _INNER = 0.5  # radius of a star's inner corners over that of its outer ones
-_FINE = 128  # cells of a side, at least, in which coverage is counted
+_FINE, _FEWEST = 128, 4  # cells of a side of the image and of a pixel, at least, in which coverage is counted
 _AT_ONCE = 2**22  # cells
 
 
@@ -74,7 +74,7 @@ def render_shapes(factors: Factors, resolution: int) -> np.ndarray:
 
     Each shape covers a pixel by the fraction of a fine grid's cells in it whose centres lie inside the shape.
     """
-    fine = math.ceil(_FINE / resolution)
+    fine = max(_FEWEST, math.ceil(_FINE / resolution))
     step = max(1, _AT_ONCE // (resolution * fine) ** 2)
     starts = tqdm(range(0, len(factors), step), desc="draw shapes", disable=None, leave=False, delay=2)
     parts = [_render(factors[start : start + step], resolution, fine) for start in starts]

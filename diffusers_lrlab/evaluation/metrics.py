@@ -7,13 +7,14 @@ import torch
 
 from ..data.batch import Batch
 from ..data.image_sets import IMAGE_DATASETS
+from ..data.shapes import RANGES
 from ..data.toy2d_entries import LOG_PROBS
 from . import distances, kl
 from .frechet import frechet_distance, image_features
 from .landscape import sharpness
 from .likelihood import NUM_STEPS, exact_kl, log_likelihood
 from .registry import ALL, METRICS, better_of, metric_label, metrics_table, register_metric, word_for
-from .shape_factors import divergences, estimator_error, kind_classifier, read_factors, split_pairs
+from .shape_factors import divergences, estimator_error, kind_classifier, read_factors, split_pairs, true_readings
 from .validation_loss import ValidationLoss
 
 __all__ = ["METRICS", "better_of", "metric_label", "metrics_table", "register_metric", "word_for"]
@@ -119,8 +120,6 @@ def _frechet_distance(evaluation: Evaluation) -> dict[str, Any]:
 
 def _part_of_factors(evaluation: Evaluation) -> float:
     """The classifier of kinds is what takes time."""
-    if evaluation.run.config.dataset_name != "shapes":
-        return 0.0
     kind_classifier.__wrapped__(evaluation.run.config.resolution)
     return 1.0
 
@@ -132,11 +131,12 @@ def _part_of_factors(evaluation: Evaluation) -> float:
     traits=("on_hub",),
     facts={
         "besides": {
-            "of_held_out_images": "the same, of held-out images in the place of samples",
+            "of_true_images": "the same, of as many true images in the place of samples",
             "of_pairs": "mean divergence of pairs of factors",
-            "of_pairs_of_held_out_images": "mean divergence of pairs of factors, of held-out images",
+            "of_pairs_of_true_images": "mean divergence of pairs of factors, of true images",
             "readable_share": "share of samples that show one whole shape",
             "wrong_kinds": "share of true images whose kind is misread",
+            **{f"error_of_{factor}": f"mean error of the estimator in {factor}" for factor in RANGES},
         },
         "of": "run",
         "form": "images",
@@ -146,25 +146,19 @@ def _part_of_factors(evaluation: Evaluation) -> float:
     },
 )
 def _factor_divergence(evaluation: Evaluation) -> dict[str, float]:
-    """With that of each factor and of pairs, and the estimator's own errors; nothing for other sets than `shapes`."""
-    run, samples = evaluation.run, evaluation.samples
-    if run.config.dataset_name != "shapes" or not len(samples):
+    """With that of each factor and each pair, and the estimator's own errors on true images."""
+    samples, name, figures = evaluation.samples, "factor_divergence", {}
+    if not len(samples):
         return {}
-    name, held_out = "factor_divergence", run.data.held_out.data[: len(samples)]
-    images = {"": samples, "_of_held_out_images": ((held_out + 1) / 2).clamp(0, 1).permute(0, 2, 3, 1).numpy()}
-    figures = {}
-    for end, some in images.items():
-        if not len(some):
-            continue
-        readings = read_factors(some)
+    resolution = samples.shape[1]
+    for end, readings in (("", read_factors(samples)), ("_of_true_images", true_readings(resolution, len(samples))[1])):
         found = divergences(readings.factors[readings.is_readable])
         factors, pairs = split_pairs(found)
-        figures[f"{name}{end}"], figures[f"{name}_of_pairs{end}"] = (
-            float(np.mean([*part.values()])) for part in (factors, pairs)
-        )
-        figures |= {f"{name}_of_{factor}{end}": value for factor, value in factors.items()}
+        figures[f"{name}{end}"] = float(np.mean([*factors.values()]))
+        figures[f"{name}_of_pairs{end}"] = float(np.mean([*pairs.values()]))
+        figures |= {f"{name}_of_{which.replace(', ', '_and_')}{end}": value for which, value in found.items()}
         figures[f"{name}_readable_share{end}"] = float(readings.is_readable.mean())
-    errors = estimator_error(samples.shape[1])
+    errors = estimator_error(resolution)
     figures[f"{name}_wrong_kinds"] = errors.pop("kind")
     return figures | {f"{name}_error_of_{factor}": value for factor, value in errors.items()}
 

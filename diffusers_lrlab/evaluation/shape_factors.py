@@ -15,6 +15,7 @@ NUM_BINS = 8  # of each factor that is a real number
 _NUM_CALIBRATION, _CALIBRATION_SEED = 1000, 917
 _FAINTEST = 0.1  # coverage below it is taken for noise of the background
 _READABLE = 0.15  # the largest mismatch of a readable image
+_PIXELS_AT_ONCE = 2**21
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,25 @@ def read_factors(images: np.ndarray) -> Readings:
     coverage; the kind is the most likely one given four rotation-invariant moments (by linear discriminants, fitted to
     1,000 true images of the resolution); the rotation is the phase of the moment of the kind's symmetry.
     """
-    factors, mismatch = _estimates(images)
+    parts = [_estimates(images[rows]) for rows in _parts(images)]
+    factors = Factors(*(np.concatenate([getattr(part, name) for part, _ in parts]) for name in FACTORS))
+    mismatch = np.concatenate([part for _, part in parts])
     low, high = RANGES["size"]
     has_size = (factors.size > low / 2) & (factors.size < high * 2)
     return Readings(factors, mismatch, has_size & (mismatch <= _READABLE))
+
+
+def _parts(images: np.ndarray) -> list[slice]:
+    """Rows that are read at once: their moments take some hundred bytes per pixel."""
+    step = max(1, _PIXELS_AT_ONCE // images[0].size) if len(images) else 1
+    return [slice(start, start + step) for start in range(0, max(len(images), 1), step)]
+
+
+@cache
+def true_readings(resolution: int, num: int = 1000) -> tuple[Factors, Readings]:
+    """The factors of true images that the estimator was not calibrated on, and its readings of these images."""
+    true = draw_factors(num, _CALIBRATION_SEED, "test")
+    return true, read_factors(render_shapes(true, resolution) / 255)
 
 
 def estimator_error(resolution: int, num: int = 1000) -> dict[str, float]:
@@ -57,8 +73,7 @@ def estimator_error(resolution: int, num: int = 1000) -> dict[str, float]:
         `dict`: `kind`: share of wrong kinds; other factors: mean absolute error in the factor's unit (hue and rotation
         around the circle, rotation without circles); `unreadable`: share of images that it calls unreadable.
     """
-    true = draw_factors(num, _CALIBRATION_SEED, "test")
-    readings = read_factors(render_shapes(true, resolution) / 255)
+    true, readings = true_readings(resolution, num)
     found, errors = readings.factors, {"kind": float((readings.factors.kind != true.kind).mean())}
     for name in RANGES:
         difference = np.abs(getattr(found, name) - getattr(true, name))
@@ -120,7 +135,8 @@ def kind_classifier(resolution: int) -> Any:
 
     true = draw_factors(_NUM_CALIBRATION, _CALIBRATION_SEED, "calibration")
     images = render_shapes(true, resolution) / 255
-    return LinearDiscriminantAnalysis().fit(_Moments(images).invariants, true.kind)
+    invariants = np.concatenate([_Moments(images[rows]).invariants for rows in _parts(images)])
+    return LinearDiscriminantAnalysis().fit(invariants, true.kind)
 
 
 def _estimates(images: np.ndarray) -> tuple[Factors, np.ndarray]:

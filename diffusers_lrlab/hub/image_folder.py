@@ -12,7 +12,8 @@ from ..data.image_sets import IMAGE_DATASETS, load_image_dataset
 from .cards import fill
 from .dataset_folder import size_category
 
-_NUM_SHOWN = 40  # images of the picture
+_NUM_SHOWN = 40  # images of the plot
+_NUM_GROUPS = 16
 
 
 def export_image_dataset(
@@ -20,7 +21,7 @@ def export_image_dataset(
 ) -> None:
     """
     Writes a made set of images into a new folder, whole or not at all: parquet files, a card that says how it was made, a
-    picture.
+    plot of some images.
 
     `n` and `n_test` are the images of the splits `train` and `test`; `n_test=0` leaves it out. `resolution` is that of
     [`load_image_dataset`].
@@ -28,7 +29,7 @@ def export_image_dataset(
     entry = IMAGE_DATASETS[name]
     if "made" not in entry.traits:
         made = ", ".join(repr(each) for each, other in IMAGE_DATASETS.items() if "made" in other.traits)
-        raise LabError(f"{name!r} is {entry.source}, which is not ours to publish again. Sets that are made: {made}.")
+        raise LabError(f"{name!r} cannot be exported: its images come from {entry.source}. Sets that can: {made}.")
     check_new_folder(folder)
     from ..training.plots.images import plot_samples
 
@@ -48,7 +49,13 @@ def _write(dataset: Any, path: Path) -> None:
     from pyarrow import parquet
 
     path.parent.mkdir(exist_ok=True)
-    parquet.write_table(dataset.data.table.replace_schema_metadata(dataset.features.arrow_schema.metadata), path)
+    table = dataset.data.table.replace_schema_metadata(dataset.features.arrow_schema.metadata)
+    # A stream shuffles row groups, so there are several also of a small set.
+    parquet.write_table(table, path, row_group_size=max(1, min(1000, -(-len(table) // _NUM_GROUPS))))
+
+
+def _type_of(feature: Any) -> str:
+    return feature.dtype if type(feature).__name__ == "Value" else type(feature).__name__
 
 
 def _card(name: str, sizes: dict[str, int], seed: int, train: Any) -> str:
@@ -78,7 +85,7 @@ def _card(name: str, sizes: dict[str, int], seed: int, train: Any) -> str:
         source=entry.source,
         licence=entry.facts["licence"],
         sizes=list(sizes.items()),
-        columns=[(column, str(getattr(feature, "dtype", feature))) for column, feature in train.features.items()],
+        columns=[(column, _type_of(feature)) for column, feature in train.features.items()],
         class_names=", ".join(entry.facts["class_names"]),
         seed=seed,
         command=f"lrlab data export {name} DIR --n {sizes['train']} --n_test {sizes.get('test', 0)} --seed {seed} "

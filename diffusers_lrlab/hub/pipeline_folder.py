@@ -11,15 +11,22 @@ from .records import read_json
 def references_of(folder: Path) -> dict[str, Reference]:
     """The parts of a saved pipeline that are elsewhere, by name."""
     index = folder / "model_index.json"
-    return saved_references(read_json(index)) if index.is_file() else {}
+    return _references(read_json(index), index) if index.is_file() else {}
+
+
+def _references(data: Any, index: Path) -> dict[str, Reference]:
+    if not isinstance(data, dict):
+        raise LabError(f"{str(index)!r} is not the index of a pipeline.")
+    try:
+        return saved_references(data)
+    except ValueError as error:
+        raise LabError(f"{str(index)!r} cannot be used: {error}.") from None
 
 
 def check_pipeline(folder: Path) -> None:
     """Raises a `LabError` unless all parts of a pipeline have readable configurations and weights."""
     index = read_json(folder / "model_index.json")
-    if not isinstance(index, dict):
-        raise LabError(f"{str(folder / 'model_index.json')!r} is not the index of a pipeline.")
-    references = saved_references(index)
+    references = _references(index, folder / "model_index.json")
     for name, value in index.items():
         if isinstance(value, list) and any(value) and name not in references:
             if Path(name).name != name:

@@ -36,7 +36,7 @@ class Reference:
     def call(self) -> str:
         """Python code that loads it."""
         options = {name: value for name, value in asdict(self).items() if name not in ("model", "name_or_path") and value}
-        arguments = [f'"{self.name_or_path}"', *(f'{name}="{value}"' for name, value in options.items())]
+        arguments = [json.dumps(self.name_or_path), *(f"{name}={json.dumps(value)}" for name, value in options.items())]
         return f"{self.model.rpartition(':')[2]}.from_pretrained({', '.join(arguments)})"
 
 
@@ -66,4 +66,13 @@ def save_with_references(pipeline: Any, references: dict[str, Reference], folder
 
 def saved_references(index: dict[str, Any]) -> dict[str, Reference]:
     """The parts that the index of a saved pipeline refers to."""
-    return {name: Reference(**fields) for name, fields in index.get(REFERENCES, {}).items()}
+    found = index.get(REFERENCES, {})
+    if not isinstance(found, dict) or not all(isinstance(fields, dict) for fields in found.values()):
+        raise ValueError("the references of its parts are damaged")
+    texts = [value for fields in found.values() for value in fields.values() if value is not None]
+    try:
+        if not all(isinstance(value, str) for value in texts):
+            raise TypeError("they must be texts")
+        return {name: Reference(**fields) for name, fields in found.items()}
+    except TypeError as error:
+        raise ValueError(f"the references of its parts are damaged: {error}") from None

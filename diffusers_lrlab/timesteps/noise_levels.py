@@ -129,8 +129,12 @@ def flow_sigmas(scheduler: Any, sigma_is_of_data: bool = False) -> np.ndarray:
     The fraction of noise at each timestep of a flow-matching scheduler, float64 of shape `(T,)`.
 
     Its table begins with the most noise, and timesteps count from the least: timestep t is entry T - 1 - t of the table.
+    The table is that of training, also after `set_timesteps` has replaced the scheduler's own, and ends at 1 exactly where
+    float32 rounds it.
     """
-    sigmas = np.asarray(scheduler.sigmas[: scheduler.config.num_train_timesteps].cpu(), np.float64)
+    table = type(scheduler).from_config(scheduler.config).sigmas if hasattr(scheduler, "from_config") else scheduler.sigmas
+    sigmas = np.asarray(table[: scheduler.config.num_train_timesteps].cpu(), np.float64)
+    sigmas = np.where(np.abs(sigmas - 1) < 1e-5, 1.0, sigmas)
     return 1 - sigmas if sigma_is_of_data else sigmas[::-1].copy()
 
 

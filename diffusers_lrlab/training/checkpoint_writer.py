@@ -112,7 +112,7 @@ class CheckpointWriter:
 
 
 def regular_checkpoints(folder: RunFolder, config: ResolvedConfig) -> list[Path]:
-    """Those of a run that was never interrupted: a signal's must not change where a run goes back to."""
+    """Checkpoints at multiples of --checkpointing_steps; one saved on a signal must not change where a run returns to."""
     return [path for path in folder.checkpoints() if checkpoint_update(path) % config.checkpointing_steps == 0]
 
 

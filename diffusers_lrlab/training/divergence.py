@@ -68,7 +68,11 @@ class DivergenceGuard:
         return factors
 
     def find_checkpoint(self, reason: Diverged) -> Path:
-        """The checkpoint to go back to, for all processes; raises `reason` if that is not asked for, or was no help."""
+        """
+        The checkpoint to return to, the same for all processes.
+
+        Raises `reason` without --on_divergence rollback or without a checkpoint, and `Diverged` after max_rollbacks.
+        """
         if self.rule is None:
             raise reason
         if len(self.rollbacks) >= self.rule["max_rollbacks"]:

@@ -20,8 +20,8 @@ _ECHO_SECONDS = 3
 
 class InterruptGuard:
     """
-    Notes SIGINT and SIGTERM while a `with` block runs; an impatient second one ends the process at once. One that nobody
-    acted on is for whoever handled signals before.
+    Notes SIGINT and SIGTERM while a `with` block runs; an impatient second one ends the process at once. A
+    signal that was not acted on is passed to the previous handler.
 
     The processes agree on a CPU channel of their own, so that asking costs no device synchronisation; and nobody waits for
     the answer, which comes one update later.

@@ -114,7 +114,7 @@ class ScheduleConfig:
     learning_rate: float | None = option(
         None,
         "Peak learning rate, or auto: found by a test of about 600 updates before the run (default with AdamW: 1e-4; 1e-3 "
-        "for digits, 3e-4 for points).",
+        "for embedded image sets, 3e-4 for points).",
         WHOLE_RUN,
         range="(0, 1e30]",
     )

@@ -48,8 +48,8 @@ def _shift_by_resolution(config: TrainingConfig, base_resolution: int, shift: fl
     """The root of the ratio of pixels (arXiv 2403.03206, section 5.3.2): one number, with which the pipeline samples too."""
     if shift is not None:
         raise LabError(
-            f"shift={shift:g} and base_resolution={base_resolution} of --objective {config.objective}: must be one of them. "
-            "Hint: the shift of base_resolution is --resolution divided by it."
+            f"shift={shift:g} and base_resolution={base_resolution} of --objective {config.objective}: exclude each "
+            "other. Hint: base_resolution sets the shift to --resolution / base_resolution."
         )
     if config.resolution is None:
         raise LabError(

@@ -181,8 +181,8 @@ def _what_to_do(folder: RunFolder, status: str, config: ResolvedConfig | None) -
             resumed_config(config, newest)
         except OtherSettings as error:
             return (
-                f"Its settings are others ({', '.join(error.names)}). R{instead}; with its own settings it goes on by "
-                "--resume_from_checkpoint latest."
+                f"The run in it has other settings ({', '.join(error.names)}). R{instead}; to resume it, give its settings "
+                "and --resume_from_checkpoint latest."
             )
     return f"Go on with it by --resume_from_checkpoint latest, r{instead}."
 

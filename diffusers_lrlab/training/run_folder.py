@@ -137,8 +137,8 @@ class RunFolder:
 
     def write_manifest(self, record: dict[str, Any]) -> None:
         """
-        Notes the sums of all files of a finished run, and in `record` that they are noted. The record has to be written
-        next: until then, it says that the run goes on, and the manifest is not held against anything.
+        Writes the manifest of a finished run and marks it in `record`, which must be written next. Until then the run
+        counts as unfinished, and the manifest is not checked.
         """
         if self.is_writer:
             record["run"]["manifest"] = MANIFEST

@@ -22,7 +22,7 @@ from .trackers import scalars_of, show_pictures
 
 class RunLog:
     """
-    Writes what is known of the course of a run into its folder, and to its trackers.
+    Writes the log of a run into its folder and to its trackers.
 
     Attributes:
         sums: Since the last row, and read off the device only there: loss, unweighted loss, gradient norm, updates.

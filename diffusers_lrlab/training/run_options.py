@@ -32,7 +32,7 @@ class LoopConfig:
     )
     train_batch_size: int | None = option(
         None,
-        "Images per process and micro-batch (default: 16; 64 for digits, 256 points).",
+        "Images per process and micro-batch (default: 16; 64 for embedded image sets, 256 points).",
         UPDATE,
         finder="uses",
         may_change_on_resume=True,
@@ -133,7 +133,7 @@ class OutputConfig:
     )
     eval_batch_size: int | None = option(
         None,
-        "Number of sample images (default: 16; 40 for digits, 2000 points).",
+        "Number of sample images (default: 16; 40 for embedded image sets, 2000 points).",
         OUTPUT,
         decides_result=True,
         range="[1, 1e7]",
@@ -146,8 +146,8 @@ class OutputConfig:
     )
     frechet_samples: int | None = option(
         None,
-        "Samples for the Fréchet distance of digits and for registered image metrics at the end; 0 for none (default: "
-        "1000 if there is such a metric, fewer for runs of under 150,000 images).",
+        "Samples for the Fréchet distance of embedded image sets and for registered image metrics at the end; 0 for none "
+        "(default: 1000 if there is such a metric, fewer for runs of under 150,000 images).",
         EVALUATION,
         range="[0, 1e7]",
     )

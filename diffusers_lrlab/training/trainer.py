@@ -211,8 +211,8 @@ class Trainer:
 
     def save(self, waits: bool = True) -> Path:
         """
-        Writes a checkpoint; raises `Diverged` in the place of one that is of no use. Training may go on before it is written
-        if this does not wait.
+        Writes a checkpoint; raises `Diverged` instead if the state is not finite or its loss exploded. With `waits=False`,
+        training continues while it is written.
         """
         divergence, log = self.divergence, self.log
         if part := find_nonfinite(self.run, loss=log.sums):

@@ -45,6 +45,7 @@ def test_what_is_made_follows_from_the_seed(name):
 def test_classes_of_mnist_are_whole():
     dataset = load_image_dataset("mnist")
     assert np.bincount(dataset["label"][:]).tolist() == [500] * 10
+    assert len({*load_image_dataset("mnist", n=200)["label"]}) == 10  # the file is sorted by digit
 
 
 def test_no_family_of_fonts_is_in_both_splits():
@@ -59,6 +60,12 @@ def test_letters_differ_between_fonts_and_are_within_the_image():
     assert len({image.tobytes() for image in images}) == 200
     edges = np.concatenate([images[:, [0, -1]].reshape(200, -1), images[:, :, [0, -1]].reshape(200, -1)], axis=1)
     assert (edges == 255).mean() > 0.99
+
+
+@pytest.mark.parametrize("resolution", [16, 64, 128, 256])
+def test_edges_are_antialiased(resolution):
+    coverage = 255 - render_shapes(draw_factors(6, seed=2), resolution).min(-1)
+    assert ((coverage > 0) & (coverage < 255)).sum((1, 2)).min() > 10
 
 
 @pytest.mark.parametrize("resolution", [16, 32, 100])
@@ -115,6 +122,7 @@ def test_factors_are_uniform_and_independent():
         ({"name": "mnist", "n": 5001}, "n.*got 5001"),
         ({"name": "digits", "split": "test"}, "split.*'train'"),
         ({"name": "mnist", "resolution": 32}, "resolution.*28"),
+        ({"name": "digits", "seed": 7}, "seed.*not made to order"),
         ({"name": "shape"}, "shapes"),
     ],
     ids=str,

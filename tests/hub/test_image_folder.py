@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from datasets import ClassLabel, load_dataset
 from huggingface_hub import DatasetCard
+from pyarrow.parquet import ParquetFile
 
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
@@ -46,7 +47,9 @@ def test_its_card_and_picture(folder):
         "circle, triangle, square, star",
     ):
         assert text in card.text
+    assert "| `label` | ClassLabel |" in card.text
     assert (folder / "images.png").stat().st_size > 1000
+    assert ParquetFile(folder / "data" / "train-00000-of-00001.parquet").num_row_groups > 8
 
 
 def test_a_run_streams_it(folder, tmp_path):
@@ -64,9 +67,16 @@ def test_a_run_streams_it(folder, tmp_path):
     assert (tmp_path / "run" / "model_index.json").is_file()
 
 
-def test_what_is_not_exported(tmp_path):
-    with pytest.raises(LabError, match=r"'digits' is UCI.*'shapes', 'glyphs'"):
+def test_what_is_not_exported(tmp_path, capsys):
+    with pytest.raises(LabError, match=r"'digits' cannot be exported.*UCI.*'shapes', 'glyphs'"):
         export_image_dataset("digits", tmp_path / "digits")
     assert not (tmp_path / "digits").exists()
     assert main(["data", "export", "dino", str(tmp_path / "dino"), "--resolution", "32"]) == 2
+    for words, message in (
+        (["shpes"], "Did you mean 'shapes'?"),
+        (["shapes", "--n_test", "-5"], "--n_test -5: must be"),
+        (["glyphs", "--resolution", "8"], "--resolution 8: must be"),
+    ):
+        assert main(["data", "export", words[0], str(tmp_path / "dino"), *words[1:]]) == 2
+        assert message in capsys.readouterr().err
     assert not (tmp_path / "dino").exists()

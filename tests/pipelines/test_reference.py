@@ -11,7 +11,7 @@ from diffusers_lrlab import LabError, TrainingConfig, train
 from diffusers_lrlab.hub.cards import card_for_run
 from diffusers_lrlab.hub.pipeline_folder import check_pipeline
 from diffusers_lrlab.pipelines.point_ddpm import PointDDPMPipeline
-from diffusers_lrlab.pipelines.reference import Reference, saved_references
+from diffusers_lrlab.pipelines.reference import REFERENCES, Reference, saved_references
 from diffusers_lrlab.training.kinds.points import KINDS, Points
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
@@ -99,3 +99,12 @@ def test_it_is_loaded_once_for_inference(reference):
     assert part is reference.load()
     assert not part.training
     assert isinstance(part, torch.nn.Module)
+
+
+@pytest.mark.parametrize(
+    "references", [[], {"vae": "a"}, {"vae": {"x": 1}}, {"vae": {"model": 1, "name_or_path": "a/b"}}], ids=str
+)
+def test_damaged_references_are_told(tmp_path, references):
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "DDPMPipeline", REFERENCES: references}))
+    with pytest.raises(LabError, match="references of its parts are damaged"):
+        check_pipeline(tmp_path)

@@ -397,7 +397,7 @@ def test_points_that_are_read_one_by_one_cannot_be_stacked(capsys, tmp_path):
         (["study", "run", "TMP/none.yaml", "--out=TMP/out"], ["none.yaml", "No such file", "Give the path"]),
         (["study", "rum", "quick"], ["no action 'rum'", "Did you mean 'run'?"]),
         (["study", "report", "TMP"], ["no study in", "lrlab study run"]),
-        (["study", "list", "--out=TMP/out"], ["--out has no effect here. Use `lrlab study list`"]),
+        (["study", "list", "--out=TMP/out"], ["--out has no effect on `lrlab study list`. Leave it out"]),
         (["study", "report", "TMP", "--executor=local"], ["--executor has no effect", "`lrlab study report DIR`"]),
         (["study", "report", "TMP", "--precision=bf16"], ["--precision has no effect", "`lrlab study report DIR`"]),
         (["study", "card", "TMP"], ["The form is `lrlab study card DIR --out CARD`"]),

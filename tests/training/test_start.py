@@ -139,7 +139,7 @@ def remedies(message, arguments):
         found.append([*kept, "--overwrite_output_dir"])
     if re.search(r"another (folder|--output_dir)|new or empty folder", message):
         found.append([*kept, "--output_dir=new"])
-    if "own settings it goes on by --resume_from_checkpoint latest" in message or "Resume with the arguments of" in message:
+    if "give its settings and --resume_from_checkpoint latest" in message or "Resume with the arguments of" in message:
         found.append([*SMALL, "--output_dir=now", LATEST])
     elif "by --resume_from_checkpoint latest" in message:
         found.append([*kept, LATEST])

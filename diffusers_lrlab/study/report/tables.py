@@ -199,7 +199,7 @@ def consistency_table(rows: list[Row]) -> Table:
 
 
 def search_table(rows: list[Row]) -> Table:
-    """The nearest arms to each of the paper's rows, see [`~study.paper.nearest_arms`]; `summary.json` has all."""
+    """The nearest arms to each of the paper's rows, see [`~study.analysis.paper.nearest_arms`]; `summary.json` has all."""
     nearest = [row for _, found in itertools.groupby(rows, lambda row: row["paper_row"]) for row in [*found][:_NEAREST]]
     note = (
         f"The {_NEAREST} arms of this study that come nearest to each row of the paper. Off by: the factor between their "

@@ -22,10 +22,9 @@ _POINTS_OF_A_PASS, _ON_A_DEVICE = 1000, 262_144
 
 def draw_together(runs: list[tuple[Member, RunSpec]], drawn: dict[str, Drawn]) -> Iterator[float]:
     """
-    Draws what the runs are measured by into `drawn`, by their ids, and yields the share of it that each step does.
+    Generates the samples of all runs into `drawn`, by run id, and yields each step's share of the work.
 
-    Random numbers and operations are those of each run's own pipeline, whose samples these are: to the bit where a product
-    does not round otherwise as one of several.
+    They equal those of each run's own pipeline, up to the rounding of batched products.
     """
     alike: dict[Any, list[tuple[Member, str, str, Drawing]]] = {}
     for member, spec in runs:

@@ -14,7 +14,7 @@ LR, MOMENTUM, AVERAGING = range(3)  # rows of `rates_of`
 
 
 def kind(member: Member) -> tuple[str, tuple[str, ...]]:
-    """Of members of one kind the stack takes the step at once; of none with an optimizer without a rule."""
+    """The key of members whose steps the stack takes together; `("", ())` for optimizers without a rule."""
     rule = member.rule
     return ("", ()) if rule is None else (member.run.config.optimizer, rule.state(member.run.optimizer.defaults))
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...core.errors import LabError
+from ...core.errors import LabError, must_be
 from ...core.words import counted
 from ...data.image_sets import check_resolution as check_size
 from ...data.image_sets import image_set
@@ -57,6 +57,9 @@ class Images(DataKind):
         embedded = image_set(config.dataset_name)
         if embedded is not None and config.resolution is not None:
             check_size(embedded.name, config.resolution)
+        if embedded is not None and (config.image_channels or 3) < embedded.facts["defaults"]["image_channels"]:
+            hint = f"the images of {embedded.name!r} are in colour; leave it out"
+            raise must_be("--image_channels", config.image_channels, "3", hint)
         defaults = _DEFAULTS | (embedded.facts["defaults"] if embedded is not None else {})
         if measures_samples(self.form):
             return defaults | {"frechet_samples": None}

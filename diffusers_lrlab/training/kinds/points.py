@@ -56,8 +56,8 @@ class Points(DataKind):
             raise LabError(f"--point_column {config.point_column!r}: the points of {config.dataset_name!r} are in 'x'.")
         if config.frechet_samples:
             raise LabError(
-                f"--frechet_samples {config.frechet_samples} needs features that suit the data; they exist for digits only; "
-                f"points have --distance_samples. Leave it out for {config.dataset_name or config.train_data_dir!r}."
+                f"--frechet_samples {config.frechet_samples} is for images; points have --distance_samples. Leave it "
+                f"out for {config.dataset_name or config.train_data_dir!r}."
             )
         return _DEFAULTS
 
