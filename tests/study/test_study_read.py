@@ -136,8 +136,8 @@ def test_a_text_that_a_metric_gives_is_in_the_table_of_runs(stacked, tmp_path):
 @rows("options, expected", [
     ("report {done} --figures pfd", "--figures 'pfd': must be one of pdf, png, svg"),
     ("report {done} --dpi 300", "have no effect without --figures. Add --figures pdf, png or svg"),
-    ("card {done} --out {done}-card --figures pdf", "--figures has no effect on `lrlab study card`. Leave it out; it is for"),
-    ("run quick --out {done} --figure_width 3", "--figure_width has no effect on `lrlab study run`. Leave it out; it is for"),
+    ("card {done} --out {done}-card --figures pdf", "--figures has no effect on `lrlab study card`. Leave it out"),
+    ("run quick --out {done} --figure_width 3", "--figure_width has no effect on `lrlab study run`. Leave it out"),
 ])  # fmt: skip
 def test_figures_are_of_the_report(done, capsys, options, expected):
     assert main(["study", *options.format(done=done).split()]) == 2
