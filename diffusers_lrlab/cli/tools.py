@@ -58,6 +58,7 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
 def data(options: argparse.Namespace) -> None:
     require_extra("train", "`lrlab data export`")
     from ..data.image_sets import IMAGE_DATASETS, check_resolution
+    from ..data.toy2d import MAX_POINTS
     from ..data.toy2d_entries import TOY_DATASETS
     from ..hub.dataset_folder import export_toy_dataset
     from ..hub.image_folder import export_image_dataset
@@ -67,7 +68,7 @@ def data(options: argparse.Namespace) -> None:
         names = [*TOY_DATASETS, *IMAGE_DATASETS]
         raise LabError(f"Unknown data set {options.name!r}.{did_you_mean(options.name, names)} Known: {', '.join(names)}.")
     for flag, least in (("n", 1), ("n_test", 0)):
-        Range(f"[{least}, 1e8]", whole=True).check(f"--{flag}", getattr(options, flag), "it is a number of rows")
+        Range(f"[{least}, {MAX_POINTS}]", whole=True).check(f"--{flag}", getattr(options, flag), "it is a number of rows")
     if options.resolution is not None and not is_images:
         raise LabError(f"--resolution {options.resolution} has no effect on the points of {options.name!r}. Leave it out.")
     size = ""

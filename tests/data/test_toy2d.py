@@ -664,8 +664,8 @@ def everything_under(folder):
     ("arguments", "words"),
     [
         (["moon", "{new}"], ["'moon'", "Did you mean 'moons'?"]),
-        (["line", "{new}", "--n", 0], ["n=0: must be a whole number in [1, "]),
-        (["line", "{new}", "--n", -5], ["n=-5"]),
+        (["line", "{new}", "--n", 0], ["--n 0: must be a whole number in [1, "]),
+        (["line", "{new}", "--n", -5], ["--n -5"]),
         (["line", "{new}", "--n", 2.5], ["--n", "2.5"]),
         (["line", "{new}", "--n", MAX_POINTS + 1], [str(MAX_POINTS + 1), str(MAX_POINTS)]),
         (["line", "{new}", "--n_test", 1e3], ["--n_test", "1000.0"]),

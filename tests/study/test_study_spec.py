@@ -398,11 +398,14 @@ def test_points_that_are_read_one_by_one_cannot_be_stacked(capsys, tmp_path):
         (["study", "rum", "quick"], ["no action 'rum'", "Did you mean 'run'?"]),
         (["study", "report", "TMP"], ["no study in", "lrlab study run"]),
         (["study", "list", "--out=TMP/out"], ["--out has no effect on `lrlab study list`. Leave it out"]),
-        (["study", "report", "TMP", "--executor=local"], ["--executor has no effect", "`lrlab study report DIR`"]),
-        (["study", "report", "TMP", "--precision=bf16"], ["--precision has no effect", "`lrlab study report DIR`"]),
+        (
+            ["study", "report", "TMP", "--executor=local"],
+            ["--executor has no effect on `lrlab study report`", "for `lrlab study run`"],
+        ),
+        (["study", "report", "TMP", "--precision=bf16"], ["--precision has no effect on `lrlab study report`"]),
         (["study", "card", "TMP"], ["The form is `lrlab study card DIR --out CARD`"]),
         (["study", "run"], ["The form is `lrlab study run SPEC --out DIR`"]),
-        (["study", "report", "TMP", "--workers=2"], ["study report DIR"]),
+        (["study", "report", "TMP", "--workers=2"], ["--workers has no effect on `lrlab study report`"]),
     ],
 )
 def test_command_lines_that_are_refused(capsys, tmp_path, arguments, parts):
