@@ -144,7 +144,11 @@ class PointDDPMPipeline(DiffusionPipeline):
         for step, timestep in enumerate(self.progress_bar(self.scheduler.timesteps)):
             if step in shown:
                 frames.append(points)
-                ahead.append(num_timesteps if step == 0 else min(num_timesteps, int(timestep) + 1))
+                if step == 0 or not hasattr(self.scheduler, "alphas_cumprod"):  # times of flow matching are no indices
+                    left = round(num_timesteps * (1 - step / len(self.scheduler.timesteps)))
+                else:
+                    left = min(num_timesteps, int(timestep) + 1)
+                ahead.append(left)
             noisy = scaled_input(self.scheduler, points, timestep)
             prediction = torch.cat([self.denoiser(part, timestep).sample for part in noisy.split(chunk_size)])
             points = self.scheduler.step(prediction, timestep, points, **arguments).prev_sample

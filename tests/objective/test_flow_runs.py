@@ -14,7 +14,7 @@ from helpers import load_data_once
 from runs import TINY_UNET, read_metrics, read_record
 from safetensors.torch import load_file
 
-from diffusers_lrlab import MLPDenoiser, TrainingConfig, find_lr
+from diffusers_lrlab import MLPDenoiser, PointDDPMPipeline, TrainingConfig, find_lr
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.streams import stream_generator
 from diffusers_lrlab.finder.range_test import FinderConfig
@@ -26,6 +26,7 @@ from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.study.stacked.stacks import split_into_stacks
+from diffusers_lrlab.timesteps.noise_levels import flow_levels
 from diffusers_lrlab.training.model import given_model_config
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
@@ -217,3 +218,20 @@ def test_previews_are_of_an_objective(capsys, arguments, shown):
 def test_what_a_preview_gets_from_the_objective_is_not_given_twice(capsys, more):
     assert main(["preview", "--objective=flow_matching", "--loss_weighting=p2", more]) == 2
     assert "must be left out beside --objective flow_matching" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+def test_frames_of_points_say_how_many_timesteps_are_left(shift):
+    scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=100, shift=shift)
+    pipeline = PointDDPMPipeline(MLPDenoiser(hidden_size=8), scheduler)
+    output = pipeline(num_points=4, num_inference_steps=5, num_frames=6)
+    assert list(output.frame_timesteps) == [100, 80, 60, 40, 20, 0]
+
+
+@pytest.mark.parametrize("shift", [0.1, 0.4, 1 / 3, 3.0])
+def test_the_noisiest_timestep_is_noise_alone_also_after_sampling(shift):
+    scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=shift)
+    levels = flow_levels(scheduler)
+    assert levels.alphas_cumprod[-1] == 0
+    scheduler.set_timesteps(10)
+    np.testing.assert_array_equal(flow_levels(scheduler).alphas_cumprod, levels.alphas_cumprod)
