@@ -60,7 +60,7 @@ have a split "train" and a split "test", and `f()` for the others. Facts: `title
 
 
 def _register(name: str, factory: str, class_names: tuple[str, ...], defaults: dict[str, Any], **more: Any) -> None:
-    facts = {"class_names": class_names, "classes": str(len(class_names)), "defaults": defaults}
+    facts = {"class_names": [*class_names], "classes": str(len(class_names)), "defaults": defaults}
     facts |= {"licence": more.pop("licence"), "title": more.pop("title", f"the image set `{name}`")}
     IMAGE_DATASETS.register(name, facts=facts, **more)(f"diffusers_lrlab.data.{factory}")
 

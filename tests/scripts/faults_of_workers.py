@@ -29,9 +29,10 @@ def disturbed(do_update):
             file.write(f"{size}\n" * size)
         if size > 2 and (FOLDER / "small").exists():
             raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: made up")
-        if self.update == 15 and happens_once("die"):
+        update = getattr(self, "run", self).update  # of a trainer, or of a stack
+        if update == 15 and happens_once("die"):
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.update == 15 and happens_once("hang"):
+        if update == 15 and happens_once("hang"):
             os.kill(os.getpid(), signal.SIGSTOP)
         return do_update(self, *inputs)
 
