@@ -53,10 +53,10 @@ def metrics_of(run: Any, has_samples: bool, names: Collection[str] | None = None
     """The metrics that [`evaluate`] computes."""
     metrics = [metric for metric in METRICS.values() if metric.form in (None, run.kind.form) and metric.function]
     metrics = [metric for metric in metrics if has_samples or "samples" not in metric.needs]
-    if not has_factors(run.config.dataset_name):
-        metrics = [metric for metric in metrics if "factors" not in metric.needs]
     if names is not None:
         return [metric for metric in metrics if metric.name in names]
+    if not has_factors(run.config.dataset_name):
+        metrics = [metric for metric in metrics if "factors" not in metric.needs]
     measured = getattr(run.config, "distance_samples", None) or 0
     return [metric for metric in metrics if not metric.on_request and metric.fewest_samples <= measured]
 
