@@ -85,7 +85,8 @@ def log_likelihood(
 
     A step evaluates the model four times. For a smooth model the error falls with the fourth power of the number of steps.
     The divergence of a network with ReLUs jumps, which leaves an error of either sign at each point.
-    `benchmarks/likelihood_steps.py` measures it for the default objective; [`exact_kl`] includes an estimate of the bias in its error.
+    `benchmarks/likelihood_steps.py` measures it for the default objective; [`exact_kl`] includes an estimate of the bias in
+    its error.
     """
     COUNT.check("num_steps", num_steps, "each evaluates the model four times")
     predict = _NoisePrediction(model, process)
