@@ -189,7 +189,7 @@ def check_kinds(files: Iterable[Path], folders: Iterable[Path], option: str = ""
             raise LabError(f"{str(path)!r} is a folder, in the way of a file to be written. {remedy}")
     for path in folders:
         if (path.exists() and not path.is_dir()) or (path.is_symlink() and not path.exists()):
-            raise LabError(f"{str(path)!r} is not a folder, and in the way of one to be made. {remedy}")
+            raise LabError(f"{str(path)!r} is not a folder, and a folder is to be made there. {remedy}")
 
 
 def check_new_folder(folder: Path, remedy: str = "Give a new one") -> None:

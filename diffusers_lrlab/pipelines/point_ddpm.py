@@ -51,6 +51,14 @@ def _check(name: str, value: Any, is_allowed: bool, allowed: str) -> None:
         raise ValueError(f"{name} must be {allowed}, got {value!r} ({type(value).__name__}).")
 
 
+def _timesteps_left(scheduler: Any, step: int, timestep: torch.Tensor) -> int:
+    """The number of training timesteps that remain before a sampling step; times of flow matching are not indices."""
+    total = scheduler.config.num_train_timesteps
+    if step == 0 or not hasattr(scheduler, "alphas_cumprod"):
+        return round(total * (1 - step / len(scheduler.timesteps)))
+    return min(total, int(timestep) + 1)
+
+
 def _check_count(name: str, value: Any, allowed: range, zero: bool = False) -> None:
     is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     also = "0, or " * zero
@@ -144,11 +152,7 @@ class PointDDPMPipeline(DiffusionPipeline):
         for step, timestep in enumerate(self.progress_bar(self.scheduler.timesteps)):
             if step in shown:
                 frames.append(points)
-                if step == 0 or not hasattr(self.scheduler, "alphas_cumprod"):  # times of flow matching are no indices
-                    left = round(num_timesteps * (1 - step / len(self.scheduler.timesteps)))
-                else:
-                    left = min(num_timesteps, int(timestep) + 1)
-                ahead.append(left)
+                ahead.append(_timesteps_left(self.scheduler, step, timestep))
             noisy = scaled_input(self.scheduler, points, timestep)
             prediction = torch.cat([self.denoiser(part, timestep).sample for part in noisy.split(chunk_size)])
             points = self.scheduler.step(prediction, timestep, points, **arguments).prev_sample
