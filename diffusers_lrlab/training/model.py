@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from ..data.loading import TrainingData
 
 
+_OWN_ARGUMENT = "change it in its config.json, or use other data"
+
+
 def model_class_of(config: ResolvedConfig) -> Any:
     return pkgutil.resolve_name(kind_of(config).model) if config.denoiser is None else denoiser_class(config.denoiser)
 
@@ -45,7 +48,7 @@ def model_arguments(config: ResolvedConfig, given: dict[str, Any] | None, data: 
         return kind.default_model_config(config, data)
     for name, value in of_data.items():
         if given.get(name, value) != value:
-            hint, model = "change it in its config.json, or use other data", config.model_config_name_or_path
+            hint, model = kind.argument_hints.get(name, _OWN_ARGUMENT), config.model_config_name_or_path
             raise must_be(name, given[name], f"{value}, as in the data {data.name!r}", hint, of=f"the model {model!r}")
     return given
 
