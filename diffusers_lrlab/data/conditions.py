@@ -47,7 +47,8 @@ class ConditionColumn:
         wanted = "a whole number" if is_whole else "a finite number that float32 can hold"
         wanted = "a label, a whole number from 0 on" if self.is_label else wanted
         wanted = wanted if self.num_classes is None else f"a class in [0, {high}]"
-        hint = "correct or remove the row" + (", or give the number of classes as --num_classes" if self.is_label else "")
+        is_beyond = self.is_label and isinstance(value, int) and value > high
+        hint = f"correct or remove the row{', or raise --num_classes' if is_beyond else ''}"
         raise must_be(self.name, value, wanted, hint, of=row)
 
 

@@ -31,6 +31,21 @@ def _is_number(value: Any, kinds: tuple[type, ...]) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
+def _check_scale(value: Any) -> None:
+    is_scale = _is_number(value, (int, float)) and 0 <= value < float("inf")
+    _check("guidance_scale", value, is_scale, "a number, 0 or above")
+
+
+def _names_of_labels(id2label: Any) -> dict[int, str]:
+    """The names by label, in order: files have the labels as texts, in the order of texts."""
+    wanted = "the names of labels 0, 1, 2, ... as a dict, or None"
+    _check("id2label", id2label, id2label is None or isinstance(id2label, Mapping), wanted)
+    given = {str(label): name for label, name in (id2label or {}).items()}
+    is_named = all(isinstance(given.get(str(label)), str) for label in range(len(given)))
+    _check("id2label", id2label, is_named, wanted)
+    return {label: given[str(label)] for label in range(len(given))}
+
+
 class LabelledImagePipeline(DiffusionPipeline):
     r"""
     Pipeline for images by class.
@@ -66,8 +81,8 @@ class LabelledImagePipeline(DiffusionPipeline):
         is_scheduler = scheduler is None or isinstance(scheduler, SchedulerMixin)
         _check("scheduler", scheduler, is_scheduler, "a scheduler of diffusers, such as DDPMScheduler()")
         # Files have the labels as texts, in the order of texts.
-        named = {int(label): str(name) for label, name in sorted((id2label or {}).items(), key=lambda item: int(item[0]))}
-        _check("id2label", id2label, [*named] == [*range(len(named))], "names of the labels 0, 1, 2, ...")
+        _check_scale(guidance_scale)
+        named = _names_of_labels(id2label)
         self.register_modules(unet=unet, scheduler=scheduler)
         self.register_to_config(id2label=named or None, guidance_scale=guidance_scale)
 
@@ -81,7 +96,7 @@ class LabelledImagePipeline(DiffusionPipeline):
     def __call__(
         self,
         class_labels: int | str | Sequence[int | str] | torch.Tensor,
-        generator: torch.Generator | list[torch.Generator] | None = None,
+        generator: torch.Generator | None = None,
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
         output_type: Literal["pil", "np", "pt"] = "pil",
@@ -92,7 +107,7 @@ class LabelledImagePipeline(DiffusionPipeline):
 
         Args:
             class_labels (`int`, `str`, or a list or tensor of them): Labels, or names of classes.
-            generator (`torch.Generator` or a list of them, *optional*): Makes sampling deterministic.
+            generator (`torch.Generator`, *optional*): Makes sampling deterministic.
             num_inference_steps (`int`, *optional*): Denoising steps; 100, or all timesteps of the noise schedule if fewer.
             guidance_scale (`float`, *optional*): 1 for no guidance, 0 to ignore the labels, above 1 for images that are more
                 typical of their class. That of the pipeline if not given.
@@ -114,8 +129,8 @@ class LabelledImagePipeline(DiffusionPipeline):
         scale = self.config.guidance_scale if guidance_scale is None else guidance_scale
         is_count = _is_number(steps, (int, np.integer)) and 1 <= steps <= num_timesteps
         _check("num_inference_steps", steps, is_count, f"1 to {num_timesteps}")
-        is_scale = _is_number(scale, (int, float)) and 0 <= scale < float("inf")
-        _check("guidance_scale", scale, is_scale, "a number, 0 or above")
+        _check_scale(scale)
+        _check("generator", generator, isinstance(generator, torch.Generator | None), "a torch.Generator or None")
         _check("output_type", output_type, output_type in ("pil", "np", "pt"), "'pil', 'np' or 'pt'")
         _check("return_dict", return_dict, isinstance(return_dict, bool), "True or False")
         labels, device = self.label_ids(class_labels), self._execution_device
