@@ -37,7 +37,7 @@ def _check_scale(value: Any) -> None:
 
 
 def _names_of_labels(id2label: Any) -> dict[int, str]:
-    """The names by label, in order: files have the labels as texts, in the order of texts."""
+    """The names by label, in the order of labels: files have them in the order of texts."""
     wanted = "the names of labels 0, 1, 2, ... as a dict, or None"
     _check("id2label", id2label, id2label is None or isinstance(id2label, Mapping), wanted)
     given = {str(label): name for label, name in (id2label or {}).items()}
@@ -71,7 +71,7 @@ class LabelledImagePipeline(DiffusionPipeline):
         self,
         unet: ModelMixin,
         scheduler: SchedulerMixin,
-        id2label: Mapping[int, str] | None = None,
+        id2label: dict[int, str] | dict[str, str] | None = None,  # files have the labels as texts
         guidance_scale: float = 1.0,
     ):
         super().__init__()
