@@ -9,12 +9,15 @@ from typing import Any
 from ..core.files import full_disk_explained, sync, sync_tree, temporary_beside
 from ..models.registry import denoiser_code
 from ..pipelines.reference import Reference, save_with_references
-from .kinds.base import DataKind
+from .kinds.base import DataKind, row_for
 from .run_state import RunState
+
+# Pipelines of runs with class labels, by the name of a kind.
+LABELLED_PIPELINES = {"images": "diffusers_lrlab.pipelines.labelled_images:LabelledImagePipeline"}
 
 
 def _pipeline_path(kind: DataKind, has_labels: bool) -> str:
-    return kind.labelled_pipeline if has_labels else kind.pipeline
+    return row_for(kind, LABELLED_PIPELINES if has_labels else {}, kind.pipeline)
 
 
 def pipeline_name(kind: DataKind, config: Any) -> str:

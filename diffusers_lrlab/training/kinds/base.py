@@ -37,13 +37,11 @@ class DataKind(ABC):
     results: ClassVar[str]  # "module:class" of its Results, which are heavy to import
     model: ClassVar[str]  # "module:class" of the default model, with diffusers' ModelMixin and ConfigMixin
     pipeline: ClassVar[str]  # "module:class" of the pipeline that samples, and is saved
-    labelled_pipeline: ClassVar[str] = ""  # likewise, of runs with class labels; these data cannot have any if empty
     component: ClassVar[str]  # the model's name in the pipeline, and so the folder of its weights
     sampling_batch: ClassVar[int]  # samples per pass of the pipeline
     sampling_cost: ClassVar[float] = 0.4  # a step of sampling over the training of an item: benchmarks/sampling_cost.py
     num_train_timesteps: ClassVar[int] = 1000  # default of the objective's parameter num_steps
     is_bounded: ClassVar[bool]  # whether values lie in [-1, 1], where samples are kept too
-    argument_hints: ClassVar[Mapping[str, str]] = {}  # remedies for arguments of a given model that do not fit the data
     has_neighbours: ClassVar[bool]  # whether values have neighbours, as pixels do, that noise may be correlated over
 
     # --- options -----------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,7 +35,7 @@ _DEFAULTS: dict[str, Any] = {
 _FULL_FRECHET, _FULL_EVALUATION, _FEWEST_FRECHET = 1000, 150_000, 100
 
 
-_EMBEDDINGS = (
+EMBEDDINGS_HINT = (
     "it counts the classes (--num_classes), and one more for dropped labels (--label_dropout); change it in the model's "
     "config.json"
 )
@@ -49,10 +49,8 @@ class Images(DataKind):
     results = "diffusers_lrlab.training.results.images:ImageResults"
     model = "diffusers:UNet2DModel"
     pipeline = "diffusers:DDPMPipeline"
-    labelled_pipeline = "diffusers_lrlab.pipelines.labelled_images:LabelledImagePipeline"
     component = "unet"
     sampling_batch = 250
-    argument_hints: ClassVar = {"num_class_embeds": _EMBEDDINGS}
     is_bounded = True
     has_neighbours = True
 
@@ -148,4 +146,4 @@ def _check_embeddings(config: ResolvedConfig, given: dict[str, Any], name: str |
     wanted = None if config.num_classes is None else config.num_classes + (config.label_dropout > 0)
     if num is None or (wanted is not None and num != wanted):
         number = "the number of classes" if wanted is None else str(wanted)
-        raise must_be("num_class_embeds", num, number, _EMBEDDINGS, of=f"the model {name!r}")
+        raise must_be("num_class_embeds", num, number, EMBEDDINGS_HINT, of=f"the model {name!r}")
