@@ -19,6 +19,7 @@ from .diffusers_plugin.registration.register import register  # noqa: E402
 _HOMES = {
     "Curve": "schedules.values",
     "LabError": "core.errors",
+    "LabelledImagePipeline": "pipelines.labelled_images",
     "MLPDenoiser": "models.mlp_denoiser",
     "PointDDPMPipeline": "pipelines.point_ddpm",
     "Progress": "core.progress",

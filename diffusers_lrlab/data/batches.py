@@ -75,10 +75,17 @@ def iterate_batches(
             `data.skipped`; otherwise it is an error that names the file.
         compact (`bool`): Whether to leave 8-bit levels to be normalised by [`to_device`].
     """
-    if not compact:
-        batches = iterate_batches(data, layout, seed, updates, num_workers, skip_corrupt, compact=True)
-        yield from map(Batch.normalised, batches)
-        return
+    batches = _compact_batches(data, layout, seed, updates, num_workers, skip_corrupt)
+    if (classes := data.classes) is not None and classes.dropout:
+        told = zip(batches, updates, strict=True)
+        batches = (classes.drop(batch, layout.image_numbers(update)) for batch, update in told)
+    yield from batches if compact else map(Batch.normalised, batches)
+
+
+def _compact_batches(
+    data: TrainingData, layout: BatchLayout, seed: int, updates: range, num_workers: int, skip_corrupt: bool
+) -> Iterator[Batch]:
+    """Those of [`iterate_batches`] as they were read, with all of their labels."""
     if data.in_memory is not None:
         layout.check_fits(len(data.in_memory))
         yield from _iterate_memory(data, data.in_memory, layout, RowOrder(len(data.in_memory), seed), updates)

@@ -20,29 +20,36 @@ class ConditionColumn:
 
     name: str
     dtype: torch.dtype  # int64 or float32
-    num_classes: int | None = None  # of a `datasets.ClassLabel`, whose values are below it
+    num_classes: int | None = None  # values are below it
+    is_label: bool = False  # values are whole numbers from 0
+    class_names: tuple[str, ...] = ()  # of a `datasets.ClassLabel`
 
     def read(self, value: Any, row: str) -> torch.Tensor:
         """A value as a tensor without dimensions; a `LabError` that names the row if it is not allowed."""
-        self._check(value, row)
+        self.check(value, row)
         return torch.tensor(value, dtype=self.dtype)
 
     def read_all(self, values: Sequence[Any]) -> torch.Tensor:
         """The values of all rows: `(num_rows,)`."""
         for row, value in enumerate(values):
-            self._check(value, f"row {row}")
+            self.check(value, f"row {row}")
         return torch.tensor(values, dtype=self.dtype)
 
-    def _check(self, value: Any, row: str) -> None:
+    def check(self, value: Any, row: str) -> None:
+        """Raises a `LabError` that names the row if a value is not allowed."""
         is_whole = self.dtype is torch.int64
         info = torch.iinfo(torch.int64) if is_whole else torch.finfo(torch.float32)
         low, high = (info.min, info.max) if self.num_classes is None else (0, self.num_classes - 1)
+        low = 0 if self.is_label else low
         # False for NaN.
         if isinstance(value, int if is_whole else (int, float)) and low <= value <= high:
             return
         wanted = "a whole number" if is_whole else "a finite number that float32 can hold"
+        wanted = "a label, a whole number from 0 on" if self.is_label else wanted
         wanted = wanted if self.num_classes is None else f"a class in [0, {high}]"
-        raise must_be(self.name, value, wanted, "correct or remove the row", of=row)
+        is_beyond = self.is_label and isinstance(value, int) and value > high
+        hint = f"correct or remove the row{', or raise --num_classes' if is_beyond else ''}"
+        raise must_be(self.name, value, wanted, hint, of=row)
 
 
 ConditionColumns = Mapping[str, ConditionColumn]

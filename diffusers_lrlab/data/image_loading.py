@@ -10,10 +10,11 @@ import torch
 from ..core.errors import LabError
 from ..core.streams import split_rows
 from .batch import Batch, Conditions
-from .conditions import ConditionColumns, Examples, fingerprint_with
+from .conditions import ConditionColumns, Examples, find_conditions, fingerprint_with
 from .decoded import decoded_images
 from .image_sets import image_set
 from .images import ImageTransform
+from .labels import find_classes, find_label_column
 from .layout import BatchLayout
 from .loading import TrainingData, batch_of, decoded_rows, hold_out, select_columns, stream_data
 from .options import DataConfig
@@ -29,14 +30,15 @@ def load_image_data(
     """
     Loads the images of a resolved configuration, holds out some for validation, and decodes them if they fit into memory.
 
-    `conditions` are columns of numbers by the keyword of the model's `forward`: `{"class_labels": "label"}`.
+    `conditions` are further columns of numbers by the keyword of the model's `forward`: `{"class_labels": "label"}`.
     """
     import datasets as hf_datasets
 
     dataset = open_dataset(config)
     column = find_image_column(dataset, config.image_column)
     dataset = dataset.cast_column(column, hf_datasets.Image(decode=False))
-    dataset, columns, values = select_columns(dataset, column, conditions, config.streaming)
+    columns = find_conditions(dataset, conditions) | find_label_column(dataset, config)
+    dataset, values = select_columns(dataset, column, columns, config.streaming)
     channels, resolution = config.image_shape
     transform = ImageTransform(
         resolution=resolution,
@@ -49,13 +51,16 @@ def load_image_data(
     )
     name = config.dataset_name or config.train_data_dir or ""
     if config.streaming:
-        return stream_data(config, seed, dataset, column, transform, name, columns)
+        data = stream_data(config, seed, dataset, column, transform, name, columns)
+        data.classes = find_classes(columns, values, config.label_dropout, seed)
+        return data
     fingerprint = fingerprint_with(_fingerprint_of(config, dataset), values)
     data = TrainingData(name, dataset, Batch(torch.empty(0)), column, fingerprint, transform)
     held_out_rows, training_rows = split_rows(len(dataset), config.num_validation_images or 0)
     own = {keyword: some[held_out_rows] for keyword, some in values.items()}
     hold_out(data, config, Examples(dataset.select(held_out_rows)[column], own), columns)
     data.conditions = {keyword: some[training_rows] for keyword, some in values.items()}
+    data.classes = find_classes(columns, values, config.label_dropout, seed)
     if held_out_rows:
         data.train = dataset.select(training_rows)
     layout.check_fits(len(data.train))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,9 +12,10 @@ import torch
 from ..core.errors import LabError
 from ..core.streams import SPLIT_SEED, stream_seed
 from .batch import Batch, Conditions
-from .conditions import ConditionColumns, Example, Examples, find_conditions, no_conditions, read_conditions
+from .conditions import ConditionColumns, Example, Examples, no_conditions, read_conditions
 from .decoded import DecodedImages
 from .images import normalise
+from .labels import Classes
 from .options import DataConfig
 from .shard_rows import digest_of
 from .shards import open_shards
@@ -57,6 +58,7 @@ class TrainingData:
     in_memory: Batch | None = None  # the resized training images in float32, if they fit
     decoded: DecodedImages | None = None  # the resized training images in a file
     conditions: Conditions = field(default_factory=dict)  # of the rows of `train`; those of a stream are in its examples
+    classes: Classes | None = None  # of labelled data
     skipped: list[str] = field(default_factory=list)  # errors of corrupt images that were skipped on request
     known: dict[Any, Any] = field(default_factory=dict)  # a cache for results that depend on the data only
 
@@ -109,16 +111,12 @@ class TrainingData:
 
 
 def select_columns(
-    dataset: Any, column: str, conditions: Mapping[str, str] | None, is_stream: bool
-) -> tuple[Any, ConditionColumns, dict[str, torch.Tensor]]:
-    """
-    A dataset with `column` only, or with those of the conditions too if it is a stream; the columns of the conditions; and
-    their values, none for a stream.
-    """
-    columns = find_conditions(dataset, conditions)
+    dataset: Any, column: str, columns: ConditionColumns, is_stream: bool
+) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A dataset with `column` only, or with those of the conditions too if it is a stream; and values, none of a stream."""
     values = {} if is_stream else read_conditions(dataset, columns)
     names = dict.fromkeys([column, *(each.name for each in columns.values() if is_stream)])
-    return dataset.select_columns(list(names)), columns, values
+    return dataset.select_columns(list(names)), values
 
 
 def stream_data(

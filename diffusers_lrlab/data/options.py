@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.options import DATA, SOURCE, SPEED, Need, option
+from ..core.options import DATA, DRAWS, OBJECTIVE, SOURCE, SPEED, Need, option
 from .image_sets import IMAGE_DATASETS
 from .toy2d_entries import TOY_DATASETS
+
+MOST_CLASSES = 1_000_000  # more is taken for numbers of rows
 
 EMBEDDED_DATASETS = (*IMAGE_DATASETS, *TOY_DATASETS)
 
@@ -15,6 +17,8 @@ STREAMING = Need("--streaming", lambda config: config.streaming)
 NOT_STREAMING = Need("--streaming", lambda config: not config.streaming, is_absence=True)
 EIGHT_BITS = Need("--decoding uint8 or draft", lambda config: config.decoding != "float")
 NOT_TOY = Need("data read from disk or the Hub", lambda config: config.dataset_name not in TOY_DATASETS)
+
+LABELS = Need("--label_column", lambda config: config.label_column is not None)
 
 # Points are read without workers unless some are asked for.
 WORKERS = Need(NOT_TOY.text, lambda config: config.dataloader_num_workers == 0 or NOT_TOY.is_met(config))
@@ -57,6 +61,28 @@ class DataConfig:
         None,
         "Column of points, which are lists of equal length (default: the only such column, if no column holds images).",
         SOURCE,
+    )
+    label_column: str | None = option(
+        None,
+        "Column of class labels, whole numbers from 0 or a datasets.ClassLabel, that the model is told (default: none).",
+        OBJECTIVE,
+        kinds=IMAGES,
+    )
+    num_classes: int | None = option(
+        None,
+        "Classes of --label_column (default: those of its ClassLabel, or one more than the largest label).",
+        OBJECTIVE,
+        range=f"[1, {MOST_CLASSES}]",
+        needs=(LABELS,),
+        kinds=IMAGES,
+    )
+    label_dropout: float = option(
+        0.0,
+        "Probability that an image is trained on without its label, as guidance needs; 0.1 is usual.",
+        DRAWS,
+        range="[0, 1)",
+        needs=(LABELS,),
+        kinds=IMAGES,
     )
     data_kind: str | None = option(
         None,

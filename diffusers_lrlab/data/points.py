@@ -11,7 +11,7 @@ from ..core.errors import LabError, must_be
 from ..core.streams import split_rows
 from ..core.words import counted
 from .batch import Batch
-from .conditions import fingerprint_with
+from .conditions import find_conditions, fingerprint_with
 from .layout import BatchLayout
 from .loading import TrainingData, select_columns, stream_data
 from .options import DataConfig
@@ -72,7 +72,8 @@ def load_point_data(
         raise LabError(f"--point_column {column!r} is not a column of the data set. Columns: {listing}.")
     if not is_numeric_list(features[column]):
         raise LabError(f"The column {column!r} does not hold points (lists of equally many numbers). Columns: {listing}.")
-    dataset, columns, values = select_columns(dataset, column, conditions, config.streaming)
+    columns = find_conditions(dataset, conditions)
+    dataset, values = select_columns(dataset, column, columns, config.streaming)
     if config.streaming:
         first = next(iter(dataset), None)
         if first is None:

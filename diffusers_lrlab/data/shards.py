@@ -61,6 +61,10 @@ class ParquetShards(_Cells):
         self.lengths = np.fromiter(rows, np.int64)
         groups = [self._files[file].row_group(group) for file, group in self._row_groups]
         self.fingerprint = digest_of(_of_column(group, each) for group in groups for each in self._columns)
+        for each in self.conditions.values():
+            for (file, group), facts in zip(self._row_groups, groups, strict=True):
+                for end in _ends_of_column(facts, each.name):
+                    each.check(end, f"row group {group} of {file!r}")
 
     def open(self, shard: int, row: int) -> Iterator[tuple[int, Example]]:
         import pyarrow.parquet as parquet
@@ -108,19 +112,28 @@ def _of_column(group: Any, column: str) -> list[Any]:
     return facts
 
 
+def _ends_of_column(group: Any, column: str) -> Iterator[Any]:
+    """The smallest and the largest value of a column of numbers in a row group, if its footer has them."""
+    for chunk in map(group.column, range(group.num_columns)):
+        if chunk.path_in_schema == column and chunk.is_stats_set and chunk.statistics.has_min_max:
+            yield from (chunk.statistics.min, chunk.statistics.max)
+
+
 class TableShards(_Cells):
     """Slices of a table with random access as shards."""
 
     def __init__(
         self,
         name: str,
-        rows: Sequence[dict[str, Any]],
+        rows: Any,
         column: str,
         fingerprint: str,
         conditions: ConditionColumns | None = None,
     ):
         self.name, self.rows, self.column, self.fingerprint = name, rows, column, fingerprint
         self.conditions = conditions or {}
+        for each in self.conditions.values():
+            each.read_all([found[each.name] for found in rows] if isinstance(rows, list) else rows[each.name][:])
         starts = np.arange(0, len(rows), _TABLE_ROWS)
         self.lengths = np.diff(starts, append=len(rows))
 
@@ -183,12 +196,21 @@ def _open_shards(config: DataConfig, stream: Any, column: str, name: str, condit
         return TableShards(name, cells, column, digest_of([*_names_and_versions(files), *values]), conditions)
     these = [list(files), repr(files.origin_metadata), list(_names_and_versions(files)), config.dataset_config_name, column]
     these += [names] if names else []
-    folder = Path(config.cache_dir or hf_datasets.config.HF_DATASETS_CACHE).expanduser() / "lrlab-shard-rows"
-    kept = folder / f"{hf_datasets.fingerprint.Hasher.hash(these)}.jsonl"
+    kept = _cache_file(config, these)
     if isinstance(builder, WebDataset) and isinstance(stream.features[column], hf_datasets.Image):
         with suppress(NoPlainTar):  # `datasets` also reads compressed ones
             return TarShards(name, files, column, kept, conditions)
+    if limits := [each.num_classes for each in conditions.values() if each.num_classes is not None]:
+        kept = _cache_file(config, [*these, limits])  # values are checked while rows are counted
     return SequentialShards(name, stream, column, kept, conditions)
+
+
+def _cache_file(config: DataConfig, facts: list[Any]) -> Path:
+    from datasets.config import HF_DATASETS_CACHE
+    from datasets.fingerprint import Hasher
+
+    folder = Path(config.cache_dir or HF_DATASETS_CACHE).expanduser() / "lrlab-shard-rows"
+    return folder / f"{Hasher.hash(facts)}.jsonl"
 
 
 def _names_and_versions(files: Any) -> Iterator[Any]:

@@ -33,6 +33,11 @@ class TarShards:
         self._offsets = [offsets for _, offsets in found]
         self.lengths = np.array([len(offsets) for offsets in self._offsets], np.int64)
         self.fingerprint = digest_of(digest for digest, _ in found)
+        for each in self.conditions.values():
+            index = 1 + self._names.index(each.name)
+            for file, rows in zip(self.files, self._offsets, strict=True):
+                for value in {row[index] for row in rows}:
+                    each.check(value, f"a row of {file!r}")
 
     def open(self, shard: int, row: int) -> Iterator[tuple[int, Example]]:
         from datasets.utils.file_utils import xopen

@@ -2,19 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from ..core.errors import LabError
 from ..core.signatures import checked
 from ..core.words import counted
 from ..data.image_sets import IMAGE_DATASETS
 from ..data.images import normalise
+from .classifier import NETWORK, NUM_CLASSIFIED, SIDE, classifier_input, fit_classifier
 
-_NUM_CLASSIFIED, _CLASSIFIER_SEED, _SIDE = 3000, 917, 16  # images of a classifier, their seed, their pixels
+_CLASSIFIER_SEED = 917  # of the images that a classifier is trained on
 
 
 @checked
@@ -68,32 +68,23 @@ def image_features(name: str) -> ImageFeatures:
     The classifier is scikit-learn's `MLPClassifier` with layers of 64 and 32 units and seed 0. That of `digits` sees all its
     images in grey at 8x8 pixels, those of the other sets 3,000 images at 16x16 pixels, in their own channels.
     """
-    from sklearn.neural_network import MLPClassifier
 
     def fit(pixels: np.ndarray, labels: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-        classifier = MLPClassifier((64, 32), random_state=0, max_iter=400).fit(pixels, labels)
+        classifier = fit_classifier(pixels, labels)
         return tuple(zip(classifier.coefs_[:-1], classifier.intercepts_[:-1], strict=True))
 
-    kind = "32 penultimate units of scikit-learn's MLPClassifier((64, 32), random_state=0) on"
+    kind, prepare = f"32 penultimate units of scikit-learn's {NETWORK} on", classifier_input(name)
     if name == "digits":
         from sklearn.datasets import load_digits
 
         digits = load_digits()
         layers = fit(digits.data / 8 - 1, digits.target)
-        return ImageFeatures(f"{kind} digits", layers, partial(_reduced, side=8, channels=1))
+        return ImageFeatures(f"{kind} digits", layers, prepare)
     entry = IMAGE_DATASETS[name]
     is_made = "made" in entry.traits
-    some = entry(_NUM_CLASSIFIED, _CLASSIFIER_SEED, "train", 2 * _SIDE) if is_made else entry()
-    rows = np.random.default_rng(0).permutation(len(some.labels))[:_NUM_CLASSIFIED]
+    some = entry(NUM_CLASSIFIED, _CLASSIFIER_SEED, "train", 2 * SIDE) if is_made else entry()
+    rows = np.random.default_rng(0).permutation(len(some.labels))[:NUM_CLASSIFIED]
     channels = entry.facts["defaults"]["image_channels"]
     images = torch.from_numpy(some.images[rows]).reshape(len(rows), *some.images.shape[1:3], channels).permute(0, 3, 1, 2)
-    prepare = partial(_reduced, side=_SIDE, channels=channels)
     layers = fit(prepare(normalise(images)), some.labels[rows])
-    return ImageFeatures(f"{kind} {counted(len(rows), 'image', ',')} of {name}, {_SIDE}x{_SIDE} pixels", layers, prepare)
-
-
-def _reduced(images: torch.Tensor, side: int, channels: int) -> np.ndarray:
-    images = images.float().cpu()
-    if channels == 1:
-        images = images.mean(dim=1, keepdim=True)
-    return F.interpolate(images, (side, side), mode="bilinear", antialias=True).flatten(1).double().numpy()
+    return ImageFeatures(f"{kind} {counted(len(rows), 'image', ',')} of {name}, {SIDE}x{SIDE} pixels", layers, prepare)

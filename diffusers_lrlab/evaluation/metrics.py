@@ -10,6 +10,7 @@ from ..data.image_sets import IMAGE_DATASETS
 from ..data.shapes import RANGES
 from ..data.toy2d_entries import LOG_PROBS
 from . import distances, kl
+from .classifier import NUM_CLASSIFIED, ClassReader, class_reader
 from .frechet import frechet_distance, image_features
 from .landscape import sharpness
 from .likelihood import NUM_STEPS, exact_kl, log_likelihood
@@ -38,6 +39,11 @@ class Evaluation:
         """The first ones of these with their conditions, for which no others are decoded."""
         data = self.run.data
         return data.random_sample(len(data.in_memory) if data.in_memory is not None else num, MOST_REAL)
+
+    @property
+    def samples_as_data(self) -> torch.Tensor:
+        """Images `(num, height, width, channels)` in [0, 1] as the tensors of training."""
+        return torch.from_numpy(self.samples).permute(0, 3, 1, 2) * 2 - 1
 
     @property
     def held_out(self) -> np.ndarray:
@@ -101,8 +107,7 @@ def _frechet_distance(evaluation: Evaluation) -> dict[str, Any]:
         return {}
     features, data = image_features(evaluation.run.config.dataset_name), evaluation.run.data
     num = len(evaluation.samples)
-    # Images `(num, height, width, channels)` in [0, 1] as the tensors of training.
-    samples = features(torch.from_numpy(evaluation.samples).permute(0, 3, 1, 2) * 2 - 1)
+    samples = features(evaluation.samples_as_data)
     if "image features" not in data.known:
         data.known["image features"] = features(data.held_out.data), features(data.all_in_memory().data)
     held_out, training = data.known["image features"]
@@ -116,6 +121,53 @@ def _frechet_distance(evaluation: Evaluation) -> dict[str, Any]:
         "frechet_distance_of_two_real_halves": frechet_distance(real[: len(real) // 2], real[len(real) // 2 :]),
         "frechet_num_samples": num,
         "frechet_features": features.description,
+    }
+
+
+def _class_reader(evaluation: Evaluation) -> ClassReader | None:
+    """Trained once on the data of a run; `None` without labels, or for images of other sets than the embedded ones."""
+    data, config = evaluation.run.data, evaluation.run.config
+    if data.classes is None or not _has_features(evaluation):
+        return None
+    key = "class reader", config.label_column
+    if key not in data.known:
+        training = data.random_sample(NUM_CLASSIFIED, MOST_REAL)
+        data.known[key] = class_reader(config.dataset_name, config.label_column, training, data.held_out)
+    return data.known[key]
+
+
+def _part_of_class_accuracy(evaluation: Evaluation) -> float:
+    """The classifier is what takes time."""
+    _class_reader(evaluation)
+    return 1.0
+
+
+@register_metric(
+    "class_accuracy",
+    description="Share of samples that a classifier reads as the class asked for",
+    source="a classifier of the training images; after the classification accuracy score, arXiv 1905.10887",
+    traits=("on_hub",),
+    facts={
+        "besides": {"error_of_classifier": "share of held-out images that this classifier misreads"},
+        "of": "run",
+        "form": "images",
+        "better": "larger",
+        "needs": ("samples", "features", "labels"),
+        "notes": ("class_accuracy_classifier",),
+        "part": _part_of_class_accuracy,
+    },
+)
+def _class_accuracy(evaluation: Evaluation) -> dict[str, Any]:
+    """With the classifier's own error; nothing where there is no classifier."""
+    reader, classes = _class_reader(evaluation), evaluation.run.data.classes
+    if reader is None or classes is None or not len(evaluation.samples):
+        return {}
+    num = len(evaluation.samples)
+    return {
+        "class_accuracy": reader.accuracy(evaluation.samples_as_data, classes.to_measure(num).numpy()),
+        "class_accuracy_num_samples": num,
+        "class_accuracy_error_of_classifier": reader.error,
+        "class_accuracy_classifier": reader.description,
     }
 
 

@@ -34,7 +34,8 @@ class Metric:
         unit (`str`): Empty for none, or that of the data.
         better (`str`): "smaller", "larger", or "neither" where a difference is no merit.
         form (`str`, *optional*): The form of data that has it (`form` of a kind); any form if not given.
-        needs (`tuple` of `str`): Some of "samples", "held_out", "ema", "density", "features", "factors".
+        needs (`tuple` of `str`): Some of "samples", "held_out", "ema", "density", "features", "factors",
+            "labels".
         is_loss (`bool`): It depends on target, noise schedule and data: runs that differ in these cannot be compared by it.
         on_request (`bool`): Computed only for those who name it, as it takes long.
         fewest_samples (`int`): For those who name no metrics, it is computed only where at least so many samples are
@@ -141,7 +142,11 @@ def register_metric(
 
 def measures_samples(form: str) -> bool:
     """Whether some metric is computed from samples of such data at the end of every run, wherever the data are from."""
-    needing = (metric for metric in METRICS.values() if {"samples", "features", "factors"} & {*metric.needs} == {"samples"})
+    needing = (
+        metric
+        for metric in METRICS.values()
+        if {"samples", "features", "factors", "labels"} & {*metric.needs} == {"samples"}
+    )
     return any(metric.form in (None, form) and not metric.on_request for metric in needing)
 
 

@@ -17,6 +17,7 @@ from ..core.streams import stream_generator
 from ..training.pipeline import make_pipeline
 from ..training.plan import FORWARD_SHARE
 from ..training.results.base import results_of
+from ..training.samples import sample_conditions
 from .evaluation import forecast_evaluation
 from .probes import Budget, grow, line_through
 
@@ -153,14 +154,15 @@ def _seconds_of_samples(run: RunState, most: int, item: float, budget: Budget) -
     """
     config, kind, model = run.config, run.kind, run.model.eval()
     steps, seconds = min(_STEPS, config.num_inference_steps), budget.share(_FOR_SAMPLES)
-    if 2 * _FEW * steps * kind.sampling_cost * item > seconds:
-        each = config.num_inference_steps * kind.sampling_cost * item
+    if 2 * _FEW * steps * run.plan.sampling_cost * item > seconds:
+        each = config.num_inference_steps * run.plan.sampling_cost * item
         return lambda num: num * each, True
     pipeline = make_pipeline(run)
     pipeline.set_progress_bar_config(disable=True)
 
     def sample(size: int, steps: int = steps) -> None:
-        kind.sample(pipeline, size, stream_generator(0, "forecast", device=model.device), steps)
+        generator = stream_generator(0, "forecast", device=model.device)
+        kind.sample(pipeline, size, generator, steps, **sample_conditions(run, size))
 
     with budget.shown("sampling"):
         readings = grow(sample, _FEW, min(kind.sampling_batch, most), seconds)

@@ -7,6 +7,7 @@ from ..core.files import write_text
 from ..core.spec import format_spec
 from ..core.words import agreeing, counted, singular, times
 from ..data.image_sets import IMAGE_DATASETS
+from ..data.labels import describe_classes
 from ..data.options import EMBEDDED_DATASETS
 from ..data.sources import local_folder
 from ..data.toy2d_entries import TOY_DATASETS
@@ -23,7 +24,7 @@ from ..training.kinds.select import kind_of
 from ..training.pipeline import pipeline_name
 from ..training.resolve_timesteps import recorded_process
 from .card_sections import section_of
-from .cards import fill
+from .cards import as_code, fill
 from .pipeline_folder import references_of
 
 _LABELS = {
@@ -47,11 +48,12 @@ def write_model_card(folder: Path, record: dict[str, Any]) -> None:
         "model_card.md",
         _card_data(record, kind, title),
         title=title,
-        pipeline=pipeline_name(kind),
-        plots=section_of(kind).plots,
+        pipeline=pipeline_name(kind, config),
+        plots=section_of(kind, config).plots,
+        class_rows=_class_rows(config, train),
         data=_data_text(config),
         held_out=counted(train["num_held_out_images"], f"held-out {singular(kind.name)}"),
-        example=_example(kind, config, folder),
+        example=_example(kind, record, folder),
         results=_result_rows(train["results"]),
         distances=_distance_rows(train["results"]),
         schedule_text=_schedule_text(config, train),
@@ -64,11 +66,21 @@ def write_model_card(folder: Path, record: dict[str, Any]) -> None:
     write_text(folder / "README.md", card)
 
 
-def _example(kind: DataKind, config: dict[str, Any], folder: Path) -> str:
+def _class_rows(config: dict[str, Any], train: dict[str, Any]) -> str:
+    """What the rows of the grid of samples are, of a run with labels."""
+    names = train.get("class_names", [])
+    if not names or config["eval_batch_size"] < 2 * len(names):
+        return ""
+    return f"One row for each class, from the top: {', '.join(map(as_code, names))}."
+
+
+def _example(kind: DataKind, record: dict[str, Any], folder: Path) -> str:
     """Markdown that loads the pipeline."""
-    section, denoiser = section_of(kind), config.get("denoiser")
+    config = record["config"]
+    section, denoiser = section_of(kind, config), config.get("denoiser")
     location = config["hub_model_id"] if config["push_to_hub"] else str(folder)
-    example = section.example.format(location=location, inference_steps=config["num_inference_steps"])
+    labels = record["train"].get("class_names", [])[:2]
+    example = section.example.format(location=location, inference_steps=config["num_inference_steps"], labels=labels)
     if denoiser in (None, "mlp"):
         example += section.without_package.format(location=location)
     elif has_own_code(denoiser):
@@ -92,6 +104,12 @@ def _result_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
     if "frechet_features" in results:
         rows.append(("Features of the Fréchet distance", results["frechet_features"]))
         rows.append(("Samples for the Fréchet distance", str(results["frechet_num_samples"])))
+    if "class_accuracy" in results:
+        num = results["class_accuracy_num_samples"]
+        right, error = round(num * results["class_accuracy"]), results["class_accuracy_error_of_classifier"]
+        text = f"{right:,} of {num:,}, by a classifier that misreads {100 * error:.2g} % of held-out images"
+        rows.append(("Samples read as the class asked for", text))
+        rows.append(("Classifier", results["class_accuracy_classifier"]))
     return rows
 
 
@@ -168,6 +186,7 @@ def _facts(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
         (f"Training {things}", f"{train['num_training_images'] or 'stream'} ({train['num_held_out_images']} held out)"),
         (f"Shape of {things}", train["data_shape"]),
         *([("Denoiser", f"`{format_spec(denoiser, config['denoiser_kwargs'])}`")] if denoiser else []),
+        *_label_facts(config, train),
         ("Parameters", f"{train['num_parameters']:,}"),
         ("Updates", f"{train['num_updates']} of {train['global_batch']} {things}"),
         ("Objective", f"`{config['objective']}`"),
@@ -184,11 +203,22 @@ def _facts(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
     ]
 
 
+def _label_facts(config: dict[str, Any], train: dict[str, Any]) -> list[tuple[str, Any]]:
+    if config["label_column"] is None:
+        return []
+    return [
+        ("Classes", f"`{config['label_column']}`, {describe_classes([*map(as_code, train['class_names'])])}"),
+        ("Label dropout", config["label_dropout"]),
+        ("Guidance scale", config["guidance_scale"]),
+    ]
+
+
 def _card_data(record: dict[str, Any], kind: DataKind, title: str) -> Any:
     """Metadata for the Hub, with the results as a model-index."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    config, results, section = record["config"], record["train"]["results"], section_of(kind)
+    config, results = record["config"], record["train"]["results"]
+    section = section_of(kind, config)
     name, on_hub = config["dataset_name"] or config["train_data_dir"], _is_on_hub(config)
     evaluations = [
         EvalResult(

@@ -1,6 +1,7 @@
 """The parts of a model card that depend on the kind of data."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..training.kinds.base import DataKind, row_for
 
@@ -31,6 +32,18 @@ pipeline = DiffusionPipeline.from_pretrained("{location}")
     plots: str = ""
 
 
+_WITHOUT_PACKAGE = """
+Without diffusers_lrlab, by the code that lies beside the weights; read it first:
+
+```python
+from diffusers import DiffusionPipeline
+
+pipeline = DiffusionPipeline.from_pretrained(
+    "{location}", custom_pipeline="{location}", trust_remote_code=True
+)
+```
+"""
+
 CARD_SECTIONS: dict[str, CardSection] = {
     "images": CardSection(
         task="unconditional-image-generation",
@@ -53,17 +66,7 @@ pipeline = DiffusionPipeline.from_pretrained("{location}")
 points = pipeline(num_points=10_000, num_inference_steps={inference_steps}).points
 ```
 """,
-        without_package="""
-Without diffusers_lrlab, by the code that lies beside the weights; read it first:
-
-```python
-from diffusers import DiffusionPipeline
-
-pipeline = DiffusionPipeline.from_pretrained(
-    "{location}", custom_pipeline="{location}", trust_remote_code=True
-)
-```
-""",
+        without_package=_WITHOUT_PACKAGE,
         plots="""
 ![From noise to data](lrlab/trajectory.png)
 
@@ -73,5 +76,24 @@ pipeline = DiffusionPipeline.from_pretrained(
 }
 
 
-def section_of(kind: DataKind) -> CardSection:
-    return row_for(kind, CARD_SECTIONS, CardSection())
+LABELLED_SECTIONS: dict[str, CardSection] = {
+    "images": CardSection(
+        tags=("class-conditional-image-generation",),
+        example="""```python
+import diffusers_lrlab
+from diffusers import DiffusionPipeline
+
+pipeline = DiffusionPipeline.from_pretrained("{location}")
+images = pipeline(class_labels={labels}, num_inference_steps={inference_steps}).images
+```
+""",
+        without_package=_WITHOUT_PACKAGE,
+    ),
+}
+"""Of runs with class labels; the example has `{labels}`, some names of classes."""
+
+
+def section_of(kind: DataKind, config: dict[str, Any]) -> CardSection:
+    """The parts of the card of a run, by its recorded configuration."""
+    rows = CARD_SECTIONS if config["label_column"] is None else LABELLED_SECTIONS
+    return row_for(kind, rows, CardSection())

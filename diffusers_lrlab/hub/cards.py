@@ -17,6 +17,11 @@ def fill(template: str, metadata: Any, **values: Any) -> str:
     return str(RepoCard.from_template(metadata, template_path=str(Path(__file__).parent / template), **values))
 
 
+def as_code(text: str) -> str:
+    """Text of a third party as Markdown code, without what would end the code or the cell of a table."""
+    return f"`{' '.join(re.sub('[`|]', ' ', text).split())}`"
+
+
 def parsed_card(text: str, name: str) -> Any:
     """A `huggingface_hub.ModelCard`; raises a `LabError` for metadata that cannot be read."""
     from huggingface_hub import ModelCard

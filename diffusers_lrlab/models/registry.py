@@ -37,8 +37,9 @@ def register_denoiser(
 
     The class has diffusers' `ModelMixin` and `ConfigMixin`, and is called as `model(noisy, timesteps).sample`. Its
     `__init__` takes what the data decide (`dimension` for points; `sample_size` and `in_channels`, and `out_channels` if it
-    has such, for images) and the `parameters`. The code of your own class is saved beside the weights: it must be one file
-    that needs no other file of yours. A class of diffusers stays as it is: `register_denoiser("unet", ...)(UNet2DModel)`.
+    has such, for images; `num_class_embeds` with labels, which `forward` gets as `class_labels`) and the `parameters`. The
+    code of your own class is saved beside the weights: it must be one file that needs no other file of yours. A class of
+    diffusers stays as it is: `register_denoiser("unet", ...)(UNet2DModel)`.
 
     Args:
         name (`str`): What `--denoiser` takes.

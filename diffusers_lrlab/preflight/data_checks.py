@@ -138,3 +138,16 @@ def sorted_stream(subject: Subject) -> str | None:
         "stream mixes only neighbouring rows, so successive updates get similar data. Shuffle the rows when you write them, "
         "write many shards, or raise --stream_shuffle_buffer."
     )
+
+
+def empty_classes(subject: Subject) -> str | None:
+    """Classes without an image, of which the model learns nothing."""
+    classes = subject.plan.classes
+    if classes is None or all(classes.counts):
+        return None
+    names = [name for name, count in zip(classes.names, classes.counts, strict=True) if not count]
+    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return (
+        f"{len(names)} of {counted(len(classes.names), 'class')} {agreeing(len(names), 'has', 'have')} no image: {shown}. "
+        "Samples of these classes will be noise. Lower --num_classes, or number the classes without gaps."
+    )

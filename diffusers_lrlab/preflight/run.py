@@ -21,6 +21,7 @@ CHECKS: dict[str, Callable[[Subject], str | None]] = {
         data_checks.near_duplicates,
         data_checks.image_sizes,
         data_checks.sorted_stream,
+        data_checks.empty_classes,
         setting_checks.timesteps,
         setting_checks.terminal_snr,
         setting_checks.model_and_scheduler,

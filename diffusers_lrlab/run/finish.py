@@ -53,7 +53,7 @@ def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
     _show_results(trainer, figures)
     write_model_card(folder.path, record)
     accelerator.print(
-        f"Finished: {pipeline_name(run.kind)}.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md"
+        f"Finished: {pipeline_name(run.kind, config)}.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md"
     )
 
 

@@ -30,7 +30,7 @@ class KindSettings:
 
 KIND_SETTINGS: dict[str, KindSettings] = {
     "images": KindSettings(
-        default_metrics=("frechet_distance", "validation_loss_ema", "validation_loss"),
+        default_metrics=("frechet_distance", "validation_loss_ema", "validation_loss", "class_accuracy"),
         samples_option="frechet_samples",
     ),
     "points": KindSettings(

@@ -3,8 +3,21 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..core.options import BIN_LOG, DESTINATION, DRAWS, OBJECTIVE, SPEED, THIS_START, UPDATE, WHOLE_RUN, Need, Role, option
-from ..data.options import IMAGES
+from ..core.options import (
+    BIN_LOG,
+    DESTINATION,
+    DRAWS,
+    EVALUATION,
+    OBJECTIVE,
+    SPEED,
+    THIS_START,
+    UPDATE,
+    WHOLE_RUN,
+    Need,
+    Role,
+    option,
+)
+from ..data.options import IMAGES, LABELS
 from ..objective.process import NUM_STEPS, BetaSchedule, PredictionType
 
 EMA = Need("--use_ema", lambda config: config.use_ema)
@@ -14,6 +27,7 @@ EMA_PARAMETER = (EMA, NO_EMA_SPEC)
 EMA_OPTIONS = ("inv_gamma", "power", "max_decay", "start_update", "update_every")  # --ema_*, parameters of warmup_power
 SCALING = Need("--scale_lr linear, sqrt or guide", lambda config: config.scale_lr != "none")
 HELD_OUT = Need("--num_validation_images above 0", lambda config: config.num_validation_images > 0)
+DROPOUT = Need("--label_dropout above 0", lambda config: config.label_dropout > 0)
 BINS = Need("--log_timestep_bins above 0", lambda config: config.log_timestep_bins > 0)
 
 # Options of diffusers' script that are parameters of an objective, by its name.
@@ -88,6 +102,15 @@ class ModelConfig:
         WHOLE_RUN,
         aliases=("--ddpm_num_inference_steps", "--ddpm-num-inference-steps"),
         range=NUM_STEPS,
+    )
+    guidance_scale: float = option(
+        1.0,
+        "Classifier-free guidance of samples during and after training: 1 for none, above 1 for samples that are more "
+        "typical of their class, at twice the cost. The saved pipeline has it as its default.",
+        EVALUATION,
+        range="[0, 1000]",
+        needs=(LABELS, DROPOUT),
+        kinds=IMAGES,
     )
     gradient_checkpointing: bool = option(
         False,

@@ -9,6 +9,7 @@ from ..core.errors import LabError, must_be
 from ..models.loading import load_model_config
 from ..models.registry import DENOISERS, denoiser_arguments, denoiser_class
 from .config import ResolvedConfig
+from .kinds.images import EMBEDDINGS_HINT
 from .kinds.select import kind_of
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def model_arguments(config: ResolvedConfig, given: dict[str, Any] | None, data: 
         return kind.default_model_config(config, data)
     for name, value in of_data.items():
         if given.get(name, value) != value:
-            hint, model = "change it in its config.json, or use other data", config.model_config_name_or_path
+            hint = EMBEDDINGS_HINT if name == "num_class_embeds" else "change it in its config.json, or use other data"
+            model = config.model_config_name_or_path
             raise must_be(name, given[name], f"{value}, as in the data {data.name!r}", hint, of=f"the model {model!r}")
     return given
 

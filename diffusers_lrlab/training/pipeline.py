@@ -9,24 +9,42 @@ from typing import Any
 from ..core.files import full_disk_explained, sync, sync_tree, temporary_beside
 from ..models.registry import denoiser_code
 from ..pipelines.reference import Reference, save_with_references
-from .kinds.base import DataKind
+from .kinds.base import DataKind, row_for
 from .run_state import RunState
 
+# Pipelines of runs with class labels, by the name of a kind.
+LABELLED_PIPELINES = {"images": "diffusers_lrlab.pipelines.labelled_images:LabelledImagePipeline"}
 
-def pipeline_name(kind: DataKind) -> str:
-    return kind.pipeline.rpartition(":")[2]
+
+def _pipeline_path(kind: DataKind, has_labels: bool) -> str:
+    return row_for(kind, LABELLED_PIPELINES if has_labels else {}, kind.pipeline)
+
+
+def pipeline_name(kind: DataKind, config: Any) -> str:
+    """The class of the pipeline of a run, by its configuration or a recorded one."""
+    column = config["label_column"] if isinstance(config, dict) else config.label_column
+    return _pipeline_path(kind, column is not None).rpartition(":")[2]
+
+
+def _parts_of(run: RunState) -> dict[str, Any]:
+    """Parts of the pipeline beside model and scheduler."""
+    parts, classes = run.kind.pipeline_parts(run.config), run.plan.classes
+    if classes is None:
+        return parts
+    return parts | {"id2label": dict(enumerate(classes.names)), "guidance_scale": run.config.guidance_scale}
 
 
 def make_pipeline(run: RunState, scheduler: Any = None) -> Any:
     """A pipeline around the model as it is, by default with a sampling scheduler of its own."""
     kind, config, model = run.kind, run.config, run.model
-    parts = kind.pipeline_parts(config)
+    parts = _parts_of(run)
     loaded = {
         name: part.load(config.cache_dir).to(model.device) if isinstance(part, Reference) else part
         for name, part in parts.items()
     }
     known = {kind.component: model, "scheduler": run.process.sampling_scheduler() if scheduler is None else scheduler}
-    pipeline = pkgutil.resolve_name(kind.pipeline)(**known, **loaded)
+    path = _pipeline_path(kind, run.plan.classes is not None)
+    pipeline = pkgutil.resolve_name(path)(**known, **loaded)
     if plain := {name: part for name, part in parts.items() if isinstance(part, dict | list | str | int | float)}:
         pipeline.register_to_config(**plain)  # else the saved index would lack them
     return pipeline
@@ -38,7 +56,7 @@ def save_pipeline(run: RunState, folder: Path) -> None:
     removed before anything is replaced, and written last.
     """
     temporary, index = temporary_beside(folder / "pipeline"), folder / "model_index.json"
-    parts = run.kind.pipeline_parts(run.config)
+    parts = _parts_of(run)
     references = {name: part for name, part in parts.items() if isinstance(part, Reference)}
     try:
         with full_disk_explained(index):

@@ -14,6 +14,7 @@ from ..core.progress import resolve_warmup_updates
 from ..core.words import counted
 from ..data.batch import Conditions
 from ..data.batches import num_workers
+from ..data.labels import Classes
 from ..data.layout import BatchLayout
 from ..data.loading import TrainingData
 from ..objective.process import NoiseProcess
@@ -54,6 +55,7 @@ class Plan:
     data_warnings: tuple[str, ...]
     num_workers: int  # processes that read and decode the images
     conditions: Conditions = field(default_factory=dict)  # of no images, `(0, ...)` each: what the model is told
+    classes: Classes | None = None  # of labelled data
 
     @property
     def learning_rate(self) -> float:
@@ -107,8 +109,13 @@ class Plan:
         config = self.config
         if not config.evaluation:
             return 0
-        cost = self.kind.sampling_cost * config.eval_batch_size * config.num_inference_steps
+        cost = self.sampling_cost * config.eval_batch_size * config.num_inference_steps
         return min(_MOST_PREVIEWS, self.num_updates - 1, int(_PREVIEW_SHARE * self._num_trained / cost))
+
+    @property
+    def sampling_cost(self) -> float:
+        """A step of sampling over the training of an item; guidance calls the model twice."""
+        return self.kind.sampling_cost * (1 if self.config.guidance_scale == 1 else 2)
 
     def due(self, epochs: int | None, update: int, default_times: int) -> bool:
         """Whether something that happens every `epochs` epochs, or `default_times` over the run, is due at `update`."""
@@ -186,6 +193,7 @@ def make_plan(
         data_warnings=_scale_warnings(data, kind),
         num_workers=num_workers(data, config.dataloader_num_workers, num_updates * layout.global_batch),
         conditions=data.held_out[:0].conditions,
+        classes=data.classes,
     )
 
 

@@ -5,6 +5,7 @@ import torch
 from ..core.environment import cpu_computes_in_bf16
 from ..core.spec import format_spec
 from ..core.words import counted, plural, singular, times
+from ..data.labels import describe_classes
 from ..diagnostics.gradients import NUM_PROBES
 from ..optimizers.scaling import scaling_warning
 from ..schedules.resolve import double_decay
@@ -32,6 +33,7 @@ def describe_plan(plan: Plan) -> str:
         "data": f"{config.dataset_name or config.train_data_dir}: "
         f"{counted(plan.num_images, f'training {item}') if plan.num_images else f'a stream of training {plural(item)}'}, "
         f"{plan.num_held_out} held out, {plan.data_shape}" + _workers_in_words(plan),
+        "labels": _labels_in_words(plan),
         "model": f"{describe_model(config, plan.model_config)}, "
         f"{counted(plan.num_parameters, 'parameter', ',')}"
         + (", compiled for training" if config.compile else "")
@@ -67,6 +69,14 @@ def _precision_in_words(plan: Plan) -> str:
     return f"{plan.config.mixed_precision}; --mixed_precision no for {tf32 or 'float32'}"
 
 
+def _labels_in_words(plan: Plan) -> str:
+    config, classes = plan.config, plan.classes
+    if classes is None:
+        return ""
+    dropped = f", dropped with probability {config.label_dropout:g}" if config.label_dropout else ""
+    return f"{config.label_column!r}, {describe_classes(classes.names)}{dropped}"
+
+
 def _workers_in_words(plan: Plan) -> str:
     if not plan.num_workers:
         return ""
@@ -90,8 +100,10 @@ def _samples_in_words(plan: Plan) -> str:
     elif plan.num_previews:
         when = f"{times(plan.num_previews)} during the run, and {when}"
     frechet = f"; {config.frechet_samples} for the Fréchet distance" if config.frechet_samples else ""
-    samples, steps = counted(config.eval_batch_size, singular(plan.kind.name)), counted(config.num_inference_steps, "step")
-    return f"{samples} in {steps} {when}{frechet}"
+    num = config.eval_batch_size if plan.classes is None else len(plan.classes.to_show(config.eval_batch_size))
+    samples, steps = counted(num, singular(plan.kind.name)), counted(config.num_inference_steps, "step")
+    guided = "" if config.guidance_scale == 1 else f", guidance {config.guidance_scale:g},"
+    return f"{samples} in {steps}{guided} {when}{frechet}"
 
 
 def _warnings(plan: Plan) -> list[str]:

@@ -3,20 +3,35 @@
 from pathlib import Path
 
 import numpy as np
+import torch
 from tqdm.auto import tqdm
 
 from ..core.errors import warn
 from ..core.files import atomic_file
 from ..core.streams import stream_generator
+from ..data.labels import KEYWORD
 from .pipeline import make_pipeline
 from .run_state import RunState
 
+SHOWN = "samples"  # random stream of the samples to look at
 
-def draw_samples(run: RunState, num: int, purpose: str = "samples", show_progress: bool = False) -> np.ndarray:
+
+def sample_conditions(run: RunState, num: int, is_shown: bool = False) -> dict[str, torch.Tensor]:
+    """
+    Labels of samples by the model's keyword, if the data have any: in the proportions of the data for samples to measure,
+    and class after class, `num` at most, for those to show.
+    """
+    classes = run.plan.classes
+    return {} if classes is None else {KEYWORD: classes.to_show(num) if is_shown else classes.to_measure(num)}
+
+
+def draw_samples(run: RunState, num: int, purpose: str = SHOWN, show_progress: bool = False) -> np.ndarray:
     """
     Samples of the model as it is, see [`DataKind.sample`], from the noise of the random stream named `purpose`.
     """
     kind, config, model = run.kind, run.config, run.model
+    conditions = sample_conditions(run, num, is_shown=purpose == SHOWN)
+    num = len(next(iter(conditions.values()), range(num)))
     was_training = model.training
     model.eval()
     pipeline = make_pipeline(run)
@@ -27,7 +42,8 @@ def draw_samples(run: RunState, num: int, purpose: str = "samples", show_progres
     for start in tqdm(range(0, num, kind.sampling_batch), desc=purpose, disable=not (show_progress and several)):
         generator = stream_generator(config.seed, purpose, start, device=model.device)
         size = min(kind.sampling_batch, num - start)
-        parts.append(kind.sample(pipeline, size, generator, config.num_inference_steps))
+        own = {keyword: values[start : start + size] for keyword, values in conditions.items()}
+        parts.append(kind.sample(pipeline, size, generator, config.num_inference_steps, **own))
     model.train(was_training)
     return np.concatenate(parts)
 

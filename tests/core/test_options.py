@@ -79,7 +79,7 @@ def test_roles_agree_with_each_other():
 def test_what_decides_the_draws():
     assert set(names_where(TrainingConfig, decides_draws=True)) == {
         *("seed", "timestep_sampler", "timestep_sampler_kwargs", "loss_weighting", "loss_weighting_kwargs", "timestep_lr"),
-        *("timestep_lr_kwargs", "noise", "noise_kwargs"),
+        *("timestep_lr_kwargs", "noise", "noise_kwargs", "label_dropout"),
     }
 
 

@@ -16,7 +16,7 @@ import pandas
 import printed
 import pytest
 import torch
-from diffusers import DDPMScheduler
+from diffusers import DDPMScheduler, UNet2DModel
 from hypothesis import given
 from hypothesis import strategies as st
 from tables import cases
@@ -92,6 +92,11 @@ def sampler(name="uniform", **kwargs):
     return lab.get_timestep_sampler(name, 100, **kwargs)
 
 
+def labelled_unet():
+    blocks = {"down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",), "block_out_channels": (8,)}
+    return UNet2DModel(4, 1, 1, layers_per_block=1, norm_num_groups=2, num_class_embeds=4, **blocks)
+
+
 def weighting():
     return lab.get_loss_weighting("min_snr", DDPMScheduler())
 
@@ -108,6 +113,7 @@ VALID = {
     "FinderConfig": {},
     "MLPDenoiser": {},
     "PointDDPMPipeline": {"denoiser": lambda: lab.MLPDenoiser(hidden_size=4), "scheduler": noise_scheduler},
+    "LabelledImagePipeline": {"unet": lambda: labelled_unet(), "scheduler": noise_scheduler},
     "Progress": {"update": 1, "total_updates": 10},
     "TrainingConfig": {},
     "find_lr": {"config": config},
@@ -141,6 +147,10 @@ BESIDE = {
         lambda: lab.PointDDPMPipeline(lab.MLPDenoiser(hidden_size=4), DDPMScheduler(num_train_timesteps=4)),
         {"num_points": 4, "num_inference_steps": 2},
     ),
+    "LabelledImagePipeline()": (
+        lambda: lab.LabelledImagePipeline(labelled_unet(), DDPMScheduler(num_train_timesteps=4)),
+        {"class_labels": lambda: [0, 2], "num_inference_steps": 2},
+    ),
     "MLPDenoiser()": (
         lambda: lab.MLPDenoiser(hidden_size=4),
         {"sample": lambda: torch.zeros(3, 2), "timestep": 1},
@@ -168,7 +178,8 @@ LATE = {"torch": torch, "pandas": pandas, "Optimizer": torch.optim.Optimizer, "d
 SCHEDULES = [name for name in dir(functions) if name.startswith("get_") and name.endswith("_schedule")]
 
 # Their files import nothing of ours, so they raise what `LabError` is a kind of.
-FREE_OF_US = ("MLPDenoiser", "PointDDPMPipeline", "MLPDenoiser()", "PointDDPMPipeline()")
+PIPELINES = ("PointDDPMPipeline()", "LabelledImagePipeline()")
+FREE_OF_US = ("MLPDenoiser", "PointDDPMPipeline", "LabelledImagePipeline", "MLPDenoiser()", *PIPELINES)
 
 
 def subject(name):
@@ -194,7 +205,7 @@ def types_of(name):
         hints = {each.name: each.annotation for each in inspect.signature(function).parameters.values()}
     else:
         holder = function if name.endswith("Config") or not inspect.isclass(function) else function.__init__
-        holder = getattr(holder, "__call__", holder) if name == "PointDDPMPipeline()" else holder  # noqa: B004
+        holder = getattr(holder, "__call__", holder) if name in PIPELINES else holder  # noqa: B004
         holder = function.forward if name == "MLPDenoiser()" else holder
         hints = typing.get_type_hints(inspect.unwrap(holder), localns=LATE)
     return {parameter: members(hint) for parameter, hint in hints.items()}

@@ -108,9 +108,12 @@ def test_the_two_commands_that_make_an_environment_come_first():
 
 
 def test_the_printed_study_can_be_read(tmp_path):
-    block = printed.block_with("arms:", "yaml")
-    (tmp_path / "my_study.yaml").write_text(block.code)
-    spec = load_spec(str(tmp_path / "my_study.yaml"))
+    found = {}
+    for block in printed.blocks("yaml"):
+        if "arms:" in block.code:
+            (tmp_path / "my_study.yaml").write_text(block.code)
+            found[block.page] = load_spec(str(tmp_path / "my_study.yaml"))
+    spec = found["docs/tutorials/first-study.md"]
     assert spec.baseline == "cosine"
     assert len(spec.arms) == 3
 

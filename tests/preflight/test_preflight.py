@@ -38,6 +38,7 @@ def make_trainer(tmp_path, model=None, **options):
     if model is None and config.point_column is None:
         model = UNET | {"sample_size": config.resolution, "in_channels": config.image_channels}
         model["out_channels"] = config.image_channels
+        model["num_class_embeds"] = None if data.classes is None else data.classes.num_embeddings
     plan = make_plan(config, data, model)
     return Trainer(plan, data, Accelerator(cpu=True), RunFolder(tmp_path / "run"))
 
@@ -101,6 +102,7 @@ DESERVED = {
         ),
         (lambda path: stream_of(path, np.zeros(200, int)), "sorted by 'label': in 200 neighbouring rows it has a single"),
     ],
+    "empty_classes": [({"label_column": "label", "num_classes": 12}, "2 of 12 classes have no image: 10, 11.")],
     "terminal_snr": [
         ({"dataset_name": "moons", "ddpm_num_steps": 50}, "The last of 50 timesteps has a signal-to-noise ratio of 1.5"),
         ({"dataset_name": "moons", "ddpm_beta_schedule": "scaled_linear"}, "has a signal-to-noise ratio of 0."),
@@ -166,6 +168,7 @@ GOOD = {
     "digits": {},
     "digits by sgd": {"optimizer": "sgd"},
     "digits under a curriculum": {"timestep_sampler": "clts", "lr_scheduler": "mdlrc"},
+    "labelled digits": {"label_column": "label", "label_dropout": 0.1},
     "moons": {"dataset_name": "moons"},
     "dino": {"dataset_name": "dino", "max_train_steps": 10_000},
     "a minute's run": {"max_train_steps": 60},

@@ -9,7 +9,14 @@ import sys
 from typing import Any
 
 PACKAGE = "diffusers_lrlab"
-POINT_PIPELINE = f"{PACKAGE}.pipelines.point_ddpm"
+PIPELINES = {
+    f"{PACKAGE}.pipelines.{file}": name
+    for file, name in {
+        "point_ddpm": "PointDDPMPipeline",
+        "labelled_images": "LabelledImagePipeline",
+    }.items()
+}
+"""The classes by their modules."""
 
 
 def register_pipelines(_: Any) -> None:
@@ -22,11 +29,13 @@ def register_pipelines(_: Any) -> None:
     # diffusers searches here before it looks at code in the repository.
     setattr(pipelines, PACKAGE, sys.modules[PACKAGE])
     # While that module is being imported, it is already in sys.modules but incomplete.
-    importlib.import_module(POINT_PIPELINE)
+    for name in PIPELINES:
+        importlib.import_module(name)
 
 
-def register_point_pipeline(module: Any) -> None:
+def register_pipeline(module: Any) -> None:
     """Adds the class where `DiffusionPipeline.from_pretrained` looks up the name in a model_index.json."""
     import diffusers
 
-    diffusers.PointDDPMPipeline = module.PointDDPMPipeline
+    name = PIPELINES[module.__name__]
+    setattr(diffusers, name, getattr(module, name))

@@ -13,11 +13,12 @@ from typing import Any
 
 def register() -> None:
     """Registers schedules and pipelines with diffusers. Idempotent."""
-    from .pipelines import POINT_PIPELINE, register_pipelines, register_point_pipeline
+    from .pipelines import PIPELINES, register_pipeline, register_pipelines
     from .schedules import register_schedules
 
     _when_imported("diffusers.optimization", register_schedules)
-    _when_imported(POINT_PIPELINE, register_point_pipeline)
+    for name in PIPELINES:
+        _when_imported(name, register_pipeline)
     _when_imported("diffusers.pipelines.pipeline_utils", register_pipelines)
 
 

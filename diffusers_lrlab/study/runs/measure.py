@@ -14,7 +14,7 @@ from ...evaluation.metrics import METRICS
 from ...training.pipeline import make_pipeline
 from ...training.results.base import results_of
 from ...training.run_state import RunState
-from ...training.samples import draw_samples
+from ...training.samples import draw_samples, sample_conditions
 from ..kind_settings import settings_of
 from ..spec.spec import RunSpec
 from .context import StudyContext
@@ -146,7 +146,8 @@ def _from_fixed_start(run: RunState, drawing: Drawing) -> np.ndarray:
     pipeline = make_pipeline(run, run.process.deterministic_scheduler())
     pipeline.set_progress_bar_config(disable=True)
     generator = stream_generator(*drawing.stream, device=run.model.device)
-    return run.kind.sample(pipeline, drawing.num, generator, drawing.num_steps)
+    conditions = sample_conditions(run, drawing.num)
+    return run.kind.sample(pipeline, drawing.num, generator, drawing.num_steps, **conditions)
 
 
 def _training_of(run: RunState) -> dict[str, Any]:

@@ -94,7 +94,8 @@ def _configs(spec: StudySpec) -> dict[Cell, tuple[ResolvedConfig, dict[str, Any]
                 check_metrics((spec.speedup_metric,) if spec.speedup_metric else (), config, "speedup_metric")
                 of_model = ("model_config_name_or_path", "cache_dir")
                 of_data = ("denoiser", "data_kind", "point_column", "resolution", "image_channels")
-                key = tuple(getattr(config, name) for name in (*of_model, *of_data))
+                of_labels = ("label_column", "num_classes", "label_dropout")
+                key = tuple(getattr(config, name) for name in (*of_model, *of_data, *of_labels))
                 if key not in models:
                     models[key] = given_model_config(config)
             except LabError as error:

@@ -25,6 +25,8 @@ def _absence(name: str, config: ResolvedConfig) -> str | None:
         return f"needs features that suit the data, which exist for {sets}: register_features gives others, as frechet_NAME"
     if "factors" in metric.needs and not has_factors(config.dataset_name):
         return "needs images with known factors, which `shapes` has"
+    if "labels" in metric.needs and config.label_column is None:
+        return "needs class labels: give label_column"
     samples_option = settings_of(config).samples_option
     if "samples" in metric.needs and samples_option and getattr(config, samples_option) == 0:
         return f"needs samples: give {samples_option} above 0"

@@ -93,8 +93,13 @@ class DataKind(ABC):
         return {}
 
     @abstractmethod
-    def sample(self, pipeline: Any, num: int, generator: torch.Generator, num_inference_steps: int) -> np.ndarray:
-        """Samples of a pipeline: images `(num, height, width, channels)` in [0, 1], or points `(num, dimension)`."""
+    def sample(
+        self, pipeline: Any, num: int, generator: torch.Generator, num_inference_steps: int, **conditions: torch.Tensor
+    ) -> np.ndarray:
+        """
+        Samples of a pipeline: images `(num, height, width, channels)` in [0, 1], or points `(num, dimension)`. `conditions`
+        are theirs, by the model's keyword; none if the data have no labels.
+        """
 
 
 _Row = TypeVar("_Row")

@@ -1,4 +1,4 @@
-"""Images: a `UNet2DModel` in diffusers' own `DDPMPipeline`."""
+"""Images: a `UNet2DModel` in diffusers' own `DDPMPipeline`, or in a pipeline that takes class labels."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ _DEFAULTS: dict[str, Any] = {
 }
 # Samples for the Fréchet distance of digits after so many images; fewer for fewer images, none below the fewest.
 _FULL_FRECHET, _FULL_EVALUATION, _FEWEST_FRECHET = 1000, 150_000, 100
+
+
+EMBEDDINGS_HINT = (
+    "it counts the classes (--num_classes), and one more for dropped labels (--label_dropout); change it in the model's "
+    "config.json"
+)
 
 
 @KINDS.register("images", description="images, by a UNet2DModel", source="diffusers")
@@ -99,11 +105,7 @@ class Images(DataKind):
                     f"The model {name!r} has {key}={given[key]}, the images have {counted(channels, 'channel')}. Give "
                     f"--image_channels {given[key]} or another model."
                 )
-        if given["class_embed_type"] is not None or given["num_class_embeds"] is not None:
-            raise LabError(
-                f"The model {name!r} takes class labels, and there are none here. Remove class_embed_type and "
-                "num_class_embeds from its configuration."
-            )
+        _check_embeddings(config, given, name)
         size = given["sample_size"]
         if size not in (None, resolution, [resolution] * 2):
             raise LabError(
@@ -114,12 +116,34 @@ class Images(DataKind):
 
     def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
         channels, resolution = config.image_shape
-        return {"sample_size": resolution, "in_channels": channels, "out_channels": channels}
+        arguments = {"sample_size": resolution, "in_channels": channels, "out_channels": channels}
+        return arguments | ({} if data.classes is None else {"num_class_embeds": data.classes.num_embeddings})
 
     def default_model_config(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
         channels, resolution = config.image_shape
-        return default_unet_config(resolution, channels, data.num_images)
+        return default_unet_config(resolution, channels, data.num_images) | self.data_arguments(config, data)
 
-    def sample(self, pipeline: Any, num: int, generator: torch.Generator, num_inference_steps: int) -> np.ndarray:
-        output = pipeline(batch_size=num, generator=generator, num_inference_steps=num_inference_steps, output_type="np")
-        return output.images
+    def sample(
+        self, pipeline: Any, num: int, generator: torch.Generator, num_inference_steps: int, **conditions: torch.Tensor
+    ) -> np.ndarray:
+        number: dict[str, Any] = {**conditions} or {"batch_size": num}
+        return pipeline(**number, generator=generator, num_inference_steps=num_inference_steps, output_type="np").images
+
+
+def _check_embeddings(config: ResolvedConfig, given: dict[str, Any], name: str | None) -> None:
+    """Raises a `LabError` if a given UNet does not take the labels of the run, as far as they are known without data."""
+    kind, num = given["class_embed_type"], given["num_class_embeds"]
+    if config.label_column is None:
+        if kind is not None or num is not None:
+            raise LabError(
+                f"The model {name!r} takes class labels, and there are none here. Give --label_column, or remove "
+                "class_embed_type and num_class_embeds from its configuration."
+            )
+        return
+    if kind is not None:
+        hint = "class labels are whole numbers, each with an embedding of its own"
+        raise must_be("class_embed_type", kind, "null", hint, of=f"the model {name!r}")
+    wanted = None if config.num_classes is None else config.num_classes + (config.label_dropout > 0)
+    if num is None or (wanted is not None and num != wanted):
+        number = "the number of classes" if wanted is None else str(wanted)
+        raise must_be("num_class_embeds", num, number, EMBEDDINGS_HINT, of=f"the model {name!r}")

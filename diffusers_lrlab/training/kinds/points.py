@@ -79,5 +79,7 @@ class Points(DataKind):
             at_most = min(at_most, max(_FEWEST_SAMPLES, affordable))
         return {"distance_samples": at_most}
 
-    def sample(self, pipeline: Any, num: int, generator: torch.Generator, num_inference_steps: int) -> np.ndarray:
+    def sample(
+        self, pipeline: Any, num: int, generator: torch.Generator, num_inference_steps: int, **conditions: torch.Tensor
+    ) -> np.ndarray:
         return pipeline(num_points=num, generator=generator, num_inference_steps=num_inference_steps).points

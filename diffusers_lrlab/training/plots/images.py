@@ -32,24 +32,28 @@ def _enlarge(images: np.ndarray, target: int) -> np.ndarray:
     return np.stack(large).reshape(len(images), size[1], size[0], -1)
 
 
-def plot_samples(images: np.ndarray, path: Path) -> None:
-    """The final samples (8-bit) as a grid, enlarged if they are small."""
+def plot_samples(images: np.ndarray, path: Path, columns: int | None = None) -> None:
+    """The final samples (8-bit) as a grid, enlarged if they are small; in about ten columns if their number is not given."""
     from PIL import Image
 
     pixels = _enlarge(images, 64)
-    columns = next(number for number in (10, 9, 8, 7, 6, 5, len(images)) if len(images) % number == 0)
+    columns = columns or next(number for number in (10, 9, 8, 7, 6, 5, len(images)) if len(images) % number == 0)
     grid = image_grid(pixels, columns=columns, gap=pixels.shape[1] // 4)
     with atomic_file(path) as temporary:
         Image.fromarray(grid.squeeze()).save(temporary)
 
 
-def plot_progress(previews: dict[int, np.ndarray], num_updates: int, path: Path) -> None:
-    """Samples from the same noise at several updates, side by side."""
+def plot_progress(previews: dict[int, np.ndarray], num_updates: int, path: Path, spread: bool = False) -> None:
+    """
+    Samples from the same noise at several updates, side by side: the first eight, or eight that are evenly `spread`, as over
+    classes.
+    """
     figure = new_figure(7, 2.9, dpi=150)
     shown = dict(list(previews.items())[-6:])
     columns = figure.subplots(1, len(shown), squeeze=False)[0]
     for column, (update, images) in zip(columns, shown.items(), strict=True):
-        grid = image_grid(_enlarge(images[:8], 32), columns=2, gap=6)
+        some = images[np.linspace(0, len(images) - 1, min(8, len(images))).astype(int)] if spread else images[:8]
+        grid = image_grid(_enlarge(some, 32), columns=2, gap=6)
         column.imshow(grid.squeeze(), cmap="gray", vmin=0, vmax=255)
         column.set_title(f"update {update}" if update < num_updates else f"end ({update})", fontsize=8)
         column.axis("off")

@@ -53,8 +53,10 @@ class ImageResults(Results):
     def draw(self, run: RunState, samples: np.ndarray, lab: Path) -> None:
         from ..plots.images import plot_progress, plot_samples
 
-        plot_progress(load_previews(lab / "samples"), run.plan.num_updates, lab / "progress.png")
-        plot_samples(to_uint8(samples), lab / "samples.png")
+        classes = run.plan.classes
+        columns = None if classes is None else classes.num_shown_of_each(run.config.eval_batch_size)
+        plot_progress(load_previews(lab / "samples"), run.plan.num_updates, lab / "progress.png", classes is not None)
+        plot_samples(to_uint8(samples), lab / "samples.png", columns)
 
 
 def to_uint8(images: np.ndarray) -> np.ndarray:

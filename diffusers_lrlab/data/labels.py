@@ -1,0 +1,124 @@
+"""Class labels: their column, the classes, labels that training drops, and labels of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..core.errors import LabError, must_be
+from ..core.streams import stream_generator, stream_uniform
+from ..core.words import counted
+from .batch import Batch, Conditions
+from .conditions import ConditionColumn, ConditionColumns
+from .options import MOST_CLASSES, DataConfig
+from .sources import columns_of
+
+KEYWORD = "class_labels"  # of the model's `forward`
+
+
+@dataclass(frozen=True)
+class Classes:
+    """
+    The classes of labelled data.
+
+    Args:
+        names (`tuple` of `str`): By label.
+        counts (`tuple` of `int`): Examples by label; ones for a stream.
+        dropout (`float`): Probability that training replaces a label by [`null_label`].
+        seed (`int`): Of the run.
+    """
+
+    names: tuple[str, ...]
+    counts: tuple[int, ...]
+    dropout: float
+    seed: int
+
+    @property
+    def null_label(self) -> int | None:
+        """The label that stands for "no label"; `None` if none is dropped, and the model does not know it."""
+        return len(self.names) if self.dropout else None
+
+    @property
+    def num_embeddings(self) -> int:
+        """Labels that the model knows."""
+        return len(self.names) + (self.null_label is not None)
+
+    def drop(self, batch: Batch, image_numbers: Sequence[int]) -> Batch:
+        """
+        A batch with some labels replaced by [`null_label`]. Which follows from the seed and the image number in the run, so
+        it is the same for any division among micro-batches and processes, and after a resume.
+        """
+        if self.null_label is None:
+            return batch
+        drawn = [stream_uniform(self.seed, "label-dropout", number) < self.dropout for number in image_numbers]
+        labels = batch.conditions[KEYWORD].masked_fill(torch.tensor(drawn), self.null_label)
+        return Batch(batch.data, {**batch.conditions, KEYWORD: labels})
+
+    def to_measure(self, num: int) -> torch.Tensor:
+        """Labels of samples that are compared with data: int64 `(num,)`, in the data's proportions and random order."""
+        ends = torch.tensor(self.counts).cumsum(0)
+        evenly = (2 * torch.arange(num) + 1) * int(ends[-1]) // (2 * num)
+        labels = torch.searchsorted(ends, evenly, right=True)
+        return labels[torch.randperm(num, generator=stream_generator(0, "labels-of-samples", num))]
+
+    def to_show(self, num: int) -> torch.Tensor:
+        """
+        Labels of samples to look at, `num` at most: equally many of each class in order, or one of each of `num` classes
+        that are evenly spread if there are more.
+        """
+        if each := self.num_shown_of_each(num):
+            return torch.arange(len(self.names)).repeat_interleave(each)
+        return torch.arange(num) * len(self.names) // num
+
+    def num_shown_of_each(self, num: int) -> int:
+        return num // len(self.names)
+
+
+def find_label_column(dataset: Any, config: DataConfig) -> dict[str, ConditionColumn]:
+    """The column of `--label_column` by the model's keyword, empty without one; a `LabError` for an unsuitable column."""
+    if config.label_column is None:
+        return {}
+    features, listing = columns_of(dataset)
+    name, feature = config.label_column, features.get(config.label_column)
+    if not str(getattr(feature, "dtype", "")).startswith(("int", "uint", "bool")):
+        got = f"{name!r} of type {getattr(feature, 'dtype', None) or feature}" if name in features else ""
+        hint = f"the columns are {listing}; `datasets` makes integers of texts by class_encode_column()"
+        raise must_be("--label_column", name, "a column of whole numbers or class labels", hint, got=got)
+    known = getattr(feature, "num_classes", None)
+    if known and config.num_classes is not None and config.num_classes < known:
+        raise must_be(
+            "--num_classes", config.num_classes, f"{known} or more, as {name!r} has", "leave it out for all classes"
+        )
+    num_classes = config.num_classes or known
+    if num_classes is None and config.streaming:
+        hint = f"labels of {name!r} are read one by one, so that the largest is unknown; give the number of classes"
+        raise must_be("--num_classes", None, "given for a stream of whole numbers without names", hint)
+    names = tuple(map(str, getattr(feature, "names", None) or ()))
+    return {KEYWORD: ConditionColumn(name, torch.int64, num_classes, is_label=True, class_names=names)}
+
+
+def find_classes(columns: ConditionColumns, values: Conditions, dropout: float, seed: int) -> Classes | None:
+    """The classes of the label column, if there is one, and the `values` of all columns; those of a stream are unknown."""
+    column, labels = columns.get(KEYWORD), values.get(KEYWORD)
+    if column is None or not column.is_label:
+        return None
+    num = column.num_classes
+    if num is None:
+        if labels is None or not len(labels):
+            raise LabError(f"The column {column.name!r} has no rows. Use data with labels.")
+        num = int(labels.max()) + 1
+        if num > MOST_CLASSES:
+            wanted = f"a column with labels below {MOST_CLASSES:,}"
+            raise must_be("--label_column", column.name, wanted, "number the classes from 0", got=f"a label {num - 1:,}")
+    names = (*column.class_names, *map(str, range(len(column.class_names), num)))
+    counts = [1] * num if labels is None else torch.bincount(labels, minlength=num).tolist()
+    return Classes(names, tuple(counts), dropout, seed)
+
+
+def describe_classes(names: Sequence[str]) -> str:
+    """The names of classes, or of the first and last of many."""
+    shown = ", ".join(names) if len(names) <= 30 else f"{', '.join(names[:3])}, ..., {names[-1]}"
+    return f"{counted(len(names), 'class', ',')} ({shown})"

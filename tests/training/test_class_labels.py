@@ -1,0 +1,339 @@
+"""Runs with class labels: dropped labels, resuming, guidance, previews, card, metric, and what is refused."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import runs
+import torch
+from accelerate.state import AcceleratorState
+from helpers import load_data, numbered_image
+from safetensors.torch import load_file
+
+from diffusers_lrlab import LabelledImagePipeline, TrainingConfig, run_study, train
+from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.evaluation.classifier import class_reader
+from diffusers_lrlab.forecast.timing import forecast_time
+from diffusers_lrlab.hub.card import write_model_card
+from diffusers_lrlab.study.reading import read_study
+from diffusers_lrlab.training.prepare import prepare
+from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.samples import draw_samples
+from diffusers_lrlab.training.trainer import Trainer
+
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+NUM_UPDATES = 8
+LABELS = ("--label_column=label", "--label_dropout=0.3", "--guidance_scale=2")
+OBJECTIVES = {"ddpm": "ddpm:num_steps=20", "flow": "flow_matching:num_steps=20"}
+
+
+@pytest.fixture(autouse=True)
+def released():
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def model_file(folder, num_embeddings, **changes):
+    path = folder / "unet.json"
+    folder.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**runs.TINY_UNET, "num_class_embeds": num_embeddings, **changes}))
+    return path
+
+
+def arguments_of(output, objective="ddpm", num_embeddings=11):
+    return [
+        f"--model_config_name_or_path={model_file(output.with_name(output.name + '-model'), num_embeddings)}",
+        f"--objective={OBJECTIVES[objective]}",
+        f"--output_dir={output}",
+        f"--max_train_steps={NUM_UPDATES}",
+        *("--train_batch_size=8", "--num_validation_images=16", "--validation_steps=4", "--checkpointing_steps=4"),
+        *("--checkpoints_total_limit=0", "--eval_batch_size=30", "--num_inference_steps=2", "--logging_steps=1"),
+        *("--frechet_samples=40", "--cpu_threads=1", "--no_preflight"),
+    ]
+
+
+def weights_of(output, folder="unet"):
+    return load_file(output / f"checkpoint-{NUM_UPDATES}" / folder / "diffusion_pytorch_model.safetensors")
+
+
+def losses_of(output):
+    return np.array([row["loss"] for row in runs.read_metrics(output)[0]])
+
+
+@pytest.fixture(scope="module", params=OBJECTIVES)
+def straight(request, tmp_path_factory):
+    output = tmp_path_factory.mktemp("straight") / request.param
+    runs.run(*arguments_of(output, request.param), *LABELS)
+    return request.param, output
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(straight, tmp_path):
+    objective, expected = straight
+    output = tmp_path / "run"
+    runs.run(*arguments_of(output, objective), *LABELS)
+    (output / f"checkpoint-{NUM_UPDATES}" / "trainer.json").unlink()  # as if it had been killed after update 4
+    runs.run(*arguments_of(output, objective), *LABELS, "--resume_from_checkpoint=latest")
+    for name, value in weights_of(expected).items():
+        assert torch.equal(weights_of(output)[name], value), name
+    assert np.array_equal(losses_of(output), losses_of(expected))
+
+
+def test_micro_batches_drop_the_same_labels(straight, tmp_path):
+    """With another share, the losses differ by far more than rounding."""
+    objective, expected = straight
+    split = ("--train_batch_size=2", "--gradient_accumulation_steps=4")
+    runs.run(*arguments_of(tmp_path / "split", objective), *LABELS, *split)
+    runs.run(*arguments_of(tmp_path / "other", objective), *LABELS, "--label_dropout=0.8")
+    losses, of_split, of_other = map(losses_of, (expected, tmp_path / "split", tmp_path / "other"))
+    np.testing.assert_allclose(of_split, losses, rtol=1e-5)
+    assert np.abs(of_other - losses).max() > 1e-3
+
+
+@pytest.mark.slow
+def test_two_processes_drop_the_same_labels(straight, tmp_path):
+    objective, expected = straight
+    runs.run(*arguments_of(tmp_path / "run", objective), *LABELS, "--train_batch_size=4", processes=2)
+    np.testing.assert_allclose(losses_of(tmp_path / "run"), losses_of(expected), rtol=1e-5)
+
+
+def test_the_result_samples_by_class_without_this_package(straight):
+    """With the guidance of the run by default: the same images as here."""
+    _, output = straight
+    code = """
+import sys
+import numpy as np, torch
+from diffusers import DiffusionPipeline
+pipeline = DiffusionPipeline.from_pretrained(sys.argv[1], custom_pipeline=sys.argv[1], trust_remote_code=True)
+assert "diffusers_lrlab" not in sys.modules
+how = {"num_inference_steps": 2, "output_type": "np"}
+images = pipeline([3, "7"], generator=torch.Generator().manual_seed(1), guidance_scale=2.0, **how).images
+assert np.array_equal(images, pipeline([3, 7], generator=torch.Generator().manual_seed(1), **how).images)
+np.save(sys.argv[2], images)
+"""
+    command = [sys.executable, "-c", code, str(output), str(output / "images.npy")]
+    result = subprocess.run(command, env=runs.environment(), capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    pipeline = LabelledImagePipeline.from_pretrained(output)
+    pipeline.set_progress_bar_config(disable=True)
+    here = pipeline([3, 7], generator=torch.Generator().manual_seed(1), num_inference_steps=2, output_type="np").images
+    np.testing.assert_allclose(np.load(output / "images.npy"), here, atol=1e-6)
+
+
+def test_record_and_card_name_the_classes(straight):
+    _, output = straight
+    record, card = runs.read_record(output), (output / "README.md").read_text()
+    assert record["train"]["class_names"] == [str(digit) for digit in range(10)]
+    results = record["train"]["results"]
+    assert 0 <= results["class_accuracy"] <= 1
+    assert results["class_accuracy_num_samples"] == 40
+    right, error = round(40 * results["class_accuracy"]), results["class_accuracy_error_of_classifier"]
+    assert f"| {right} of 40, by a classifier that misreads {100 * error:.2g} % of held-out images |" in card
+    assert "A `LabelledImagePipeline` trained by" in card
+    assert "One row for each class, from the top: `0`, `1`" in card
+    assert "| Classes | `label`, 10 classes (`0`, `1`" in card
+    assert "| Label dropout | 0.3 |" in card
+    assert "| Guidance scale | 2.0 |" in card
+    assert "class_labels=['0', '1']" in card
+    assert "unconditional" not in card
+
+
+def test_previews_have_a_row_for_each_class(straight):
+    _, output = straight
+    *_, last = sorted((output / "lrlab" / "samples").glob("*.npy"))
+    assert np.load(last).shape == (30, 8, 8, 1)  # three of each class
+
+
+def test_hostile_names_of_classes_stay_in_their_cells(straight, tmp_path):
+    record = runs.read_record(straight[1])
+    record["train"]["class_names"][0] = "a`|b\n# c"
+    write_model_card(tmp_path, record)
+    card = (tmp_path / "README.md").read_text()
+    assert "`a b # c`" in card
+    assert "\n# c" not in card
+
+
+# --- sampling and learning -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def grey(tmp_path_factory):
+    """Dark and bright images, by folder."""
+    folder = tmp_path_factory.mktemp("grey") / "data"
+    for number in range(40):
+        path = folder / ("bright" if number % 2 else "dark") / f"{number:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        numbered_image(230 - number if number % 2 else 20 + number).save(path)
+    return folder
+
+
+def config_of(folder, output, **options):
+    given = {
+        "train_data_dir": str(folder), "cache_dir": str(output.parent / "cache"), "output_dir": str(output),
+        "resolution": 4, "image_channels": 1, "label_column": "label", "train_batch_size": 16, "num_validation_images": 4,
+        "model_config_name_or_path": str(model_file(output.parent / "model", 3, sample_size=4)), "learning_rate": 5e-3,
+        "max_train_steps": 200, "lr_warmup_steps": 0, "eval_batch_size": 8, "num_inference_steps": 10, "cpu_threads": 1,
+        "label_dropout": 0.2, "preflight": False,
+    }  # fmt: skip
+    return TrainingConfig(**{**given, **options})
+
+
+@pytest.mark.parametrize("objective", ["ddpm:num_steps=50,beta_schedule=squaredcos_cap_v2", "flow_matching:num_steps=50"])
+def test_a_trained_model_samples_the_classes_apart(grey, tmp_path, objective):
+    """Bright and dark; the null label samples both, and guidance moves the classes further apart."""
+    train(config_of(grey, tmp_path / "run", objective=objective, evaluation=False))
+    pipeline = LabelledImagePipeline.from_pretrained(tmp_path / "run")
+    pipeline.set_progress_bar_config(disable=True)
+
+    def levels(**how):
+        images = pipeline(
+            ["bright"] * 30 + ["dark"] * 30, generator=torch.Generator().manual_seed(0), output_type="np", **how
+        )
+        return images.images.mean(axis=(1, 2, 3)).reshape(2, 30).mean(axis=1) * 255
+
+    apart, without, guided = (levels(guidance_scale=scale) for scale in (1, 0, 2))
+    assert apart[0] - apart[1] > 60
+    assert abs(without[0] - without[1]) < 30
+    assert guided[0] - guided[1] > apart[0] - apart[1] + 10
+
+
+def test_samples_have_the_labels_that_the_metric_expects(grey, tmp_path):
+    """Those to measure are in the proportions of the data; each pass of the pipeline gets its own share."""
+    config = config_of(grey, tmp_path / "run", guidance_scale=3.0)
+    plan, data, accelerator = prepare(config)
+    trainer, told = Trainer(plan, data, accelerator, RunFolder(tmp_path / "run")), []
+    trainer.run.model.register_forward_pre_hook(
+        lambda _, given, named: told.append(named["class_labels"].tolist()), with_kwargs=True
+    )
+    trainer.run.kind.__class__.sampling_batch, before = 6, trainer.run.kind.sampling_batch
+    try:
+        samples = draw_samples(trainer.run, 10, "frechet")
+    finally:
+        trainer.run.kind.__class__.sampling_batch = before
+    assert samples.shape == (10, 4, 4, 1)
+    asked = data.classes.to_measure(10).tolist()
+    steps = plan.config.num_inference_steps
+    assert told == [asked[:6] + [2] * 6] * steps + [asked[6:] + [2] * 4] * steps
+    told.clear()
+    assert draw_samples(trainer.run, 9).shape == (8, 4, 4, 1)
+    assert told == [[0] * 4 + [1] * 4 + [2] * 8] * steps
+
+
+def test_guidance_counts_twice_in_the_time_of_sampling(grey, tmp_path):
+    config = config_of(grey, tmp_path / "run", max_train_steps=2000)
+    plain, _, _ = prepare(config)
+    guided, data, accelerator = prepare(config_of(grey, tmp_path / "run", max_train_steps=2000, guidance_scale=3.0))
+    assert guided.sampling_cost == 2 * plain.sampling_cost
+    seconds = forecast_time(Trainer(guided, data, accelerator, RunFolder(tmp_path / "run")))
+    assert seconds.sampling > 0
+
+
+def test_the_reader_of_classes_has_not_seen_held_out_images():
+    """The digits' is right for nearly all held-out images, and for none whose labels are moved on by one."""
+    data = load_data(resolve_config(TrainingConfig(dataset_name="digits", label_column="label")))
+    reader = class_reader("digits", "label", data.in_memory, data.held_out)
+    labels = data.held_out.conditions["class_labels"].numpy()
+    assert reader.error < 0.06
+    assert reader.accuracy(data.held_out.data, labels) == 1 - reader.error
+    assert reader.accuracy(data.held_out.data, (labels + 1) % 10) < 0.03
+    assert "1,541 training images" in reader.description
+
+
+def test_kinds_of_shapes_are_read_by_their_factors():
+    config = resolve_config(TrainingConfig(dataset_name="shapes", label_column="label"))
+    data = load_data(config)
+    reader = class_reader("shapes", "label", data.in_memory, data.held_out)
+    assert reader.error < 0.01
+    noise = torch.rand(20, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    assert (reader.read(noise) == -1).mean() > 0.9
+
+
+def test_a_study_compares_class_accuracy(tmp_path):
+    model = str(model_file(tmp_path / "model", 11))
+    base = {"train_batch_size": 8, "max_train_steps": 2, "num_validation_images": 16, "num_inference_steps": 2}
+    labels = {"label_column": "label", "label_dropout": 0.1, "model_config_name_or_path": model, "frechet_samples": 20}
+    arms = {"plain": {}, "guided": {"guidance_scale": 3.0}}
+    spec = {
+        "title": "Guidance", "base": {**base, **labels, "objective": OBJECTIVES["ddpm"], "lr_warmup_steps": 0}, "arms": arms,
+        "baseline": "plain", "datasets": ["digits"], "seeds": 1, "metrics": ["class_accuracy", "frechet_distance"],
+    }  # fmt: skip
+    run_study(spec, tmp_path / "study", quiet=True)
+    table = read_study(tmp_path / "study")
+    assert set(table["arm"]) == {"plain", "guided"}
+    assert table["class_accuracy"].between(0, 1).all()
+
+
+def test_class_accuracy_needs_labels(tmp_path):
+    spec = {
+        "title": "None", "base": {"max_train_steps": 2}, "arms": {"plain": {}, "other": {"lr_scheduler": "constant"}},
+        "datasets": ["digits"], "seeds": 1, "metrics": ["class_accuracy"],
+    }  # fmt: skip
+    with pytest.raises(LabError, match="'class_accuracy' needs class labels: give label_column"):
+        run_study(spec, tmp_path / "study", quiet=True)
+
+
+# --- what is refused, and what stays as it was -----------------------------------------------------------------------
+
+
+def refused(tmp_path, capsys, *more, num_embeddings=11, **changes):
+    path = model_file(tmp_path / "model", num_embeddings, **changes)
+    output = tmp_path / "run"
+    given = [f"--model_config_name_or_path={path}", f"--output_dir={output}", "--max_train_steps=2", "--no_preflight"]
+    assert main(["train", *given, *more]) == 2
+    assert not output.exists()
+    return re.sub(r"\s+", " ", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("num_embeddings", "more", "told"),
+    [
+        (9, ("--label_column=label",), "num_class_embeds=9 of the model .*: must be 10, as in the data 'digits', got 9"),
+        (10, ("--label_column=label", "--label_dropout=0.1"), "num_class_embeds=10 of .*: must be 11, .*--label_dropout"),
+        (10, ("--label_column=label", "--num_classes=12"), "num_class_embeds=10 of .*: must be 12, got 10. Hint: it counts"),
+        (None, ("--label_column=label",), "num_class_embeds=None of .*: must be the number of classes, got None"),
+        (10, (), "takes class labels, and there are none here. Give --label_column"),
+    ],
+)
+def test_a_model_for_other_classes(tmp_path, capsys, num_embeddings, more, told):
+    assert re.search(told, refused(tmp_path, capsys, *more, num_embeddings=num_embeddings))
+
+
+def test_a_model_that_embeds_labels_in_another_way(tmp_path, capsys):
+    text = refused(tmp_path, capsys, "--label_column=label", num_embeddings=None, class_embed_type="timestep")
+    assert "class_embed_type='timestep' of the model" in text
+    assert "must be null" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (("--label_column=lable",), "--label_column 'lable': must be a column of whole numbers or class labels"),
+        (("--label_column=label", "--guidance_scale=2"), "--guidance_scale has no effect without --label_dropout above 0"),
+    ],
+)
+def test_before_training(tmp_path, capsys, more, told):
+    assert told in refused(tmp_path, capsys, *more, num_embeddings=10)
+
+
+def test_a_run_does_not_go_on_with_other_labels(straight):
+    objective, output = straight
+    text = runs.run(
+        *arguments_of(output, objective, 10), "--label_column=label", "--resume_from_checkpoint=latest", expect=2
+    )
+    assert "--label_dropout: 0.3 then, 0.0 now" in text
+
+
+def test_without_labels_nothing_is_said_of_them(tmp_path):
+    output = tmp_path / "run"
+    runs.run(*arguments_of(output, num_embeddings=None))
+    assert json.loads((output / "model_index.json").read_text())["_class_name"] == "DDPMPipeline"
+    assert not (output / "pipeline.py").exists()
+    record, card = runs.read_record(output), (output / "README.md").read_text()
+    assert "class_names" not in record["train"]
+    assert not {name for name in record["train"]["results"] if "class" in name}
+    assert "Label dropout" not in card
+    assert "unconditional-image-generation" in card
