@@ -465,7 +465,7 @@ def test_what_is_recorded_is_what_is_done_launch_by_launch():
     for found, expected in zip(members, alone, strict=True):
         assert_same_member(found, expected)
     assert stack._captured is not None
-    captured = [member.run.config for optimizer in stack.optimizers for member in stack.members[optimizer.places]]
+    captured = [member.run.config for optimizer in stack.optimizers for member in stack.members[optimizer.own]]
     assert {config.optimizer for config in captured} >= {"adamw", "adam", "sgd", "nesterov", "rmsprop"}
     assert {config.optimizer for config in captured} == {
         name for name in OPTIMIZERS if "elementwise" in OPTIMIZERS[name].facts

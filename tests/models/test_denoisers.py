@@ -141,13 +141,13 @@ def test_the_default_for_points_takes_sizes_by_its_name():
 
 def test_stacks_are_for_the_default(gated):
     spec = SimpleNamespace(config=resolve_config(TrainingConfig(**SMALL)))
-    assert not_stackable(spec, None) == "stacks are of MLPDenoisers, and this is the denoiser 'gated'"
+    assert not_stackable(spec, None) == "stacks need an MLPDenoiser, and its denoiser is 'gated'"
 
 
 def test_stacks_are_for_the_default_whatever_the_kind_calls_its_model(monkeypatch):
     spec = SimpleNamespace(config=resolve_config(TrainingConfig(**{**SMALL, "denoiser": None})))
     monkeypatch.setattr(Points, "model", "diffusers:UNet2DModel")
-    assert not_stackable(spec, None) == "stacks are of MLPDenoisers, and its model is a UNet2DModel"
+    assert not_stackable(spec, None) == "stacks need an MLPDenoiser, and its model is a UNet2DModel"
 
 
 class NotInAFile(ModelMixin, ConfigMixin):
