@@ -41,7 +41,7 @@ def evaluate(
     real = as_samples(evaluation.some_real(max(compared)).data[: max(compared)])
     results |= compare_samples(real, samples, "distances of samples", names, run.kind.form)
     # The score of held-out data in place of samples is the same for all runs on these data.
-    items = "images" if run.kind.form == "images" else "points"
+    items = run.kind.form if run.kind.form in ("images", "points") else "data"
     known, key = run.data.known, ("floors", len(samples), names if names is None else frozenset(names))
     if key not in known:
         held_out = as_samples(run.data.held_out.data[: len(samples)])

@@ -17,7 +17,7 @@ from .results.base import results_of
 from .run_folder import RunFolder
 from .run_state import RunState
 from .samples import save_preview
-from .trackers import scalars_of, show_pictures
+from .trackers import log_images, scalars_of
 
 
 class RunLog:
@@ -118,7 +118,7 @@ class RunLog:
         run = self.run
         save_preview(self.folder.lab / "samples", run.update, results_of(run.kind).preview(samples))
         if trackers := self.accelerator.trackers:
-            show_pictures(trackers, "samples", results_of(run.kind).as_pictures(run, samples), run.update)
+            log_images(trackers, "samples", results_of(run.kind).as_pictures(run, samples), run.update)
 
     def state_dict(self) -> dict[str, Any]:
         """The sums of all processes, which all call this."""

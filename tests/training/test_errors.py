@@ -180,7 +180,7 @@ OPTIONS = {
     ),
     "both lengths": (
         ["--num_epochs=1", "--max_train_steps=3"],
-        ["--num_epochs has no effect with --max_train_steps", "leave one of them out"],
+        ["has no effect with --max_train_steps", "leave one of them out"],
     ),
     "two data sets": (["--dataset_name=digits", "--train_data_dir=TMP"], ["'digits'", "TMP", "give one of them"]),
     "name of a data set": (["--dataset_name=digit"], ["'digit'", "Did you mean 'digits'?", "USER/NAME"]),
