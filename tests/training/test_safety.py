@@ -235,7 +235,7 @@ def test_latest_replaces_no_result(base, copy):
 
 def test_a_damaged_record_is_named(copy):
     damaged(copy / "lrlab" / "run.json", "half")
-    with pytest.raises(LabError, match=r"run\.json' is damaged .* Remove this file"):
+    with pytest.raises(LabError, match=r"run\.json' is damaged .* Hint: remove it"):
         RunFolder(copy).read_record()
 
 
