@@ -8,7 +8,6 @@ from typing import Any, cast
 
 from ...core.files import write_text
 from ...core.words import counted, times
-from ..host.files import problem_with
 from ..host.held_out_loss import HeldOutLoss
 from ..host.hook import Host, StatefulHook
 from ..script.loss_code import find_loss_code
@@ -153,5 +152,4 @@ class ValidationHook:
             text += f" It was not finite {times(infinite)}."
         if self._path is None:
             return text
-        problem = problem_with(self._path)
-        return f"{text} They are lost: {problem}." if problem else f"{text} See {self._path}."
+        return f"{text} See {self._path}." if self._path.exists() else f"{text} They are lost: {self._path} is missing."
