@@ -141,13 +141,8 @@ def must_be(name: str, value: Any, wanted: str, hint: str, of: str = "", got: st
     """
     The error for a value that is not allowed, in the form that all of them have.
 
-    Args:
-        name (`str`): Of a flag with its dashes, of an argument, or of a key of a file.
-        value: The given value.
-        wanted (`str`): What is allowed.
-        hint (`str`): The remedy, or what the value means.
-        of (`str`, *optional*): What the argument belongs to.
-        got (`str`, *optional*): The value in words, if `value` alone does not show what is wrong with it.
+    `name` is a flag with its dashes, an argument `of` something, or a key of a file; `hint` is the remedy, or the meaning of
+    the value; `got` is the value in words, if `value` alone does not show what is wrong.
     """
 
     def text(name: str) -> str:

@@ -84,15 +84,8 @@ class Option:
 
 def option(default: Any, help: str, role: Role, *, repr: bool = True, aliases: tuple[str, ...] = (), **known: Any) -> Any:
     """
-    A field of a configuration.
-
-    Args:
-        default: The default; `None` if it depends on something else, as `help` explains.
-        help (`str`): The help of the flag.
-        role ([`Role`]): Its role.
-        repr (`bool`): Whether the representation of the dataclass shows it.
-        aliases (`tuple` of `str`): Other flags that set it.
-        known: Arguments of [`Option`] (the range as text), and facets of the role that differ for this option.
+    A field of a configuration. A default of `None` depends on something else, as `help` explains; `aliases` are other flags
+    that set it; `known` are arguments of [`Option`] (the range as text) and facets of the role that differ for this option.
     """
     facets = {key: known.pop(key) for key in tuple(known) if key in Role.__dataclass_fields__}
     if "range" in known:

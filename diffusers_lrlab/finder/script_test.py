@@ -28,11 +28,9 @@ class ScriptTest:
     """
     One test: `lr` is the rate of the next update, after which `add` takes a loss if `is_read_next`, else `None`.
 
-    Args:
-        optimizer (`str`, *optional*): The optimizer that replaces the script's.
-        num_updates (`int`, *optional*): Updates from the lowest rate to the highest.
-        mode (`str`): `"classic"` for the loss of each update's batch, before the update; `"probe"` for losses of fixed rows,
-            timesteps and noise: one before the first update, for `start`, and one after every fourth.
+    In the mode "classic" a loss is that of the batch of an update, before it; in the mode "probe" losses are of fixed rows,
+    timesteps and noise: one before the first update, for `start`, and one after every fourth. An `optimizer` replaces the
+    script's.
     """
 
     def __init__(

@@ -19,21 +19,14 @@ from .sharding import local_shard
 
 
 class DivergenceGuard:
-    """
-    Says when a run has diverged, and which checkpoint it goes back to.
-
-    Attributes:
-        rollbacks: Where the run went back to, and what that made of its learning rate; oldest first.
-        first_loss: The unweighted loss of the first update, or of the first row of the log.
-        num_skipped: Updates that were left out, since their gradients were not finite.
-    """
+    """Decides when a run has diverged, and which checkpoint it goes back to."""
 
     def __init__(self, run: RunState, checkpoints: CheckpointWriter):
         self.run, self.checkpoints, self.folder = run, checkpoints, checkpoints.folder
         self.rule = rollback_rule(run.config)
-        self.rollbacks: list[dict[str, Any]] = []
-        self.first_loss: float | None = None
-        self.num_skipped = self._skipped_in_a_row = 0
+        self.rollbacks: list[dict[str, Any]] = []  # updates and learning rates of each, oldest first
+        self.first_loss: float | None = None  # unweighted, of the first update or the first row of the log
+        self.num_skipped = self._skipped_in_a_row = 0  # updates with gradients that are not finite
 
     def error(self, what: str = "The loss is not finite") -> Diverged:
         """The error for a run that diverges now, with what to do about it."""

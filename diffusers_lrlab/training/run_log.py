@@ -21,25 +21,18 @@ from .trackers import log_images, scalars_of
 
 
 class RunLog:
-    """
-    Writes the log of a run into its folder and to its trackers.
-
-    Attributes:
-        sums: Since the last row, and read off the device only there: loss, unweighted loss, gradient norm, updates.
-        observer: The losses by noise level, if they are logged.
-        lr_warnings: The warnings of the learning rate that were shown, by name.
-        shows: Whether it prints to the screen.
-    """
+    """Writes the log of a run into its folder and to its trackers."""
 
     def __init__(self, run: RunState, accelerator: Accelerator, folder: RunFolder, divergence: DivergenceGuard):
         self.run, self.accelerator, self.folder, self.divergence = run, accelerator, folder, divergence
+        # Since the last row, where they are read off the device: loss, unweighted loss, gradient norm, updates.
         self.sums = torch.zeros(4, device=accelerator.device)
-        self.observer: TimestepObserver | None = None
+        self.observer: TimestepObserver | None = None  # of losses by noise level
         if num_bins := run.config.log_timestep_bins:
             probes = run.data.held_out if run.config.timestep_grad_every else None
             self.observer = TimestepObserver(num_bins, run.objective, run.process, probes, folder.timesteps_file)
-        self.lr_warnings: dict[str, str] = {}
-        self.shows = True
+        self.lr_warnings: dict[str, str] = {}  # shown ones, by name
+        self.shows = True  # on the screen
 
     def add(self, loss: torch.Tensor, norm: torch.Tensor, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
         """Adds an update: its loss and gradient norm, and the unweighted losses at its timesteps."""

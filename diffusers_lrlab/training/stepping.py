@@ -25,20 +25,12 @@ def do_one_update(trainer: Any, batch: Batch) -> bool:
 
 
 class Stepper:
-    """
-    Takes the steps of an optimizer, from the losses of micro-batches.
+    """Takes the steps of an optimizer, which accelerate prepares with the model, from the losses of micro-batches."""
 
-    Attributes:
-        model: The model that losses are computed with, and `optimizer`: both as accelerate prepares them.
-        norm: Of the gradients of the last update, before clipping.
-        skips_bad: Whether an update with gradients that are not finite takes no step. The norm is read at every update then,
-            which on a GPU waits for it.
-        was_skipped: Whether the last update was.
-    """
-
-    norm: torch.Tensor
+    norm: torch.Tensor  # of the gradients of the last update, before clipping
+    # An update with gradients that are not finite takes no step. Reading the norm at every update synchronizes a GPU.
     skips_bad = False
-    was_skipped = False
+    was_skipped = False  # the last update
 
     def __init__(self, accelerator: Accelerator, model: Any, optimizer: Any, max_grad_norm: float):
         self.accelerator = accelerator

@@ -35,19 +35,9 @@ _NUM_LR_CHECKS = 50  # for learning-rate warnings, over a run
 
 
 class Trainer:
-    """
-    The loop over the updates of a run.
+    """The loop over the updates of a run."""
 
-    Attributes:
-        run: Its state: model, optimizer, schedules, average, objective, clock.
-        stepper: Backward pass, clipping and the optimizer's step.
-        checkpoints: Writes checkpoints while training goes on.
-        divergence: Says when the run has diverged, and where it goes back to.
-        log: Rows of losses, validation, samples and warnings, in `folder`.
-        on_saved: Called with the update when the pipeline was saved before the end.
-    """
-
-    on_saved: Callable[[int], None] | None = None
+    on_saved: Callable[[int], None] | None = None  # called with the update when the pipeline was saved before the end
 
     def __init__(self, plan: Plan, data: TrainingData, accelerator: Accelerator, folder: RunFolder):
         config, device, sharded = plan.config, accelerator.device, is_sharded(accelerator)

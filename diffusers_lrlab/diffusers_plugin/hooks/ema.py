@@ -67,10 +67,7 @@ class EMAHook:
     Averages all trainable parameters after each update, in float32, and writes the average to `lrlab/ema` in the script's
     output folder at the end, and in each of its checkpoints, with the state for a resume beside it.
 
-    Args:
-        spec (`str`): A form of EMA.
-        swap (`str`, *optional*): Where the average replaces the weights: `"validation"`, `"final"` (in the result that the
-            script saves after its last update), or `"both"`.
+    `swap` says where the average replaces the weights: in "validation", in the "final" result of the script, or in "both".
     """
 
     def __init__(self, script: HostScript, clock: HostClock, spec: str, swap: str | None = None):

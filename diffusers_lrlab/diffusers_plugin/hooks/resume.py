@@ -50,15 +50,12 @@ class ResumeHook:
 
     Most scripts write checkpoints in their first process alone. So the others put their state at each update into the
     process group's store, where the first one finds it.
-
-    Args:
-        hooks: All hooks of the run by name, including later ones; the states of [`StatefulHook`]s are saved too.
     """
 
     def __init__(self, script: HostScript, clock: HostClock, hooks: Mapping[str, Hook]):
         recognise(script)
         self.script, self.clock, self.run = script, clock, clock.run
-        self._hooks = hooks
+        self._hooks = hooks  # all of the run by name, including later ones: states of [`StatefulHook`]s are saved
         self.loader: WatchedLoader | None = None
         self.is_active = True
         self.num_updates = 0  # with updates that a gradient scaler skipped, as scripts count

@@ -31,13 +31,8 @@ def make(host: Host) -> StatefulHook:
 
 class ValidationHook:
     """
-    Computes the loss of held-out rows at the start, every so many updates and at the end, for schedules that follow a loss
-    too.
-
-    Args:
-        fraction (`float`): Of the rows, to hold out.
-        steps (`int`): Updates between losses.
-        ema ([`EMAHook`], *optional*): Whose average is measured if it replaces the weights in validation.
+    Computes the loss of a held-out `fraction` of the rows at the start, every `steps` updates and at the end, for schedules
+    that follow a loss too; of the average of `ema`, if it replaces the weights in validation.
     """
 
     def __init__(self, script: HostScript, clock: HostClock, fraction: float, steps: int, ema: EMAHook | None = None):

@@ -20,13 +20,7 @@ _OTHER_STATES = ("optimizer", "scheduler", "sampler", "scaler", "random_states",
 
 
 class TrainedModels:
-    """
-    The prepared models of a run and their trainable parameters; raises [`NotRecognised`] if these cannot be averaged.
-
-    Attributes:
-        parameters: The trainable ones, once each.
-        names: Their names: the model's index, a dot, and the name in the model.
-    """
+    """The prepared models of a run and their trainable parameters; raises [`NotRecognised`] if these cannot be averaged."""
 
     def __init__(self, run: HostRun):
         self.run = run
@@ -44,6 +38,7 @@ class TrainedModels:
                     named.setdefault(parameter, f"{index}.{name}")
         if not named:
             raise NotRecognised("nothing that it prepares has trainable parameters")
+        # Each parameter once; a name is the index of the model, a dot, and the name in the model.
         self.parameters, self.names = [*named], [*named.values()]
 
     def check_format(self) -> None:
