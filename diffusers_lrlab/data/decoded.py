@@ -85,11 +85,12 @@ def decoded_images(cells: Any, fingerprint: str, transform: ImageTransform, conf
     what = {**dataclasses.asdict(transform), "seed": 0, "random_flip": False}
     key = Hasher.hash([_FORMAT, fingerprint, what, PIL.__version__])
     folder = Path(config.cache_dir or datasets_config.HF_DATASETS_CACHE).expanduser() / "lrlab-decoded" / key
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_suffix(".lock")):  # waits for another process that writes it
-        if not folder.exists():
-            remove_leftovers(folder.parent, pattern=f"{TEMPORARY}*-{folder.name}")
-            _write(folder, _Decoder(cells, transform), config.skip_corrupt_images)
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):
+            if not folder.exists():  # otherwise another process has written it
+                remove_leftovers(folder.parent, pattern=f"{TEMPORARY}*-{folder.name}")
+                _write(folder, _Decoder(cells, transform), config.skip_corrupt_images)
     return DecodedImages(folder, transform.channels)
 
 
