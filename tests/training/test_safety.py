@@ -100,7 +100,7 @@ def test_a_damaged_checkpoint_that_is_named_is_refused(base, copy):
     damaged(copy / "checkpoint-8" / "random_states_0.json", "half")
     error = start(base, copy, "--resume_from_checkpoint=checkpoint-8", expect=2)
     assert "random_states_0.json' has" in error
-    assert f"Give another one of '{copy}' (checkpoint-6), or 'latest' for the newest that is whole." in error
+    assert f"Give another one of '{copy}' (checkpoint-6), or 'latest' for the newest intact one." in error
 
 
 def test_without_a_whole_checkpoint_nothing_is_done(base, copy):
