@@ -158,11 +158,11 @@ ERRORS = {
     ),
     "gradients without bins": (
         ["--timestep_grad_every=5", "--log_timestep_bins=0"],
-        ["--timestep_grad_every has no effect", "--log_timestep_bins above 0"],
+        ["--timestep_grad_every 5 has no effect", "--log_timestep_bins above 0"],
     ),
     "gradients without images": (
         ["--timestep_grad_every=5", "--num_validation_images=0"],
-        ["--timestep_grad_every has no effect", "--num_validation_images above 0"],
+        ["--timestep_grad_every 5 has no effect", "--num_validation_images above 0"],
     ),
     # numbers
     "gradients every 0 updates": (["--timestep_grad_every=0"], ["--timestep_grad_every 0: must be"]),
