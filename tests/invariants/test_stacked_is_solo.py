@@ -500,7 +500,7 @@ def refuse(work):
 
 
 def test_what_a_device_refuses_to_record_is_launched_as_ever():
-    with pytest.warns(UserWarning, match="launched kernel by kernel: operation not permitted when stream is capturing$"):
+    with pytest.warns(UserWarning, match="run kernel by kernel: operation not permitted when stream is capturing$"):
         members, stack = train_recorded(SIDE_BY_SIDE[:2], FIRST, recorder=refuse)
     assert stack.recorder is None
     alone, _ = train_recorded(SIDE_BY_SIDE[:2], FIRST, recorder=None)
