@@ -457,7 +457,7 @@ def main():
     parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=8, help="after which it stops")
     options, rows = parse(parser), []
-    warnings.filterwarnings("error", "Updates cannot be recorded")  # which a run goes on without
+    warnings.filterwarnings("error", "Updates cannot be captured")  # a run goes on without it
     about = {"what": "machine", "torch": torch.__version__, "python": platform.python_version(), "device": str(DEVICE)}
     if DEVICE.type == "cuda":
         about |= {"name": torch.cuda.get_device_name(), "cuda": torch.version.cuda}

@@ -1,8 +1,8 @@
 """Mutation testing: small changes of the code, drawn at random, each of which some test ought to notice.
 
-    python mutants.py collect --tree CHECKOUT --out DIR tests/test_schedules.py ...    which test runs which line
+    python mutants.py collect --tree CHECKOUT --out DIR tests/schedules/test_values.py ...   which test runs which line
     python mutants.py run --tree CHECKOUT --out DIR [--count 150] [--seed 0] [--jobs 1] [--areas schedules,options]
-    python mutants.py again --tree CHECKOUT --out DIR tests/test_resume.py ...         survivors, by tests of your choice
+    python mutants.py again --tree CHECKOUT --out DIR tests/invariants/test_resume.py ...    survivors, by given tests
     python mutants.py show --out DIR                                                   the table, and who survived
 
 A mutant is judged by the tests that run its line, those of its own room first, and where these all pass by those whose

@@ -109,13 +109,14 @@ def _preview_timesteps(options: argparse.Namespace, out: Path | None) -> None:
     levels = process.levels if process else None
     if process:
         num_timesteps = process.num_train_timesteps
+    objective = options.objective or "ddpm"
     previews = preview_timesteps(*names, options.num_training_steps, num_timesteps, prediction, levels)
     if out:
-        plot_timestep_previews(previews, out)
+        plot_timestep_previews(previews, objective, out)
     if options.json:
         say(as_json(previews))
     else:
-        _say_with(out, describe_timesteps(previews))
+        _say_with(out, describe_timesteps(previews, objective))
 
 
 def _process(options: argparse.Namespace) -> NoiseProcess:

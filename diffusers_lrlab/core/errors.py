@@ -4,7 +4,6 @@ Each message names the value, what is allowed and the remedy.
 """
 
 import difflib
-import math
 import os
 import re
 import reprlib
@@ -117,17 +116,13 @@ def shortened(text: str) -> str:
 
 
 class _Repr(reprlib.Repr):
-    """Cuts long values, and does not raise for integers that Python refuses to print."""
+    """Cuts long values."""
 
     def __init__(self) -> None:
         super().__init__()
         self.maxlevel, self.maxtuple, self.maxlist, self.maxset, self.maxdict = 3, 20, 20, 20, 10
         self.maxstring = self.maxother = 100
-
-    def repr_int(self, value: int, level: int) -> str:
-        if value.bit_length() <= 200:
-            return str(value)
-        return f"(a number of about {round(value.bit_length() * math.log10(2))} digits)"
+        self.maxlong = 60
 
     def repr_float64(self, value: Any, level: int) -> str:
         return str(value)  # and not np.float64(0.5)
@@ -141,13 +136,8 @@ def must_be(name: str, value: Any, wanted: str, hint: str, of: str = "", got: st
     """
     The error for a value that is not allowed, in the form that all of them have.
 
-    Args:
-        name (`str`): Of a flag with its dashes, of an argument, or of a key of a file.
-        value: The given value.
-        wanted (`str`): What is allowed.
-        hint (`str`): The remedy, or what the value means.
-        of (`str`, *optional*): What the argument belongs to.
-        got (`str`, *optional*): The value in words, if `value` alone does not show what is wrong with it.
+    `name` is a flag with its dashes, an argument `of` something, or a key of a file; `hint` is the remedy, or the meaning of
+    the value; `got` is the value in words, if `value` alone does not show what is wrong.
     """
 
     def text(name: str) -> str:

@@ -72,10 +72,8 @@ def _sum_of(data: Any) -> str:
 
 def read_manifest(folder: Path) -> dict[str, Sums] | None:
     """
-    The sums in the manifest of a folder, which may come from the Hub; `None` if the folder was being written.
-
-    Raises:
-        DamagedManifest: if there is none, if it has changed, or if it names files outside of the folder.
+    The sums in the manifest of a folder, which may come from the Hub; `None` if the folder was being written. Raises a
+    `DamagedManifest` if there is none, if it has changed, or if it names files outside of the folder.
     """
     file = folder / MANIFEST
     try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, get_args, get_type_hints
 
 from .annotations import REFUSED, reader
-from .errors import Interrupted, LabError
+from .errors import Interrupted, LabError, shown
 from .ranges import Range
 from .registry import Registry
 from .signatures import refusal
@@ -74,6 +74,7 @@ class Option:
     kinds: tuple[str, ...] = ()  # the kinds of data that it applies to; all if empty
     registry: str = ""  # "module:NAME" of a registry whose names it takes; the help shows them for `{names}`
     is_path: bool = False  # a study resolves it relative to its specification
+    is_internal: bool = False  # programs set it, so that the help leaves it out
 
     @property
     def entries(self) -> Registry:
@@ -83,15 +84,8 @@ class Option:
 
 def option(default: Any, help: str, role: Role, *, repr: bool = True, aliases: tuple[str, ...] = (), **known: Any) -> Any:
     """
-    A field of a configuration.
-
-    Args:
-        default: The default; `None` if it depends on something else, as `help` explains.
-        help (`str`): The help of the flag.
-        role ([`Role`]): Its role.
-        repr (`bool`): Whether the representation of the dataclass shows it.
-        aliases (`tuple` of `str`): Other flags that set it.
-        known: Arguments of [`Option`] (the range as text), and facets of the role that differ for this option.
+    A field of a configuration. A default of `None` depends on something else, as `help` explains; `aliases` are other flags
+    that set it; `known` are arguments of [`Option`] (the range as text) and facets of the role that differ for this option.
     """
     facets = {key: known.pop(key) for key in tuple(known) if key in Role.__dataclass_fields__}
     if "range" in known:
@@ -184,7 +178,16 @@ def check_needs(config: Any, config_class: Any, kind: str) -> None:
         missing = [need for need in known.needs if not need.is_met(config)]
         if known.kinds and kind not in known.kinds:
             missing.insert(0, Need(f"a data set of {' or '.join(known.kinds)}", lambda _: False))
-        if missing and missing[0].is_absence:
-            raise LabError(f"--{name} has no effect with {missing[0].text}. Hint: leave one of them out.")
         if missing:
-            raise LabError(f"--{name} has no effect without {missing[0].text}. Hint: add that, or leave --{name} out.")
+            is_secret = not config_class.__dataclass_fields__[name].repr
+            raise _without_effect(name, "***" if is_secret else shown(getattr(config, name)), missing[0])
+
+
+def _without_effect(name: str, value: str, need: Need) -> LabError:
+    if need.is_absence:
+        text = f"has no effect with {need.text}. Hint: leave one of them out."
+    else:
+        text = f"has no effect without {need.text}. Hint: add that, or leave --{name} out."
+    error = LabError(f"--{name} {text}" if value == "True" else f"--{name} {value} {text}")
+    error.as_argument = f"{name}={value} {text}"
+    return error

@@ -21,13 +21,8 @@ _installed = False
 
 def load_plugins(names: str | None) -> None:
     """
-    Runs code that registers schedules, samplers, optimizers or other entries, once per process.
-
-    Args:
-        names (`str`, *optional*): Python files or modules, with commas.
-
-    Raises:
-        LabError: if one of them cannot be found, or fails.
+    Runs code that registers schedules, samplers, optimizers or other entries, once per process: Python files or modules,
+    with commas. Raises a `LabError` if one of them cannot be found, or fails.
     """
     load_installed_plugins()
     for name in filter(None, (part.strip() for part in (names or "").split(","))):

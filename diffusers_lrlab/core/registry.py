@@ -97,16 +97,12 @@ class Entry:
 
 
 class Registry(Mapping[str, Entry]):
-    """Names to entries, in the order of registration.
+    """
+    Names to entries, in the order of registration.
 
-    Args:
-        noun (`str`): What an entry is called in errors, such as "learning-rate schedule".
-        common (`tuple` of [`Parameter`], *optional*): Keyword arguments that every entry takes unless it opts out.
-        traits (`dict`, *optional*): Properties of entries that the lab acts on, with their meanings; others are errors.
-        shown_facts (`dict`, *optional*): Facts that the tables show, and the headings of their columns.
-        returns (`Callable`, *optional*): `returns(value, *args)` converts the value that an entry returned for the
-            positional arguments `args`, or raises [`Unusable`].
-        hint (`str`): A remedy for entries that fail.
+    `common` are keyword arguments that every entry takes unless it opts out; `traits` are properties of entries that the lab
+    acts on, with their meanings; `shown_facts` are columns of the tables, with their headings. `returns(value, *args)`
+    converts the value that an entry returned for `args`, or raises [`Unusable`]; `hint` is a remedy for entries that fail.
     """
 
     def __init__(

@@ -65,15 +65,9 @@ def iterate_batches(
     The examples of this process, update by update: float32 `(accumulation * micro_batch, *data.image_shape)` with their
     conditions.
 
-    Args:
-        data ([`TrainingData`]): Images or points.
-        layout ([`BatchLayout`]): The division of an update among processes and micro-batches.
-        seed (`int`): The seed of the order; a stream has its own.
-        updates (`range`): The updates; those of a resumed run start later.
-        num_workers (`int`): Worker processes that decode images that are not in memory.
-        skip_corrupt (`bool`): Whether to replace an image that cannot be decoded by the next row and to note it in
-            `data.skipped`; otherwise it is an error that names the file.
-        compact (`bool`): Whether to leave 8-bit levels to be normalised by [`to_device`].
+    `seed` is that of the order; a stream has its own. `num_workers` processes decode images that are not in memory. With
+    `skip_corrupt`, an image that cannot be decoded is replaced by the next row and noted in `data.skipped`; otherwise it is
+    an error that names the file. With `compact`, 8-bit levels are left to be normalised by [`to_device`].
     """
     batches = _compact_batches(data, layout, seed, updates, num_workers, skip_corrupt)
     if (classes := data.classes) is not None and classes.dropout:

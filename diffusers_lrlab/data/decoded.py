@@ -6,13 +6,12 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from torch.utils.data import DataLoader, Dataset
 
 from ..core.environment import available_cores
@@ -87,25 +86,12 @@ def decoded_images(cells: Any, fingerprint: str, transform: ImageTransform, conf
     key = Hasher.hash([_FORMAT, fingerprint, what, PIL.__version__])
     folder = Path(config.cache_dir or datasets_config.HF_DATASETS_CACHE).expanduser() / "lrlab-decoded" / key
     if not folder.exists():
-        with _only_writer(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):
             if not folder.exists():  # otherwise another process has written it
+                remove_leftovers(folder.parent, pattern=f"{TEMPORARY}*-{folder.name}")
                 _write(folder, _Decoder(cells, transform), config.skip_corrupt_images)
     return DecodedImages(folder, transform.channels)
-
-
-@contextmanager
-def _only_writer(folder: Path) -> Iterator[None]:
-    """Waits for other processes that write this folder, on any machine, and removes what killed ones left."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder.with_suffix(".lock"))
-    try:
-        held = lock.acquire(timeout=0)
-    except Timeout:
-        warn(f"Another process writes {str(folder)!r} for --cache_decoded; waiting for it.")
-        held = lock.acquire()
-    with held:
-        remove_leftovers(folder.parent, pattern=f"{TEMPORARY}*-{folder.name}")
-        yield
 
 
 def _write(folder: Path, decoder: _Decoder, skip_corrupt: bool) -> None:

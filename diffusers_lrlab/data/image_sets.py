@@ -23,18 +23,11 @@ _SIZES = (16, 256)
 
 @dataclass(frozen=True)
 class ImageSet:
-    """
-    Images with their labels, and what else is known of each.
+    """Images with their labels and further facts about each."""
 
-    Args:
-        images (`np.ndarray`): uint8, `(n, height, width)` for grey ones and `(n, height, width, 3)` for colour.
-        labels (`np.ndarray`): int64 `(n,)`, indices of the entry's fact `class_names`.
-        columns (`dict`): Further columns, by name: arrays of `n` numbers or strings.
-    """
-
-    images: np.ndarray
-    labels: np.ndarray
-    columns: dict[str, Any] = field(default_factory=dict)
+    images: np.ndarray  # uint8, `(n, height, width)` for grey ones and `(n, height, width, 3)` for colour
+    labels: np.ndarray  # int64 `(n,)`, indices of the entry's fact `class_names`
+    columns: dict[str, Any] = field(default_factory=dict)  # further columns, by name: arrays of `n` numbers or strings
 
 
 def _check_set(value: Any, *_: Any) -> ImageSet:

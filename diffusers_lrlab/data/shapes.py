@@ -28,25 +28,14 @@ _AT_ONCE = 2**22  # cells
 
 @dataclass(frozen=True)
 class Factors:
-    """
-    The factors of `n` images, each drawn from a uniform distribution of its own, independent of the others.
+    """The factors of `n` images, arrays `(n,)` of independent values, each from its own uniform distribution."""
 
-    Args:
-        kind (`np.ndarray`): int64 `(n,)`, an index of [`SHAPES`].
-        hue (`np.ndarray`): float64 `(n,)` in [0, 1), as in `colorsys`; colours are saturated and bright, on white.
-        size (`np.ndarray`): The radius of the circle with the same area, as a fraction of the side, in [0.14, 0.24].
-        x (`np.ndarray`): The centre's distance from the left, as a fraction of the side, in [0.38, 0.62].
-        y (`np.ndarray`): Its distance from the top, likewise.
-        rotation (`np.ndarray`): In [0, 1): the fraction of the angle after which the shape looks the same. It changes
-            nothing in a circle.
-    """
-
-    kind: np.ndarray
-    hue: np.ndarray
-    size: np.ndarray
-    x: np.ndarray
-    y: np.ndarray
-    rotation: np.ndarray
+    kind: np.ndarray  # int64, an index of [`SHAPES`]
+    hue: np.ndarray  # float64 in [0, 1), as in `colorsys`; colours are saturated and bright, on white
+    size: np.ndarray  # radius of the circle with the same area, as a fraction of the side, in [0.14, 0.24]
+    x: np.ndarray  # distance of the centre from the left, as a fraction of the side, in [0.38, 0.62]
+    y: np.ndarray  # its distance from the top, likewise
+    rotation: np.ndarray  # in [0, 1): fraction of the angle after which the shape looks the same; no effect on a circle
 
     def __len__(self) -> int:
         return len(self.kind)

@@ -37,15 +37,11 @@ class BatchLosses:
 def solve(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """
     Numbers of images, mean losses, and variances of these means: float64 of shape `(bins,)`, NaN in bins without images.
+    `None` unless there are more batches than bins with images. `sums` are those of [`BatchLosses`] over all processes.
 
     The variances are the sandwich estimate of H. White (Econometrica 48, 1980) from the squared error of each batch, times
     `num_batches / (num_batches - bins)`, as the spread of losses may differ between noise levels and batches. For batches of
     one image, each bin's variance is that of its own losses.
-
-    Args:
-        sums (`np.ndarray`): Those of [`BatchLosses`], of all processes together.
-
-    Returns: `None` unless there are more batches than bins with images.
     """
     size = int((8 * len(sums) + 1) ** 0.5 - 1) // 2  # number of shares and the loss, which have `len(sums)` pairs
     first, second = np.triu_indices(size)

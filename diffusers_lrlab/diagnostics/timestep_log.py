@@ -115,18 +115,12 @@ class SpikeDetector:
 
 
 class TimestepLog:
-    """
-    The rows of `lrlab/timesteps.parquet`, stored by column: a long run has a million of them.
-
-    Attributes:
-        labels: The timesteps of each bin as text.
-        last_means: The last mean losses by label; NaN in bins without images.
-    """
+    """The rows of `lrlab/timesteps.parquet`, stored by column: a long run has a million of them."""
 
     def __init__(self, num_bins: int, num_train_timesteps: int):
         self.starts = bin_starts(num_bins, num_train_timesteps)
         self.labels = [f"{first} to {next_one - 1}" for first, next_one in itertools.pairwise(self.starts)]
-        self.last_means = dict.fromkeys(self.labels, math.nan)
+        self.last_means = dict.fromkeys(self.labels, math.nan)  # losses by label; NaN in bins without images
         self._table: pa.Table | None = None
         self._fresh: list[dict[str, Any]] = []
         self._spikes = SpikeDetector(num_bins)

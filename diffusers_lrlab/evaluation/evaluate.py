@@ -20,13 +20,11 @@ def evaluate(
     as_samples: Callable[[torch.Tensor], np.ndarray] = torch.Tensor.numpy,
 ) -> dict[str, Any]:
     """
-    The metrics of a trained run, besides those in its log.
+    The metrics of a trained run (a [`RunState`]) besides those in its log: these `names`, or all but those that are computed
+    on request.
 
-    Args:
-        run: A [`RunState`]; the `form` of its kind decides which metrics it has.
-        samples (`np.ndarray` or `None`): Of its averaged weights; without them, metrics that need some are left out.
-        names (`Collection[str]`, *optional*): Only these; else all but those that are computed on request.
-        as_samples (`Callable`, *optional*): Makes arrays of the form of samples from data.
+    `samples` are of its averaged weights; without them, metrics that need some are omitted. `as_samples` makes arrays of the
+    form of samples from data.
     """
     evaluation = Evaluation(run, samples)
     results: dict[str, Any] = {}
@@ -42,7 +40,7 @@ def evaluate(
     real = as_samples(evaluation.some_real(most_real).data[:most_real])
     results |= compare_samples(real, samples, "distances of samples", compared, run.kind.form)
     # The score of held-out data in place of samples is the same for all runs on these data.
-    items = "images" if run.kind.form == "images" else "points"
+    items = run.kind.form if run.kind.form in ("images", "points") else "data"
     known, key = run.data.known, ("floors", len(samples), frozenset(compared))
     if key not in known:
         held_out = as_samples(run.data.held_out.data[: len(samples)])
@@ -72,15 +70,10 @@ def compare_samples(
     form: str = "points",
 ) -> dict[str, float]:
     """
-    Every comparison of samples with data that their numbers and dimensions allow, by the name of the metric.
+    Every comparison of samples with data, or those with these `names`, that their numbers and dimensions allow.
 
-    Args:
-        real (`np.ndarray`): Points `(num_real, dimension)`, or images `(num_real, height, width, channels)` in [0, 1], in
-            random order.
-        generated (`np.ndarray`): `(num_generated, ...)`, likewise.
-        progress (`str`, *optional*): The text of a progress bar in a terminal.
-        names (`Collection[str]`, *optional*): Only the metrics of these names.
-        form (`str`): Of the data.
+    Both are points `(num, dimension)`, or images `(num, height, width, channels)` in [0, 1], in random order. `progress` is
+    the text of a progress bar in a terminal.
     """
     results: dict[str, float] = {}
     if form == "images":

@@ -19,60 +19,34 @@ ALL = 10**12
 
 @dataclass(frozen=True)
 class Metric:
-    """
-    A figure for a run at its end.
+    """A figure for a run at its end."""
 
-    Args:
-        name (`str`): Its name in files and options.
-        title (`str`): What it is, for people.
-        function (`Callable` or `None`): For `of="samples"`, from real and generated samples to a number: both points
-            `(num, dimension)`, or images `(num, height, width, channels)` in [0, 1].
-            For `of="run"`, from an [`Evaluation`] to a number, or to several by name. `None` for `of="log"`. A number may
-            be one of numpy's, or an array or a tensor of one.
-        of (`str`): "samples" for a comparison of samples with data, which is made for held-out data in their place too;
-            "run" for what needs the model, or more of the data; "log" for what validation logs over training.
-        unit (`str`): Empty for none, or that of the data.
-        better (`str`): "smaller", "larger", or "neither" where a difference is no merit.
-        form (`str`, *optional*): The form of data that has it (`form` of a kind); any form if not given.
-        needs (`tuple` of `str`): Some of "samples", "held_out", "ema", "density", "features", "factors",
-            "labels".
-        is_loss (`bool`): It depends on target, noise schedule and data: runs that differ in these cannot be compared by it.
-        on_request (`bool`): Computed only for those who name it, as it takes long.
-        fewest_samples (`int`): For those who name no metrics, it is computed only where at least so many samples are
-            measured: after a long run.
-        on_hub (`bool`): Part of the results that a model card declares to the Hub.
-        card_title (`str`, *optional*): What cards call it, if not by its label.
-        source (`str`): The paper or formula that it comes from.
-        besides (`dict`): Other figures that the function gives, by the end of their name, and what cards call them.
-        notes (`tuple` of `str`): Names of texts that the function gives beside its figures.
-        num_real (`int`, *optional*): Real samples that the function gets at most; as many as generated ones if not given.
-        num_generated (`int`, *optional*): Generated samples likewise; all if not given.
-        equal_sizes (`bool`): The function gets equally many of both.
-        most_dimensions (`int`, *optional*): Of samples, if the function is for few.
-        part (`Callable`, *optional*): For `of="run"`, what forecasts of time measure in the function's place: it computes
-            a small part of the metric from an [`Evaluation`] without samples, and returns how many times as long all takes.
-    """
-
-    name: str
-    title: str
+    name: str  # in files and options
+    title: str  # for people
+    # For "samples", from real and generated samples to a number: both points `(num, dimension)`, or images `(num, height,
+    # width, channels)` in [0, 1]. For "run", from an [`Evaluation`] to a number, or to several by name. `None` for "log".
     function: Callable[..., Any] | None
+    # "samples" compares samples with data, and held-out data in their place too; "run" needs the model, or more of the data;
+    # "log" is what validation logs over training.
     of: Of = "samples"
-    unit: str = ""
-    better: Better = "smaller"
-    form: str | None = None
-    needs: tuple[str, ...] = ()
-    is_loss: bool = False
-    on_request: bool = False
-    fewest_samples: int = 0
-    on_hub: bool = False
-    card_title: str | None = None
-    source: str = ""
-    besides: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    num_real: int | None = None
-    num_generated: int | None = None
-    equal_sizes: bool = False
-    most_dimensions: int | None = None
+    unit: str = ""  # empty for none, or that of the data
+    better: Better = "smaller"  # "neither" where a difference is no merit
+    form: str | None = None  # of the data that have it (`form` of a kind); any form if `None`
+    needs: tuple[str, ...] = ()  # some of "samples", "held_out", "ema", "density", "features", "factors", "labels"
+    is_loss: bool = False  # runs that differ in target, noise schedule or data cannot be compared by it
+    on_request: bool = False  # computed only if it is named, as it takes long
+    fewest_samples: int = 0  # unless it is named, it is computed only if this many samples are measured: after a long run
+    on_hub: bool = False  # part of the results that a model card declares to the Hub
+    card_title: str | None = None  # in cards, if not the label
+    source: str = ""  # the paper or formula
+    besides: Mapping[str, str] = field(default_factory=dict)  # other figures of the function: end of the name, name in cards
+    notes: tuple[str, ...] = ()  # names of texts that the function returns beside its figures
+    num_real: int | None = None  # most real samples for the function; as many as generated ones if `None`
+    num_generated: int | None = None  # most generated samples; all if `None`
+    equal_sizes: bool = False  # the function gets equally many of both
+    most_dimensions: int | None = None  # of samples
+    # For "run": forecasts of time call it in the function's place. It computes a small part of the metric from an
+    # [`Evaluation`] without samples, and returns how many times as long all of it takes.
     part: Callable[..., float] | None = None
 
     def __call__(self, *args: Any) -> dict[str, Any]:

@@ -20,19 +20,13 @@ _PIXELS_AT_ONCE = 2**21
 
 @dataclass(frozen=True)
 class Readings:
-    """
-    What was read from `n` images.
+    """The factors read from `n` images."""
 
-    Args:
-        factors (`Factors`): Estimates; meaningless for images that are not readable.
-        mismatch (`np.ndarray`): float64 `(n,)`: absolute difference between an image and the image that its estimated
-            factors make, summed over the pixels that either shape covers, over that shape's area in pixels.
-        is_readable (`np.ndarray`): bool `(n,)`: the mismatch is at most 0.15, and the size between half of the
-            smallest and twice the largest size of true images.
-    """
-
-    factors: Factors
+    factors: Factors  # estimates; meaningless for images that are not readable
+    # float64 `(n,)`: absolute difference between an image and the image of its estimated factors, summed over the pixels
+    # that either shape covers, over that shape's area in pixels.
     mismatch: np.ndarray
+    # bool `(n,)`: the mismatch is at most 0.15, and the size between half of the smallest and twice the largest true one.
     is_readable: np.ndarray
 
 

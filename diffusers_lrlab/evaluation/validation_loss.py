@@ -16,14 +16,8 @@ VALIDATION_SEED = 0
 
 class ValidationLoss:
     """
-    A function of the model alone. It draws from streams of its own, so that it does not disturb training.
-
-    Args:
-        batch ([`Batch`]): Held-out images or points `(num_images, ...)`, with their conditions.
-        process ([`NoiseProcess`]): Whose loss it is.
-        batch_size (`int`): Images per forward pass.
-        device (`torch.device`): That of the model.
-        draw (`int`, *optional*): Which of many draws of timesteps and noise.
+    The loss of a noise process on held-out examples, as a function of the model alone: it has its own random streams, so
+    that it does not disturb training. `draw` chooses one of many draws of timesteps and noise.
     """
 
     def __init__(self, batch: Batch, process: NoiseProcess, batch_size: int, device: torch.device, draw: int = 0):

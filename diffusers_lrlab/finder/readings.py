@@ -23,12 +23,10 @@ class Sweep(NamedTuple):
 
 class Readings:
     """
-    The losses of a test so far, one for each rate.
+    The losses of a test so far, one for each rate, over `num_updates` from the lowest rate to the highest.
 
-    Args:
-        num_updates (`int`): Updates from the lowest rate to the highest.
-        stop_factor (`float`): The test ends where the smoothed loss is this many times its minimum so far.
-        memory (`float`): Share of the smoothed loss that each reading keeps ([`MEMORY`]).
+    The test ends where the smoothed loss, of which each reading keeps the share `memory` ([`MEMORY`]), is `stop_factor`
+    times its minimum so far.
     """
 
     def __init__(self, num_updates: int, stop_factor: float, memory: float):

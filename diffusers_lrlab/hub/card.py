@@ -118,7 +118,8 @@ def _distance_rows(results: dict[str, Any]) -> list[tuple[str, str, str]]:
     rows, with_error = [], []
     for name, metric in METRICS.items():
         if name in results and metric.of == "samples":
-            floor = results.get(f"{name}_of_held_out_points", results.get(f"{name}_of_held_out_images"))
+            floors = [results.get(f"{name}_of_held_out_{items}") for items in ("points", "images", "data")]
+            floor = next((floor for floor in floors if floor is not None), None)
             rows.append((metric.card_label, f"{results[name]:.4g}", "–" if floor is None else f"{floor:.4g}"))
         elif f"{name}_standard_error" in results:
             value = f"{results[name]:.4g} ± {results[f'{name}_standard_error']:.2g}"

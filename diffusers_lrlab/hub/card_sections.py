@@ -8,28 +8,20 @@ from ..training.kinds.base import DataKind, row_for
 
 @dataclass(frozen=True)
 class CardSection:
-    """
-    What a card says of a kind of data. A kind of another package puts its own under its name into [`CARD_SECTIONS`].
+    """The text of a card on a kind of data. A kind of another package puts its own under its name into [`CARD_SECTIONS`]."""
 
-    Args:
-        task (`str`): The Hub's name for what the model does; "other" declares none.
-        tags (`tuple` of `str`): Tags beside those of all cards.
-        example (`str`): Markdown that loads the pipeline and samples, with `{location}` and `{inference_steps}`.
-        without_package (`str`): Markdown with `{location}`, added for the default model where its pipeline is of this
-            package: how both load without it.
-        plots (`str`): Markdown of plots that only this kind has.
-    """
-
-    task: str = "other"
-    tags: tuple[str, ...] = ()
+    task: str = "other"  # the Hub's name for what the model does; "other" declares none
+    tags: tuple[str, ...] = ()  # beside those of all cards
+    # Markdown that loads the pipeline and samples, with `{location}` and `{inference_steps}`.
     example: str = """```python
 from diffusers import DiffusionPipeline
 
 pipeline = DiffusionPipeline.from_pretrained("{location}")
 ```
 """
+    # Markdown with `{location}`, for the default model in a pipeline of this package: how both load without the package.
     without_package: str = ""
-    plots: str = ""
+    plots: str = ""  # Markdown of plots that only this kind has
 
 
 _WITHOUT_PACKAGE = """

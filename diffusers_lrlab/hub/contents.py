@@ -81,16 +81,11 @@ def contents_of(
     unfinished: bool = False,
 ) -> Contents:
     """
-    The files to upload from the folder of a run, a study, an exported dataset or a schedule; the card loads from the
-    repository.
+    The files to upload from the folder of a run, a study, an exported dataset or a schedule. The card loads from the branch
+    `revision` of the repository.
 
-    Args:
-        folder (`Path`): The folder.
-        repo_id (`str`): The repository, for the card.
-        revision (`str`): Its branch, for the card.
-        space (`bool`): Upload the report of a study as a web page instead of the study as a dataset.
-        include_checkpoints (`bool`): Add the checkpoints of a run, or the weights of a study's runs.
-        unfinished (`bool`): Accept an unfinished run.
+    `space` is for the report of a study as a web page, `include_checkpoints` adds the checkpoints of a run or the weights of
+    a study, and `unfinished` accepts an unfinished run.
     """
     holds = type_of_folder(folder)
     if space and holds != "study":

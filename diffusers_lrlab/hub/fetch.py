@@ -33,18 +33,10 @@ _MOST_FILES, _LONGEST_NAME = 20_000, 200
 
 def fetch(repo_id: str, folder: Path, revision: str | None = None, expected: str | None = None) -> Path:
     """
-    Downloads a repository into a new folder, whole or not at all, and returns the folder.
+    Downloads a repository of any type, or only of the type `expected`, into a new or empty folder, whole or not at all.
 
-    Weights are downloaded as safetensors only; code beside them is not downloaded, and nothing is run.
-
-    Args:
-        repo_id (`str`): "USER/NAME", of any type.
-        folder (`Path`): A new or empty folder.
-        revision (`str`, *optional*): Branch, tag or commit; "main" if not given.
-        expected (`str`, *optional*): The type it must have, such as "run"; any if not given.
-
-    Raises:
-        LabError: if there is no such repository, or for a file that cannot be trusted.
+    Weights are downloaded as safetensors only; code beside them is not downloaded, and nothing is run. Raises a `LabError`
+    for a file that cannot be trusted.
     """
     check_new_folder(folder, "Give a new one by --out")
     target, info = _find(repo_id, revision)
@@ -152,10 +144,8 @@ def _find(repo_id: str, revision: str | None) -> tuple[Target, Any]:
 
 def check_files(repo_id: str, files: list[tuple[str, int]]) -> list[str]:
     """
-    The files to download of a repository, from all its files as (path, size in bytes).
-
-    Raises:
-        LabError: for a path that leaves the folder, formats that run code when they are read, and implausible sizes.
+    The files to download of a repository, from all its files as (path, size in bytes). Raises a `LabError` for a path that
+    leaves the folder, formats that run code when they are read, and implausible sizes.
     """
 
     def refused(what: str) -> LabError:

@@ -55,11 +55,8 @@ def push_folder(folder: Path, target: Target, message: str | None = None, **opti
     """
     Uploads the folder of a run, a study, a toy dataset or a schedule: the files that its users need.
 
-    The type of the repository follows from what the folder holds; `options` are those of [`contents_of`].
-
-    Raises:
-        LabError: before anything is sent if the upload cannot work; or if it fails, with the command that goes on.
-        UploadInterrupted: after SIGINT or SIGTERM.
+    The type of the repository follows from what the folder holds; `options` are those of [`contents_of`]. Raises a
+    `LabError` before anything is sent if the upload cannot work, or with the command that goes on if it fails.
     """
     sums = _refuse_damaged(folder, options.get("unfinished", False))
     contents = contents_of(folder, target.repo_id, target.revision, **options)

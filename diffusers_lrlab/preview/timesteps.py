@@ -73,11 +73,11 @@ def _expanded(specs: list[str], registry: Registry) -> list[tuple[str, dict[str,
     return found
 
 
-def describe_timesteps(previews: list[TimestepPreview]) -> str:
-    """A table of values at some timesteps, from low to high noise."""
+def describe_timesteps(previews: list[TimestepPreview], objective: str) -> str:
+    """A table of values at some timesteps of an objective, from low to high noise."""
     num = len(next(iter(previews[0].curves.values())))
     timesteps = sorted({min(round(share * num), num - 1) for share in (0, 0.1, 0.3, 0.5, 0.7, 0.9, 1)})
-    rows = [["timestep", *(str(timestep) for timestep in timesteps)]]
+    rows = [[f"timestep of {objective}", *(str(timestep) for timestep in timesteps)]]
     for preview in previews:
         for update, curve in preview.curves.items():
             moment = f" at update {update}" if len(preview.curves) > 1 else ""
@@ -93,7 +93,7 @@ def as_json(previews: list[TimestepPreview]) -> str:
     return json.dumps(shown, allow_nan=False)
 
 
-def plot_timestep_previews(previews: list[TimestepPreview], path: Path) -> None:
+def plot_timestep_previews(previews: list[TimestepPreview], objective: str, path: Path) -> None:
     """A panel for each sampler and weighting; curves that change are shown at start, middle and end of the run."""
     columns = min(5, len(previews))
     rows = math.ceil(len(previews) / columns)
@@ -119,5 +119,5 @@ def plot_timestep_previews(previews: list[TimestepPreview], path: Path) -> None:
             axes.remove()
         elif index % columns == 0 or previews[index].what != previews[index - 1].what:
             axes.set_ylabel(previews[index].what, fontsize=7)
-    figure.supxlabel("timestep (noise)", fontsize=8)
+    figure.supxlabel(f"timestep (noise) of {objective}", fontsize=8)
     save_figure(figure, path)

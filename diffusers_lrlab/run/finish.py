@@ -8,7 +8,7 @@ from PIL import Image
 from ..training.pipeline import pipeline_name
 from ..training.results.base import results_of
 from ..training.sharding import whole_weights
-from ..training.trackers import show_pictures
+from ..training.trackers import log_images
 from ..training.trainer import Trainer
 from .record import training_figures
 
@@ -65,4 +65,4 @@ def _show_results(trainer: Trainer, figures: dict[str, Any]) -> None:
     trainer.accelerator.log({f"results/{name}": value for name, value in figures.items()}, step=update)
     for name in ("loss", "lr", "timesteps"):
         if (file := trainer.folder.lab / f"{name}.png").exists():
-            show_pictures(trackers, f"plots/{name}", np.asarray(Image.open(file).convert("RGB"))[None], update)
+            log_images(trackers, f"plots/{name}", np.asarray(Image.open(file).convert("RGB"))[None], update)

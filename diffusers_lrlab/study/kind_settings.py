@@ -10,22 +10,14 @@ from ..training.kinds.select import kind_of
 
 @dataclass(frozen=True)
 class KindSettings:
-    """
-    The settings of a kind of data. A kind of another package puts its own under its name into [`KIND_SETTINGS`].
+    """The settings of a kind of data. A kind of another package puts its own under its name into [`KIND_SETTINGS`]."""
 
-    Args:
-        default_metrics (`tuple` of `str`): Metrics of a study that names none, the primary one first.
-        samples_option (`str`, *optional*): The option that counts the samples compared with data.
-        is_stackable (`bool`): Points of an [`MLPDenoiser`] in a [`PointDDPMPipeline`], which stacks compute.
-        compares_runs (`bool`): Weights and samples from common noise are saved, and the report says how far runs agree.
-        shares_data (`bool`): Data in memory do not depend on the seed, so that all seeds share them.
-    """
-
+    # Metrics of a study that names none, the primary one first.
     default_metrics: tuple[str, ...] = ("validation_loss_ema", "validation_loss")
-    samples_option: str | None = None
-    is_stackable: bool = False
-    compares_runs: bool = False
-    shares_data: bool = False
+    samples_option: str | None = None  # counts the samples compared with data
+    is_stackable: bool = False  # points of an [`MLPDenoiser`] in a [`PointDDPMPipeline`], which stacks compute
+    compares_runs: bool = False  # saves weights and samples from common noise, and reports how far runs agree
+    shares_data: bool = False  # data in memory do not depend on the seed, so that all seeds share them
 
 
 KIND_SETTINGS: dict[str, KindSettings] = {

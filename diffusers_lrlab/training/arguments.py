@@ -73,6 +73,8 @@ def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | N
 
 def _help_of(action: argparse.Action, known: Option) -> str:
     """The help of an option with its names, default and range; a default of `None` is described by the help itself."""
+    if known.is_internal:
+        return argparse.SUPPRESS
     text = known.help
     if known.registry:
         text = text.replace("{names}", ", ".join([*known.entries, *known.entries.aliases]))

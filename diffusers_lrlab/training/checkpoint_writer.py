@@ -1,7 +1,7 @@
-"""When and how checkpoints are written, and which are kept.
+"""Writes and removes checkpoints.
 
-What is saved is copied to the host between two updates. A thread writes the copy while training goes on; shards of FSDP,
-which all processes write, are written at once.
+The state is copied to the host between two updates, and a thread writes the copy during training. Shards of FSDP are
+written by all processes without a thread.
 """
 
 import time
@@ -27,8 +27,7 @@ class CheckpointWriter:
     """
     Writes checkpoints, one at a time, in a thread of the main process; all processes call the same methods.
 
-    What goes wrong in the thread is raised by the next call. Inside a `with` block a run may end as it likes: what is being
-    written then is finished first.
+    Errors of the thread are raised by the next call. A `with` block waits at its end for the checkpoint being written.
     """
 
     _pending: Future[None] | None = None
@@ -42,11 +41,11 @@ class CheckpointWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        with suppress(*(() if kind is None else (Exception,))):  # it must not hide why the run ended
+        with suppress(*(() if kind is None else (Exception,))):  # must not hide the error that ended the run
             self._wait()
 
     def is_due(self) -> bool:
-        """Whether the last one, or the start, is as old as it has to be for another one."""
+        """Whether enough time has passed since the last checkpoint or the start."""
         if not self.config.checkpointing_min_seconds:
             return True
         values = [time.monotonic() - self._begun_at >= self.config.checkpointing_min_seconds]
@@ -55,8 +54,8 @@ class CheckpointWriter:
 
     def begin(self, run: RunState, more: dict[str, Any], rows: Any = None) -> Path:
         """
-        Begins `checkpoint-<update>`, once the one before is whole, between two updates; it appears atomically, and then the
-        oldest ones are removed. `more` is saved beside the state of the run, and `rows` of losses by noise level.
+        Starts writing `checkpoint-<update>` between two updates, once the previous one is finished. It appears atomically,
+        and then the oldest are removed. `more` state and `rows` of losses by noise level are saved, too.
         """
         self._wait()
         path = self.folder.path / f"checkpoint-{run.update}"
@@ -71,12 +70,12 @@ class CheckpointWriter:
         return path
 
     def finish(self) -> None:
-        """Waits, with all processes, until the last one is whole."""
+        """Waits, with all processes, until the last checkpoint is written."""
         self._wait()
         self.accelerator.wait_for_everyone()
 
     def check(self) -> None:
-        """Raises what went wrong, if that is known by now."""
+        """Raises an error of the thread, if there was one."""
         if self._pending is not None and self._pending.done():
             self._wait()
 
@@ -112,12 +111,12 @@ class CheckpointWriter:
 
 
 def regular_checkpoints(folder: RunFolder, config: ResolvedConfig) -> list[Path]:
-    """Checkpoints at multiples of --checkpointing_steps; one saved on a signal must not change where a run returns to."""
+    """Checkpoints at multiples of --checkpointing_steps: one saved on a signal must not change the target of a rollback."""
     return [path for path in folder.checkpoints() if checkpoint_update(path) % config.checkpointing_steps == 0]
 
 
 def kept_checkpoints(folder: RunFolder, config: ResolvedConfig) -> list[Path]:
-    """What `checkpoints_total_limit` leaves: the newest, and of a run that may go back the newest regular ones."""
+    """The checkpoints that `checkpoints_total_limit` keeps: the newest, for rollbacks the newest regular ones."""
     everything, limit = folder.checkpoints(), config.checkpoints_total_limit
     if not limit:
         return everything
@@ -126,7 +125,7 @@ def kept_checkpoints(folder: RunFolder, config: ResolvedConfig) -> list[Path]:
 
 
 def remove_old_checkpoints(folder: RunFolder, config: ResolvedConfig) -> None:
-    """Removes what `checkpoints_total_limit` does not leave; at a resume what a killed run did not come to remove."""
+    """Removes checkpoints beyond `checkpoints_total_limit`; at a resume also those that a killed run left."""
     kept = kept_checkpoints(folder, config)
     for old in folder.checkpoints():
         if old not in kept:

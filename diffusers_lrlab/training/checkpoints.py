@@ -1,16 +1,16 @@
-"""What a checkpoint holds, which is all that an exact continuation needs, in diffusers' and accelerate's own formats.
+"""Contents of a checkpoint: everything that an exact resume needs, in the formats of diffusers and accelerate.
 
     checkpoint-500/unet/             raw weights, for from_pretrained of the model's class (denoiser/ for points)
     checkpoint-500/unet_ema/         their moving average and its state
     checkpoint-500/optimizer.bin     as accelerate saves it
     checkpoint-500/random_states_RANK.json   of the global generators of each process
     checkpoint-500/trainer.json      clock, schedule, configuration, data fingerprint
-    checkpoint-500/timesteps.safetensors   sums of losses by noise level, and what follows the losses
-    checkpoint-500/timesteps.parquet the rows of losses by noise level until then
-    checkpoint-500/manifest.json     sizes and SHA-256 of all these, written last
+    checkpoint-500/timesteps.safetensors   sums of losses by noise level, and the state of samplers that follow losses
+    checkpoint-500/timesteps.parquet rows of losses by noise level so far
+    checkpoint-500/manifest.json     sizes and SHA-256 of all files, written last
 
-Noise, timesteps and data order need no state: they follow from seed and update (see `streams.py`), but for samplers that
-follow the losses.
+Noise, timesteps and data order need no state: they are functions of seed and update (see `streams.py`), except in samplers
+that follow the losses.
 """
 
 import json
@@ -41,13 +41,13 @@ from .run_state import RunState
 from .sharding import is_sharded, load_sharded_average, save_sharded_average
 
 _TENSORS = "timesteps.safetensors"
-_OWNERS = ("objective", "observer")  # of what is in there
+_OWNERS = ("objective", "observer")  # of these tensors
 
 
 def register_model_format(accelerator: Accelerator, component: str) -> Any:
     """
     Makes `accelerator.load_state` read the model from a diffusers folder `component` instead of a bare state dict, until
-    `remove()` of what is returned.
+    `remove()` of the returned hook.
     """
 
     def load(models: list[Any], folder: str) -> None:
@@ -62,7 +62,7 @@ def register_model_format(accelerator: Accelerator, component: str) -> Any:
 
 
 def _facts(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
-    """What a start must have in common with the checkpoint that it goes on from, besides its configuration."""
+    """Facts that must be equal in a checkpoint and the run that resumes from it, besides the configuration."""
     plan, data = run.plan, run.data
     stream = {"stream": data.train.facts} if isinstance(data.train, ShardedStream) else {}
     return {
@@ -78,10 +78,10 @@ def _facts(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Contents:
-    """What is going to be in a checkpoint, as it is between two updates, on the host."""
+    """The contents of a checkpoint, copied to the host between two updates."""
 
-    models: dict[str, Any]  # by folder; none of a model that is sharded
-    states: dict[str, Any]  # that torch saves, by file
+    models: dict[str, Any]  # by folder; empty for a sharded model
+    states: dict[str, Any]  # for `torch.save`, by file
     tensors: dict[str, torch.Tensor]
     random_states: list[dict[str, Any]]  # of each process
     trainer: dict[str, Any]
@@ -99,14 +99,14 @@ class Contents:
         if self.rows is not None:
             write_timesteps(self.rows, folder.timesteps_file)
             shutil.copyfile(folder.timesteps_file, into / folder.timesteps_file.name)
-        # After the others, which make folders anew: the folder of the run may have been removed meanwhile.
+        # Last, since the other files recreate folders: the folder of the run may have been removed meanwhile.
         write_text(into / "trainer.json", json.dumps({**self.trainer, "log": folder.log_sums(self.log_size)}, indent=2))
         write_manifest(into)
         folder.check_there()
 
 
 def contents_of(accelerator: Accelerator, run: RunState, more: dict[str, Any], folder: RunFolder, rows: Any) -> Contents:
-    """A copy of a run, and of `more` state; all processes call this."""
+    """A copy of the state of a run and of `more` state; all processes call this."""
     state = run.state_dict() | more
     parts = {owner: state.pop(owner, {}) for owner in _OWNERS}
     facts = {"config": run.config.to_dict(), **_facts(accelerator, run), "num_processes": run.plan.layout.num_processes}
@@ -130,7 +130,7 @@ def contents_of(accelerator: Accelerator, run: RunState, more: dict[str, Any], f
 
 
 def average_as_model(model: Any, average: EMA) -> Any:
-    """What `EMAModel.save_pretrained` would save, without a new model that draws random numbers."""
+    """The model that `EMAModel.save_pretrained` would save, made without drawing random numbers."""
     state = average.state_dict()
     own = {key: value for key, value in state.items() if key != "shadow_params"}
     names = [name for name, _ in model.named_parameters()]
@@ -140,7 +140,7 @@ def average_as_model(model: Any, average: EMA) -> Any:
 
 
 def save_shards(accelerator: Accelerator, run: RunState, folder: Path) -> None:
-    """The shards of this process: by accelerate, but for its pickle of random states; and those of the average."""
+    """Saves the shards of this process and of the average by accelerate, without its pickle of random states."""
     accelerator.save_state(str(folder))
     if run.average is not None:
         save_sharded_average(run, folder / f"{run.kind.component}_ema")
@@ -153,8 +153,8 @@ def _states_file(folder: Path, rank: int) -> Path:
 
 def load_checkpoint(accelerator: Accelerator, run: RunState, path: Path, folder: RunFolder) -> dict[str, Any]:
     """
-    Puts a run and its folder back to where a checkpoint was written, and returns all state that was saved there; raises a
-    `LabError` if it is of another run.
+    Restores a run and its folder from a checkpoint, and returns the saved state. Raises a `LabError` if the checkpoint
+    belongs to another run.
     """
     state: dict[str, Any] = read_state(path)
     check_same_run(state, _facts(accelerator, run), path)
@@ -167,12 +167,12 @@ def load_checkpoint(accelerator: Accelerator, run: RunState, path: Path, folder:
     accelerator.load_state(str(path))
     # Random states last: building a model, as diffusers does for the weights, draws from them.
     if state["num_processes"] != accelerator.num_processes:
-        # Each process had numbers of its own; dropout alone draws from them.
+        # Each process had its own random numbers, from which dropout alone draws.
         set_seed(stream_seed(run.config.seed, "dropout", accelerator.process_index, state["update"]) % 2**32)
     else:
         states = _states_file(path, accelerator.process_index).read_text(encoding="utf-8")
         restore_random_states(json.loads(states))
-    # It also restores a count of micro-batches; a checkpoint lies between updates, whatever the accumulation was.
+    # accelerate also restores a count of micro-batches; a checkpoint lies between updates for any accumulation.
     accelerator.step = 0
     state.update({owner: {} for owner in _OWNERS})
     for name, tensor in load_file(path / _TENSORS).items():
@@ -189,7 +189,7 @@ def load_checkpoint(accelerator: Accelerator, run: RunState, path: Path, folder:
 
 
 def load_average(average: EMA, model_class: Any, folder: Path) -> None:
-    """Restores an average from the model that it was saved as."""
+    """Restores an average from its saved model."""
     with without_config_warnings():
         saved = EMAModel.from_pretrained(str(folder), model_class)
     average.load_state_dict(saved.state_dict())

@@ -1,7 +1,7 @@
-"""How a device computes a model: compiled, channels last, in TF32.
+"""Compilation, memory format and TF32.
 
-Models are compiled for training: by accelerate as a whole, or block by block where the model says what repeats. Whatever
-is not an update (validation, samples, checkpoints) takes the bare model, whose keys are plain.
+Models are compiled for training: by accelerate as a whole, or block by block if the model declares repeated blocks.
+Validation, samples and checkpoints use the original model, whose keys have no prefix.
 """
 
 import os
@@ -22,24 +22,26 @@ def launcher_compiles() -> bool:
 
 
 def make_dynamo_plugin(config: ResolvedConfig) -> TorchDynamoPlugin:
-    """How a run compiles: by the launcher's backend, and inductor if it has none."""
+    """The compilation of a run: by the backend of the launcher, or by inductor."""
     if not config.compile:
         return TorchDynamoPlugin(backend="no")
     return TorchDynamoPlugin(backend=os.environ[_BACKEND] if launcher_compiles() else "inductor")
 
 
 def compile_backend(accelerator: Accelerator) -> str:
-    """The name of what compiles, "no" for nothing."""
+    """The name of the compiler backend; "no" without compilation."""
     return accelerator.state.dynamo_plugin.backend.value.lower()
 
 
 def prepare_compiled(accelerator: Accelerator, model: Any, optimizer: Any) -> tuple[Any, Any]:
-    """`accelerator.prepare`, with the blocks compiled that a model declares to repeat: all of them by one compilation."""
+    """`accelerator.prepare` that compiles the repeated blocks of a model once for all of them, if it declares any."""
     plugin = accelerator.state.dynamo_plugin
     if plugin.backend == DynamoBackend.NO or not getattr(model, "_repeated_blocks", None):
         return accelerator.prepare(model, optimizer)
     model.compile_repeated_blocks(**plugin.to_kwargs())
-    accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend="no")  # or accelerate compiles the rest, leaf by leaf
+    accelerator.state.dynamo_plugin = TorchDynamoPlugin(
+        backend="no"
+    )  # otherwise accelerate compiles the other modules one by one
     try:
         return accelerator.prepare(model, optimizer)
     finally:
@@ -47,9 +49,9 @@ def prepare_compiled(accelerator: Accelerator, model: Any, optimizer: Any) -> tu
 
 
 def make_channels_last(model: torch.nn.Module) -> None:
-    """Before an optimizer or an average sees the parameters, whose memory format their states take."""
+    """Converts a model; call it before optimizer and average are made, whose states take the memory format of parameters."""
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    model.register_state_dict_post_hook(_plain_layout)  # which safetensors asks for
+    model.register_state_dict_post_hook(_plain_layout)  # for safetensors
 
 
 def _plain_layout(_model: Any, state: dict[str, Any], _prefix: str, _metadata: Any) -> None:
@@ -57,6 +59,6 @@ def _plain_layout(_model: Any, state: dict[str, Any], _prefix: str, _metadata: A
 
 
 def use_tf32(allowed: bool) -> None:
-    """Products of float32 matrices on NVIDIA GPUs, of this run, where a process has several."""
+    """Sets whether float32 matrix products use TF32 on NVIDIA GPUs; each run sets it, since a process may have several."""
     if torch.cuda.is_available():
         torch.backends.cuda.matmul.allow_tf32 = allowed

@@ -1,4 +1,4 @@
-"""What becomes of a run whose numbers diverge: it stops, or goes back to a checkpoint and on at a lower learning rate."""
+"""Divergence of a run: it stops, or returns to a checkpoint and continues at a lower learning rate."""
 
 import math
 from collections.abc import Iterator
@@ -19,24 +19,17 @@ from .sharding import local_shard
 
 
 class DivergenceGuard:
-    """
-    Says when a run has diverged, and which checkpoint it goes back to.
-
-    Attributes:
-        rollbacks: Where the run went back to, and what that made of its learning rate; oldest first.
-        first_loss: The unweighted loss of the first update, or of the first row of the log.
-        num_skipped: Updates that were left out, since their gradients were not finite.
-    """
+    """Decides when a run has diverged, and which checkpoint it goes back to."""
 
     def __init__(self, run: RunState, checkpoints: CheckpointWriter):
         self.run, self.checkpoints, self.folder = run, checkpoints, checkpoints.folder
         self.rule = rollback_rule(run.config)
-        self.rollbacks: list[dict[str, Any]] = []
-        self.first_loss: float | None = None
-        self.num_skipped = self._skipped_in_a_row = 0
+        self.rollbacks: list[dict[str, Any]] = []  # updates and learning rates of each, oldest first
+        self.first_loss: float | None = None  # unweighted, of the first update or the first row of the log
+        self.num_skipped = self._skipped_in_a_row = 0  # updates with gradients that are not finite
 
     def error(self, what: str = "The loss is not finite") -> Diverged:
-        """The error for a run that diverges now, with what to do about it."""
+        """The error for a run that diverges now, with the remedy."""
         self.checkpoints.finish()  # the message names the last one
         run, last = self.run, self.folder.checkpoints()
         lr = run.current_lr * self.lr_factors(run.update)
@@ -61,7 +54,7 @@ class DivergenceGuard:
         raise self.error(f"The loss grew to {loss / self.first_loss:.3g} times its first value")
 
     def lr_factors(self, updates: Any) -> Any:
-        """What the rollbacks make of the learning rates of updates: float64 factors, of their shape."""
+        """Factors of the rollbacks on the learning rates of updates: float64, of the shape of `updates`."""
         factors = np.ones(np.shape(updates))
         for rollback in self.rollbacks:  # a later one may have gone further back
             factors = np.where(np.asarray(updates) >= rollback["back_to"], rollback["lr_factor"], factors)
@@ -81,7 +74,7 @@ class DivergenceGuard:
                 f"{reason} It went back to update {at} before, as often as max_rollbacks of --on_divergence allows; "
                 "that may be raised with --resume_from_checkpoint latest."
             ) from None
-        # The main process says, before any of them changes the folder.
+        # The main process decides, before any process changes the folder.
         values = [self._newest() if self.folder.is_writer else None]
         broadcast_object_list(values)
         if values[0] is None:
@@ -90,13 +83,13 @@ class DivergenceGuard:
 
     def _newest(self) -> Path | None:
         found = regular_checkpoints(self.folder, self.run.config) or self.folder.checkpoints()
-        # From the last one even a lower rate did not help: what it holds may be finite and ruined.
+        # A lower rate did not help after the last one, so its state may be finite and still unusable.
         if self.rollbacks and len(found) > 1 and checkpoint_update(found[-1]) == self.rollbacks[-1]["back_to"]:
             found.pop()
         return self.folder.newest_checkpoint(found)
 
     def add_rollback(self, reason: Diverged, diverged_at: int, earlier: list[dict[str, Any]]) -> None:
-        """Lowers the learning rate of a run that went back after `earlier` rollbacks, and says so."""
+        """Lowers the learning rate of a run that went back after `earlier` rollbacks, with a warning."""
         assert self.rule is not None
         number, what, back_to = len(earlier) + 1, str(reason).partition(":")[0], self.run.update
         factor = self.rule["factor"] ** number
@@ -126,22 +119,22 @@ class DivergenceGuard:
 
 
 def find_nonfinite(run: RunState, **more: Any) -> str | None:
-    """The part of a run, or of `more`, that is not finite and must not be saved, for all processes, which all ask."""
+    """The first part of a run, or of `more`, that is not finite; all processes call this."""
     parts = {**more, "model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()["state"]}
     if run.average is not None:
         parts["moving average"] = run.average.state_dict()["shadow_params"]
     device = run.objective.device
     norms = []
     for part in parts.values():
-        # Those on the device first, where the norms are brought together; not the 2-norm, which overflows before numbers do.
+        # Tensors on the device first, where norms are combined; not the 2-norm, which overflows before the values do.
         tensors = sorted(_floats(part), key=lambda tensor: tensor.device.type != device.type)
         norms.append(torch.nn.utils.get_total_norm(tensors, math.inf).to(device, torch.float64))
-    of_processes = run.objective.gather(torch.stack(norms)[None]).isfinite().all(dim=0).tolist()  # the only reading
+    of_processes = run.objective.gather(torch.stack(norms)[None]).isfinite().all(dim=0).tolist()  # the only read
     return next((name for name, is_finite in zip(parts, of_processes, strict=True) if not is_finite), None)
 
 
 def _floats(part: Any) -> Iterator[torch.Tensor]:
-    """The tensors of numbers with a fraction in nested containers."""
+    """The floating-point tensors in nested containers."""
     if isinstance(part, torch.Tensor):
         part = local_shard(part.detach())
         if part.is_floating_point() and part.numel():

@@ -1,4 +1,4 @@
-"""The rules for a run that diverges, by name, apart from what follows them: they are read before heavy imports."""
+"""The rules for a run that diverges, by name, in a module without heavy imports."""
 
 from typing import Any
 

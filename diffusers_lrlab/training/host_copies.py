@@ -1,4 +1,4 @@
-"""Copies of what a run holds in the memory of the host, for a thread to write while training goes on."""
+"""Copies of the state of a run in host memory, which a thread writes during training."""
 
 import copy
 from typing import Any
@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 
 def on_host(state: Any) -> Any:
-    """A deep copy of nested containers; tensors of a GPU come into pinned memory, all at once."""
+    """A deep copy of nested containers; GPU tensors are copied to pinned memory with one synchronization."""
     tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
     copies: dict[int, Any] = {id(tensor): _copied(tensor.detach()) for tensor in tensors}
     if any(tensor.is_cuda for tensor in tensors):
@@ -23,7 +23,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def with_weights(model: Any, weights: dict[str, torch.Tensor]) -> Any:
-    """What `save_pretrained` of a model needs, with a copy of other weights in the place of its own."""
+    """A copy of a model for `save_pretrained`, with a copy of other weights."""
     held, weights = copy.copy(model), on_host(weights)
     held.state_dict = lambda: weights
     return held

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run at the next update boundary, with a checkpoint, on all processes alike."""
+"""Ctrl-C and SIGTERM end a run after the current update, with a checkpoint, in all processes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _ECHO_SECONDS = 3
 
 class InterruptGuard:
     """
-    Notes SIGINT and SIGTERM while a `with` block runs; an impatient second one ends the process at once. A
-    signal that was not acted on is passed to the previous handler.
+    Notes SIGINT and SIGTERM during a `with` block; a second one ends the process immediately. An unhandled signal is passed
+    to the previous handler.
 
-    The processes agree on a CPU channel of their own, so that asking costs no device synchronisation; and nobody waits for
-    the answer, which comes one update later.
+    The processes agree over a process group on the CPU, without device synchronization. No process waits for the answer,
+    which arrives one update later.
     """
 
-    _answer: tuple[torch.Tensor, Any] | None = None  # on its way: the largest number, and what to wait for
+    _answer: tuple[torch.Tensor, Any] | None = None  # pending: the largest number, and the work to wait for
 
     def __init__(self) -> None:
         self._received, self._received_at = 0, 0.0
@@ -36,21 +36,21 @@ class InterruptGuard:
             self._group = dist.new_group(backend="gloo", timeout=OTHERS_WAIT)
 
     def __enter__(self) -> InterruptGuard:
-        # Python lets only the main thread handle signals; a run in another one is stopped by its own program.
+        # Only the main thread can handle signals; a run in another thread is stopped by its program.
         numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
         self._previous = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        if kind is None or issubclass(kind, Interrupted):  # else the others may never have asked
+        if kind is None or issubclass(kind, Interrupted):  # otherwise the others may not have asked
             self._last_answer()
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        if kind is None and self._received:  # it came after the last look
+        if kind is None and self._received:  # it arrived after the last check
             signal.raise_signal(self._received)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        # A launcher passes on what the terminal has already sent to everyone, so an echo is not impatience.
+        # A launcher forwards signals that the terminal has sent to every process already: ignore an echo.
         if self._received and time.monotonic() - self._received_at > _ECHO_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
@@ -59,8 +59,8 @@ class InterruptGuard:
 
     def received(self, now: bool = False) -> int:
         """
-        The signal that any of the processes got until the last time they asked, or until `now`, which waits for all of them;
-        0 without one. All processes must ask at the same update.
+        The signal that any process received before the last call, or before this one with `now`, which waits for all
+        processes; 0 without one. All processes must call it at the same update.
         """
         if self._group is None:
             return self._received

@@ -164,7 +164,10 @@ class ScheduleConfig:
         registry="schedules.registries:SCHEDULERS",
     )
     lr_scheduler_source: str | None = option(
-        None, "Commit and hash of a schedule from the Hub; set by --lr_scheduler hub:USER/NAME, not by hand.", DESTINATION
+        None,
+        "Commit and hash of a schedule from the Hub; set by --lr_scheduler hub:USER/NAME, not by hand.",
+        DESTINATION,
+        is_internal=True,
     )
     lr_scheduler_kwargs: Kwargs = parameters_of("lr_scheduler", WHOLE_RUN, ", such as '{\"step_size\": 500}'")
     lr_warmup_steps: float | None = option(

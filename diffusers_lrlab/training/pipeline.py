@@ -1,4 +1,4 @@
-"""The pipeline of a run: made around the model as it is, and saved."""
+"""The pipeline of a run."""
 
 import os
 import pkgutil
@@ -35,7 +35,7 @@ def _parts_of(run: RunState) -> dict[str, Any]:
 
 
 def make_pipeline(run: RunState, scheduler: Any = None) -> Any:
-    """A pipeline around the model as it is, by default with a sampling scheduler of its own."""
+    """A pipeline with the current model, by default with a new sampling scheduler."""
     kind, config, model = run.kind, run.config, run.model
     parts = _parts_of(run)
     loaded = {
@@ -52,8 +52,8 @@ def make_pipeline(run: RunState, scheduler: Any = None) -> Any:
 
 def save_pipeline(run: RunState, folder: Path) -> None:
     """
-    Writes the pipeline into the folder of a run, whole or not at all: it can be loaded while there is an index, which is
-    removed before anything is replaced, and written last.
+    Writes the pipeline into the folder of a run, whole or not at all: it can be loaded only while there is an index, which
+    is removed first and written last.
     """
     temporary, index = temporary_beside(folder / "pipeline"), folder / "model_index.json"
     parts = _parts_of(run)

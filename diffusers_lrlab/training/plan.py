@@ -1,4 +1,4 @@
-"""What a run is going to do, known before it does it."""
+"""The plan of a run, made before it starts."""
 
 import dataclasses
 import math
@@ -29,7 +29,7 @@ from .model import model_arguments, model_class_of
 from .resolve_schedules import check_floor
 from .resolve_timesteps import objective_spec
 
-# Shares of the time of training that previews and validations may take, and that of an item's pass without gradients.
+# Most previews and validations, and their share of the training time; cost of a pass without gradients.
 _MOST_PREVIEWS, _PREVIEW_SHARE = 4, 0.05
 _MOST_VALIDATIONS, _VALIDATION_SHARE = 20, 0.1
 FORWARD_SHARE = 1 / 3
@@ -37,7 +37,7 @@ FORWARD_SHARE = 1 / 3
 
 @dataclass(frozen=True)
 class Plan:
-    """The run, in numbers."""
+    """Everything that is decided about a run before it starts."""
 
     config: ResolvedConfig
     model_config: dict[str, Any]
@@ -51,10 +51,10 @@ class Plan:
     schedule: Schedule
     lrs: np.ndarray  # of each update, float64
     momenta: np.ndarray  # likewise; NaN for an optimizer without momentum
-    lr_factors: np.ndarray | None  # what the band of timesteps of each update makes of its learning rate
+    lr_factors: np.ndarray | None  # on the learning rate of each update, by its band of timesteps
     data_warnings: tuple[str, ...]
-    num_workers: int  # processes that read and decode the images
-    conditions: Conditions = field(default_factory=dict)  # of no images, `(0, ...)` each: what the model is told
+    num_workers: int  # that read and decode images
+    conditions: Conditions = field(default_factory=dict)  # of the model, for no images: `(0, ...)` each
     classes: Classes | None = None  # of labelled data
 
     @property
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def schedule_spec(self) -> str:
-        """The schedule as a spec string, with what is not at its default."""
+        """The schedule as a spec string, with parameters that are not at their defaults."""
         return describe_schedule(self.schedule)
 
     @property
@@ -83,7 +83,7 @@ class Plan:
 
     @property
     def validation_updates(self) -> int:
-        """Updates between validations, unless `validation_steps` says: 20 in the run, if they take 10 % of it at most."""
+        """Updates between validations: `validation_steps`, or 20 validations in the run if they take 10 % of it at most."""
         if self.config.validation_steps:
             return self.config.validation_steps
         usual = max(1, self.num_updates // _MOST_VALIDATIONS)
@@ -95,7 +95,7 @@ class Plan:
 
     @property
     def num_validations(self) -> int:
-        """How often the held-out loss is measured, at the end too."""
+        """Number of validations, including the one at the end."""
         return math.ceil(self.num_updates / self.validation_updates) if self.num_held_out else 0
 
     @property
@@ -105,7 +105,7 @@ class Plan:
 
     @property
     def num_previews(self) -> int:
-        """Times during the run that samples are drawn, unless `save_images_epochs` says: 4, if they take 5 % at most."""
+        """Number of previews without `save_images_epochs`: 4 if they take 5 % of the run at most."""
         config = self.config
         if not config.evaluation:
             return 0
@@ -124,7 +124,7 @@ class Plan:
 
     @property
     def num_pictures(self) -> int:
-        """Times that samples are drawn, the end included."""
+        """Number of previews, including the samples at the end."""
         return 1 + int((self.num_updates - 1) // self._updates_between(self.config.save_images_epochs, self.num_previews))
 
     def _updates_between(self, epochs: int | None, default_times: int) -> float:
@@ -158,9 +158,9 @@ def make_plan(
     measures_in_full: bool = False,
 ) -> Plan:
     """
-    The plan of a run; a `LabError` for a batch larger than the data, and for a schedule that does not fit the length.
+    The plan of a run. Raises a `LabError` for a batch larger than the data, and for a schedule that does not fit the length.
 
-    `measures_in_full` has as many samples measured as after a long run: those of a study, which are compared.
+    With `measures_in_full`, as many samples are measured as after a long run: runs of a study are compared.
     """
     layout, kind, lr_form = config.layout(num_processes, rank), kind_of(config), config.timestep_lr_form
     schedule, peak = config.schedule_for(layout.global_batch), config.peak_learning_rate(layout.global_batch)
@@ -202,7 +202,7 @@ def _shape_in_words(shape: tuple[int, ...]) -> str:
 
 
 def _scale_warnings(data: TrainingData, kind: DataKind) -> tuple[str, ...]:
-    """Of data that are not scaled to [-1, 1]: a spread that is far from that of the noise."""
+    """A warning for unbounded data with a spread far from that of the noise."""
     some = data.held_out if len(data.held_out) > 1 else data.in_memory
     if kind.is_bounded or some is None or len(some) < 2:
         return ()
@@ -216,16 +216,16 @@ def _scale_warnings(data: TrainingData, kind: DataKind) -> tuple[str, ...]:
 
 
 def _check_data(config: ResolvedConfig, layout: BatchLayout, num_images: int | None, num_held_out: int) -> None:
-    """Raises a `LabError` if there are too few images for what is asked for."""
+    """Raises a `LabError` if there are too few images for the given options."""
     if num_images is not None:
         layout.check_fits(num_images)
     if "feedback" in SCHEDULERS[config.lr_scheduler].traits and not num_held_out:
         raise LabError(
-            f"{config.lr_scheduler!r} follows the validation loss, but a fifth of these images is none to hold out. Use "
-            "another --lr_scheduler or more images."
+            f"--lr_scheduler {config.lr_scheduler!r} needs a validation set. At most a fifth of the images is held out, and "
+            "there are fewer than five. Hint: use another --lr_scheduler or more images."
         )
     if config.timestep_grad_every and not num_held_out:
         raise LabError(
-            f"--timestep_grad_every {config.timestep_grad_every} measures gradients at held-out images, but a fifth of "
-            "these images is none to hold out. Leave it out, or use more images."
+            f"--timestep_grad_every {config.timestep_grad_every} needs held-out images. At most a fifth of the images is "
+            "held out, and there are fewer than five. Hint: leave it out, or use more images."
         )

@@ -1,6 +1,6 @@
-"""Where the time of updates goes: a trace by torch's profiler and its table, in which the parts of an update have names.
+"""Profile of updates: a trace and a table by torch's profiler, with names for the parts of an update.
 
-The ranges are put around what a trainer does while it is profiled only, so that they cost nothing in any other run.
+The methods of a trainer are wrapped in named ranges only while it is profiled, so that other runs pay nothing.
 """
 
 import functools
@@ -19,13 +19,13 @@ from .interrupts import InterruptGuard
 from .trainer import Trainer
 
 TRACE = "profile.json.gz"  # in `lrlab/`
-# Updates before those that are profiled: without the profiler, which also tells of compiling, and while it warms up itself.
+# Updates before the profiled ones: without the profiler, for compilation, and while the profiler warms up.
 _BEFORE, _WARM_UP = 5, 2
 _ROWS = 25  # of the table
 
 
 def check_profile(num_profiled: int | None, num_updates: int) -> None:
-    """Raises a `LabError` for a run with fewer updates, of those that are left, than are to be profiled."""
+    """Raises a `LabError` if fewer updates are left than --profile needs."""
     most = num_updates - _BEFORE - _WARM_UP
     if num_profiled is None or num_profiled <= most:
         return
@@ -37,7 +37,7 @@ def check_profile(num_profiled: int | None, num_updates: int) -> None:
 
 
 def profiled_updates(trainer: Trainer, num: int) -> Iterator[int]:
-    """`trainer.updates()`, of which the main process profiles `num`: it writes a trace and prints a table."""
+    """`trainer.updates()`; the main process profiles `num` of them, writes a trace and prints a table."""
     if not trainer.accelerator.is_main_process:
         yield from trainer.updates()
         return
@@ -61,14 +61,14 @@ def profiled_updates(trainer: Trainer, num: int) -> Iterator[int]:
 
 
 def _table(profiler: profile, trainer: Trainer) -> str:
-    """Torch's table of what took longest, with the parts of an update among the operators."""
+    """The table of torch's profiler, with the parts of an update among the operators."""
     where = "cpu" if trainer.accelerator.device.type == "cpu" else "device"
     return profiler.key_averages().table(f"{where}_time_total", row_limit=_ROWS)
 
 
 @contextmanager
 def ranges_of(trainer: Trainer) -> Iterator[None]:
-    """What the trainer does in this block is recorded under the name of its part, of nested ones the outermost."""
+    """A block in which the work of the trainer is recorded under the name of its part; for nested parts, the outermost."""
     run, stepper, objective = trainer.run, trainer.stepper, trainer.run.objective
     doing: list[tuple[str, Any, str]] = [
         ("data", trainer, "batches"),
@@ -83,7 +83,7 @@ def ranges_of(trainer: Trainer) -> Iterator[None]:
         *(("diagnostics", trainer.log, name) for name in ("add", "write_row")),
         ("diagnostics", run, "check_schedules"),
         *(("validation, samples, checkpoints", trainer, name) for name in ("_at_boundary", "save")),
-        ("waits", InterruptGuard, "received"),  # for the other processes
+        ("waits", InterruptGuard, "received"),  # for other processes
     ]
     inside: list[str] = []
     with ExitStack() as restoring:
@@ -96,7 +96,7 @@ def ranges_of(trainer: Trainer) -> Iterator[None]:
 
 
 def _recorded(part: str, work: Callable[..., Any], inside: list[str]) -> Callable[..., Any]:
-    """The same work, as a range; of work that yields, what is done until the next value."""
+    """The same work in a named range; for an iterator, the work for each value."""
 
     @contextmanager
     def recording() -> Iterator[None]:

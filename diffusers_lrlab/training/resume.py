@@ -1,4 +1,4 @@
-"""Whether a run may write into a folder, and which checkpoint it goes on from."""
+"""Checks whether a run may write into a folder, and finds the checkpoint to resume from."""
 
 import dataclasses
 import json
@@ -18,12 +18,12 @@ from .config import ResolvedConfig, TrainingConfig, complete_options
 from .run_files import check_kinds_of_own, check_names_of_checkpoints, is_checkpoint
 from .run_folder import FINDER_FILES, RunFolder
 
-# How a new run is started with a command that has --resume_from_checkpoint.
+# Starts a new run, for a command with --resume_from_checkpoint.
 ANEW = "--overwrite_output_dir in place of --resume_from_checkpoint, or another --output_dir without it"
 
 
 class OtherSettings(LabError):
-    """A checkpoint is of a run with other settings; `names` says which."""
+    """A checkpoint belongs to a run with other settings, `names`."""
 
     def __init__(self, message: str, names: list[str]):
         super().__init__(message)
@@ -32,7 +32,7 @@ class OtherSettings(LabError):
 
 @contextmanager
 def locked_folder(config: ResolvedConfig) -> Iterator[None]:
-    """No other run writes into the folder of this one inside this block; of several processes, the first sees to that."""
+    """Locks the folder of a run inside this block, in the first process."""
     if config.dry_run or not is_first_process():
         yield
         return
@@ -42,7 +42,7 @@ def locked_folder(config: ResolvedConfig) -> Iterator[None]:
 
 
 def check_writable(path: Path) -> None:
-    """Raises a `LabError` if there cannot be a folder of a run."""
+    """Raises a `LabError` if the folder of a run cannot be made or written to."""
     if path.is_file():
         raise LabError(f"--output_dir {str(path)!r} is a file. Give the name of a folder.")
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
@@ -51,7 +51,7 @@ def check_writable(path: Path) -> None:
 
 
 def find_checkpoint(config: ResolvedConfig) -> Path | None:
-    """The checkpoint to resume from, `None` for a fresh start; a `LabError` if the folder suits neither."""
+    """The checkpoint to resume from, `None` for a new run. Raises a `LabError` if the folder allows neither."""
     folder = RunFolder(Path(config.output_dir))
     check_kinds_of_own(folder.path, config.logging_dir)
     found = _find_checkpoint(folder, config)
@@ -84,10 +84,10 @@ def _find_checkpoint(folder: RunFolder, config: ResolvedConfig) -> Path | None:
 
 
 def _another_checkpoint(folder: RunFolder, config: ResolvedConfig) -> str:
-    """What to give in place of a checkpoint that cannot be resumed from."""
+    """The remedy for a checkpoint that cannot be resumed from."""
     known = [path.name for path in folder.checkpoints() if _can_be_resumed(path, config)]
     if known:
-        return f"Give another one of {str(folder.path)!r} ({', '.join(known)}), or 'latest' for the newest that is whole."
+        return f"Give another one of {str(folder.path)!r} ({', '.join(known)}), or 'latest' for the newest intact one."
     if folder.holds_run():
         return f"Start a new run: {ANEW}."
     if _is_free(folder):
@@ -96,7 +96,7 @@ def _another_checkpoint(folder: RunFolder, config: ResolvedConfig) -> str:
 
 
 def _can_be_resumed(checkpoint: Path, config: ResolvedConfig) -> bool:
-    """Whether a checkpoint is whole, and of a run with these settings."""
+    """Whether a checkpoint is intact, and belongs to a run with these settings."""
     if find_damage(checkpoint) is not None:
         return False
     try:
@@ -108,15 +108,15 @@ def _can_be_resumed(checkpoint: Path, config: ResolvedConfig) -> bool:
 
 def choose_start(config: ResolvedConfig) -> tuple[ResolvedConfig, Path | None]:
     """
-    The configuration that runs, and the checkpoint that it goes on from, `None` for a fresh start. All that is held against
-    the folder before data are read; a `LabError` if it suits neither.
+    The final configuration, and the checkpoint to resume from, `None` for a new run. Makes all checks of the folder that
+    need no data, and raises a `LabError` if it allows neither.
     """
     checkpoint = find_checkpoint(config)
     return (config, None) if checkpoint is None else (resumed_config(config, checkpoint), checkpoint)
 
 
 def check_agreed(checkpoint: Path | None, config: ResolvedConfig) -> None:
-    """Raises a `LabError` if processes, which may be on several machines, would go on from different checkpoints."""
+    """Raises a `LabError` if processes, perhaps on several machines, would resume from different checkpoints."""
     from accelerate.utils import gather_object
 
     seen = dict.fromkeys(gather_object([checkpoint.name if checkpoint else "no checkpoint"]))
@@ -128,7 +128,7 @@ def check_agreed(checkpoint: Path | None, config: ResolvedConfig) -> None:
 
 
 def _check_nothing_is_lost(folder: RunFolder) -> None:
-    """A run that was stopped before its first checkpoint begins again; raises a `LabError` if that replaced something."""
+    """Allows a run without any checkpoint to start again; raises a `LabError` if that would replace a result."""
     if (folder.path / "model_index.json").exists():
         raise LabError(
             f"There is no checkpoint to resume from in {str(folder.path)!r}, but a pipeline that was trained. Start a new "
@@ -139,7 +139,7 @@ def _check_nothing_is_lost(folder: RunFolder) -> None:
 
 
 def _check_start(folder: RunFolder, config: ResolvedConfig) -> None:
-    """Raises a `LabError` if a new run cannot be put into a folder; a dry run writes nothing there, and only says so."""
+    """Raises a `LabError` if a new run cannot use a folder; a dry run, which writes nothing, only warns."""
     check_writable(folder.path)
     try:
         check_fresh(folder, config.overwrite_output_dir, config)
@@ -150,7 +150,7 @@ def _check_start(folder: RunFolder, config: ResolvedConfig) -> None:
 
 
 def check_fresh(folder: RunFolder, overwrite: bool, config: ResolvedConfig | None = None) -> None:
-    """Raises a `LabError` if a new run, of this configuration, cannot be put into a folder, or would replace another."""
+    """Raises a `LabError` if a new run, with this configuration, cannot use a folder or would replace another run."""
     path = folder.path
     check_writable(path)
     if _is_free(folder):
@@ -168,7 +168,7 @@ def check_fresh(folder: RunFolder, overwrite: bool, config: ResolvedConfig | Non
 
 
 def _what_to_do(folder: RunFolder, status: str, config: ResolvedConfig | None) -> str:
-    """With a folder that holds a run: to go on with it is named only where that is possible."""
+    """The remedy for a folder that holds a run; names a resume only if one is possible."""
     instead = "eplace it by --overwrite_output_dir, or choose another folder"
     try:
         newest = folder.newest_checkpoint()
@@ -188,7 +188,7 @@ def _what_to_do(folder: RunFolder, status: str, config: ResolvedConfig | None) -
 
 
 def _is_free(folder: RunFolder) -> bool:
-    """Whether nothing is lost there: what the finder found is for the run that begins, and a killed run left no more."""
+    """Whether a folder holds nothing but results of the finder and unfinished files of killed runs."""
     return all(_is_no_result(entry, folder) for entry in folder.path.rglob("*") if not entry.is_dir())
 
 
@@ -208,22 +208,22 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 def resumed_config(config: ResolvedConfig, checkpoint: Path) -> ResolvedConfig:
     """
-    The configuration of a run that goes on, with the learning rate that was found when it began. Refuses, before data are
-    read, to go on under another configuration, and says what differs.
+    The configuration of a resumed run, with the learning rate that the finder found at its start. Raises [`OtherSettings`],
+    before data are read, for another configuration.
     """
     state = read_state(checkpoint)
     if config.mixed_precision is None and state.get("mixed_precision") == "no":
-        # A run of float32, such as one on a CPU, stays one where bf16 would be the default now.
+        # A run in float32, such as one on a CPU, stays in float32 where bf16 is the default.
         launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
         config = dataclasses.replace(config, mixed_precision="no" if launched == "no" else None)
     if config.auto_learning_rate:
         learning_rate = state["config"]["learning_rate"]
         config = dataclasses.replace(config, learning_rate=learning_rate, auto_learning_rate=False)
-    # An option that a checkpoint does not name was at its default.
+    # An option that is missing in a checkpoint had its default.
     saved = complete_options(state["config"])
-    # What may change is compared in other ways where it matters: the batch as a whole, the model by its configuration.
+    # Options that may change are compared in other ways where it matters: the global batch, the configuration of the model.
     fixed = names_where(TrainingConfig, may_change_on_resume=False)
-    if saved["on_divergence"] != "stop":  # they say where a run goes back to
+    if saved["on_divergence"] != "stop":  # they decide where a run returns to
         fixed += ("checkpointing_steps", "checkpoints_total_limit")
     if state["rollbacks"] and _rule_but_limit(saved["on_divergence"]) != _rule_but_limit(config.on_divergence):
         fixed += ("on_divergence",)
@@ -233,13 +233,13 @@ def resumed_config(config: ResolvedConfig, checkpoint: Path) -> ResolvedConfig:
 
 
 def _rule_but_limit(on_divergence: str) -> tuple[str, dict[str, Any]]:
-    """What a run did when it diverged, without how often it may."""
+    """The rule for divergence without its limit."""
     name, kwargs = parse_spec(on_divergence)
     return name, {key: value for key, value in kwargs.items() if key != "max_rollbacks"}
 
 
 def check_same_run(saved: dict[str, Any], now: dict[str, Any], checkpoint: Path) -> None:
-    """Raises [`OtherSettings`] that lists what is not the same now as it was in the run that wrote the checkpoint."""
+    """Raises [`OtherSettings`] with the differences between the current run and the one that wrote the checkpoint."""
     now = json.loads(json.dumps(now))
     names = [name for name, value in now.items() if saved.get(name) != value]
     names = [name for name in names if name.removesuffix("_kwargs") not in names or not name.endswith("_kwargs")]

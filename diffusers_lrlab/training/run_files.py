@@ -1,4 +1,4 @@
-"""Which paths in the folder of a run are the run's own."""
+"""The paths in the folder of a run that belong to the run."""
 
 import re
 from pathlib import Path
@@ -8,26 +8,26 @@ from ..core.files import TEMPORARY, check_kinds
 from ..core.manifest import MANIFEST, Sums, sums_in
 from .kinds.select import components
 
-# What a run writes into its folder besides checkpoints and weights, and so what --overwrite_output_dir may remove.
+# Written by a run besides checkpoints and weights, so that --overwrite_output_dir may remove it.
 OWN = ("model_index.json", "pipeline.py", "README.md", "scheduler", MANIFEST)
 LAB = "lrlab"
 RECORD = f"{LAB}/run.json"
 
 
 def sums_of_result(path: Path) -> dict[str, Sums]:
-    """The sums of all files of a finished run but its record, which is written later."""
+    """The sums of all files of a finished run except its record, which is written later."""
     files = [file for name in (*OWN, *components(), LAB) for file in _files_in(path / name)]
     return sums_in(path, [file for file in files if file != path / RECORD])
 
 
 def _files_in(path: Path) -> list[Path]:
-    """A file, or the files of a folder; without what is unfinished."""
+    """A file, or the files of a folder, without unfinished ones."""
     found = [path] if path.is_file() else path.rglob("*")
     return [file for file in found if not any(part.startswith(TEMPORARY) for part in file.relative_to(path.parent).parts)]
 
 
 def check_kinds_of_own(path: Path, logging_dir: str) -> None:
-    """Raises a `LabError` if a folder is where a run writes a file, or the other way round."""
+    """Raises a `LabError` for a folder where a run writes a file, or the reverse."""
     lab = path / LAB
     folders = [path / name for name in ("scheduler", *components(), logging_dir)]
     files = [path / name for name in OWN if name != "scheduler"]
@@ -36,14 +36,14 @@ def check_kinds_of_own(path: Path, logging_dir: str) -> None:
 
 
 def check_names_of_checkpoints(path: Path) -> None:
-    """Raises a `LabError` if something in the folder of a run has the name of a checkpoint and is none."""
+    """Raises a `LabError` for a path in the folder of a run that has the name of a checkpoint and is none."""
     for checkpoint in sorted(path.glob("checkpoint-*")):
         if re.fullmatch(r"checkpoint-\d+", checkpoint.name):
             check_own_checkpoint(checkpoint)
 
 
 def check_own_checkpoint(path: Path) -> None:
-    """Raises a `LabError` if there is something in the place of a checkpoint that no run wrote."""
+    """Raises a `LabError` if a path where a checkpoint is to be written exists and is no checkpoint of a run."""
     is_own = path.is_dir() and (is_checkpoint(path) or not any(path.iterdir()))
     if path.is_symlink() or (path.exists() and not is_own):
         what = "a link" if path.is_symlink() else "a folder" if path.is_dir() else "a file"

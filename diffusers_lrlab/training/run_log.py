@@ -17,29 +17,22 @@ from .results.base import results_of
 from .run_folder import RunFolder
 from .run_state import RunState
 from .samples import save_preview
-from .trackers import scalars_of, show_pictures
+from .trackers import log_images, scalars_of
 
 
 class RunLog:
-    """
-    Writes the log of a run into its folder and to its trackers.
-
-    Attributes:
-        sums: Since the last row, and read off the device only there: loss, unweighted loss, gradient norm, updates.
-        observer: The losses by noise level, if they are logged.
-        lr_warnings: The warnings of the learning rate that were shown, by name.
-        shows: Whether it prints to the screen.
-    """
+    """Writes the log of a run into its folder and to its trackers."""
 
     def __init__(self, run: RunState, accelerator: Accelerator, folder: RunFolder, divergence: DivergenceGuard):
         self.run, self.accelerator, self.folder, self.divergence = run, accelerator, folder, divergence
+        # Since the last row, where they are read off the device: loss, unweighted loss, gradient norm, updates.
         self.sums = torch.zeros(4, device=accelerator.device)
-        self.observer: TimestepObserver | None = None
+        self.observer: TimestepObserver | None = None  # of losses by noise level
         if num_bins := run.config.log_timestep_bins:
             probes = run.data.held_out if run.config.timestep_grad_every else None
             self.observer = TimestepObserver(num_bins, run.objective, run.process, probes, folder.timesteps_file)
-        self.lr_warnings: dict[str, str] = {}
-        self.shows = True
+        self.lr_warnings: dict[str, str] = {}  # shown ones, by name
+        self.shows = True  # on the screen
 
     def add(self, loss: torch.Tensor, norm: torch.Tensor, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
         """Adds an update: its loss and gradient norm, and the unweighted losses at its timesteps."""
@@ -118,7 +111,7 @@ class RunLog:
         run = self.run
         save_preview(self.folder.lab / "samples", run.update, results_of(run.kind).preview(samples))
         if trackers := self.accelerator.trackers:
-            show_pictures(trackers, "samples", results_of(run.kind).as_pictures(run, samples), run.update)
+            log_images(trackers, "samples", results_of(run.kind).as_pictures(run, samples), run.update)
 
     def state_dict(self) -> dict[str, Any]:
         """The sums of all processes, which all call this."""

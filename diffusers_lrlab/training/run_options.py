@@ -91,7 +91,15 @@ class LoopConfig:
         is_path=True,
         aliases=("--import",),
     )
-    local_rank: int = option(-1, "Set by launchers, not by hand.", SPEED, study="no", is_repeated=False, range="[-1, 1e6]")
+    local_rank: int = option(
+        -1,
+        "Set by launchers, not by hand.",
+        SPEED,
+        study="no",
+        is_repeated=False,
+        range="[-1, 1e6]",
+        is_internal=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The state of a run, whoever computes its updates: the trainer, or a stack of many runs (`study/stacked/stack.py`)."""
+"""The state of a run, for the trainer and for stacks of many runs (`study/stacked/stack.py`)."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -27,8 +27,8 @@ class RunState:
     """
     Plan, data, model, optimizer, schedules, average, objective, audit and clock of a run.
 
-    Its owner sets `objective`, and may set `lr_factors` anew. Dropout depends on the index of the process. The average of a
-    sharded model is made by [`shard_average`], once the model is sharded.
+    Its owner sets `objective`, and may replace `lr_factors`. Dropout depends on the index of the process. [`shard_average`]
+    makes the average of a sharded model, once the model is sharded.
     """
 
     objective: Objective
@@ -54,7 +54,7 @@ class RunState:
         set_seed(stream_seed(config.seed, "dropout", process_index) % 2**32)
         parameters = self.model.parameters()
         self.optimizer: Any = get_optimizer(config.optimizer, parameters, plan.learning_rate, **config.optimizer_kwargs)
-        # accelerate does not prepare them: its wrapper would step them once per process, and by its own clock.
+        # accelerate does not prepare them, since its wrapper would step them once per process, by another clock.
         self.schedulers = build_all(plan.schedule, self.optimizer, config.lr_warmup_steps, plan.num_updates)
         self.lr_factors: np.ndarray | None = plan.lr_factors  # on the learning rate of each update
         self.average: EMA | None = None
@@ -65,11 +65,11 @@ class RunState:
             self.validation = ValidationLoss(data.held_out, self.process, plan.kind.evaluation_batch(plan.layout), device)
 
     def at_interval(self, updates: int) -> bool:
-        """Whether something that happens every so many updates, and at the end of the run, happens now."""
+        """Whether this update is at the interval, or the last one."""
         return self.update % updates == 0 or self.update == self.plan.num_updates
 
     def advance(self, averages: bool = True) -> None:
-        """Moves the clock by one update, and with it the schedules and, if it `averages`, the average."""
+        """Advances the clock and the schedules by one update, and updates the average if it `averages`."""
         self.update += 1
         for scheduler in self.schedulers:
             if isinstance(scheduler, FeedbackSchedule):
@@ -90,16 +90,16 @@ class RunState:
 
     @property
     def current_momentum(self) -> float | None:
-        """The momentum in the optimizer now, `None` if it has none."""
+        """The current momentum of the optimizer; `None` if it has none."""
         return read_momentum(self.optimizer.param_groups[0])
 
     @property
     def lr_factor(self) -> float | None:
-        """The factor on the learning rate of this update, `None` without any."""
+        """The factor on the learning rate of this update, if any."""
         return None if self.lr_factors is None else float(self.lr_factors[self.update])
 
     def check_schedules(self) -> None:
-        """Compares the learning rate and the momentum in the optimizer with those expected at this update."""
+        """Compares learning rate and momentum of the optimizer with the expected ones at this update."""
         expected_lr = None
         if not self.plan.follows_metric:
             expected_lr = float(self.plan.lrs[self.update]) * (1.0 if self.lr_factor is None else self.lr_factor)
@@ -112,11 +112,11 @@ class RunState:
         )
 
     def averaged_weights(self) -> AbstractContextManager[None]:
-        """The model has the average inside this block, or the one that the optimizer makes."""
+        """A block in which the model has the averaged weights, of the average or of an optimizer that averages."""
         return self.raw_weights() if self.average is None else self.average.swapped_in()
 
     def raw_weights(self) -> AbstractContextManager[None]:
-        """The model has the weights without the average inside this block; of an optimizer that averages, its average."""
+        """A block in which the model has its own weights; an optimizer that averages sets its averaged ones."""
         return own_average(list(self.model.parameters()), self.optimizer)
 
     def validation_losses(self) -> dict[str, np.ndarray]:
@@ -134,7 +134,7 @@ class RunState:
         return losses
 
     def state_dict(self) -> dict[str, Any]:
-        """The clock and what follows it, without weights and optimizer: tensors by name as `objective`, else plain data."""
+        """Clock, schedules, audit and objective, without weights and optimizer; tensors are in `objective` only."""
         return {
             "update": self.update,
             "schedules": [scheduler.state_dict() for scheduler in self.schedulers],

@@ -1,4 +1,4 @@
-"""Samples of the model as it is, and those kept during training."""
+"""Samples of the current model, and previews saved during training."""
 
 from pathlib import Path
 
@@ -26,16 +26,14 @@ def sample_conditions(run: RunState, num: int, is_shown: bool = False) -> dict[s
 
 
 def draw_samples(run: RunState, num: int, purpose: str = SHOWN, show_progress: bool = False) -> np.ndarray:
-    """
-    Samples of the model as it is, see [`DataKind.sample`], from the noise of the random stream named `purpose`.
-    """
+    """Samples of the current model, see [`DataKind.sample`], from the random stream named `purpose`."""
     kind, config, model = run.kind, run.config, run.model
     conditions = sample_conditions(run, num, is_shown=purpose == SHOWN)
     num = len(next(iter(conditions.values()), range(num)))
     was_training = model.training
     model.eval()
     pipeline = make_pipeline(run)
-    # Over the passes if there are several, else over the steps of the one.
+    # Progress over the passes, or over the steps of a single pass.
     several = num > kind.sampling_batch
     pipeline.set_progress_bar_config(disable=True if several or not show_progress else None, desc=purpose)
     parts = []
@@ -49,17 +47,17 @@ def draw_samples(run: RunState, num: int, purpose: str = SHOWN, show_progress: b
 
 
 def save_preview(folder: Path, update: int, samples: np.ndarray) -> None:
-    """Keeps samples of an update for plots."""
+    """Saves samples of an update for plots."""
     with atomic_file(folder / f"update-{update:08d}.npy") as path:
         np.save(path, samples)
 
 
 def load_previews(folder: Path) -> dict[int, np.ndarray]:
-    """Samples by update, in order; damaged files, which only plots need, are left out with a warning."""
+    """Samples by update, in order; damaged files are skipped with a warning."""
     previews = {}
     for path in sorted(folder.glob("update-*.npy")):
         try:
             previews[int(path.stem.split("-")[1])] = np.load(path)
-        except (ValueError, EOFError, OSError):  # how numpy meets them
+        except (ValueError, EOFError, OSError):  # of numpy for a damaged file
             warn(f"{str(path)!r} is damaged and not plotted.")
     return previews

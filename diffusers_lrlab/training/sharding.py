@@ -1,7 +1,7 @@
-"""Models whose parameters, averages and optimizer are spread over the processes: FSDP2, by accelerate.
+"""FSDP2 by accelerate: parameters, average and optimizer state are sharded over the processes.
 
-Each process averages its own shards, without communication. What looks at the weights as a whole (validation, samples, the
-saved pipeline) gathers them first, on all processes.
+Each process averages its own shards, without communication. Validation, samples and the saved pipeline need whole weights,
+which all processes gather first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..averaging.forms import EMAForm
     from .run_state import RunState
 
-_ELEMENTWISE = ("adamw", "adam", "sgd", "nesterov", "rmsprop", "lion")  # a shard's step is that of the whole
+_ELEMENTWISE = ("adamw", "adam", "sgd", "nesterov", "rmsprop", "lion")  # a step of a shard is a part of the whole step
 _STATE = "ema.json"
 
 
@@ -34,7 +34,7 @@ def _is_asked_for(name: str) -> bool:
 
 
 def fsdp_is_asked_for() -> bool:
-    """Whether the launcher wants the model sharded."""
+    """Whether the launcher asks for FSDP."""
     return _is_asked_for("FSDP")
 
 
@@ -81,7 +81,7 @@ def is_sharded(accelerator: Accelerator) -> bool:
 
 
 def shard_on_cpu(accelerator: Accelerator) -> None:
-    """Shards on a CPU, too, which torch can: without a GPU accelerate passes over FSDP without a word."""
+    """Makes accelerate shard on a CPU, too: without a GPU it ignores FSDP silently."""
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
@@ -92,12 +92,12 @@ def shard_on_cpu(accelerator: Accelerator) -> None:
 
 
 def local_shard(tensor: Any) -> Any:
-    """The part of a tensor that this process has, in the same memory; the tensor itself where it is whole."""
+    """The local part of a tensor, in the same memory; the tensor itself if it is not sharded."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _sharded_like(local: Any, parameter: Any) -> Any:
-    """The tensor of which `local` is this process's part, sharded as a parameter is."""
+    """The tensor with this local part, sharded like a parameter."""
     from torch.distributed.tensor import DTensor
 
     how = {"run_check": False, "shape": parameter.shape, "stride": parameter.stride()}
@@ -105,7 +105,7 @@ def _sharded_like(local: Any, parameter: Any) -> Any:
 
 
 def shard_average(model: Any, form: EMAForm, device: Any) -> EMA:
-    """The average of the shards that this process has of a model."""
+    """The average of the local shards of a model."""
     from ..averaging.averages import EMA
 
     parameters = list(model.parameters())
@@ -114,7 +114,7 @@ def shard_average(model: Any, form: EMAForm, device: Any) -> EMA:
 
 
 def _sharded_average(run: RunState) -> dict[str, Any]:
-    """The average by the names of the parameters, sharded as they are, in the memory that it has."""
+    """The average by names of parameters, sharded like them, in its own memory."""
     assert run.average is not None
     shadows = zip(run.model.named_parameters(), run.average.shadow_params, strict=True)
     return {name: _sharded_like(shadow, parameter) for (name, parameter), shadow in shadows}
@@ -132,7 +132,7 @@ def save_sharded_average(run: RunState, folder: Path) -> None:
 
 
 def load_sharded_average(run: RunState, folder: Path) -> None:
-    """Restores what [`save_sharded_average`] wrote; all processes call this."""
+    """Restores an average from [`save_sharded_average`]; all processes call this."""
     import torch.distributed.checkpoint as dcp
 
     assert run.average is not None
@@ -145,8 +145,7 @@ def load_sharded_average(run: RunState, folder: Path) -> None:
 @contextmanager
 def whole_weights(run: RunState, accelerator: Accelerator) -> Iterator[None]:
     """
-    Model and average of a run are whole copies inside this block if they are sharded, and their shards stay as they are; all
-    processes enter it.
+    A block in which sharded model and average of a run are replaced by whole copies; all processes enter it.
     """
     if not is_sharded(accelerator):
         yield
@@ -160,7 +159,7 @@ def whole_weights(run: RunState, accelerator: Accelerator) -> Iterator[None]:
 
 
 def _gather(run: RunState, accelerator: Accelerator) -> tuple[Any, EMA | None]:
-    """A whole copy of the model as it is now, and its average, on the device of each process."""
+    """Whole copies of the current model and its average, on the device of each process."""
     import torch
     from accelerate.utils import convert_outputs_to_fp32
 

@@ -1,7 +1,7 @@
-"""Backward pass, clipping and the optimizer's step: accelerate's where precision asks for it, torch's own elsewhere.
+"""Backward pass, clipping and optimizer step: by accelerate if the precision needs it, by torch otherwise.
 
-accelerate's wrappers look for optional packages and at signatures at every call. That is nothing beside a UNet, but much
-beside the small network of points.
+accelerate's wrappers inspect packages and signatures at every call. That is negligible for a UNet, but not for a small
+network on points.
 """
 
 import math
@@ -25,35 +25,27 @@ def do_one_update(trainer: Any, batch: Batch) -> bool:
 
 
 class Stepper:
-    """
-    Takes the steps of an optimizer, from the losses of micro-batches.
+    """Takes the steps of an optimizer, which accelerate prepares with the model, from the losses of micro-batches."""
 
-    Attributes:
-        model: The model that losses are computed with, and `optimizer`: both as accelerate prepares them.
-        norm: Of the gradients of the last update, before clipping.
-        skips_bad: Whether an update with gradients that are not finite takes no step. The norm is read at every update then,
-            which on a GPU waits for it.
-        was_skipped: Whether the last update was.
-    """
-
-    norm: torch.Tensor
+    norm: torch.Tensor  # of the gradients of the last update, before clipping
+    # An update with gradients that are not finite takes no step. Reading the norm at every update synchronizes a GPU.
     skips_bad = False
-    was_skipped = False
+    was_skipped = False  # the last update
 
     def __init__(self, accelerator: Accelerator, model: Any, optimizer: Any, max_grad_norm: float):
         self.accelerator = accelerator
         self.model, self.optimizer = prepare_compiled(accelerator, model, optimizer)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.max_norm = max_grad_norm or math.inf  # then it is only measured
+        self.max_norm = max_grad_norm or math.inf  # infinite: measured, not clipped
         self.is_plain = accelerator.scaler is None and accelerator.distributed_type in _PLAIN
 
     def micro_batch(self) -> AbstractContextManager[Any]:
-        """Forward and [`step`] of a micro-batch are inside it; processes exchange gradients after the last one only."""
+        """A block for forward pass and [`step`] of a micro-batch; processes exchange gradients after the last one only."""
         accelerator = self.accelerator
         return accelerator.accumulate(self.model) if accelerator.gradient_accumulation_steps > 1 else nullcontext()
 
     def step(self, loss: torch.Tensor) -> None:
-        """Backward, and at the last micro-batch of an update clipping and a step."""
+        """Backward pass; after the last micro-batch of an update also clipping and an optimizer step."""
         self.backward(loss)
         if not self.accelerator.sync_gradients:
             return
@@ -69,14 +61,14 @@ class Stepper:
             self.accelerator.backward(loss)
 
     def clip(self) -> torch.Tensor:
-        """The norm of the gradients before they are clipped."""
+        """Clips the gradients and returns their norm before that."""
         if self.is_plain:
             return torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
         norm = self.accelerator.clip_grad_norm_(self.parameters, self.max_norm)
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
     def take_step(self) -> None:
-        """The optimizer's, unless the update is skipped; the gradients are gone afterwards."""
+        """Steps the optimizer, unless the update is skipped, and clears the gradients."""
         if not self.was_skipped:
             (self.optimizer.optimizer if self.is_plain else self.optimizer).step()
         if not self.is_plain:

@@ -1,4 +1,4 @@
-"""The trackers of `--logger`: which there are, how they are started, and what they are shown."""
+"""The trackers of `--logger`: names, start, and what is logged to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.errors import LabError, did_you_mean, failures_located
+from ..core.errors import did_you_mean, failures_located, must_be
 from .run_folder import PROJECT
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def tracker_names(logger: str) -> list[str]:
-    """The trackers in the text of `--logger`, each once; a `LabError` for one that accelerate does not know."""
+    """The trackers named by `--logger`, each once. Raises a `LabError` for one that accelerate does not know."""
     if logger == "none":
         return []
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS as KNOWN
@@ -26,15 +26,13 @@ def tracker_names(logger: str) -> list[str]:
     names = list(dict.fromkeys(name.strip() for name in logger.split(",")))
     for name in names:
         if name not in KNOWN:
-            raise LabError(
-                f"--logger {logger!r}: accelerate knows no tracker {name!r}.{did_you_mean(name, KNOWN)} Give 'none', or one "
-                f"or several, with commas, of {', '.join(sorted(KNOWN))}."
-            )
+            wanted = f"'none', or trackers of accelerate with commas between them: {', '.join(sorted(KNOWN))}"
+            raise must_be("--logger", logger, wanted, did_you_mean(name, KNOWN).strip() or f"{name!r} is none of them")
     return names
 
 
 def tracker_packages(logger: str) -> list[str]:
-    """The packages of these trackers, which are called as they are; none for a tracker that somebody registered."""
+    """The packages of these trackers, which have their names; none for trackers that a plug-in registered."""
     names = tracker_names(logger)
     if not names:
         return []
@@ -52,9 +50,10 @@ def start_trackers(
     **about: Any,
 ) -> list[GeneralTracker]:
     """
-    Starts a run in each tracker, with the configuration and what else is known `about` the run. Its name and group are for
-    those that have such, the folder `logs` for those that write files. Trackers that know the run by its id, which
-    [`tracker_ids`] gave when it began, go on with it.
+    Starts a run in each tracker, with the configuration and further facts `about` the run.
+
+    Name and group go to trackers that have them, the folder `logs` to trackers that write files. `resumed` has the ids from
+    [`tracker_ids`] of an earlier start, whose runs the trackers continue.
     """
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
@@ -70,22 +69,22 @@ def start_trackers(
     for each in tracker_names(config.logger):
         logs.mkdir(parents=True, exist_ok=True)
         tracker_class, run_id = LOGGER_TYPE_TO_CLASS[each], (resumed or {}).get(each)
-        place = [str(logs)] if tracker_class.requires_logging_directory else []
+        folder = [str(logs)] if tracker_class.requires_logging_directory else []
         arguments = own.get(each, {})
-        with failures_located(f"The tracker {each!r}", ". Mend that, or leave it out of --logger."):
-            tracker = tracker_class(PROJECT, *place, **arguments, **_going_on(each, run_id))
+        with failures_located(f"The tracker {each!r}", ". Hint: fix that, or leave it out of --logger."):
+            tracker = tracker_class(PROJECT, *folder, **arguments, **_resume_arguments(each, run_id))
             tracker.start()
-            if run_id is not None and tracker_ids([tracker]) != {each: run_id}:  # trackio took the newest run of this name
+            if run_id is not None and tracker_ids([tracker]) != {each: run_id}:  # trackio resumes the newest of this name
                 tracker.finish()
-                tracker = tracker_class(PROJECT, *place, **arguments)
+                tracker = tracker_class(PROJECT, *folder, **arguments)
                 tracker.start()
             tracker.store_init_configuration(known)
         trackers.append(tracker)
     return trackers
 
 
-def _going_on(tracker: str, run_id: str | None) -> dict[str, Any]:
-    """What a tracker has to be given to go on with a run; the files of others, such as tensorboard's, follow each other."""
+def _resume_arguments(tracker: str, run_id: str | None) -> dict[str, Any]:
+    """Arguments with which a tracker continues a run; others, such as tensorboard, need none."""
     if run_id is None:
         return {}
     arguments = {"wandb": {"id": run_id, "resume": "allow"}, "trackio": {"resume": "allow"}, "mlflow": {"run_id": run_id}}
@@ -93,7 +92,7 @@ def _going_on(tracker: str, run_id: str | None) -> dict[str, Any]:
 
 
 def tracker_ids(trackers: Iterable[GeneralTracker]) -> dict[str, str]:
-    """The ids that the runs have in those trackers that can go on with one."""
+    """The ids of the runs in the trackers that can continue one."""
     ids = {}
     for tracker in trackers:
         if tracker.name in ("wandb", "trackio"):
@@ -104,7 +103,7 @@ def tracker_ids(trackers: Iterable[GeneralTracker]) -> dict[str, str]:
 
 
 def scalars_of(row: dict[str, Any]) -> dict[str, float]:
-    """A row of the log under the names that users of trackers expect: train/loss, train/lr, validation/loss, ..."""
+    """A row of the log with the names that are usual in trackers: train/loss, train/lr, validation/loss, ..."""
     scalars = {key: value for key, value in row.items() if key != "update" and isinstance(value, (int, float))}
     start = "validation_"
     return {
@@ -112,17 +111,17 @@ def scalars_of(row: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def show_pictures(trackers: Iterable[GeneralTracker], name: str, pictures: np.ndarray, update: int) -> None:
-    """8-bit pictures `(num, height, width, 1 or 3)`, for the trackers that take pictures."""
-    pictures = np.broadcast_to(pictures, (*pictures.shape[:3], 3))
-    in_a_row = np.concatenate(list(pictures), axis=1)
+def log_images(trackers: Iterable[GeneralTracker], name: str, images: np.ndarray, update: int) -> None:
+    """Logs 8-bit images `(num, height, width, 1 or 3)` to the trackers that take images."""
+    images = np.broadcast_to(images, (*images.shape[:3], 3))
+    in_a_row = np.concatenate(list(images), axis=1)
     for tracker in trackers:
-        if tracker.name == "trackio":  # accelerate has no method for its pictures
+        if tracker.name == "trackio":  # accelerate has no method for its images
             import trackio
 
             tracker.log({name: trackio.Image(in_a_row)}, step=update)
-        elif tracker.name in ("aim", "clearml"):  # one picture for each name
+        elif tracker.name in ("aim", "clearml"):  # one image per name
             tracker.log_images({name: in_a_row}, step=update)
         elif hasattr(tracker, "log_images"):
             layout = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
-            tracker.log_images({name: pictures}, step=update, **layout)
+            tracker.log_images({name: images}, step=update, **layout)

@@ -1,4 +1,4 @@
-"""The training loop: one clock, in optimizer updates, that everything else reads."""
+"""The training loop; its clock counts optimizer updates."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -35,19 +35,9 @@ _NUM_LR_CHECKS = 50  # for learning-rate warnings, over a run
 
 
 class Trainer:
-    """
-    The loop over the updates of a run.
+    """The loop over the updates of a run."""
 
-    Attributes:
-        run: Its state: model, optimizer, schedules, average, objective, clock.
-        stepper: Backward pass, clipping and the optimizer's step.
-        checkpoints: Writes checkpoints while training goes on.
-        divergence: Says when the run has diverged, and where it goes back to.
-        log: Rows of losses, validation, samples and warnings, in `folder`.
-        on_saved: Called with the update when the pipeline was saved before the end.
-    """
-
-    on_saved: Callable[[int], None] | None = None
+    on_saved: Callable[[int], None] | None = None  # called with the update when the pipeline was saved before the end
 
     def __init__(self, plan: Plan, data: TrainingData, accelerator: Accelerator, folder: RunFolder):
         config, device, sharded = plan.config, accelerator.device, is_sharded(accelerator)
@@ -64,18 +54,18 @@ class Trainer:
         self.log = RunLog(run, accelerator, folder, self.divergence)
 
     def release(self) -> None:
-        """Leaves the accelerator to another trainer."""
+        """Frees the accelerator for another trainer."""
         self._format_hook.remove()
         self.accelerator.free_memory()
 
     def batches(self, seed: int, updates: range) -> Iterator[Batch]:
-        """The data of these updates, in the order that belongs to a seed: the share of this process."""
+        """The share of this process of the data of these updates, in the order of a seed."""
         run, skip_corrupt = self.run, self.run.config.skip_corrupt_images
         plan, data = run.plan, run.data
         batches = iterate_batches(data, plan.layout, seed, updates, plan.num_workers, skip_corrupt, compact=True)
-        # Rows of data in memory are there at once, but for a GPU they are pinned, which takes the host longer.
-        is_at_hand = data.in_memory is not None and not torch.cuda.is_available()
-        return batches if is_at_hand else prefetched(batches)
+        # Batches from memory need no prefetching, except for a GPU, for which the host pins them.
+        is_immediate = data.in_memory is not None and not torch.cuda.is_available()
+        return batches if is_immediate else prefetched(batches)
 
     def set_training(self) -> None:
         """Prepares model and optimizer for updates."""
@@ -90,7 +80,7 @@ class Trainer:
         return batch.with_data(batch.data.contiguous(memory_format=torch.channels_last))
 
     def do_update(self, batch: Batch) -> bool:
-        """One optimizer update on this process's share of a batch; `False` if fp16 overflowed and it has to be repeated."""
+        """One optimizer update on the share of this process; `False` if fp16 overflowed, so that it has to be repeated."""
         run, stepper, layout = self.run, self.stepper, self.run.plan.layout
         timesteps = run.objective.draw(run.update)
         local = torch.cat([timesteps[part.start : part.stop] for part in layout.positions()])
@@ -116,9 +106,8 @@ class Trainer:
 
     def updates(self, show_progress: bool = True) -> Iterator[int]:
         """
-        Trains from the current update to the end, and yields the number of updates done after each of them, which is less
-        than before after a rollback. It may end in `Interrupted`, after SIGINT or SIGTERM and with everything saved, and in
-        `Diverged`.
+        Trains from the current update to the end, and yields the number of completed updates after each, which decreases
+        after a rollback. Raises `Interrupted` after SIGINT or SIGTERM, with everything saved, and `Diverged`.
         """
         run, divergence = self.run, self.divergence
         if run.update == 0 and run.validation is not None and not is_sharded(self.accelerator):
@@ -130,8 +119,8 @@ class Trainer:
         self.stepper.skips_bad = run.config.skip_bad_updates is not None
         with InterruptGuard() as guard, bar, self.checkpoints:
             if divergence.rule is not None and run.update == 0:
-                self.save()  # to have something to go back to
-            elif divergence.rule is not None and divergence.first_loss is None:  # the rule came later
+                self.save()  # for a rollback
+            elif divergence.rule is not None and divergence.first_loss is None:  # the run began without the rule
                 divergence.first_loss = self.log.first_loss()
             while True:
                 try:
@@ -166,7 +155,7 @@ class Trainer:
             self._at_boundary()
             if signal_number := guard.received():
                 raise Interrupted(signal_number, self._save_or_last())
-            # The last one keeps the raw weights, and what comes after it can be interrupted without loss.
+            # The last checkpoint keeps the raw weights, so that the rest of the run can be interrupted without loss.
             if run.update == run.plan.num_updates:
                 checkpoint = self.save()
                 if signal_number := guard.received(now=True):  # while it was written
@@ -177,13 +166,13 @@ class Trainer:
             started = time.perf_counter()
 
     def _go_back(self, reason: Diverged) -> None:
-        """Goes back to a checkpoint, for a lower rate from there on; raises `reason` if that is not asked for or no help."""
-        earlier, diverged_at = self.divergence.rollbacks, self.run.update  # the checkpoint knows of older ones only
+        """Returns to a checkpoint and lowers the learning rate; raises `reason` without a rule or a checkpoint for that."""
+        earlier, diverged_at = self.divergence.rollbacks, self.run.update  # a checkpoint has only older ones
         self.resume(self.divergence.find_checkpoint(reason))
         self.divergence.add_rollback(reason, diverged_at, earlier)
 
     def _at_boundary(self) -> None:
-        """What happens between updates: validation, sample images, saving the pipeline."""
+        """Work between updates: validation, sample images, saving the pipeline."""
         run, config, plan = self.run, self.run.config, self.run.plan
         is_main, observer = self.accelerator.is_main_process, self.log.observer
         if observer is not None and config.timestep_grad_every and run.update % config.timestep_grad_every == 0:
@@ -194,7 +183,7 @@ class Trainer:
         if is_main and run.at_interval(max(1, plan.num_updates // _NUM_LR_CHECKS)):
             self.log.warn_of_lr()
         if run.update == plan.num_updates:
-            return  # the end of the run saves and samples by itself
+            return  # the end of the run saves and samples
         if plan.due(config.save_images_epochs, run.update, default_times=plan.num_previews):
             with whole_weights(run, self.accelerator):
                 if is_main:
@@ -205,14 +194,14 @@ class Trainer:
         if is_pushed or (config.save_model_epochs and plan.due(config.save_model_epochs, run.update, 0)):
             self.save_result()
             if self.on_saved:
-                self.checkpoints.finish()  # an upload looks through the folder, which is to hold still
+                self.checkpoints.finish()  # an upload reads the folder, which must not change meanwhile
             if self.on_saved and is_main:
                 self.on_saved(run.update)
 
     def save(self, waits: bool = True) -> Path:
         """
-        Writes a checkpoint; raises `Diverged` instead if the state is not finite or its loss exploded. With `waits=False`,
-        training continues while it is written.
+        Writes a checkpoint, or raises `Diverged` if the state is not finite or the loss exploded. With `waits=False`,
+        training continues meanwhile.
         """
         divergence, log = self.divergence, self.log
         if part := find_nonfinite(self.run, loss=log.sums):
@@ -226,7 +215,7 @@ class Trainer:
         return path
 
     def _save_or_last(self) -> Path:
-        """A checkpoint of now; if that is not finite, the last one: what comes after it happens again on resuming."""
+        """A new checkpoint, or the last one if the state is not finite: a resumed run repeats the updates since then."""
         try:
             return self.save()
         except Diverged:

@@ -68,7 +68,7 @@ def test_the_threads_of_a_run(as_if, monkeypatch, capsys, tmp_path, asked, threa
     as_if({"OMP_NUM_THREADS": "3"})
     make_accelerator(resolve_config(TrainingConfig(cpu_threads=asked, output_dir=str(tmp_path))))
     assert torch.get_num_threads() == threads
-    assert ("Threads: 2, by --cpu_threads, though OMP_NUM_THREADS is 3." in capsys.readouterr().out) == told
+    assert ("Threads: 2, from --cpu_threads; OMP_NUM_THREADS=3 is overridden." in capsys.readouterr().out) == told
 
 
 def test_the_threads_of_a_study(as_if):

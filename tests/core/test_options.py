@@ -27,6 +27,7 @@ from diffusers_lrlab.core.options import (
 )
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.finder.saved_result import deciding
+from diffusers_lrlab.training.arguments import make_parser
 from diffusers_lrlab.training.config import CONFIG_GROUPS, ResolvedConfig, TrainingConfig
 from diffusers_lrlab.training.prepare import resolve_and_check
 from diffusers_lrlab.training.resolve import resolve_config
@@ -39,6 +40,8 @@ class Settings:
     fast: bool = option(False, "Fast.", SPEED)
     rate: float | None = option(None, "Rate.", WHOLE_RUN, range="(0, inf)")
     steps: int = option(5, "Steps.", WHOLE_RUN, range="[1, inf)", needs=(FAST,))
+    token: str | None = option(None, "Token.", WHOLE_RUN, needs=(FAST,), repr=False)
+    extra: bool = option(False, "Extra.", WHOLE_RUN, needs=(FAST,))
     beta: float = option(0.9, "Beta.", WHOLE_RUN, range="[0, 1)", kinds=("images",))
 
 
@@ -154,12 +157,28 @@ def test_types(settings, expected):
 
 
 def test_an_option_without_effect_is_an_error():
-    with pytest.raises(LabError, match="--steps has no effect without --fast. Hint: add that, or leave --steps out"):
+    with pytest.raises(LabError, match="--steps 6 has no effect without --fast. Hint: add that, or leave --steps out"):
         check_needs(Settings(steps=6), Settings, "images")
-    with pytest.raises(LabError, match="--beta has no effect without a data set of images"):
+    with pytest.raises(LabError, match="--beta 0.5 has no effect without a data set of images"):
         check_needs(Settings(beta=0.5), Settings, "points")
+    with pytest.raises(LabError, match="--extra has no effect without"):
+        check_needs(Settings(extra=True), Settings, "points")
+    with pytest.raises(LabError, match="steps=6 has no effect without fast"), arguments_named(Settings):
+        check_needs(Settings(steps=6), Settings, "images")
     check_needs(Settings(steps=6, fast=True, beta=0.5), Settings, "images")
     check_needs(Settings(), Settings, "points")
+
+
+def test_an_error_does_not_show_a_secret():
+    with pytest.raises(LabError, match=r"--token \*\*\* has no effect without --fast"):
+        check_needs(Settings(token="hf_secret"), Settings, "points")
+
+
+def test_the_help_leaves_out_options_that_programs_set():
+    shown = make_parser("").format_help()
+    assert "--lr_scheduler " in shown
+    assert "--local_rank" not in shown
+    assert "--lr_scheduler_source" not in shown
 
 
 def test_nothing_of_a_resolved_configuration_contradicts_its_type():

@@ -21,6 +21,7 @@ from diffusers_lrlab import register_metric
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.registry import restored
+from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.evaluation.evaluate import compare_samples, evaluate
 from diffusers_lrlab.evaluation.registry import METRICS
 from diffusers_lrlab.run import record as records
@@ -123,6 +124,16 @@ def test_numbers_become_those_of_python(name, value):
         assert not math.isfinite(found)
     else:
         assert found == (3 if name in WHOLE else 0.5)
+
+
+@cases("form, items", [("points", "points"), ("latents", "data")])
+def test_the_score_of_held_out_data_is_named_after_the_kind_of_data(form, items):
+    register("mine", 0.5, form=form)
+    points = Batch(torch.from_numpy(POINTS))
+    data = SimpleNamespace(num_images=len(POINTS), held_out=points, in_memory=points, known={})
+    data.random_sample = lambda num, most: points
+    run = SimpleNamespace(kind=SimpleNamespace(form=form), data=data, config=SimpleNamespace())
+    assert evaluate(run, POINTS, names=["mine"]) == {"mine": 0.5, f"mine_of_held_out_{items}": 0.5}
 
 
 @cases("value, called", REFUSED.values(), ids=REFUSED)

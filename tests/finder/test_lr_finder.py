@@ -242,7 +242,7 @@ def test_rules_that_disagree_say_so():
         ({"num_updates": 9}, ["--num_updates 9: must be a whole number in [10, 1e6]"]),
         ({"repeats": 0}, ["--repeats 0", "in [1, 10000]"]),
         ({"probe_size": 4}, ["--probe_size 4", "in [8, 1e7]"]),
-        ({"probe_size": 32, "mode": "classic"}, ["--probe_size has no effect without --mode probe"]),
+        ({"probe_size": 32, "mode": "classic"}, ["--probe_size 32 has no effect without --mode probe"]),
         ({"stop_factor": 1.0}, ["--stop_factor 1.0", "in (1, 1e308]"]),
         ({"stop_factor": math.nan}, ["--stop_factor nan"]),
     ],

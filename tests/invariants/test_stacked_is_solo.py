@@ -465,7 +465,7 @@ def test_what_is_recorded_is_what_is_done_launch_by_launch():
     for found, expected in zip(members, alone, strict=True):
         assert_same_member(found, expected)
     assert stack._captured is not None
-    captured = [member.run.config for optimizer in stack.optimizers for member in stack.members[optimizer.places]]
+    captured = [member.run.config for optimizer in stack.optimizers for member in stack.members[optimizer.own]]
     assert {config.optimizer for config in captured} >= {"adamw", "adam", "sgd", "nesterov", "rmsprop"}
     assert {config.optimizer for config in captured} == {
         name for name in OPTIMIZERS if "elementwise" in OPTIMIZERS[name].facts
@@ -500,7 +500,7 @@ def refuse(work):
 
 
 def test_what_a_device_refuses_to_record_is_launched_as_ever():
-    with pytest.warns(UserWarning, match="launched kernel by kernel: operation not permitted when stream is capturing$"):
+    with pytest.warns(UserWarning, match="run kernel by kernel: operation not permitted when stream is capturing$"):
         members, stack = train_recorded(SIDE_BY_SIDE[:2], FIRST, recorder=refuse)
     assert stack.recorder is None
     alone, _ = train_recorded(SIDE_BY_SIDE[:2], FIRST, recorder=None)

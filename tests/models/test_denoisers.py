@@ -124,7 +124,7 @@ def test_a_pipeline_whose_code_is_not_there_says_so(gated):
         ({"denoiser": "gated:depth=3"}, "'gated' does not take 'depth': it takes width"),
         ({"denoiser": "gated:width=0"}, "width=0 of 'gated': must be a whole number in \\[1, inf\\)"),
         ({"denoiser": None, "denoiser_kwargs": {"width": 3}}, "{.width.: 3} has no effect without --denoiser"),
-        ({"model_config_name_or_path": "here"}, "--model_config_name_or_path has no effect with --denoiser"),
+        ({"model_config_name_or_path": "here"}, "--model_config_name_or_path .here. has no effect with --denoiser"),
         ({"dataset_name": "digits", "distance_samples": None}, "does not suit images: GatedDenoiser takes no sample_size"),
         ({"denoiser": "mlp:embedding_size=5"}, "cannot be built as MLPDenoiser.*embedding_size=5 is odd"),
     ],
@@ -141,13 +141,13 @@ def test_the_default_for_points_takes_sizes_by_its_name():
 
 def test_stacks_are_for_the_default(gated):
     spec = SimpleNamespace(config=resolve_config(TrainingConfig(**SMALL)))
-    assert not_stackable(spec, None) == "stacks are of MLPDenoisers, and this is the denoiser 'gated'"
+    assert not_stackable(spec, None) == "stacks need an MLPDenoiser, and its denoiser is 'gated'"
 
 
 def test_stacks_are_for_the_default_whatever_the_kind_calls_its_model(monkeypatch):
     spec = SimpleNamespace(config=resolve_config(TrainingConfig(**{**SMALL, "denoiser": None})))
     monkeypatch.setattr(Points, "model", "diffusers:UNet2DModel")
-    assert not_stackable(spec, None) == "stacks are of MLPDenoisers, and its model is a UNet2DModel"
+    assert not_stackable(spec, None) == "stacks need an MLPDenoiser, and its model is a UNet2DModel"
 
 
 class NotInAFile(ModelMixin, ConfigMixin):

@@ -107,7 +107,7 @@ def test_the_calculator_refuses(arguments, part, capsys):
 @cases(
     ("options", "part"),
     [
-        ({"base_batch_size": 128}, "--base_batch_size has no effect without --scale_lr"),
+        ({"base_batch_size": 128}, "--base_batch_size 128 has no effect without --scale_lr"),
         ({"scale_lr": "sqrt", "base_batch_size": 0}, "--base_batch_size 0: must be"),
         (
             {"scale_lr": "root"},

@@ -25,6 +25,8 @@ def test_densities_and_weights_are_shown_as_they_are(tmp_path):
     table = lrlab(*arguments)
     assert "clts at update 10: density / uniform" in table
     assert "min_snr: weight" in table
+    assert "timestep of ddpm" in table
+    assert "timestep of flow_matching:shift=3" in lrlab(*arguments, "--objective", "flow_matching:shift=3")
 
 
 @pytest.mark.slow

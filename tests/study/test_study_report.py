@@ -500,6 +500,18 @@ def test_a_name_is_never_markup(tmp_path):
         assert not re.search(r"(?<!\\)\$x_1", path.read_text(encoding="utf-8"))
 
 
+def test_losses_of_different_objectives_are_not_compared(tmp_path):
+    def change(run):
+        run.config["objective"] = "flow_matching" if run.arm == "b" else "ddpm"
+        return run
+
+    results, summary = made_up_study(("a", "b"), ("dino",), change=change)
+    sentence = "Losses of ddpm and flow_matching are different quantities: compare their curves within an objective only."
+    assert sentence in limitations(results, summary)
+    page = write_report(tmp_path, results, summary).read_text(encoding="utf-8")
+    assert page.count(sentence) == 3  # the limitation, and the plots of training and held-out loss
+
+
 def test_plug_ins_that_changed_between_runs_are_a_warning():
     """The names of results are those of before, so they would be taken for results of the code of now."""
     results, summary = made_up_study(("a", "b"), ("dino",))

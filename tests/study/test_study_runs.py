@@ -301,7 +301,7 @@ def test_what_cannot_be_stacked_is_done_by_itself(home, tmp_path, capsys):
     }
     out = study(home, tmp_path / "out", **mixed)
     told = capsys.readouterr().out
-    assert "Not stacked (stacks are of MLPDenoisers on points" in told
+    assert "Not stacked (stacks need an MLPDenoiser on points" in told
     assert "): constant on digits." in told
     executors = {record["run"]["dataset"]: record["run"]["executor"]["name"] for record in records(out).values()}
     assert executors == {"dino": "stacked", "digits": "local"}

@@ -375,7 +375,7 @@ def test_what_cannot_be_stacked(capsys, tmp_path, more):
     base = {"max_train_steps": 2, "lr_warmup_steps": 0}
     text = yaml.safe_dump({**SPEC, "base": base, "datasets": ["dino", "digits"], "metrics": ["validation_loss"]})
     error = refused(capsys, tmp_path, text, "--executor=stacked", *more)
-    assert "'constant' on 'digits' cannot be part of a stack: stacks are of MLPDenoisers on points" in error
+    assert "'constant' on 'digits' cannot be part of a stack: stacks need an MLPDenoiser on points" in error
     assert "Use --executor local" in error
 
 

@@ -158,11 +158,11 @@ ERRORS = {
     ),
     "gradients without bins": (
         ["--timestep_grad_every=5", "--log_timestep_bins=0"],
-        ["--timestep_grad_every has no effect", "--log_timestep_bins above 0"],
+        ["--timestep_grad_every 5 has no effect", "--log_timestep_bins above 0"],
     ),
     "gradients without images": (
         ["--timestep_grad_every=5", "--num_validation_images=0"],
-        ["--timestep_grad_every has no effect", "--num_validation_images above 0"],
+        ["--timestep_grad_every 5 has no effect", "--num_validation_images above 0"],
     ),
     # numbers
     "gradients every 0 updates": (["--timestep_grad_every=0"], ["--timestep_grad_every 0: must be"]),
@@ -238,7 +238,7 @@ def test_what_is_contradictory_but_possible_is_only_a_warning(monkeypatch, tmp_p
 def test_gradients_need_held_out_images_that_are_there(tmp_path):
     folder = image_folder(tmp_path / "images", count=4)
     config = small_config(folder, num_validation_images=2, timestep_grad_every=5, max_train_steps=9)
-    with pytest.raises(LabError, match="--timestep_grad_every 5 .* a fifth of these images is none"):
+    with pytest.raises(LabError, match="--timestep_grad_every 5 needs held-out images"):
         make_plan(config, load_data(config), None)
 
 

@@ -142,7 +142,7 @@ def test_those_that_come_too_soon_are_left_out(tmp_path, monkeypatch):
 
 
 def test_where_a_run_goes_back_to_is_no_matter_of_speed(tmp_path):
-    with pytest.raises(LabError, match="--checkpointing_min_seconds has no effect with --on_divergence rollback"):
+    with pytest.raises(LabError, match="--checkpointing_min_seconds .* has no effect with --on_divergence rollback"):
         make_trainer(tmp_path, checkpointing_min_seconds=60, on_divergence="rollback")
 
 

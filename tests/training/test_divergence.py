@@ -391,7 +391,7 @@ def test_what_is_refused(given, expected):
 
 def test_where_they_have_no_place():
     config = resolve_config(TrainingConfig(dataset_name="moons", skip_bad_updates=3, mixed_precision="fp16"))
-    with pytest.raises(LabError, match="--skip_bad_updates 3 has no place beside fp16, which repeats updates"):
+    with pytest.raises(LabError, match="--skip_bad_updates 3 has no effect with fp16, whose loss scaling repeats"):
         check_precision(config)
     for name, value in (("on_divergence", "rollback"), ("skip_bad_updates", 3)):
         with pytest.raises(LabError, match=f"{name}, which a study sets itself"):

@@ -148,7 +148,7 @@ def test_a_folder_that_is_removed_while_a_checkpoint_is_written(base, tmp_path, 
     remove = functools.partial(remove_when_written, update, tmp_path / "run")
     options = arguments(base, tmp_path / "run", f"--logging_steps={logging_steps}", "--validation_steps=100")
     error = runs.run(*options, before=remove, expect=2)
-    assert "was removed while the run was writing there. Leave the folder of a run alone" in error
+    assert "was removed while the run was writing there. Hint: leave the folder of a run alone" in error
     assert not (tmp_path / "run" / f"checkpoint-{update}").exists()
 
 

@@ -197,4 +197,4 @@ def test_runs_with_conditions_are_not_stacked(conditional):
     """Whose networks are computed as one, which takes points and timesteps alone."""
     spec = SimpleNamespace(config=SimpleNamespace(denoiser=None, mixed_precision=None, data_kind="points"))
     reason = not_stackable(spec, SimpleNamespace(data=lambda _: conditional.run.data))
-    assert reason == "stacks are of networks without conditions, and its model takes class_labels"
+    assert reason == "stacks have no conditions, and its model takes class_labels"

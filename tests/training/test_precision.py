@@ -54,7 +54,7 @@ def test_tf32_is_a_matter_of_gpus_that_have_it(monkeypatch, gpu):
         use_tf32(allowed)
         assert torch.backends.cuda.matmul.allow_tf32 is allowed
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
-    with pytest.raises(LabError, match="--allow_tf32 needs an NVIDIA GPU of Ampere or later, and there is none here"):
+    with pytest.raises(LabError, match="--allow_tf32 needs an NVIDIA GPU of Ampere or later, and there is none"):
         check_precision(config)
 
 

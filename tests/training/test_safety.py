@@ -78,9 +78,7 @@ def test_every_file_of_a_checkpoint_damaged_in_every_way(copy, capsys):
 def test_latest_goes_on_from_the_newest_that_is_whole(base, finished, copy):
     damaged(copy / "checkpoint-8" / "optimizer.bin", "bit")
     error = start(base, copy, LATEST)
-    assert (
-        "optimizer.bin' is damaged (its SHA-256 has changed). The newest checkpoint that is whole is checkpoint-6" in error
-    )
+    assert "optimizer.bin' is damaged (its SHA-256 has changed). The newest intact checkpoint is checkpoint-6" in error
     assert error.count("warning:") == 1
     assert not differences(finished, copy)
 
@@ -102,7 +100,7 @@ def test_a_damaged_checkpoint_that_is_named_is_refused(base, copy):
     damaged(copy / "checkpoint-8" / "random_states_0.json", "half")
     error = start(base, copy, "--resume_from_checkpoint=checkpoint-8", expect=2)
     assert "random_states_0.json' has" in error
-    assert f"Give another one of '{copy}' (checkpoint-6), or 'latest' for the newest that is whole." in error
+    assert f"Give another one of '{copy}' (checkpoint-6), or 'latest' for the newest intact one." in error
 
 
 def test_without_a_whole_checkpoint_nothing_is_done(base, copy):
@@ -237,7 +235,7 @@ def test_latest_replaces_no_result(base, copy):
 
 def test_a_damaged_record_is_named(copy):
     damaged(copy / "lrlab" / "run.json", "half")
-    with pytest.raises(LabError, match=r"run\.json' is damaged .* Remove this file"):
+    with pytest.raises(LabError, match=r"run\.json' is damaged .* Hint: remove it"):
         RunFolder(copy).read_record()
 
 
@@ -251,7 +249,7 @@ def test_a_record_that_is_no_mapping_is_named(tmp_path, content):
     (tmp_path / "lrlab" / "run.json").write_text(content)
     config = resolve_config(TrainingConfig(dataset_name="moons", output_dir=str(tmp_path), overwrite_output_dir=True))
     for look in (RunFolder(tmp_path).clear, lambda: find_checkpoint(config)):
-        with pytest.raises(LabError, match=r"run\.json' is damaged \(it is no mapping of sections\)\. Remove this file"):
+        with pytest.raises(LabError, match=r"run\.json' is damaged \(it is not a mapping of sections\)\. Hint: remove it"):
             look()
 
 

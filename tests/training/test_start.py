@@ -129,7 +129,7 @@ def refusal(arguments):
 
 def remedies(message, arguments):
     """What a message tells people to type in place of `arguments`, one list for each alternative."""
-    if removed := re.search(r"'(\S+run\.json)' is damaged .* Remove this file", message):
+    if removed := re.search(r"'(\S+run\.json)' is damaged .* Hint: remove it", message):
         Path(removed[1]).unlink()
         return [arguments if LATEST in arguments else [*arguments, "--overwrite_output_dir"]]
     drops = re.search(r"(in place of|without|leave) --resume_from_checkpoint", message)
@@ -167,7 +167,7 @@ def test_every_remedy_is_accepted(home, tmp_path, monkeypatch, state, start):
     assert alternatives, message
     for alternative in alternatives:
         then = refusal(alternative)
-        if then is not None and "Remove this file" in then and "Remove this file" not in message:  # another fault
+        if then is not None and "Hint: remove it" in then and "Hint: remove it" not in message:  # another fault
             (alternative,) = remedies(then, alternative)
             then = refusal(alternative)
         assert then is None, f"{message}\n{alternative}\n{then}"

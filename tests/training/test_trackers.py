@@ -15,7 +15,7 @@ from diffusers_lrlab import LabError, TrainingConfig, train
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.training import resolve
 from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.trackers import scalars_of, show_pictures, start_trackers, tracker_ids
+from diffusers_lrlab.training.trackers import log_images, scalars_of, start_trackers, tracker_ids
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 TINY = {"_class_name": "MLPDenoiser", "dimension": 2, "hidden_size": 16, "embedding_size": 8, "num_layers": 1}
@@ -189,7 +189,7 @@ def test_a_tracker_that_fails_to_start_fails_the_run(tmp_path, services, model, 
     monkeypatch.setattr(LOGGER_TYPE_TO_CLASS["wandb"], "start", refuse)
     options = {**SMALL, **model, "eval_batch_size": 4, "distance_samples": 0, "preflight": False}
     with pytest.raises(
-        LabError, match="The tracker 'wandb' failed at .*: ConnectionError: no such host. Mend that, or"
+        LabError, match="The tracker 'wandb' failed at .*: ConnectionError: no such host. Hint: fix that, or"
     ) as error:
         train(TrainingConfig(**options, logger="wandb", output_dir=tmp_path / "run"))
     record = json.loads((tmp_path / "run/lrlab/run.json").read_text())
@@ -217,9 +217,9 @@ def test_the_record_has_the_ids(tmp_path, services, model):
 @pytest.mark.parametrize(
     ("logger", "words"),
     [
-        ("tensorbord", ["accelerate knows no tracker 'tensorbord'", "Did you mean 'tensorboard'?", "trackio, wandb"]),
-        ("tensorboard,none", ["no tracker 'none'", "Give 'none', or one or several"]),
-        ("tensorboard,", ["no tracker ''"]),
+        ("tensorbord", ["--logger 'tensorbord': must be", "Did you mean 'tensorboard'?", "trackio, wandb"]),
+        ("tensorboard,none", ["must be 'none', or trackers of accelerate", "'none' is none of them"]),
+        ("tensorboard,", ["'' is none of them"]),
         ("tensorboard,comet_ml", ["'comet_ml' is not installed: pip install comet_ml"]),
     ],
 )
@@ -242,4 +242,4 @@ def test_several_pictures_for_trackers_of_one(name):
             assert {key: picture.shape for key, picture in values.items()} == {"samples": (4, 15, 3)}
 
     One.name = name
-    show_pictures([One()], "samples", np.zeros((3, 4, 5, 1), np.uint8), 1)
+    log_images([One()], "samples", np.zeros((3, 4, 5, 1), np.uint8), 1)

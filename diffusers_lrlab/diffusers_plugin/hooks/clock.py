@@ -46,15 +46,13 @@ class HostClock:
     """
     Watches the schedules of the script that runs in this process.
 
-    Args:
-        fix (`bool`): Whether to give the schedules the script's real number of updates, and one step per update.
-        strict (`bool`): Whether a deviation is an error.
-        num_updates (`int`, *optional*): Updates of the run, if the script's arguments do not determine them.
-        compares (`bool`): Whether to compare learning rates with the schedule's; not in a range test.
+    With `fix`, the schedules get the script's real number of updates and one step per update. With `strict`, a deviation is
+    an error. `num_updates` is for scripts whose arguments do not determine it.
     """
 
     def __init__(self, run: HostRun, fix: bool, strict: bool, num_updates: int | None = None, compares: bool = True):
         self.run, self.fix, self.strict, self.num_updates, self.compares = run, fix, strict, num_updates, compares
+        # `compares` learning rates with the schedule's, but not in a range test.
         self.watched: list[WatchedSchedule] = []  # schedules of the clock
         self.followers: list[WatchedFeedback] = []  # schedules that follow a loss
         self.has_loss = False  # whether another hook gives the followers a loss

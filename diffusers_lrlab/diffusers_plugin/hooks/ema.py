@@ -13,7 +13,6 @@ from ...averaging.forms import EMAForm
 from ...core.errors import LabError
 from ...core.files import atomic_folder
 from ...core.words import counted
-from ..host.files import problem_with
 from ..host.hook import Hook, Host
 from ..host.trained_models import TrainedModels
 from ..script.source import HostScript, NotRecognised, lines_of
@@ -68,10 +67,7 @@ class EMAHook:
     Averages all trainable parameters after each update, in float32, and writes the average to `lrlab/ema` in the script's
     output folder at the end, and in each of its checkpoints, with the state for a resume beside it.
 
-    Args:
-        spec (`str`): A form of EMA.
-        swap (`str`, *optional*): Where the average replaces the weights: `"validation"`, `"final"` (in the result that the
-            script saves after its last update), or `"both"`.
+    `swap` says where the average replaces the weights: in "validation", in the "final" result of the script, or in "both".
     """
 
     def __init__(self, script: HostScript, clock: HostClock, spec: str, swap: str | None = None):
@@ -288,8 +284,8 @@ class EMAHook:
         where = f"is in {self.saved.path}"
         if not self.is_saved:
             where += ", the last checkpoint, since the script did not end"
-        if problem := problem_with(self.saved.path):
-            where = f"was written but is lost: {problem}"
+        if not self.saved.path.exists():
+            where = f"was written but is lost: {self.saved.path} is missing"
         text = f"--ema {self.form.name}: the average of {counted(self.saved.num_updates, 'update')} {where}"
         text += ", and in the script's final result." if self.is_swapped else "."
         if self.not_finite:

@@ -55,12 +55,8 @@ def _refuse_held_out_rows(reason: NotRecognised) -> NoReturn:
 
 class FindLrHook:
     """
-    Sets the optimizer's learning rates to those of a test, and passes the script's losses to the test.
-
-    Args:
-        test ([`host.hook.RangeTest`]): Decides on learning rates.
-        validation_fraction (`float`, *optional*): Of the rows, to hold out. The losses are then theirs, before the first
-            update and after every fourth.
+    Sets the optimizer's learning rates to those of a test, and passes the script's losses to the test: with
+    `validation_fraction` those of held-out rows, before the first update and after every fourth.
     """
 
     def __init__(self, script: HostScript, run: HostRun, test: RangeTest, validation_fraction: float | None = None):

@@ -47,13 +47,7 @@ def make(host: Host) -> Hook:
 
 
 class OptimizerHook:
-    """
-    Makes another optimizer of the script's parameter groups, or splits these by patterns of names.
-
-    Args:
-        spec (`str`, *optional*): The optimizer that replaces the script's.
-        lr_groups (`str`, *optional*): Learning rate factors by patterns of parameter names.
-    """
+    """Makes another optimizer of the script's parameter groups, or splits these by patterns of names."""
 
     def __init__(self, script: HostScript, run: HostRun, spec: str | None, lr_groups: str | None):
         self.script, self.run = script, run

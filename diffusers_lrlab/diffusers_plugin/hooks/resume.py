@@ -12,7 +12,6 @@ from typing import Any
 from ...core.errors import LabError
 from ...core.files import atomic_folder, remove_leftovers_of_the_dead, write_text
 from ...core.words import counted
-from ..host.files import problem_with
 from ..host.hook import Hook, Host, StatefulHook
 from ..host.trained_models import TrainedModels
 from ..host.watched_loader import WatchedLoader
@@ -51,15 +50,12 @@ class ResumeHook:
 
     Most scripts write checkpoints in their first process alone. So the others put their state at each update into the
     process group's store, where the first one finds it.
-
-    Args:
-        hooks: All hooks of the run by name, including later ones; the states of [`StatefulHook`]s are saved too.
     """
 
     def __init__(self, script: HostScript, clock: HostClock, hooks: Mapping[str, Hook]):
         recognise(script)
         self.script, self.clock, self.run = script, clock, clock.run
-        self._hooks = hooks
+        self._hooks = hooks  # all of the run by name, including later ones: states of [`StatefulHook`]s are saved
         self.loader: WatchedLoader | None = None
         self.is_active = True
         self.num_updates = 0  # with updates that a gradient scaler skipped, as scripts count
@@ -167,8 +163,8 @@ class ResumeHook:
         return output_dir or str(folder)
 
     def _is_whole(self, folder: Path) -> bool:
-        """Whether a checkpoint is readable and complete; the first that is not is reported."""
-        problem = problem_with(folder / FILE) or self._missing_weights(folder)
+        """Whether a checkpoint is complete; the first that is not is reported."""
+        problem = self._missing_weights(folder)
         if problem and not self._has_warned:
             self._has_warned = True
             self.run.warn(f"--exact_resume: {problem}. A resume from it is not exact.")

@@ -46,18 +46,11 @@ def make(host: Host) -> StatefulHook:
 
 
 class TimestepHook:
-    """
-    Observes the timesteps that a script draws, and replaces them if there is a sampler.
-
-    Attributes:
-        requested: The options that need it, for messages.
-        timesteps: The last ones, which grow with the noise: int64 of shape `(batch_size,)`.
-        levels: The noise of each timestep, known from the first batch on.
-        on_timesteps: Called with the update for each batch of timesteps.
-    """
+    """Observes the timesteps that a script draws, and replaces them if there is a sampler."""
 
     def __init__(self, script: HostScript, clock: HostClock, spec: str | None, requested: str):
-        self.script, self.clock, self.run, self.requested = script, clock, clock.run, requested
+        self.script, self.clock, self.run = script, clock, clock.run
+        self.requested = requested  # options that need it, for messages
         self.name: str | None = None
         self.kwargs: dict[str, Any] = {}
         if spec:
@@ -69,11 +62,11 @@ class TimestepHook:
             )
         self.pattern = script.sampling_pattern
         self.sampler: TimestepSampler | None = None
-        self.levels: NoiseLevels | None = None
+        self.levels: NoiseLevels | None = None  # from the first batch on
         self.scheduler: Any = None
         self.is_active = True
-        self.timesteps: torch.Tensor | None = None
-        self.on_timesteps: list[Callable[[int], None]] = []
+        self.timesteps: torch.Tensor | None = None  # of the last batch, which grow with the noise: int64 `(batch_size,)`
+        self.on_timesteps: list[Callable[[int], None]] = []  # called with the update for each batch
         self.num_seen = self._largest_batch = 0
         self._update = self._skipped = self._micro_batch = -1  # of the last batch
 

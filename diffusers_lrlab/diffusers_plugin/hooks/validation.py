@@ -8,7 +8,6 @@ from typing import Any, cast
 
 from ...core.files import write_text
 from ...core.words import counted, times
-from ..host.files import problem_with
 from ..host.held_out_loss import HeldOutLoss
 from ..host.hook import Host, StatefulHook
 from ..script.loss_code import find_loss_code
@@ -32,13 +31,8 @@ def make(host: Host) -> StatefulHook:
 
 class ValidationHook:
     """
-    Computes the loss of held-out rows at the start, every so many updates and at the end, for schedules that follow a loss
-    too.
-
-    Args:
-        fraction (`float`): Of the rows, to hold out.
-        steps (`int`): Updates between losses.
-        ema ([`EMAHook`], *optional*): Whose average is measured if it replaces the weights in validation.
+    Computes the loss of a held-out `fraction` of the rows at the start, every `steps` updates and at the end, for schedules
+    that follow a loss too; of the average of `ema`, if it replaces the weights in validation.
     """
 
     def __init__(self, script: HostScript, clock: HostClock, fraction: float, steps: int, ema: EMAHook | None = None):
@@ -153,5 +147,4 @@ class ValidationHook:
             text += f" It was not finite {times(infinite)}."
         if self._path is None:
             return text
-        problem = problem_with(self._path)
-        return f"{text} They are lost: {problem}." if problem else f"{text} See {self._path}."
+        return f"{text} See {self._path}." if self._path.exists() else f"{text} They are lost: {self._path} is missing."

@@ -28,11 +28,8 @@ class HeldOutLoss:
     The part of the script's loop that computes the loss runs on held-out batches, with copies of the loop's variables,
     without gradients, and with the model in evaluation mode. All random states are restored afterwards.
 
-    Args:
-        fraction (`float`): Of the rows, to hold out.
-        refuse: Called with the reason if the script's data cannot be held out.
-        num_draws (`int`, *optional*, defaults to 1): Draws of timesteps and noise: at most that many rows are held out, and
-            fewer rows are each computed several times.
+    `refuse` is called with the reason if the script's data cannot be held out. With `num_draws` of timesteps and noise, at
+    most that many rows are held out, and fewer rows are each computed several times.
     """
 
     def __init__(

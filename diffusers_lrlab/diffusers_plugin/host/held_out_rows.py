@@ -16,16 +16,8 @@ from .run import HostRun
 
 class HeldOutRows:
     """
-    Args:
-        fraction (`float`): Of the rows, to hold out.
-        most (`int`, *optional*): Maximum number of rows to hold out.
-        sized_statement (`ast.stmt`, *optional*): The script's statement that makes rows for a whole batch, so that
-            whole batches are held out.
-
-    Attributes:
-        loader: Of this process's share of the held-out rows: like the script's, but in order and without data workers.
-        num_rows: Of the script's data.
-        num_held_out: Of these, not trained on.
+    Holds out a `fraction` of the rows, `most` at most. A `sized_statement` of the script makes rows for a whole batch, so
+    that whole batches are held out.
     """
 
     def __init__(
@@ -37,8 +29,9 @@ class HeldOutRows:
         sized_statement: ast.stmt | None = None,
     ):
         self.script, self.run, self.fraction, self.most, self.sized_statement = script, run, fraction, most, sized_statement
+        # Of this process's share of the held-out rows: like the script's, but in order and without data workers.
         self.loader: torch.utils.data.DataLoader[Any] | None = None
-        self.num_rows = self.num_held_out = 0
+        self.num_rows = self.num_held_out = 0  # of the script's data
 
     def split(self, make: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
         """The rows to train on, the same for every seed, for a call of `DataLoader.__init__` (`make`)."""

@@ -52,24 +52,14 @@ class RangeTest(Protocol):
 
 @dataclass
 class Host:
-    """
-    The program whose training the hooks change.
+    """The program whose training the hooks change."""
 
-    Attributes:
-        script: Its text, in which hooks recognise their calls.
-        run: Its run in this process.
-        options: The launcher's; in a range test, without those that have no effect there.
-        range_test: Decides on learning rates, in a range test.
-        hooks: Those of earlier rows, by name; later ones follow.
-        requested: The options for which the next hook is made, such as `"--optimizer and --lr_groups"`.
-    """
-
-    script: HostScript
-    run: HostRun
-    options: argparse.Namespace
-    range_test: RangeTest | None = None
-    hooks: dict[str, Hook] = field(default_factory=dict)
-    requested: str = ""
+    script: HostScript  # in which hooks recognise their calls
+    run: HostRun  # in this process
+    options: argparse.Namespace  # of the launcher; in a range test, without those that have no effect there
+    range_test: RangeTest | None = None  # decides on learning rates
+    hooks: dict[str, Hook] = field(default_factory=dict)  # of earlier rows, by name; later ones follow
+    requested: str = ""  # options for which the next hook is made, such as "--optimizer and --lr_groups"
 
 
 class HookModule(Protocol):

@@ -17,43 +17,24 @@ from .patches import Patches
 
 
 class HostRun:
-    """
-    The run of the script in this process.
-
-    Args:
-        strict (`bool`): Whether it is an error if a hook recognises nothing to act on.
-        patches (`Patches`, *optional*): The replacements made by hooks.
-
-    Attributes:
-        arguments: The script's parsed arguments.
-        accelerator: The script's, once it prepares something.
-        models: The trained models that were prepared, without accelerate's wrappers.
-        optimizer: The first optimizer that was prepared, without wrapper. Its steps are the updates.
-        num_updates: Optimizer steps in this process, not counting those before a resume.
-        num_skipped: Steps in this process whose update a gradient scaler skipped.
-        training_loader: The prepared loader, from the `prepare` call that also got an optimizer.
-        on_parsed: Called with the script's arguments, which may be changed; `arguments` has the originals.
-        on_prepared: Called after each `accelerator.prepare`.
-        on_update: Called after each optimizer step: not after micro-batches that only accumulate.
-        on_step: Called after each step, including those whose update a gradient scaler skipped.
-        on_end: Called before `accelerator.end_training`, in all processes.
-    """
+    """The run of the script in this process, and the events that hooks wait for."""
 
     def __init__(self, strict: bool = False, patches: Patches | None = None):
-        self.strict = strict
-        self.patches = Patches() if patches is None else patches
-        self.arguments: dict[str, Any] = {}
-        self.accelerator: Any = None
-        self.models: list[torch.nn.Module] = []
-        self.optimizer: Optimizer | None = None
-        self.training_loader: Any = None
+        self.strict = strict  # a hook that recognises nothing to act on is an error
+        self.patches = Patches() if patches is None else patches  # made by hooks
+        self.arguments: dict[str, Any] = {}  # of the script, parsed
+        self.accelerator: Any = None  # of the script, once it prepares something
+        self.models: list[torch.nn.Module] = []  # trained and prepared ones, without accelerate's wrappers
+        self.optimizer: Optimizer | None = None  # the first prepared one, without wrapper; its steps are the updates
+        self.training_loader: Any = None  # from the `prepare` call that also got an optimizer
+        # Optimizer steps in this process, without those before a resume; those whose update a gradient scaler skipped.
         self.num_updates = self.num_skipped = 0
         self._first_step: int | None = None  # the script's step count when this process starts to train
-        self.on_parsed: list[Callable[[argparse.Namespace], None]] = []
-        self.on_prepared: list[Callable[[], None]] = []
-        self.on_update: list[Callable[[], None]] = []
-        self.on_step: list[Callable[[], None]] = []
-        self.on_end: list[Callable[[], None]] = []
+        self.on_parsed: list[Callable[[argparse.Namespace], None]] = []  # may change the script's arguments
+        self.on_prepared: list[Callable[[], None]] = []  # after each `accelerator.prepare`
+        self.on_update: list[Callable[[], None]] = []  # after each optimizer step, not after other micro-batches
+        self.on_step: list[Callable[[], None]] = []  # the same, and after steps that a gradient scaler skipped
+        self.on_end: list[Callable[[], None]] = []  # before `accelerator.end_training`, in all processes
 
     def install(self) -> None:
         """Wraps the functions that parse arguments, prepare models, step the optimizer and end the training."""

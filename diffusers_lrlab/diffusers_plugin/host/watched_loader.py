@@ -26,24 +26,19 @@ from .run import calling_frames
 
 class WatchedLoader:
     """
-    Args:
-        loader: The result of `accelerator.prepare`; raises [`NotRecognised`] if its order cannot be known.
-        is_at_end (`Callable`): Whether all updates are done, so that a resumed run takes no batch.
-
-    Attributes:
-        resumed: The state from which the next epoch continues.
-        after_save: States to restore before the next batch, so that random numbers that a script draws after a checkpoint
-            change nothing: a run that resumes from the checkpoint does not draw them.
-        num_skipped: Batches of the resumed epoch that were not read again.
+    A loader from `accelerator.prepare`; raises [`NotRecognised`] if its order cannot be known. `is_at_end` says whether all
+    updates are done, so that a resumed run takes no batch.
     """
 
     def __init__(self, script: HostScript, loader: Any, is_at_end: Callable[[], bool]):
         check_loader(loader)
         self.script, self.loader, self.is_at_end = script, loader, is_at_end
         self.base = loader.base_dataloader
-        self.resumed: dict[str, Any] | None = None
+        self.resumed: dict[str, Any] | None = None  # the state from which the next epoch continues
+        # States to restore before the next batch: a resumed run does not draw the random numbers that a script draws after
+        # a checkpoint.
         self.after_save: dict[str, Any] | None = None
-        self.num_skipped = 0
+        self.num_skipped = 0  # batches of the resumed epoch that were not read again
         self._epoch: dict[str, Any] = {}
         self._num_loaded = 0
         self._is_exhausted, self._is_over = True, False

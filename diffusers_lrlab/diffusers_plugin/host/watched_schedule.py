@@ -132,13 +132,10 @@ class WatchedSchedule:
 
     def load_state_dict(self, state: dict[str, Any]) -> str | None:
         """
-        Restores a saved schedule, even of another name or clock.
+        Restores a saved schedule, even of another name or clock, and returns a message if it is another one.
 
         An unmodified script cannot skip its schedule when it resumes. So a different saved schedule only gives the number of
         updates done, from which this one continues.
-
-        Returns:
-            `str` or `None`: a message if another schedule was saved.
         """
         scheduler = self.scheduler
         same = state.get("plan") == scheduler.plan if isinstance(scheduler, CurveLR) else "lr_lambdas" in state

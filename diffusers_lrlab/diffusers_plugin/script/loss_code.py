@@ -32,28 +32,18 @@ _JUMPS = ast.Continue | ast.Break | ast.Return | ast.Yield | ast.Global | ast.De
 
 
 class LossCode(NamedTuple):
-    """
-    Attributes:
-        loader_calls: The calls that make the training loader.
-        first_line, last_line: Of the training loop.
-        batch: The variable of the loop that holds a batch.
-        counter: The variable that counts batches, if any. It is undefined for `statements`, whose loss must depend on the
-            batch alone.
-        statements: Compute the loss from the variables of the loop.
-        loss: The argument of `accelerator.backward`.
-        name: File name of the code in tracebacks; line numbers are the script's.
-        sized_statement: A statement that makes `args.train_batch_size` rows of a tensor on which the loss depends.
-    """
+    """The part of a script's training loop that computes the loss of a batch."""
 
-    loader_calls: list[ast.Call]
-    first_line: int
+    loader_calls: list[ast.Call]  # which make the training loader
+    first_line: int  # of the training loop
     last_line: int
-    batch: str
+    batch: str  # the variable of the loop that holds a batch
+    # The variable that counts batches. It is undefined for `statements`, whose loss must depend on the batch alone.
     counter: str | None
-    statements: CodeType
-    loss: CodeType
-    name: str
-    sized_statement: ast.stmt | None
+    statements: CodeType  # compute the loss from the variables of the loop
+    loss: CodeType  # the argument of `accelerator.backward`
+    name: str  # of the file in tracebacks; line numbers are the script's
+    sized_statement: ast.stmt | None  # makes `args.train_batch_size` rows of a tensor on which the loss depends
 
 
 def find_loss_code(script: HostScript) -> LossCode:

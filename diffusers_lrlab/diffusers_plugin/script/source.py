@@ -26,16 +26,11 @@ class NotRecognised(LabError):
 
 
 class HostScript:
-    """
-    A third-party script and its syntax tree.
-
-    Attributes:
-        is_measured: Whether a held-out loss is being computed by the script's code, so that hooks ignore its calls.
-    """
+    """A third-party script and its syntax tree."""
 
     def __init__(self, path: str):
         self.path = os.path.abspath(path)
-        self.is_measured = False
+        self.is_measured = False  # the script's code computes a held-out loss, so that hooks ignore its calls
         try:
             with open(self.path, "rb") as file:
                 self.tree = ast.parse(file.read())

@@ -27,7 +27,7 @@ from .verdicts import SPEEDUP, Verdict
 
 Rows = list[dict[str, Any]]
 Values = dict[str, dict[str, dict[int, float]]]
-_REAL_DATA = ("held_out_points", "held_out_images", "training_images")  # scored in place of samples
+_REAL_DATA = ("held_out_points", "held_out_images", "held_out_data", "training_images")  # scored in place of samples
 
 
 def values_of(spec: StudySpec, results: list[RunResult], metric: str) -> Values:

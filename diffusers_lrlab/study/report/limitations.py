@@ -21,12 +21,21 @@ def limitations(results: list[RunResult], summary: dict[str, Any]) -> list[str]:
     expected = len(study["arms"]) * len(study["datasets"]) * num_seeds
     if missing := expected - sum(result.stage == "compare" for result in results):
         found.append(f"The study is not finished: {missing} of {counted(expected, 'run')} have no result yet.")
+    found += list(filter(None, [different_losses(results)]))
     found += _still_falling(compared(results))
     if num_seeds < FEW_SEEDS and len(study["arms"]) > 1:
         found.append(
             f"There are few seeds: {counted(num_seeds, 'seed')} can only show large differences. Give {FEW_SEEDS} or more."
         )
     return found + _changed_plugins(results) + _learning_rates(study, summary.get("tuning") or [])
+
+
+def different_losses(results: list[RunResult]) -> str:
+    """A sentence if arms have different objectives; empty if all have the same."""
+    objectives = sorted({result.config["objective"] for result in compared(results) if "objective" in result.config})
+    if len(objectives) < 2:
+        return ""
+    return f"Losses of {' and '.join(objectives)} are different quantities: compare their curves within an objective only."
 
 
 def _short(names: Sequence[str], thing: str) -> str:

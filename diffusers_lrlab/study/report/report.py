@@ -11,8 +11,9 @@ from ..runs.progress import StudyProgress
 from ..runs.results import RunResult
 from . import plots
 from .contents import ReportContents
-from .curves import curves_as_csv, lines_left_out, values_as_csv
+from .curves import CurveKind, curves_as_csv, lines_left_out, values_as_csv
 from .formats import Table, markdown_text, to_latex, to_markdown
+from .limitations import different_losses
 from .plot_list import DIFFERENCES, Plot, file_name, file_of, plots_of
 
 
@@ -60,8 +61,14 @@ def _page(contents: ReportContents, made: list[Plot], out: Path) -> str:
         embedded={plot.file: base64.b64encode((out / plot.file).read_bytes()).decode() for plot in made},
         file_of=file_of,
         with_seeds={name for name, shown in contents.curves.items() if any(curve.seeds for curve in shown.values())},
-        notes={kind.name: lines_left_out(contents.curves[kind.name]) for kind in contents.curve_kinds},
+        notes={kind.name: _note(contents, kind) for kind in contents.curve_kinds},
     )
+
+
+def _note(contents: ReportContents, kind: CurveKind) -> str:
+    """What to know to read a plot of curves."""
+    losses = different_losses(contents.results) if kind.is_loss else ""
+    return " ".join(filter(None, [losses, lines_left_out(contents.curves[kind.name])]))
 
 
 def _markdown(contents: ReportContents, made: list[Plot]) -> str:

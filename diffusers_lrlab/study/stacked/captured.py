@@ -1,8 +1,7 @@
-"""An update of a stack as one CUDA graph: it is launched at once, where its kernels take the host longer to launch than the
-device to compute.
+"""Captures an update of a stack as a CUDA graph, for models so small that launch overhead dominates.
 
-A graph does again what was recorded, in the memory it was recorded in, with every number that Python put in. What changes
-from update to update is therefore copied to where it was: points, timesteps, noise, weights, learning rates, momenta.
+A graph replays the recorded kernels in the recorded memory, with every number that Python passed then. Whatever changes
+between updates is therefore copied into that memory: points, timesteps, noise, weights, learning rates, momenta.
 """
 
 from collections.abc import Callable
@@ -10,14 +9,14 @@ from typing import NamedTuple
 
 import torch
 
-# From work to what does it again. The work is not done while it is recorded.
+# Takes work and returns a function that repeats it. Recording alone does not execute the work.
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 class Inputs(NamedTuple):
     """
-    What a stack trains on in an update: `(members, batch, ...)` each, `weights` of the losses only if there are any; `rates`
-    are those of the update, see `rates_of`.
+    The inputs of one update of a stack, `(members, batch, ...)` each. `weights` are those of the losses, if any; `rates` is
+    the row of [`rates_of`] for the update.
     """
 
     points: torch.Tensor
@@ -32,13 +31,13 @@ def record_graph(work: Callable[[], None]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
-    return graph.replay  # which keeps the graph
+    return graph.replay  # a bound method, which keeps the graph alive
 
 
 class CapturedUpdate:
     """
-    What the device does in an update, recorded: the losses `(members, batch)` of [`Inputs`], their gradients, and the steps
-    that the stack takes. `inputs` have the shapes that all updates have.
+    The recorded work of the device in an update: losses `(members, batch)`, gradients and optimizer steps. All updates have
+    inputs of the shapes of `inputs`.
     """
 
     def __init__(self, compute: Callable[[Inputs], torch.Tensor], inputs: Inputs, record: Recorder):
@@ -51,9 +50,9 @@ class CapturedUpdate:
         self._replay = record(work)
 
     def __call__(self, inputs: Inputs) -> torch.Tensor:
-        """Does an update; the losses are valid until the next one."""
-        for place, part in zip(self._inputs, inputs, strict=True):
-            if place is not None and part is not None:
-                place.copy_(part)
+        """Runs an update; the losses are valid until the next one."""
+        for recorded, part in zip(self._inputs, inputs, strict=True):
+            if recorded is not None and part is not None:
+                recorded.copy_(part)
         self._replay()
         return self._losses

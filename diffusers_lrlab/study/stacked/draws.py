@@ -1,4 +1,4 @@
-"""What the members of a stack train on: drawn once for those with the same draws."""
+"""Points, timesteps and noise of the members of a stack, drawn once for members with equal draws."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from .member import Member
 
 
 class Draws:
-    """What members with the same draws train on at each update, from data on the device."""
+    """Points, timesteps and noise at each update, for members with equal draws; the data are on the device."""
 
     def __init__(self, member: Member, points: torch.Tensor, device: torch.device):
         run, plan = member.run, member.run.plan
@@ -36,7 +36,7 @@ class Draws:
 
 
 def draws_of(members: list[Member], device: torch.device) -> dict[Member, Draws]:
-    """The draws of each member; one whose draws follow its losses has its own."""
+    """The draws of each member; members whose draws follow their losses share none."""
     found: dict[Member, Draws] = {}
     shared: dict[Any, Draws] = {}
     points: dict[int, torch.Tensor] = {}

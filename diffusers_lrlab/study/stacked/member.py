@@ -1,4 +1,4 @@
-"""A run whose network is part of a stack."""
+"""A member of a stack: a run whose network is computed there."""
 
 import math
 import pkgutil
@@ -20,10 +20,10 @@ from ..runs.curves import Curves
 
 class Member:
     """
-    A run whose network is part of a stack; model, optimizer, schedules and average are the real ones.
+    A run whose network is computed in a stack; it has its own model, optimizer, schedules and average.
 
-    The stack does what is the same for all: it takes the steps of optimizers that have a `rule`, at the rates of the plan,
-    and keeps the averages. The objects here know of it when they are asked, by [`catch_up`]; their numbers are views.
+    The stack takes the steps of optimizers that have a `rule`, at the rates of the plan, and updates the averages. The
+    tensors of this run are views of the stack's; its counters follow at [`catch_up`].
     """
 
     def __init__(self, plan: Plan, data: TrainingData, device: torch.device):
@@ -47,7 +47,7 @@ class Member:
         return self.run.current_lr * (1.0 if factor is None else factor)
 
     def catch_up(self) -> None:
-        """Moves schedules of the clock, the audit's count and the average's clock to this update."""
+        """Moves the schedules, the count of the audit and the clock of the average to this update."""
         run = self.run
         for scheduler in run.schedulers:
             if isinstance(scheduler, CurveLR) and scheduler.last_epoch != run.update:
@@ -63,7 +63,7 @@ class Member:
             self.run.check_schedules()
 
     def take_step(self) -> None:
-        """The optimizer's own step with the present gradients."""
+        """A step of the optimizer itself with the current gradients."""
         started = time.perf_counter()
         self.check_rates()
         with scaled_lr(self.run.optimizer, self.run.lr_factor):
@@ -71,12 +71,12 @@ class Member:
         self.run.training_seconds += time.perf_counter() - started
 
     def advance_feedback(self) -> None:
-        """One tick of the clock for schedules that follow a metric."""
+        """Advances schedules that follow a metric by one update."""
         for scheduler in self.feedback:
             scheduler.advance()
 
     def take_out(self) -> None:
-        """Gives it numbers of its own again: views of them would keep, and save, the whole stack."""
+        """Copies its tensors out of the stack: views would keep, and save, the tensors of all members."""
         self.catch_up()
         run = self.run
         for parameter in run.model.parameters():
@@ -88,7 +88,7 @@ class Member:
             run.average.shadow_params = [value.clone() for value in run.average.shadow_params]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that an exact continuation needs, but for the sums that the stack holds for it."""
+        """The state for an exact resume, without the sums that the stack keeps."""
         self.catch_up()
         run = self.run
         return run.state_dict() | {
@@ -101,7 +101,7 @@ class Member:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a state; the network stays in its stack."""
+        """Restores a state in place, so that the network stays in its stack."""
         run = self.run
         run.model.load_state_dict(state["model"])
         run.optimizer.load_state_dict(state["optimizer"])
@@ -116,7 +116,7 @@ class Member:
         self.error = f"The loss was not finite at update {self.run.update}, at learning rate {self.run.current_lr:.3g}."
 
     def add_validation(self, losses: dict[str, float]) -> None:
-        """Adds validation losses to the curves, and passes them to a schedule that follows them."""
+        """Adds validation losses to the curves and passes them to schedules that follow them."""
         if not all(map(math.isfinite, losses.values())):
             self.diverge()
             return

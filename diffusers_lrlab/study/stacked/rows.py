@@ -1,4 +1,4 @@
-"""The numbers of many networks as rows of one matrix: what is done to each number is one operation for all of them."""
+"""Parameters of many networks as rows of one matrix, so that an elementwise operation on all of them is one operation."""
 
 import itertools
 import math
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-_ALIGNED = 16  # numbers: products round by addresses modulo 16 bytes, and vectors of 64 bytes have no rest
+_ALIGNED = 16  # numbers: rounding of products depends on addresses modulo 16 bytes; 64-byte vectors leave no remainder
 
 
 class Rows:
-    """Where the parameters of a network lie in its row, one after another, each at a multiple of 16 numbers."""
+    """The layout of the parameters of a network in its row, each starting at a multiple of 16 numbers."""
 
     def __init__(self, parameters: Sequence[torch.Tensor]):
         self.shapes = [parameter.shape for parameter in parameters]
@@ -18,7 +18,7 @@ class Rows:
         *self.starts, self.length = itertools.accumulate(lengths, initial=0)
 
     def split(self, row: torch.Tensor) -> list[torch.Tensor]:
-        """A row as parameters, or a matrix as parameters of all its rows `(members, ...)`: views."""
+        """Views of a row as parameters, or of a matrix as parameters of all its rows `(members, ...)`."""
         return [
             row[..., start : start + math.prod(shape)].unflatten(-1, shape)
             for start, shape in zip(self.starts, self.shapes, strict=True)
@@ -26,9 +26,9 @@ class Rows:
 
     @torch.no_grad()
     def gather(self, tensors: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
-        """A matrix with the values of these, which are in the order of the parameters for each row."""
+        """A matrix of these values: for each row, tensors in the order of the parameters."""
         matrix = tensors[0][0].new_zeros(len(tensors), self.length)
         for row, values in zip(matrix, tensors, strict=True):
-            for place, value in zip(self.split(row), values, strict=True):
-                place.copy_(value)
+            for view, value in zip(self.split(row), values, strict=True):
+                view.copy_(value)
         return matrix

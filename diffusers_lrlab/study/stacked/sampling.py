@@ -1,4 +1,4 @@
-"""Samples of runs whose networks have one architecture, at their end: a step of all of them at once."""
+"""Final samples of runs with one architecture, computed together step by step."""
 
 import inspect
 import time
@@ -16,20 +16,20 @@ from ..spec.spec import RunSpec
 from .member import Member
 from .stacked_mlp import StackedForward
 
-# Of all members: on a CPU what stays in the caches, elsewhere what fills the device in a few GiB of memory.
-_POINTS_OF_A_PASS, _ON_A_DEVICE = 1000, 262_144
+# Points of all members in a pass: on a CPU as many as fit its caches, elsewhere as many as fill the device.
+_POINTS_ON_CPU, _POINTS_ON_DEVICE = 1000, 262_144
 
 
 def draw_together(runs: list[tuple[Member, RunSpec]], drawn: dict[str, Drawn]) -> Iterator[float]:
     """
     Generates the samples of all runs into `drawn`, by run id, and yields each step's share of the work.
 
-    They equal those of each run's own pipeline, up to the rounding of batched products.
+    They equal the samples of each run's own pipeline up to the rounding of batched products.
     """
     alike: dict[Any, list[tuple[Member, str, str, Drawing]]] = {}
     for member, spec in runs:
         for name, drawing in drawings_of(member.run, spec).items():
-            if drawing.num <= member.run.kind.sampling_batch:  # else in parts, by itself
+            if drawing.num <= member.run.kind.sampling_batch:  # else the run samples by itself, in parts
                 alike.setdefault((name, *drawing[:3]), []).append((member, spec.id, name, drawing))
     forward = StackedForward(runs[0][0].run.model)
     whole = sum(drawing.num * drawing.num_steps for some in alike.values() for *_, drawing in some)
@@ -65,7 +65,7 @@ def _sample(
 
 
 def _predict(forward: StackedForward, matrix: torch.Tensor, points: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
-    most, num = _POINTS_OF_A_PASS if points.device.type == "cpu" else _ON_A_DEVICE, points.shape[1]
+    most, num = _POINTS_ON_CPU if points.device.type == "cpu" else _POINTS_ON_DEVICE, points.shape[1]
     num_parts = -(-num // most)
     num_members = max(1, most * num_parts // num)
     predictions = []

@@ -1,4 +1,4 @@
-"""The training loop over a stack of runs: one computation for all of their networks, and each run's own everything else."""
+"""The training loop of a stack: one computation for the networks of all runs; everything else belongs to each run."""
 
 import math
 import time
@@ -14,18 +14,18 @@ from .captured import CapturedUpdate, Inputs, Recorder, record_graph
 from .draws import draws_of
 from .member import Member
 from .stacked_mlp import StackedMLP
-from .stepping import AVERAGING, LR, StackedAverages, StackedOptimizer, kind, places_of_kinds, rates_of
+from .stepping import AVERAGING, LR, StackedAverages, StackedOptimizer, optimizer_key, rates_of, slices_by_optimizer
 
-_VALIDATED_POINTS = 1000  # of each member in a pass, however many members there are
+_VALIDATED_POINTS = 1000  # of each member in a pass, for any number of members
 
 
 class Stack:
     """
     Runs side by side.
 
-    Members have one architecture, batch size and objective; those that are not done are at one update. `recorder` says
-    how the device's part of an update is recorded, see [`CapturedUpdate`]: as a CUDA graph on a GPU if not given, and
-    elsewhere not at all.
+    Members have one architecture, batch size and objective; all that are not done are at the same update. `recorder`
+    records the work of the device in an update, see [`CapturedUpdate`]; by default a CUDA graph on a GPU, and elsewhere
+    nothing.
     """
 
     def __init__(self, members: list[Member], device: torch.device, recorder: Recorder | None = None):
@@ -36,32 +36,32 @@ class Stack:
         self._draws_of = draws_of(members, device)
         for member in members:
             member.run.objective = self._draws_of[member].objective
-        self._gather(sorted(members, key=kind))
+        self._gather(sorted(members, key=optimizer_key))
 
     def load(self, states: dict[Member, dict[str, Any]]) -> None:
         """Restores saved states of its members, and drops members that are done."""
-        for place, member in enumerate(self.members):
+        for index, member in enumerate(self.members):
             if member in states:
                 member.load_state_dict(states[member])
-                self.sums[:, place] = states[member]["sums"].to(self.device)
-        self._gather(self.members)  # what was restored lies elsewhere
+                self.sums[:, index] = states[member]["sums"].to(self.device)
+        self._gather(self.members)  # restored tensors are no views of the stack
         self._release_done()
 
     def sums_of(self, member: Member) -> torch.Tensor:
-        """What was summed since the last logging point; zeros for members that are done."""
+        """Sums of loss, gradient norm and updates since the last logging point; zeros for members that are done."""
         if member not in self.members:
             return torch.zeros(3)
         return self.sums[:, self.members.index(member)].cpu()
 
     def _release_done(self) -> None:
-        """Goes on without the members that are done."""
+        """Drops the members that are done."""
         done = [member for member in self.members if member.is_done]
         if done:
             for member in done:
                 member.take_out()
-            places = [place for place, member in enumerate(self.members) if member not in done]
-            self.sums = self.sums[:, places]
-            self._gather([self.members[place] for place in places])
+            left = [index for index, member in enumerate(self.members) if member not in done]
+            self.sums = self.sums[:, left]
+            self._gather([self.members[index] for index in left])
 
     def _gather(self, members: list[Member]) -> None:
         self.members = members
@@ -72,13 +72,13 @@ class Stack:
         self._rates_on_device = self.rates.to(self.device)
         fuse = self.device.type == "cpu" and self.recorder is None
         self.optimizers = [
-            StackedOptimizer(members, places, mlp.rows, mlp.values, mlp.grads, self.rates, fuse)
-            for places in places_of_kinds(members)
+            StackedOptimizer(members, some, mlp.rows, mlp.values, mlp.grads, self.rates, fuse)
+            for some in slices_by_optimizer(members)
         ]
         self.averages = StackedAverages(members, mlp.rows, mlp.values, self.rates)
-        self._stepping_alone = [member for member in members if member.rule is None]
-        self._reacting = [place for place, member in enumerate(members) if member.feedback]
-        self._observing = [place for place, member in enumerate(members) if member.run.objective.follows_losses]
+        self._without_rule = [member for member in members if member.rule is None]
+        self._reacting = [index for index, member in enumerate(members) if member.feedback]
+        self._observing = [index for index, member in enumerate(members) if member.run.objective.follows_losses]
         self._captured: CapturedUpdate | None = None
         self._can_record = False
         norms = [member.run.config.max_grad_norm or math.inf for member in members]
@@ -92,49 +92,49 @@ class Stack:
         self._note_events()
 
     def _note_events(self) -> None:
-        """The next update that something is read after: other ones leave everything on the device."""
+        """Finds the next update after which losses are read; the others leave everything on the device."""
         self._check = min(self._end, *(self.update - self.update % steps + steps for steps in self._validating))
         self._event = min(self._check, *(self.update - self.update % steps + steps for steps in self._logging))
 
     def do_update(self) -> None:
-        started, own = time.perf_counter(), sum(member.run.training_seconds for member in self._stepping_alone)
-        for place in self._reacting:
+        started, own = time.perf_counter(), sum(member.run.training_seconds for member in self._without_rule)
+        for index in self._reacting:
             for rates in (self.rates, self._rates_on_device):
-                rates[self.update, LR, place] = self.members[place].step_lr
+                rates[self.update, LR, index] = self.members[index].step_lr
         for member in self.members if self.update + 1 == self._check else ():
-            if member.rule is not None:  # others are checked at every step
+            if member.rule is not None:  # the others check theirs at every step
                 member.check_rates()
         inputs = self._draw()
         if self.recorder is not None and self._can_record and self._captured is None:
             self._record(inputs, self.recorder)
         losses = self._compute(inputs) if self._captured is None else self._captured(inputs)
-        for member in self._stepping_alone:
+        for member in self._without_rule:
             member.take_step()
         with torch.no_grad():
             self.averages.step(self.update, inputs.rates)
-        for place in self._observing:
-            self.members[place].run.objective.observe(inputs.timesteps[place], losses[place])
-        self._can_record = True  # what libraries allocate at their first use is there
+        for index in self._observing:
+            self.members[index].run.objective.observe(inputs.timesteps[index], losses[index])
+        self._can_record = True  # libraries have allocated what they allocate at first use
         self.update += 1
-        own = sum(member.run.training_seconds for member in self._stepping_alone) - own
+        own = sum(member.run.training_seconds for member in self._without_rule) - own
         share = (time.perf_counter() - started - own) / len(self.members)
         for member in self.members:
             member.run.update, member.run.training_seconds = self.update, member.run.training_seconds + share
-        for place in self._reacting:
-            self.members[place].advance_feedback()
+        for index in self._reacting:
+            self.members[index].advance_feedback()
 
     def _record(self, inputs: Inputs, recorder: Recorder) -> None:
         try:
             self._captured = CapturedUpdate(self._compute, inputs, recorder)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:  # what a device refuses
+        except RuntimeError as error:  # an operation that cannot be captured
             reason = str(error).partition("\n")[0]
-            warnings.warn(f"Updates cannot be recorded, and are launched kernel by kernel: {reason}", stacklevel=2)
+            warnings.warn(f"Updates cannot be captured as a CUDA graph and run kernel by kernel: {reason}", stacklevel=2)
             self.recorder = None
 
     def _draw(self) -> Inputs:
-        """Each source draws once, and members take theirs."""
+        """Each source draws once; members pick the draws of their source."""
         drawn = [source.draw(self.update) for source in self._sources]
         points, timesteps, noise = (
             torch.stack([parts[part] for parts in drawn])[self._source_of]  # type: ignore[misc]  # only weights may be None
@@ -148,8 +148,8 @@ class Stack:
 
     def _compute(self, inputs: Inputs) -> torch.Tensor:
         """
-        The unweighted losses `(members, batch)`; leaves the clipped gradients of their weighted means, and takes the steps
-        of optimizers that have a rule.
+        The unweighted losses `(members, batch)`. Leaves the clipped gradients of their weighted means and takes the steps
+        of optimizers with a rule.
         """
         points, timesteps, noise, weights, rates = inputs
         process, flat = self.members[0].run.process, (points.flatten(0, 1), noise.flatten(0, 1), timesteps.flatten())
@@ -171,7 +171,7 @@ class Stack:
         return losses.detach()
 
     def updates(self) -> Iterator[int]:
-        """Trains until every member is done, and yields the number of members that were advanced after each update."""
+        """Trains until every member is done; yields the number of advanced members after each update."""
         while self.members:
             self.do_update()
             num_advanced = len(self.members)
@@ -185,7 +185,7 @@ class Stack:
             yield num_advanced
 
     def _read_sums(self) -> None:
-        """Losses into the curves at logging points, which is also when divergence is noticed."""
+        """Adds losses to the curves at logging points, where divergence is noticed too."""
         runs = [member.run for member in self.members]
         logging = [index for index, run in enumerate(runs) if run.at_interval(run.config.logging_steps)]
         if not logging:
@@ -204,7 +204,7 @@ class Stack:
         self.sums[:, logging] = 0.0
 
     def _validate(self) -> None:
-        """Losses on held-out points of the members that are due: of all at once, but for those whose optimizers average."""
+        """Validation losses of the members that are due, together except where the optimizer averages the weights itself."""
         due = [member for member in self.members if member.run.validation is not None and not member.error]
         due = [member for member in due if member.run.at_interval(member.run.plan.validation_updates)]
         together: dict[int, list[Member]] = {}
@@ -223,13 +223,13 @@ class Stack:
 
     @torch.no_grad()
     def _validate_together(self, members: list[Member]) -> None:
-        places, process = [self.members.index(member) for member in members], members[0].run.process
+        indices, process = [self.members.index(member) for member in members], members[0].run.process
         held_out = [validation for member in members if (validation := member.run.validation) is not None]
         parts = [(validation.batch.data, validation.noise, validation.timesteps) for validation in held_out]
         points, noise, timesteps = (torch.stack(part) for part in zip(*parts, strict=True))
         found = []
         for matrix in (self.mlp.values, self.averages.values):
-            matrix, losses = matrix[places], []
+            matrix, losses = matrix[indices], []
             for start in range(0, points.shape[1], _VALIDATED_POINTS):
                 part = slice(start, start + _VALIDATED_POINTS)
                 flat = (points[:, part].flatten(0, 1), noise[:, part].flatten(0, 1), timesteps[:, part].flatten())

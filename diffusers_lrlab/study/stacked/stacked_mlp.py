@@ -1,4 +1,4 @@
-"""Many [`MLPDenoiser`]s as one computation: weights `(members, out, in)`, forward and backward by hand."""
+"""Many [`MLPDenoiser`]s as one computation: weights `(members, out, in)`, forward and backward passes written out."""
 
 from typing import Any
 
@@ -9,21 +9,21 @@ from .rows import Rows
 
 
 class StackedForward:
-    """Predictions of networks of one architecture, that of a model, whose numbers are the rows of a matrix."""
+    """Predictions of networks with the architecture of `model`, whose parameters are the rows of a matrix."""
 
     def __init__(self, model: Any):
         self.model, self.rows = model, Rows(list(model.parameters()))
 
     def layers(self, matrix: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Weights and biases `(members, ...)` of each layer of networks whose numbers are the rows of a matrix."""
+        """Weights and biases `(members, ...)` of each layer, as views of a matrix of parameters."""
         views = self.rows.split(matrix)
         return views[::2], views[1::2]
 
     @torch.no_grad()
     def predict(self, matrix: torch.Tensor, points: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
         """
-        What each network makes of any number of points at timesteps `(rows, number)`: `(rows, number, dimension)`, by the
-        operations of `MLPDenoiser.forward` in their order.
+        Predictions `(rows, number, dimension)` at timesteps `(rows, number)`, by the operations of `MLPDenoiser.forward` in
+        their order.
         """
         embedding = self.model.embed(points.flatten(0, 1), timesteps.flatten()).to(matrix.dtype)
         values, hidden = embedding.unflatten(0, points.shape[:2]), torch.zeros(())
@@ -39,16 +39,15 @@ class StackedForward:
 
 class StackedMLP(StackedForward):
     """
-    Networks of one architecture, whose weights lie in common tensors.
+    Networks of one architecture with their weights in common tensors.
 
-    The parameters of each network become views of its row in `values`, and their gradients of that in `grads`: what an
-    optimizer does to a network happens in the stack. Nothing is computed across networks, so that none can disturb another:
-    where `hidden_size` is a multiple of 4, no bit of a network depends on which others there are, and elsewhere only
-    rounding does (MKL's depends on addresses modulo 16). This holds in a single thread, such as a worker has; several
-    threads share products out by their number.
+    The parameters of each network become views of its row in `values`, and their gradients views of its row in `grads`, so
+    that an optimizer of a network changes the stack. No operation mixes networks: where `hidden_size` is a multiple of 4,
+    no bit of a network depends on the others, and elsewhere only rounding does (MKL's depends on addresses modulo 16). This
+    holds in a single thread, as in a worker; several threads divide products by their number.
 
-    The models have one configuration, device and dtype, and stay usable by themselves. `batch` is the points of each in an
-    update.
+    The models have one configuration, device and dtype, and stay usable by themselves. `batch` is the number of points of
+    each in an update.
     """
 
     def __init__(self, models: list[Any], batch: int):
@@ -72,17 +71,17 @@ class StackedMLP(StackedForward):
 
     @property
     def gradients(self) -> list[torch.Tensor]:
-        """`(members, ...)` each, in the order of a network's parameters."""
+        """Gradients `(members, ...)` in the order of the parameters of a network."""
         return self.rows.split(self.grads)
 
     @property
     def num_bytes(self) -> int:
-        """Of weights, gradients and buffers of a pass."""
+        """Bytes of weights, gradients and the buffers of a pass."""
         buffers = (*self._hidden, *self._active, self._gradient, self._through, self._output, self._embedding)
         return sum(tensor.nbytes for tensor in (self.values, self.grads, *buffers))
 
     def forward(self, points: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
-        """What each network makes of its points, `(members, batch, dimension)` like these; valid until the next call."""
+        """Predictions `(members, batch, dimension)`; valid until the next call."""
         angles = self.models[0].angles(points.flatten(0, 1), timesteps.flatten())
         halves = self._waves.view(*angles.shape[:2], 2, -1)
         torch.sin(angles, out=halves[:, :, 0])
@@ -101,7 +100,7 @@ class StackedMLP(StackedForward):
         return self._output
 
     def backward(self, gradient: torch.Tensor) -> None:
-        """Fills the gradients of all parameters, from that of the output: `(members, batch, dimension)`."""
+        """Computes the gradients of all parameters from the gradient of the output, `(members, batch, dimension)`."""
         through, total = self._through, self._gradient
         self._layer_gradients(-1, gradient, self._active[-1])
         multiply("input_gradient", gradient, self.weights[-1], total)
@@ -118,9 +117,9 @@ class StackedMLP(StackedForward):
 
     def clip(self, max_norms: torch.Tensor) -> torch.Tensor:
         """
-        Clips the gradient of each network to its own norm, as `torch.nn.utils.clip_grad_norm_` does.
+        Clips the gradient of each network as `torch.nn.utils.clip_grad_norm_` does, and returns the norms before clipping.
 
-        From the largest norms `(members,)`, infinite for networks that are not clipped, to the norms before.
+        `max_norms` is `(members,)`, infinite for networks without clipping.
         """
         norms = torch.linalg.vector_norm(self.grads, dim=1)
         factors = (max_norms / (norms + 1e-6)).clamp(max=1.0)

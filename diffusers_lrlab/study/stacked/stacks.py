@@ -1,4 +1,4 @@
-"""Stacks of runs from beginning to end: which runs make a stack, training, saving in between, measuring."""
+"""Stacks from start to finish: grouping of runs, training with saves in between, evaluation."""
 
 import hashlib
 import json
@@ -30,22 +30,22 @@ from .worker_threads import ParallelStacks, WorkerThreads, worker_threads
 
 _SAVE_SECONDS = 60.0
 _STATE = "state.pt"
-_NAME = re.compile(r"\w+-\d+")  # not of what was put aside
+_NAME = re.compile(r"\w+-\d+")  # excludes quarantined folders
 
 
 def not_stackable(spec: RunSpec, study: StudyContext) -> str | None:
-    """Why a run cannot be part of a stack; `None` if it can."""
+    """The reason why a run cannot be part of a stack; `None` if it can."""
     if not settings_of(spec.config).is_stackable:
-        return f"stacks are of MLPDenoisers on points, and these are {kind_of(spec.config).name}"
+        return f"stacks need an MLPDenoiser on points, and its data are {kind_of(spec.config).name}"
     if spec.config.denoiser not in (None, "mlp"):
-        return f"stacks are of MLPDenoisers, and this is the denoiser {spec.config.denoiser!r}"
+        return f"stacks need an MLPDenoiser, and its denoiser is {spec.config.denoiser!r}"
     if (model := model_class_of(spec.config)) is not MLPDenoiser:
-        return f"stacks are of MLPDenoisers, and its model is a {model.__name__}"
+        return f"stacks need an MLPDenoiser, and its model is a {model.__name__}"
     if spec.config.mixed_precision not in (None, "no"):
-        return f"stacks have one precision, and this has mixed_precision {spec.config.mixed_precision}"
+        return f"stacks compute in full precision, and it has mixed_precision {spec.config.mixed_precision}"
     data = study.data(spec)
     if data.held_out.conditions:
-        return f"stacks are of networks without conditions, and its model takes {', '.join(data.held_out.conditions)}"
+        return f"stacks have no conditions, and its model takes {', '.join(data.held_out.conditions)}"
     return "its points are not in memory" if data.in_memory is None else None
 
 
@@ -60,10 +60,9 @@ def split_into_stacks(
     specs: list[RunSpec], study: StudyContext, stack_size: int | None = None, num_threads: int | None = None
 ) -> Iterator[list[RunSpec]]:
     """
-    Stacks of runs that can be computed together, of the study's size at most, for as many threads as this process has.
+    Runs grouped into stacks of at most `stack_size`, by default the study's, for the threads of this process.
 
-    Which runs are together follows from the study and the machine, not from what is already done: a study that goes on
-    after it was stopped computes what it would have computed.
+    The grouping depends on the study and the machine, not on finished runs, so that a resumed study computes the same.
     """
     stack_size = stack_size or study.stack_size
     num_threads = (num_threads or torch.get_num_threads()) if study.device.type == "cpu" else 1
@@ -75,7 +74,7 @@ def split_into_stacks(
         key = json.dumps([plan.model_config, plan.layout.global_batch, process, plan.num_updates])
         alike.setdefault(key, []).append(spec)
     for some in alike.values():
-        # Runs with the same draws side by side, which then are drawn once.
+        # Runs with equal draws are neighbours, so that a stack draws once for them.
         some = sorted(some, key=lambda spec: (spec.seed, spec.dataset))
         num_stacks = -(-len(some) // stack_size)
         size = -(-len(some) // num_stacks)
@@ -84,7 +83,7 @@ def split_into_stacks(
 
 
 def run_stacked(specs: list[RunSpec], study: StudyContext) -> None:
-    """Trains runs that can be stacked side by side, in stacks of `study.stack_size`; one that was interrupted goes on."""
+    """Trains stackable runs in stacks of at most `study.stack_size`; interrupted stacks resume."""
     for stack in split_into_stacks(specs, study):
         while study.folder.missing(stack):
             with worker_threads(study.device, len(stack)) as threads:
@@ -92,12 +91,12 @@ def run_stacked(specs: list[RunSpec], study: StudyContext) -> None:
 
 
 def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads) -> None:
-    """Trains and measures runs of a stack that have no result yet: all of them, or those that were saved together."""
+    """Trains and evaluates runs of a stack without a result: all of them, or those that were saved together."""
     together, states, started = _find_saved(study, specs)
     members = {spec.id: Member(*study.plan(spec), study.device) for spec in together}
     for run_id, state in states.items():
         members[run_id].run.update, members[run_id].error = state["update"], state["error"]
-    # All of them once, also those that are done: it makes their optimizers and averages.
+    # Finished members too, since a stack makes their optimizers and averages.
     stacks = ParallelStacks(list(members.values()), study.device, threads)
     stacks.load({members[run_id]: state for run_id, state in states.items()})
     study.progress.advance(sum(member.run.update for member in members.values()))
@@ -107,7 +106,7 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
     def save() -> None:
         state = {run_id: member.state_dict() | {"sums": stacks.sums_of(member)} for run_id, member in members.items()}
         folder = study.folder.stacks / f"{name}-{max(member.run.update for member in members.values())}"
-        if not folder.exists():  # else this very state
+        if not folder.exists():  # else it has this state
             with atomic_folder(folder) as temporary:
                 torch.save({"members": state, "started": started}, temporary / _STATE)
                 write_manifest(temporary)
@@ -130,7 +129,7 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
 
 
 def _draw(runs: list[tuple[Member, RunSpec]], threads: WorkerThreads, progress: StudyProgress) -> dict[str, Drawn]:
-    """What is drawn of runs that have not diverged, by their ids: in as many groups as there are threads, step by step."""
+    """Samples of the runs that have not diverged, by run id, computed step by step in a group per thread."""
     runs = [(member, spec) for member, spec in runs if member.error is None]
     drawn: dict[str, Drawn] = {}
     groups = [group for start in range(threads.num_threads) if (group := runs[start :: threads.num_threads])]
@@ -154,15 +153,14 @@ def _train(stacks: ParallelStacks, save: Callable[[], None], study: StudyContext
                 last_save = time.monotonic()
 
 
-# Runs that are at one update, their states there, and when they were started.
+# Runs at the same update, their states by run id, and the time when they were started.
 _Saved = tuple[list[RunSpec], dict[str, dict[str, Any]], str]
 
 
 def _find_saved(study: StudyContext, specs: list[RunSpec]) -> _Saved:
     """
-    The runs that are furthest, whichever stack they were in: stacks depend on the number of cores and on --stack_size.
-
-    The others are computed after them.
+    The saved runs that are furthest, from any stack: the grouping depends on the number of cores and on --stack_size. The
+    other runs are computed after them.
     """
     specs = study.folder.missing(specs)
     furthest = -1
@@ -172,7 +170,7 @@ def _find_saved(study: StudyContext, specs: list[RunSpec]) -> _Saved:
         try:
             saved, damage = _load(path)
         except FileNotFoundError:
-            continue  # another worker has it, and has saved anew
+            continue  # another worker has replaced it
         if damage is not None and path.exists():
             study.progress.log(f"{damage}: its runs start again.")
             remove(path)
@@ -181,7 +179,7 @@ def _find_saved(study: StudyContext, specs: list[RunSpec]) -> _Saved:
         members = saved["members"].items()
         states = {run_id: state for run_id, state in members if wanted.get(run_id) == state["data_fingerprint"]}
         update = max((state["update"] for state in states.values()), default=-1)
-        if update > furthest:  # those of one file are at one update, or done
+        if update > furthest:  # the runs of a file are at the same update, or done
             together = [spec for spec in specs if spec.id in states]
             furthest, found = update, (together, states, saved["started"])
     return found

@@ -1,4 +1,4 @@
-"""Optimizers and averages of a stack: one step for all members of a kind, at the rates of each."""
+"""Optimizers and averages of a stack: one step for all members with the same optimizer, at the rates of each."""
 
 import itertools
 from collections.abc import Iterator
@@ -13,20 +13,20 @@ from .rows import Rows
 LR, MOMENTUM, AVERAGING = range(3)  # rows of `rates_of`
 
 
-def kind(member: Member) -> tuple[str, tuple[str, ...]]:
-    """The key of members whose steps the stack takes together; `("", ())` for optimizers without a rule."""
+def optimizer_key(member: Member) -> tuple[str, tuple[str, ...]]:
+    """Equal for members whose steps the stack takes together; `("", ())` for optimizers without a rule."""
     rule = member.rule
     return ("", ()) if rule is None else (member.run.config.optimizer, rule.state(member.run.optimizer.defaults))
 
 
 def rates_of(members: list[Member]) -> torch.Tensor:
     """
-    Learning rate, momentum (0 if there is none) and weight of the raw weights in the average, for each update of the
-    longest run: float64 `(updates, 3, members)`, from the formulas of their schedules.
+    Learning rate, momentum (0 if there is none) and weight of the raw weights in the average at each update: float64
+    `(updates, 3, members)`, as long as the longest run.
     """
     table = torch.zeros(max(member.run.plan.num_updates for member in members), 3, len(members), dtype=torch.float64)
-    for place, run in enumerate(member.run for member in members):
-        plan, own = run.plan, table[: run.plan.num_updates, :, place].numpy()
+    for index, run in enumerate(member.run for member in members):
+        plan, own = run.plan, table[: run.plan.num_updates, :, index].numpy()
         own[:, LR] = plan.lrs if plan.lr_factors is None else plan.lrs * plan.lr_factors
         own[:, MOMENTUM] = plan.momenta if plan.schedule.sets_momentum else run.current_momentum or 0.0
         if run.average is not None:
@@ -34,39 +34,39 @@ def rates_of(members: list[Member]) -> torch.Tensor:
     return table
 
 
-class _Alike(NamedTuple):
-    """Members of equal rates and settings: the place of the first, its settings, and the rows of all."""
+class _FusedGroup(NamedTuple):
+    """Members with equal rates and settings, which take their steps by one call of torch's kernel."""
 
-    place: int
+    first: int  # index of a member
     settings: dict[str, float]
-    weights: list[torch.Tensor]
+    weights: list[torch.Tensor]  # a row of each member
     gradients: list[torch.Tensor]
     state: dict[str, list[torch.Tensor]]
 
 
 class StackedOptimizer:
     """
-    The optimizers of adjacent members of one kind, whose states become views of common tensors.
+    The optimizers of adjacent members with one [`optimizer_key`], whose states become views of common tensors.
 
-    `weights` and `gradients` are the rows of the whole stack, `places` are those of the members. With `fuse`, on a CPU,
-    those with equal rates and settings take their steps by torch's own kernel, where the rule has one: it reads and writes
-    everything once.
+    `weights` and `gradients` are the rows of the whole stack, and `own` selects those of the members. With `fuse`, on a
+    CPU, members with equal rates and settings take their steps by torch's kernel, where the rule has one: it reads and
+    writes every number once.
     """
 
     def __init__(
         self,
         members: list[Member],
-        places: slice,
+        own: slice,
         rows: Rows,
         weights: torch.Tensor,
         gradients: torch.Tensor,
         rates: torch.Tensor,
         fuse: bool,
     ):
-        members, rates = members[places], rates[:, :, places]
-        rule, names = members[0].rule, kind(members[0])[1]
+        members, rates = members[own], rates[:, :, own]
+        rule, names = members[0].rule, optimizer_key(members[0])[1]
         assert rule is not None
-        self.rule, self.places, self.weights, self.gradients = rule, places, weights[places], gradients[places]
+        self.rule, self.own, self.weights, self.gradients = rule, own, weights[own], gradients[own]
         self._adopt(members, names, rows)
         groups = [settings_of(member.run.optimizer.param_groups[0]) for member in members]
         self._settings = {
@@ -74,10 +74,10 @@ class StackedOptimizer:
             for name in groups[0]
             if name != "weight_decay" or any(group[name] for group in groups)
         }
-        self._alike = list(self._find_alike(members, groups, rates)) if fuse and rule.fused is not None else []
+        self._fused = list(self._fused_groups(members, groups, rates)) if fuse and rule.fused is not None else []
 
     def _adopt(self, members: list[Member], names: tuple[str, ...], rows: Rows) -> None:
-        """Makes what the members' optimizers keep, nothing before their first steps, views of common tensors."""
+        """Turns the states of the optimizers, empty before their first steps, into views of common tensors."""
         runs = [member.run for member in members]
         states = [[run.optimizer.state[parameter] for parameter in run.model.parameters()] for run in runs]
         nothing = rows.split(torch.zeros_like(self.weights[0]))
@@ -88,40 +88,42 @@ class StackedOptimizer:
         }
         counts = [float(own[0].get("step", 0.0)) for own in states]
         self.counts = torch.tensor(counts, dtype=torch.float32, device=self.weights.device)
-        for place, own in enumerate(states):
-            views = {name: rows.split(matrix[place]) for name, matrix in self.state.items()}
-            views |= {"step": [self.counts[place]] * len(own)} if "step" in names else {}
+        for member, own in enumerate(states):
+            views = {name: rows.split(matrix[member]) for name, matrix in self.state.items()}
+            views |= {"step": [self.counts[member]] * len(own)} if "step" in names else {}
             for index, state in enumerate(own):
                 state.update({name: views[name][index] for name in names})
 
-    def _find_alike(self, members: list[Member], groups: list[dict[str, float]], rates: torch.Tensor) -> Iterator[_Alike]:
+    def _fused_groups(
+        self, members: list[Member], settings: list[dict[str, float]], rates: torch.Tensor
+    ) -> Iterator[_FusedGroup]:
         found: dict[Any, list[int]] = {}
-        for place, member in enumerate(members):
-            own = rates[:, :AVERAGING, place].numpy().tobytes()
-            alone = place if member.feedback else None  # with rates that nobody knows yet
-            found.setdefault((own, *groups[place].values(), alone), []).append(place)
-        for places in found.values():
+        for index, member in enumerate(members):
+            own = rates[:, :AVERAGING, index].numpy().tobytes()
+            alone = index if member.feedback else None  # its rates are not known in advance
+            found.setdefault((own, *settings[index].values(), alone), []).append(index)
+        for indices in found.values():
             matrices = {"step": self.counts, **self.state}
-            state = {name: [matrix[place] for place in places] for name, matrix in matrices.items()}
-            weights, gradients = ([matrix[place] for place in places] for matrix in (self.weights, self.gradients))
-            yield _Alike(places[0], groups[places[0]], weights, gradients, state)
+            state = {name: [matrix[index] for index in indices] for name, matrix in matrices.items()}
+            weights, gradients = ([matrix[index] for index in indices] for matrix in (self.weights, self.gradients))
+            yield _FusedGroup(indices[0], settings[indices[0]], weights, gradients, state)
 
     def step(self, rates: torch.Tensor) -> None:
-        """A step with the present gradients at the rates of an update, `(3, members)` of the whole stack, on the device."""
+        """A step with the current gradients at the rates of an update, `(3, members)` of the whole stack, on the device."""
         self.counts += 1
-        lr, momentum = rates[LR, self.places, None], rates[MOMENTUM, self.places, None]
-        for alike in self._alike:
-            now = {"lr": float(lr[alike.place]), "momentum": float(momentum[alike.place])}
-            self.rule.fused(alike.settings | now, alike.weights, alike.gradients, alike.state)  # type: ignore[misc]
-        if not self._alike:
+        lr, momentum = rates[LR, self.own, None], rates[MOMENTUM, self.own, None]
+        for group in self._fused:
+            now = {"lr": float(lr[group.first]), "momentum": float(momentum[group.first])}
+            self.rule.fused(group.settings | now, group.weights, group.gradients, group.state)  # type: ignore[misc]
+        if not self._fused:
             settings = self._settings | {"lr": lr, "momentum": momentum, "step": self.counts.double()[:, None]}
             self.rule.step(settings, self.weights, self.gradients, self.state)
 
 
-def places_of_kinds(members: list[Member]) -> Iterator[slice]:
-    """Where adjacent members of one kind are, without those whose optimizers have no rule."""
+def slices_by_optimizer(members: list[Member]) -> Iterator[slice]:
+    """Slices of adjacent members with one [`optimizer_key`], without those whose optimizers have no rule."""
     start = 0
-    for _, some in itertools.groupby(members, kind):
+    for _, some in itertools.groupby(members, optimizer_key):
         end = start + len(list(some))
         if members[start].rule is not None:
             yield slice(start, end)
@@ -129,7 +131,7 @@ def places_of_kinds(members: list[Member]) -> Iterator[slice]:
 
 
 class StackedAverages:
-    """The averages of all members as rows of one matrix; the rows of members that have none mean nothing."""
+    """The averages of all members as rows of one matrix; the rows of members without an average are unused."""
 
     def __init__(self, members: list[Member], rows: Rows, weights: torch.Tensor, rates: torch.Tensor):
         self.weights, self._is_due = weights, (rates[:, AVERAGING] != 0).any(1).tolist()
@@ -144,6 +146,6 @@ class StackedAverages:
                 average.shadow_params = rows.split(row)
 
     def step(self, update: int, rates: torch.Tensor) -> None:
-        """Averages the weights after an update, at its rates, where an average is due."""
+        """Updates the averages after an update, if any is due."""
         if self._is_due[update]:
             self.values.lerp_(self.weights, rates[AVERAGING, :, None].to(self.values))

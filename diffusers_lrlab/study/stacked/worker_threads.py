@@ -1,4 +1,4 @@
-"""Stacks side by side, one to a processor core: cores that share every product wait for each other at every product."""
+"""Stacks in parallel, one per processor core, so that no product is split between cores that wait for each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .stack import Stack
 
 
 class ParallelStacks:
-    """Members in as many stacks as there are worker threads; in one stack in the caller's thread without any."""
+    """Members in one stack per worker thread; without threads, one stack in the thread of the caller."""
 
     def __init__(self, members: list[Member], device: torch.device, threads: WorkerThreads | None = None):
         self._threads = threads or WorkerThreads(None, 1)
@@ -28,31 +28,31 @@ class ParallelStacks:
             stack.load(states)
 
     def sums_of(self, member: Member) -> torch.Tensor:
-        """What was summed since the last logging point; zeros for members that are done."""
+        """The sums of [`Stack.sums_of`]."""
         (stack,) = (stack for stack, share in zip(self.stacks, self._shares, strict=True) if member in share)
         return stack.sums_of(member)
 
     def updates(self) -> Iterator[int]:
-        """Trains until every member is done, and yields the number of members that were advanced after each update."""
+        """Trains until every member is done; yields the number of advanced members after each update."""
         loops = [stack.updates() for stack in self.stacks]
         while any(stack.members for stack in self.stacks):
             yield sum(self._threads.map(lambda loop: next(loop, 0), loops))
 
 
 class WorkerThreads:
-    """As many calls at a time as there are threads, each on one core; one after the other if there is no pool."""
+    """Runs a call per thread at a time, each on one core; one after the other without a pool."""
 
     def __init__(self, pool: ThreadPoolExecutor | None, num_threads: int):
         self._pool, self.num_threads = pool, num_threads
 
     def map(self, function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
-        """The results in order, when all are there; the first error, when one fails."""
+        """The results in order; raises the first error."""
         return list(map(function, values) if self._pool is None else self._pool.map(function, values))
 
 
 @contextmanager
 def worker_threads(device: torch.device, num_members: int) -> Iterator[WorkerThreads]:
-    """A worker for each thread that this process computes with; a single member has them all, and a GPU has one worker."""
+    """A worker for each thread of this process; a single member or a GPU has one worker."""
     num_threads = torch.get_num_threads()
     if device.type != "cpu" or num_threads == 1 or num_members == 1:
         yield WorkerThreads(None, 1)
@@ -62,5 +62,5 @@ def worker_threads(device: torch.device, num_members: int) -> Iterator[WorkerThr
     try:
         yield WorkerThreads(pool, num_threads)
     finally:
-        pool.shutdown(cancel_futures=True)  # after Ctrl-C, what has not begun need not
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C, do not start the rest
         torch.set_num_threads(num_threads)
