@@ -41,6 +41,8 @@ def not_stackable(spec: RunSpec, study: StudyContext) -> str | None:
         return f"stacks are of MLPDenoisers, and this is the denoiser {spec.config.denoiser!r}"
     if (model := model_class_of(spec.config)) is not MLPDenoiser:
         return f"stacks are of MLPDenoisers, and its model is a {model.__name__}"
+    if spec.config.lora_rank is not None:
+        return "stacks train all weights, and this trains a LoRA"
     if spec.config.mixed_precision not in (None, "no"):
         return f"stacks have one precision, and this has mixed_precision {spec.config.mixed_precision}"
     data = study.data(spec)

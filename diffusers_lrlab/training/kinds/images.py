@@ -88,7 +88,7 @@ class Images(DataKind):
         return load_image_data(config, config.seed, config.layout(num_processes))
 
     def check_model_config(self, config: ResolvedConfig, given: dict[str, Any] | None) -> dict[str, Any] | None:
-        name, (channels, resolution) = config.model_config_name_or_path, config.image_shape
+        name, (channels, resolution) = config.given_model, config.image_shape
         blocks = default_down_blocks(resolution) if given is None else given["block_out_channels"]
         check_resolution(resolution, len(blocks))
         if given is None:
