@@ -119,7 +119,7 @@ def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
 
         def _pre_fw_hook(self, module: Any, inputs: Any) -> None:
             if not self._param_to_grad_hook_handles:
-                self._track_module_params_and_buffers(model)
+                self._track_module_params_and_buffers(with_gradients)
 
         def _post_fw_hook(self, module: Any, inputs: Any, outputs: Any) -> None:
             pass
@@ -135,6 +135,7 @@ def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = _model_of(plan).train()
+        with_gradients = torch.nn.ParameterList(value for value in model.parameters() if value.requires_grad)
         if config.gradient_checkpointing:
             model.enable_gradient_checkpointing()
         if config.channels_last:

@@ -41,7 +41,7 @@ class ModelWithLora({model}, PeftAdapterMixin):
     pass
 
 model = ModelWithLora.from_pretrained("{location}", subfolder="{component}")
-model.load_lora_adapter("{location}", prefix="{component}")
+model.load_lora_adapter("{location}", prefix="{component}", use_safetensors=True)
 pipeline = DiffusionPipeline.from_pretrained("{location}", {component}=model)
 ```
 """

@@ -101,6 +101,8 @@ def without_replaced(recorded: dict[str, Any], arguments: list[str]) -> dict[str
     flags = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
     given = {flag.removeprefix("--").replace("-", "_") for flag in flags}
     kept = {name: value for name, value in recorded.items() if name.removesuffix("_kwargs") not in given or name in given}
+    if "pretrained_model_name_or_path" in given:
+        kept.pop("revision", None)  # of the recorded one
     if "objective_kwargs" in kept:
         replaced = {
             parameter for options in OBJECTIVE_OPTIONS.values() for parameter, option in options.items() if option in given

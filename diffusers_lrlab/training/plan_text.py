@@ -57,7 +57,8 @@ def describe_plan(plan: Plan) -> str:
         "samples": _samples_in_words(plan),
         "warning": "\n               ".join(_warnings(plan)),
         "output": f"{config.output_dir}/: model_index.json, {plan.kind.component}/, scheduler/, README.md, "
-        f"{LORA_FILE + ', ' if config.lora_rank and not config.merge_lora else ''}lrlab/metrics.jsonl, {'lrlab/timesteps.parquet, ' if config.log_timestep_bins else ''}lrlab/run.json, "
+        + (f"{LORA_FILE}, " if config.lora_rank is not None and not config.merge_lora else "")
+        + f"lrlab/metrics.jsonl, {'lrlab/timesteps.parquet, ' if config.log_timestep_bins else ''}lrlab/run.json, "
         f"lrlab/*.png, checkpoint-N/ every {counted(config.checkpointing_steps, 'update')}",
     }
     return "\n".join(f"{name:>13}  {text}" for name, text in lines.items() if text)
