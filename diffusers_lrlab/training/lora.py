@@ -104,7 +104,8 @@ def base_weights(model: Any, merged: bool = False) -> dict[str, torch.Tensor]:
     if merged:
         with torch.no_grad():
             for name, layer in lora_layers(model).items():
-                weights[f"{name}.weight"] = weights[f"{name}.weight"] + layer.get_delta_weight(_ADAPTER)
+                whole = weights[f"{name}.weight"] + layer.get_delta_weight(_ADAPTER)
+                weights[f"{name}.weight"] = whole.contiguous()
     return weights
 
 

@@ -35,6 +35,7 @@ from diffusers_lrlab.training.model import find_start, given_model_config
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.sharding import check_sharding
 from diffusers_lrlab.training.trainer import Trainer
 
 peft = pytest.importorskip("peft")  # of the extra `lora`
@@ -101,6 +102,14 @@ def test_without_peft_the_extra_is_named(unet, monkeypatch):
     monkeypatch.setattr(extras, "_is_installed", lambda package: package != "peft")
     with pytest.raises(LabError, match=r"--lora_rank 2 needs peft.*diffusers_lrlab\[lora\]"):
         resolve_config(TrainingConfig(pretrained_model_name_or_path=str(unet), lora_rank=2, max_train_steps=1))
+
+
+def test_shards_are_refused(unet, monkeypatch):
+    for name, value in {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    config = TrainingConfig(pretrained_model_name_or_path=str(unet), lora_rank=2, max_train_steps=1)
+    with pytest.raises(LabError, match="--lora_rank needs a whole model, and FSDP shards it.*--multi_gpu"):
+        check_sharding(resolve_config(config))
 
 
 def test_the_layers_are_those_of_attention_or_else_all():

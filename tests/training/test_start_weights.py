@@ -125,6 +125,19 @@ def test_the_part_of_a_pipeline_is_found(models, tmp_path):
     assert found() == str(tmp_path)
 
 
+@pytest.mark.parametrize("how", [{"safe_serialization": False}, {"max_shard_size": "60KB"}], ids=str)
+def test_weights_of_other_files_are_read(models, tmp_path, how):
+    """In half precision, pickled or in parts; the model has them in float32."""
+    saved = UNet2DModel.from_pretrained(models / "unet").half()
+    saved.save_pretrained(tmp_path, **how)
+    start = find_start_weights(str(tmp_path), None, None, "UNet2DModel", "unet")
+    fresh = UNet2DModel.from_config(saved.config)
+    start.load_into(fresh)
+    for name, value in fresh.state_dict().items():
+        assert value.dtype == torch.float32
+        assert torch.equal(value, saved.state_dict()[name].float())
+
+
 def call(output, *more):
     """A run from the tiny UNet, or from another start."""
     return [*runs.tiny_arguments(output.parent)[1:], f"--output_dir={output}", "--train_batch_size=100", *more]
@@ -205,3 +218,22 @@ def test_a_branch_that_is_not_there_is_refused_by_its_name(hub, models, tmp_path
     status, _, stderr = started.run(runs.SCRIPT, *wrong, env=hub.env)
     assert status == 2
     assert "must be a folder, or a Hub id (USER/NAME), with the revision 'gone'" in stderr
+
+
+@pytest.mark.slow
+def test_shards_start_from_weights_and_go_on_without_them(models, tmp_path):
+    """By FSDP2 as by DDP."""
+    start = shutil.copytree(models / "unet", tmp_path / "start")
+    more = ("--max_train_steps=4", "--checkpointing_steps=2", "--no_evaluation", f"--pretrained_model_name_or_path={start}")
+    fsdp = {**runs.environment(), "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+    runs.run(*call(tmp_path / "ddp", *more), processes=2)
+    runs.run(*call(tmp_path / "fsdp", *more), processes=2, env=fsdp)
+    expected, found = (load_file(tmp_path / name / "unet" / WEIGHTS) for name in ("ddp", "fsdp"))
+    for name, value in expected.items():
+        if not name.endswith("to_k.bias"):  # its gradient is rounding noise
+            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5, msg=name)
+    for gone in (start, tmp_path / "fsdp" / "checkpoint-4"):
+        shutil.rmtree(gone)
+    runs.run(*call(tmp_path / "fsdp", *more, "--resume_from_checkpoint=latest"), processes=2, env=fsdp)
+    resumed = load_file(tmp_path / "fsdp" / "unet" / WEIGHTS)
+    assert all(torch.equal(value, resumed[name]) for name, value in found.items())
