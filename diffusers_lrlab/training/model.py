@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError, must_be
+from ..core.extras import require_extra
 from ..core.manifest import find_damage
 from ..models.loading import complete_config, load_model_config
 from ..models.registry import DENOISERS, denoiser_arguments, denoiser_class
@@ -39,6 +40,8 @@ def find_start(config: ResolvedConfig, checkpoint: Path | None = None) -> StartW
     """
     if config.pretrained_model_name_or_path is None:
         return None
+    if config.lora_rank is not None:
+        require_extra("lora", f"--lora_rank {config.lora_rank}", ["peft"])
     if checkpoint is None:
         where = config.pretrained_model_name_or_path, config.revision, config.cache_dir
         return find_start_weights(*where, model_class_of(config).__name__, kind_of(config).component)

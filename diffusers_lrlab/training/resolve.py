@@ -9,7 +9,6 @@ from typing import Any
 
 from ..averaging.forms import EMAForm
 from ..core.errors import LabError, must_be
-from ..core.extras import require_extra
 from ..core.options import check_needs, check_ranges, defaults_of
 from ..core.plugins import load_plugins
 from ..core.spec import format_spec, resolve_spec
@@ -182,7 +181,6 @@ def _resolve_start(config: TrainingConfig) -> dict[str, Any]:
         )
     resolved: dict[str, Any] = {} if config.denoiser is None else {"denoiser_kwargs": {}}
     if config.lora_rank is not None:
-        require_extra("lora", f"--lora_rank {config.lora_rank}", ["peft"])
         resolved["lora_alpha"] = float(config.lora_rank if config.lora_alpha is None else config.lora_alpha)
     return resolved
 

@@ -100,8 +100,9 @@ def test_what_is_no_lora_is_refused_before_data_are_read(unet, monkeypatch, tmp_
 
 def test_without_peft_the_extra_is_named(unet, monkeypatch):
     monkeypatch.setattr(extras, "_is_installed", lambda package: package != "peft")
+    config = resolve_config(TrainingConfig(pretrained_model_name_or_path=str(unet), lora_rank=2, max_train_steps=1))
     with pytest.raises(LabError, match=r"--lora_rank 2 needs peft.*diffusers_lrlab\[lora\]"):
-        resolve_config(TrainingConfig(pretrained_model_name_or_path=str(unet), lora_rank=2, max_train_steps=1))
+        find_start(config)
 
 
 def test_shards_are_refused(unet, monkeypatch):
