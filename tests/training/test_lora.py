@@ -7,15 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import printed
 import pytest
 import runs
+import started
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from diffusers import DiTTransformer2DModel
 from helpers import load_data_once
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_start_weights import WEIGHTS, model
 
 from diffusers_lrlab import TrainingConfig
@@ -26,6 +28,7 @@ from diffusers_lrlab.finder.find import find_lr_of
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.forecast.memory import forecast_memory
 from diffusers_lrlab.hub.contents import contents_of
+from diffusers_lrlab.hub.rerun import compare_runs
 from diffusers_lrlab.preflight.model_checks import dead_parameters
 from diffusers_lrlab.preflight.subject import Subject
 from diffusers_lrlab.run.check_run import check_run
@@ -203,6 +206,38 @@ def test_diffusers_alone_loads_it_and_merged_it_is_the_same(lora, unet, tmp_path
     assert all(torch.equal(value, kept[1][key]) for key, value in kept[0].items())
     runs.run(*call(tmp_path / "merged", unet, "--merge_lora"), "--resume_from_checkpoint=latest")
     assert not (tmp_path / "merged" / LORA).exists()
+
+
+def test_it_loads_as_printed(lora, tmp_path):
+    """By the code in its card, and by that of the tutorial."""
+    code = printed.block_with("class UNetWithLora", "python").code.replace("photos-lora", str(lora))
+    card = (lora / "README.md").read_text().split("```python")[2].partition("```")[0]
+    check = "assert any('.lora_A.' in name for name in pipeline.unet.state_dict())\n"
+    code = f"{code}\n{check}del pipeline\n{card}\n{check}pipeline(batch_size=1, num_inference_steps=1)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_rerun_reproduces_it_to_the_bit(lora, tmp_path):
+    command = ["-m", "diffusers_lrlab.cli.main", "rerun", lora, "--out", tmp_path / "again", "--compare"]
+    status, stdout, stderr = started.run(*command, env=runs.environment())
+    assert status == 0, stdout + stderr
+    assert "reproduced, to the bit" in stdout
+    again = load_file(tmp_path / "again" / LORA)
+    save_file({name: value + 1 for name, value in again.items()}, tmp_path / "again" / LORA)
+    found = compare_runs(lora, tmp_path / "again")
+    assert f"{len(again)} of " in found.findings["weights"]
+
+
+@pytest.mark.parametrize("objective", ["ddpm", "flow_matching"])
+def test_the_parts_of_a_batch_are_the_batch(unet, tmp_path, objective):
+    for name, batch, parts in (("whole", 50, 1), ("parts", 10, 5)):
+        more = (f"--train_batch_size={batch}", f"--gradient_accumulation_steps={parts}", f"--objective={objective}")
+        runs.run(*call(tmp_path / name, unet, *more, "--no_evaluation", num_updates=4))
+    (whole, validated), (parts, again) = (runs.read_metrics(tmp_path / name) for name in ("whole", "parts"))
+    for row, other in zip([*whole, *validated], [*parts, *again], strict=True):
+        assert row == pytest.approx(other, rel=1e-4)
+        assert row.get("lr") == other.get("lr")
 
 
 def assert_same_end(first, second, num_updates=NUM_UPDATES):

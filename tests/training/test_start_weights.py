@@ -8,7 +8,7 @@ import runs
 import started
 import torch
 from accelerate.state import AcceleratorState
-from diffusers import UNet2DModel
+from diffusers import DDPMScheduler, UNet2DModel
 from faults.cases import MODEL, OPTIONS
 from runs import TINY_UNET
 from safetensors.torch import load_file, save_file
@@ -170,6 +170,21 @@ def test_the_weights_before_the_first_update_are_those(models, tmp_path):
         runs.run(*call(tmp_path / output, *still, f"--pretrained_model_name_or_path={start}"))
         found, expected = load_file(tmp_path / output / "unet" / WEIGHTS), load_file(models / "unet" / WEIGHTS)
         assert all(torch.allclose(value, found[key], rtol=0, atol=1e-20) for key, value in expected.items())
+
+
+def test_a_scheduler_beside_the_weights_that_contradicts_is_a_warning(models, tmp_path):
+    start = tmp_path / "start"
+    shutil.copytree(models / "unet", start / "unet")
+    DDPMScheduler(prediction_type="v_prediction").save_pretrained(start / "scheduler")
+    index = {
+        "_class_name": "DDPMPipeline",
+        "unet": ["diffusers", "UNet2DModel"],
+        "scheduler": ["diffusers", "DDPMScheduler"],
+    }
+    (start / "model_index.json").write_text(json.dumps(index))
+    arguments = [option for option in call(tmp_path / "run", "--max_train_steps=1") if option != "--no_preflight"]
+    stderr = runs.run(*arguments, "--no_evaluation", f"--pretrained_model_name_or_path={start}")
+    assert f"The scheduler beside the model {str(start)!r} " in stderr
 
 
 def test_a_named_denoiser_starts_from_weights(models, tmp_path):
