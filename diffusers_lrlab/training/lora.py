@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import LabError, must_be
 from ..core.words import counted
 from ..models.start_weights import LORA_FILE
-from .host_copies import on_host
 
 if TYPE_CHECKING:
     import torch
@@ -130,6 +129,8 @@ def lora_weights(
     A copy of the LoRA of a model on the host, or of its average: `values`, in the order of the parameters, with the `state`
     of the average.
     """
+    from .host_copies import on_host
+
     trained = trained_parameters(model)
     names = [f"{component}.{_saved_name(name)}" for name in trained]
     tensors = on_host(dict(zip(names, trained.values() if values is None else values, strict=True)))
