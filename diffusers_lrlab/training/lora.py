@@ -90,7 +90,7 @@ def lora_layers(model: Any) -> dict[str, Any]:
 
 
 def _saved_name(name: str) -> str:
-    return name.replace(f".{_ADAPTER}.", ".")
+    return ".".join(name.rsplit(f".{_ADAPTER}.", 1))
 
 
 def base_weights(model: Any, merged: bool = False) -> dict[str, torch.Tensor]:

@@ -271,6 +271,7 @@ def test_without_its_base_it_does_not_go_on(lora, unet, tmp_path):
     (copy / "lrlab/base" / WEIGHTS).write_bytes(b"")
     stderr = runs.run(*call(copy, unet), "--resume_from_checkpoint=latest", expect=2)
     assert "the weights beside it are damaged" in stderr
+    assert [name for name in check_run(copy).damaged if name.startswith("weights beside the LoRA of checkpoints: ")]
     other = call(copy, unet, "--lora_rank=2", "--resume_from_checkpoint=latest")
     assert "--lora_rank: 4 then, 2 now" in runs.run(*other, expect=2)
 
