@@ -58,9 +58,8 @@ class StartWeights:
             loaded, found = model_class.from_pretrained(self.folder, output_loading_info=True)
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             reason = without_tokens(str(error)).partition("\n")[0]
-            raise LabError(
-                f"{OPTION} {self.name_or_path!r}: its weights cannot be loaded: {reason} Hint: restore them, or start from others."
-            ) from None
+            hint = "Hint: restore them, or start from others."
+            raise LabError(f"{OPTION} {self.name_or_path!r}: its weights cannot be loaded: {reason} {hint}") from None
         for what, problem in (
             ("missing_keys", "lack"),
             ("unexpected_keys", "have the unknown"),
