@@ -55,6 +55,7 @@ LONG = (
         "test_forecast",
     ),
     *("test_preflight", "test_study_statistics", "test_publish", "test_timesteps", "test_point_runs", "test_compatibility"),
+    *("test_lora", "test_start_weights"),
     *("test_cli", "test_one_clock", "test_errors", "test_training", "test_hub", "test_upstream", "test_toy2d"),
     "test_schedule_previews",
     *("test_point_pipeline", "test_diagnostics", "test_point_metrics", "test_launch", "test_registration", "test_schedules"),

@@ -16,11 +16,12 @@ EXTRAS = {
     "train": ("data_morph", "datasets", "matplotlib", "pyarrow", "sklearn", "transformers"),
     "study": ("statsmodels",),
     "images": ("mlxtend",),
+    "lora": ("peft",),
     "ray": ("ray",),
 }
 # Extras of pyproject.toml that only developers of this package need.
 FOR_DEVELOPERS = ("test", "docs", "mutants")
-_BUILDS_ON = {"study": ("train",), "images": ("train",)}
+_BUILDS_ON = {"study": ("train",), "images": ("train",), "lora": ("train",)}
 
 
 class MissingExtra(LabError, ImportError):

@@ -127,7 +127,7 @@ def plan_with_found_rate(plan: Plan, data: TrainingData, accelerator: Accelerato
     accelerator.print(f"Learning rate {found.lr:g}, as the finder suggests.\n")
     config = dataclasses.replace(plan.config, learning_rate=found.lr, auto_learning_rate=False)
     layout = plan.layout
-    return make_plan(config, data, plan.model_config, layout.num_processes, layout.rank), found
+    return make_plan(config, data, plan.model_config, layout.num_processes, layout.rank, start=plan.start), found
 
 
 def find_lr_of(

@@ -18,7 +18,7 @@ from ..finder.range_test import FinderConfig
 from ..optimizers.entries import optimizer_state_bytes
 from ..preflight.run import run_checks
 from ..training.plan_text import slow_precision
-from .memory import MemoryForecast, available_bytes, batch_that_fits, forecast_memory, optimizer_bytes
+from .memory import MemoryForecast, available_bytes, batch_that_fits, forecast_memory, optimizer_bytes, trained_bytes
 from .probes import Budget
 from .timing import SECONDS, TimeForecast, forecast_time
 
@@ -69,7 +69,9 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
         state = max(memory.optimizer, optimizer_state_bytes(trainer.run.optimizer))
         trainer.release()
     yield "\n".join(times)
-    yield "\n".join(_disk_lines(plan, memory.parameters, memory.parameters + memory.ema + state))
+    trained = trained_bytes(plan, memory.parameters)
+    base = memory.parameters - trained  # beside the checkpoints of a LoRA
+    yield "\n".join(_disk_lines(plan, memory.parameters + base, trained + memory.ema + state))
     yield "\n".join(["", *_alternatives(plan, memory, device.type, budget)])
 
 
@@ -133,10 +135,11 @@ def _disk_lines(plan: Plan, pipeline: int, checkpoint: int) -> list[str]:
 def _alternatives(plan: Plan, memory: MemoryForecast, device: str, budget: Budget) -> list[str]:
     """Total memory of the run with one setting changed, for as many settings as time allows."""
     config, changed = plan.config, partial(forecast_memory, plan, device=device)
+    trained = trained_bytes(plan, memory.parameters)
 
     def with_sizes(**sizes: int) -> MemoryForecast:
         other = memory._replace(**sizes)
-        return other._replace(checkpoint=memory.checkpoint and other.parameters + other.optimizer + other.ema)
+        return other._replace(checkpoint=memory.checkpoint and trained + other.optimizer + other.ema)
 
     def with_optimizer(name: str) -> MemoryForecast:
         return with_sizes(optimizer=optimizer_bytes(plan, name))

@@ -11,6 +11,7 @@ import torch
 
 from ..data.batch import Batch
 from ..optimizers.entries import OPTIMIZERS, get_optimizer, optimizer_state_bytes
+from ..training.lora import trained_parameters
 from ..training.plan import Plan
 from ..training.resolve_timesteps import objective_spec
 from ..training.sharding import fsdp_is_asked_for
@@ -54,22 +55,27 @@ def forecast_memory(
     )
     peak, copies = _track(dataclasses.replace(plan, config=config, layout=layout), device)
     state = optimizer_bytes(plan, config.optimizer, config.optimizer_kwargs)
-    weights = peak["PARAM"]
+    weights, trained = peak["PARAM"], trained_bytes(plan, peak["PARAM"])
     passing = sum(peak[part] for part in _ACTIVATIONS)
     told = sum(values.element_size() * math.prod(values.shape[1:]) for values in plan.conditions.values())
     held_out = plan.num_held_out * (2 * 4 * math.prod(plan.item_shape) + told)
     gradients = peak["GRAD"]
-    if gradients + passing < weights:  # the peak is the optimizer's step, with all gradients
-        gradients, passing = weights, 0
-    average, num = weights if config.use_ema else 0, layout.num_processes
+    if gradients + passing < trained:  # the peak is the optimizer's step, with all gradients
+        gradients, passing = trained, 0
+    average, num = trained if config.use_ema else 0, layout.num_processes
     if num > 1 and fsdp_is_asked_for():  # shards, and the gathered model, unless blocks are wrapped
         shard, gathered = weights // num, max(gradients, weights)
         return MemoryForecast(weights + shard, gathered + shard, state // num, average // num, passing, held_out, copies)
     if num > 1:  # DDP keeps its buckets, which hold the gradients
-        gradients = max(gradients, weights)
+        gradients = max(gradients, trained)
     is_written_meanwhile = device == "cpu" and plan.num_updates > config.checkpointing_steps
-    checkpoint = weights + state + average if is_written_meanwhile else 0
+    checkpoint = trained + state + average if is_written_meanwhile else 0
     return MemoryForecast(weights, gradients, state, average, passing, held_out, copies, checkpoint)
+
+
+def trained_bytes(plan: Plan, weights: int) -> int:
+    """Those of all `weights` that are trained, of which there are gradients, averages and checkpoints: float32."""
+    return weights if plan.config.lora_rank is None else 4 * plan.num_trained_parameters
 
 
 def optimizer_bytes(plan: Plan, name: str, arguments: dict[str, Any] | None = None) -> int:
@@ -78,14 +84,29 @@ def optimizer_bytes(plan: Plan, name: str, arguments: dict[str, Any] | None = No
 
     try:
         with FakeTensorMode():
-            model = plan.model_class(**plan.model_config)
-            optimizer = get_optimizer(name, model.parameters(), 1e-4, **(arguments or {}))
-            for parameter in model.parameters():
+            trained = list(trained_parameters(_model_of(plan)).values())
+            optimizer = get_optimizer(name, trained, 1e-4, **(arguments or {}))
+            for parameter in trained:
                 parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
             return optimizer_state_bytes(optimizer)
     except Exception:  # some optimizers read values, which fake tensors do not have
-        return int(OPTIMIZERS[name].facts.get("state_bytes", 8) * plan.num_parameters)
+        return int(OPTIMIZERS[name].facts.get("state_bytes", 8) * plan.num_trained_parameters)
+
+
+def _model_of(plan: Plan) -> Any:
+    """The model of a plan on the present device, under fake tensors, which a LoRA cannot be added to."""
+    if plan.config.lora_rank is None:
+        return plan.model_class(**plan.model_config)
+    model = plan.model_on_meta
+    for module in model.modules():
+        for name, value in module._parameters.items():
+            if value is not None:
+                module._parameters[name] = torch.nn.Parameter(torch.zeros(value.shape), value.requires_grad)
+        for name, value in module._buffers.items():
+            if value is not None:
+                module._buffers[name] = torch.zeros(value.shape, dtype=value.dtype)
+    return model
 
 
 def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
@@ -98,7 +119,7 @@ def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
 
         def _pre_fw_hook(self, module: Any, inputs: Any) -> None:
             if not self._param_to_grad_hook_handles:
-                self._track_module_params_and_buffers(model)
+                self._track_module_params_and_buffers(with_gradients)
 
         def _post_fw_hook(self, module: Any, inputs: Any, outputs: Any) -> None:
             pass
@@ -113,7 +134,8 @@ def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
     process = objective_spec(config).make_process()  # whose scheduler may read its own tables
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = plan.model_class(**plan.model_config).train()
+        model = _model_of(plan).train()
+        with_gradients = torch.nn.ParameterList(value for value in model.parameters() if value.requires_grad)
         if config.gradient_checkpointing:
             model.enable_gradient_checkpointing()
         if config.channels_last:

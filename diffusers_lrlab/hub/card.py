@@ -14,6 +14,7 @@ from ..data.toy2d_entries import TOY_DATASETS
 from ..evaluation.metrics import METRICS
 from ..finder.saved_result import read_saved_result
 from ..models.registry import has_own_code
+from ..models.start_weights import LORA_FILE
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule
 from ..schedules.schedule import Schedule
@@ -26,6 +27,25 @@ from ..training.resolve_timesteps import recorded_process
 from .card_sections import section_of
 from .cards import as_code, fill
 from .pipeline_folder import references_of
+from .records import read_json
+
+# Markdown for a LoRA beside the pipeline; the classes of models that have no LoRA in diffusers inherit its loader.
+_LORA_EXAMPLE = """
+This loads the weights without the LoRA that was trained, which lies beside them. With it, by `peft`:
+
+```python
+from diffusers import DiffusionPipeline
+from diffusers.loaders import PeftAdapterMixin
+from {library} import {model}
+
+class ModelWithLora({model}, PeftAdapterMixin):
+    pass
+
+model = ModelWithLora.from_pretrained("{location}", subfolder="{component}")
+model.load_lora_adapter("{location}", prefix="{component}", use_safetensors=True)
+pipeline = DiffusionPipeline.from_pretrained("{location}", {component}=model)
+```
+"""
 
 _LABELS = {
     "timestep_sampler": "Timestep sampler",
@@ -88,6 +108,10 @@ def _example(kind: DataKind, record: dict[str, Any], folder: Path) -> str:
             f"The denoiser is code of its author, `{kind.component}/diffusers_lrlab.py`, which needs diffusers_lrlab. Read "
             f"it, and import a copy of it first.\n\n{example}"
         )
+    if (folder / LORA_FILE).is_file():
+        library, model = read_json(folder / "model_index.json")[kind.component]
+        names = {"library": library, "model": model, "component": kind.component}
+        example += _LORA_EXAMPLE.format(location=location, **names)
     for name, reference in references_of(folder).items():
         example += f"\nIts `{name}` is loaded from elsewhere. Pass it to `from_pretrained` as `{name}={reference.call}`.\n"
     return example
@@ -189,6 +213,7 @@ def _facts(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
         *([("Denoiser", f"`{format_spec(denoiser, config['denoiser_kwargs'])}`")] if denoiser else []),
         *_label_facts(config, train),
         ("Parameters", f"{train['num_parameters']:,}"),
+        *_start(config, train),
         ("Updates", f"{train['num_updates']} of {train['global_batch']} {things}"),
         ("Objective", f"`{config['objective']}`"),
         *recorded_process(config).describe(),
@@ -214,6 +239,21 @@ def _label_facts(config: dict[str, Any], train: dict[str, Any]) -> list[tuple[st
     ]
 
 
+def _start(config: dict[str, Any], train: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The weights that the model started from, and its LoRA."""
+    if (start := train.get("started_from")) is None:
+        return []
+    name, commit = start["name_or_path"], start["commit"]
+    source = f"[{name}](https://huggingface.co/{name}) at `{commit}`" if commit else f"`{name}`"
+    rows = [("Started from the weights of", f"{source}, SHA-256 `{start['sha256'][:16]}`")]
+    if config["lora_rank"] is None:
+        return rows
+    targets = f", on `{config['lora_target_modules']}`" if config["lora_target_modules"] else ""
+    where = "added to the weights" if config["merge_lora"] else f"beside the weights, in `{LORA_FILE}`"
+    lora = f"rank {config['lora_rank']}, alpha {config['lora_alpha']:g}{targets}, {where}"
+    return [*rows, ("LoRA", lora), ("Trained parameters", f"{train['num_trained_parameters']:,}")]
+
+
 def _card_data(record: dict[str, Any], kind: DataKind, title: str) -> Any:
     """Metadata for the Hub, with the results as a model-index."""
     from huggingface_hub import EvalResult, ModelCardData
@@ -221,6 +261,7 @@ def _card_data(record: dict[str, Any], kind: DataKind, title: str) -> Any:
     config, results = record["config"], record["train"]["results"]
     section = section_of(kind, config)
     name, on_hub = config["dataset_name"] or config["train_data_dir"], _is_on_hub(config)
+    start, lora = record["train"].get("started_from", {}), ["lora"] if config["lora_rank"] else []
     evaluations = [
         EvalResult(
             task_type=section.task,
@@ -238,8 +279,9 @@ def _card_data(record: dict[str, Any], kind: DataKind, title: str) -> Any:
         library_name="diffusers",
         license=config["hub_license"],
         pipeline_tag=None if section.task == "other" else section.task,
-        tags=["diffusers", "diffusers-training", *section.tags, "diffusers_lrlab", config["lr_scheduler"]],
+        tags=["diffusers", "diffusers-training", *section.tags, *lora, "diffusers_lrlab", config["lr_scheduler"]],
         datasets=[name] if on_hub else None,
+        base_model=start["name_or_path"] if start.get("commit") else None,
         model_name=title if evaluations else None,
         eval_results=evaluations or None,
     )

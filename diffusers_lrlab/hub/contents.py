@@ -20,15 +20,17 @@ from ..core.manifest import (
     sums_of_bytes,
 )
 from ..core.words import counted
+from ..models.start_weights import LORA_FILE
 from ..schedules.published import read_schedule_file
 from ..training.kinds.select import components
+from ..training.lora import BASE
 from ..training.run_folder import RunFolder
 from .cards import card_for_dataset, card_for_run, card_for_schedule, card_for_study, space_card
 from .records import read_json, read_record, updates_done
 
 # Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
-_RUN_FILES = ("model_index.json", "pipeline.py", "README.md", "lrlab/*")
-_NEVER = ("*.npy", ".tmp-*", "*/.tmp-*", "*/.cache/*", ".lock*", "lrlab/profile.json.gz")
+_RUN_FILES = ("model_index.json", "pipeline.py", "README.md", LORA_FILE, "lrlab/*")
+_NEVER = ("*.npy", ".tmp-*", "*/.tmp-*", "*/.cache/*", ".lock*", "lrlab/profile.json.gz", f"{BASE}/*")
 _CHECKPOINTS = ("checkpoint-*/*",)
 _STUDY_FILES = (
     *("README.md", "*.png", "tables/*.tex", "summary.json", "summary.parquet", "runs.parquet", "spec.yaml", "runs/*.json"),

@@ -13,6 +13,7 @@ from ..core.errors import LabError
 from ..core.files import write_text
 from ..core.options import defaults_of, names_where
 from ..core.words import agreeing, counted
+from ..models.start_weights import LORA_FILE
 from ..training.kinds.select import kind_of
 from .records import is_number, read_log, read_record
 
@@ -88,7 +89,9 @@ def recorded_options(folder: Path) -> dict[str, Any]:
             f"it, diffusers_lrlab {record['meta']['versions'].get('diffusers_lrlab', 'of then')}."
         )
     repeated = names_where(TrainingConfig, is_repeated=True)
-    return {key: value for key, value in record["config"].items() if key in repeated and value is not None}
+    options = {key: value for key, value in record["config"].items() if key in repeated and value is not None}
+    commit = record["train"].get("started_from", {}).get("commit")
+    return options | ({} if commit is None else {"revision": commit})
 
 
 def without_replaced(recorded: dict[str, Any], arguments: list[str]) -> dict[str, Any]:
@@ -98,6 +101,8 @@ def without_replaced(recorded: dict[str, Any], arguments: list[str]) -> dict[str
     flags = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
     given = {flag.removeprefix("--").replace("-", "_") for flag in flags}
     kept = {name: value for name, value in recorded.items() if name.removesuffix("_kwargs") not in given or name in given}
+    if "pretrained_model_name_or_path" in given:
+        kept.pop("revision", None)  # of the recorded one
     if "objective_kwargs" in kept:
         replaced = {
             parameter for options in OBJECTIVE_OPTIONS.values() for parameter, option in options.items() if option in given
@@ -128,6 +133,8 @@ def _settings(then: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any,
     defaults = {name: defaults_of(TrainingConfig)[name] for name in names_where(TrainingConfig, is_repeated=True)}
     pairs = {name: (then["config"].get(name, value), now["config"].get(name, value)) for name, value in defaults.items()}
     pairs["images an update, over all processes"] = then["train"]["global_batch"], now["train"]["global_batch"]
+    starts = [record["train"].get("started_from", {}).get("sha256") for record in (then, now)]
+    pairs["SHA-256 of the weights that it starts from"] = starts[0], starts[1]
     return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
 
 
@@ -192,8 +199,9 @@ def _compare_results(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, fl
 
 
 def _weights_files(folder: Path) -> list[Path]:
-    """Files of weights, several if they are sharded."""
-    return sorted((folder / kind_of(read_record(folder)["config"]).component).glob("*.safetensors"))
+    """Files of weights, several if they are sharded or if a LoRA lies beside them."""
+    found = (folder / kind_of(read_record(folder)["config"]).component).glob("*.safetensors")
+    return sorted([*found, *folder.glob(LORA_FILE)])
 
 
 def _compare_weights(then: Path, now: Path) -> tuple[str, float | None]:

@@ -28,6 +28,11 @@ def load_model_config(model_class: Any, name_or_path: str, cache_dir: str | None
             f"--model_config_name_or_path {name_or_path!r} cannot be read: {reason} Give a folder with a config.json, "
             "such a file, or a Hub id."
         ) from None
+    return complete_config(model_class, config, "--model_config_name_or_path", name_or_path)
+
+
+def complete_config(model_class: Any, config: dict[str, Any], option: str, name_or_path: str) -> dict[str, Any]:
+    """A configuration that was read, with the defaults filled in; a `LabError` if no such model can be built from it."""
     wanted = model_class.__name__
     found = config.get("_class_name", wanted)
     if found != wanted:
@@ -37,11 +42,11 @@ def load_model_config(model_class: Any, name_or_path: str, cache_dir: str | None
     if unknown := [key for key in given if key not in parameters]:
         raise LabError(f"{wanted} does not take {', '.join(map(repr, unknown))} in its configuration. Remove it.")
     defaults = {name: known.default for name, known in parameters.items() if known.default is not known.empty}
-    _check_can_be_built(model_class, defaults | given, name_or_path)
+    _check_can_be_built(model_class, defaults | given, option, name_or_path)
     return defaults | given
 
 
-def _check_can_be_built(model_class: Any, config: dict[str, Any], name_or_path: str) -> None:
+def _check_can_be_built(model_class: Any, config: dict[str, Any], option: str, name_or_path: str) -> None:
     import torch
 
     try:
@@ -49,6 +54,5 @@ def _check_can_be_built(model_class: Any, config: dict[str, Any], name_or_path: 
             model_class(**config)
     except Exception as error:  # of any type, as diffusers and torch check little
         raise LabError(
-            f"--model_config_name_or_path {name_or_path!r}: no {model_class.__name__} can be built from it: {error} "
-            "Correct its config.json."
+            f"{option} {name_or_path!r}: no {model_class.__name__} can be built from it: {error} Correct its config.json."
         ) from error

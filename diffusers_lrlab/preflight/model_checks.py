@@ -9,6 +9,7 @@ from ..core.words import agreeing, counted
 from ..data.batch import Batch
 from ..finder.fixed_noise import FixedNoiseObjective
 from ..finder.snapshot import restored_afterwards
+from ..training.lora import has_lora
 from ..training.sharding import is_sharded
 from ..training.stepping import do_one_update
 from .subject import Subject
@@ -24,7 +25,7 @@ def dead_parameters(subject: Subject) -> str | None:
         raise LabError("the model is sharded, and this check needs a whole one.")
     model = trainer.run.model
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    frozen = sum(1 for _ in model.parameters()) - len(named)
+    frozen = 0 if has_lora(model) else sum(1 for _ in model.parameters()) - len(named)
     if not named:
         return "The model has no trainable parameter."
     batch = subject.batch[: min(_PROBED, subject.plan.layout.micro_batch)].to(trainer.accelerator.device)

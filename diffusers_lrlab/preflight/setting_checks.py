@@ -56,10 +56,10 @@ def terminal_snr(subject: Subject) -> str | None:
 
 def model_and_scheduler(subject: Subject) -> str | None:
     """A scheduler configuration beside that of the model which contradicts this run's."""
-    config = subject.config
-    if config.model_config_name_or_path is None:
+    config, start = subject.config, subject.plan.start
+    if config.given_model is None:
         return None
-    folder = Path(config.model_config_name_or_path).expanduser()
+    folder = Path(start.folder if start is not None and start.folder is not None else config.given_model).expanduser()
     folder = folder.parent if folder.is_file() else folder
     beside = [parent / "scheduler" / "scheduler_config.json" for parent in (folder.parent, folder)]
     try:
@@ -67,7 +67,7 @@ def model_and_scheduler(subject: Subject) -> str | None:
     except (OSError, ValueError, StopIteration):
         return None
     found = subject.run.process.contradictions(saved)
-    return f"The scheduler beside the model {config.model_config_name_or_path!r} {found[0]}" if found else None
+    return f"The scheduler beside the model {config.given_model!r} {found[0]}" if found else None
 
 
 def ema_memory(subject: Subject) -> str | None:

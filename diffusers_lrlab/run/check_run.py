@@ -15,6 +15,7 @@ from ..core.manifest import MANIFEST, each_damage
 from ..core.words import counted
 from ..hub.pipeline_folder import check_pipeline
 from ..hub.records import read_log, read_record
+from ..training.lora import BASE
 from ..training.resume import read_state
 from ..training.run_files import is_checkpoint
 from ..training.run_folder import RunFolder, checkpoint_update
@@ -29,6 +30,8 @@ def check_run(path: Path) -> Finding:
     finding.note("log", partial(_check_log, folder))
     for checkpoint in _checkpoints(folder):
         finding.note(checkpoint.name, partial(_check_checkpoint, checkpoint))
+    if (path / BASE).exists():
+        finding.note("weights beside the LoRA of checkpoints", lambda: refuse_damage(each_damage(path / BASE)))
     if folder.timesteps_file.exists():
         finding.note(folder.timesteps_file.name, partial(read_parquet, folder.timesteps_file))
     if (path / "model_index.json").exists():

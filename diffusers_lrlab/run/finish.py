@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ..models.start_weights import LORA_FILE
 from ..training.pipeline import pipeline_name
 from ..training.results.base import results_of
 from ..training.sharding import whole_weights
@@ -55,6 +56,8 @@ def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
     accelerator.print(
         f"Finished: {pipeline_name(run.kind, config)}.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md"
     )
+    if config.lora_rank is not None and not config.merge_lora:
+        accelerator.print(f"The pipeline has no LoRA: it lies beside it, in {LORA_FILE}. The card shows how to load both.")
 
 
 def _show_results(trainer: Trainer, figures: dict[str, Any]) -> None:

@@ -50,12 +50,19 @@ def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, pr
             "data_shape": plan.data_shape,
             **({} if plan.classes is None else {"class_names": list(plan.classes.names)}),
             "num_parameters": plan.num_parameters,
+            **start_of(plan),
             "device": str(accelerator.device),
             "mixed_precision": accelerator.mixed_precision,
         },
         "config": plan.config.to_dict(),
         "meta": describe_environment(),
     }
+
+
+def start_of(plan: Plan) -> dict[str, Any]:
+    """What a run started from, and how much of it a LoRA trains; nothing for one that started from random weights."""
+    trained = {} if plan.config.lora_rank is None else {"num_trained_parameters": plan.num_trained_parameters}
+    return {} if plan.start is None else {"started_from": plan.start.facts, **trained}
 
 
 def warn_of_changed_plugins(record: dict[str, Any], previous: dict[str, Any]) -> None:

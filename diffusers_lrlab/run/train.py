@@ -59,7 +59,7 @@ def run_training(config: TrainingConfig) -> Path | None:
             from ..hub.publish import check_can_push
 
             resolved = dataclasses.replace(resolved, hub_model_id=check_can_push(resolved))
-        plan, data, accelerator = prepare_resolved(resolved)
+        plan, data, accelerator = prepare_resolved(resolved, checkpoint)
         check_agreed(checkpoint, resolved)
         if resolved.profile is not None:
             from ..training.profiling import check_profile

@@ -2,6 +2,7 @@
 
     checkpoint-500/unet/             raw weights, for from_pretrained of the model's class (denoiser/ for points)
     checkpoint-500/unet_ema/         their moving average and its state
+                                     both of a LoRA alone, if one is trained; base/ beside the checkpoints has the rest
     checkpoint-500/optimizer.bin     as accelerate saves it
     checkpoint-500/random_states_RANK.json   of the global generators of each process
     checkpoint-500/trainer.json      clock, schedule, configuration, data fingerprint
@@ -27,7 +28,7 @@ from diffusers.training_utils import EMAModel
 from safetensors.torch import load_file, save_file
 
 from ..averaging.averages import EMA, without_config_warnings
-from ..core.files import atomic_file, write_text
+from ..core.files import atomic_file, atomic_folder, write_text
 from ..core.manifest import write_manifest
 from ..core.random_states import random_states, restore_random_states
 from ..core.streams import stream_seed
@@ -35,6 +36,7 @@ from ..data.streams import ShardedStream
 from ..diagnostics.timestep_log import write_timesteps
 from .compiling import compile_backend
 from .host_copies import on_host, with_weights
+from .lora import BASE, base_weights, has_lora, load_lora, lora_weights, read_lora
 from .resume import check_same_run, read_state
 from .run_folder import RunFolder
 from .run_state import RunState
@@ -54,6 +56,9 @@ def register_model_format(accelerator: Accelerator, component: str) -> Any:
         if is_sharded(accelerator):
             return  # accelerate loads the shards
         model = accelerator.unwrap_model(models.pop(), keep_torch_compile=False)
+        if has_lora(model):
+            load_lora(Path(folder) / component, model, component)
+            return
         with without_config_warnings():
             saved = type(model).from_pretrained(folder, subfolder=component)
         model.load_state_dict(saved.state_dict())
@@ -65,6 +70,7 @@ def _facts(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
     """Facts that must be equal in a checkpoint and the run that resumes from it, besides the configuration."""
     plan, data = run.plan, run.data
     stream = {"stream": data.train.facts} if isinstance(data.train, ShardedStream) else {}
+    start = {} if plan.start is None else {"started_from": plan.start.facts}
     return {
         "global_batch": plan.layout.global_batch,
         "num_updates": plan.num_updates,
@@ -72,6 +78,7 @@ def _facts(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
         "compile": compile_backend(accelerator),
         "sharded": is_sharded(accelerator),
         "model": plan.model_config,
+        **start,
         "data": {"name": data.name, "fingerprint": data.fingerprint, "num_images": data.num_images, **stream},
     }
 
@@ -87,8 +94,13 @@ class Contents:
     trainer: dict[str, Any]
     log_size: int
     rows: Any  # of losses by noise level, if they are logged
+    base: Any = None  # what a LoRA is beside, for the first checkpoint to write into the folder of the run
 
     def write(self, into: Path, folder: RunFolder) -> None:
+        if self.base is not None:
+            with atomic_folder(folder.path / BASE) as base:
+                self.base.save_pretrained(base)
+                write_manifest(base)
         for name, model in self.models.items():
             model.save_pretrained(into / name)
         for name, state in self.states.items():
@@ -110,11 +122,17 @@ def contents_of(accelerator: Accelerator, run: RunState, more: dict[str, Any], f
     state = run.state_dict() | more
     parts = {owner: state.pop(owner, {}) for owner in _OWNERS}
     facts = {"config": run.config.to_dict(), **_facts(accelerator, run), "num_processes": run.plan.layout.num_processes}
-    models, states = {}, {}
+    models, states, base = {}, {}, None
+    component = run.kind.component
     if accelerator.is_main_process and not is_sharded(accelerator):
-        models[run.kind.component] = with_weights(run.model, run.model.state_dict())
+        if not has_lora(run.model):
+            models[component] = with_weights(run.model, run.model.state_dict())
+        else:
+            models[component] = lora_weights(run.model, component)
+            if not (folder.path / BASE).exists():
+                base = with_weights(run.model, base_weights(run.model))
         if run.average is not None:
-            models[f"{run.kind.component}_ema"] = average_as_model(run.model, run.average)
+            models[f"{component}_ema"] = average_as_model(run.model, run.average, component)
         states[f"{OPTIMIZER_NAME}.bin"] = on_host(run.optimizer.state_dict())
         if accelerator.scaler is not None:
             states[SCALER_NAME] = on_host(accelerator.scaler.state_dict())
@@ -126,13 +144,16 @@ def contents_of(accelerator: Accelerator, run: RunState, more: dict[str, Any], f
         on_host({**facts, **state}),
         folder.log_size(),
         rows,
+        base,
     )
 
 
-def average_as_model(model: Any, average: EMA) -> Any:
-    """The model that `EMAModel.save_pretrained` would save, made without drawing random numbers."""
+def average_as_model(model: Any, average: EMA, component: str) -> Any:
+    """The model that `EMAModel.save_pretrained` would save, without drawing random numbers; of a LoRA, its average."""
     state = average.state_dict()
     own = {key: value for key, value in state.items() if key != "shadow_params"}
+    if has_lora(model):
+        return lora_weights(model, component, state["shadow_params"], own)
     names = [name for name, _ in model.named_parameters()]
     held = with_weights(model, model.state_dict() | dict(zip(names, state["shadow_params"], strict=True)))
     held.register_to_config(**own)
@@ -163,7 +184,7 @@ def load_checkpoint(accelerator: Accelerator, run: RunState, path: Path, folder:
         if is_sharded(accelerator):
             load_sharded_average(run, saved)
         else:
-            load_average(run.average, type(run.model), saved)
+            load_average(run.average, run.model, saved, run.kind.component)
     accelerator.load_state(str(path))
     # Random states last: building a model, as diffusers does for the weights, draws from them.
     if state["num_processes"] != accelerator.num_processes:
@@ -188,8 +209,12 @@ def load_checkpoint(accelerator: Accelerator, run: RunState, path: Path, folder:
     return state
 
 
-def load_average(average: EMA, model_class: Any, folder: Path) -> None:
-    """Restores an average from its saved model."""
+def load_average(average: EMA, model: Any, folder: Path, component: str) -> None:
+    """Restores an average from its saved model or LoRA."""
+    if has_lora(model):
+        values, state = read_lora(folder, model, component)
+        average.load_state_dict({**state, "shadow_params": values})
+        return
     with without_config_warnings():
-        saved = EMAModel.from_pretrained(str(folder), model_class)
+        saved = EMAModel.from_pretrained(str(folder), type(model))
     average.load_state_dict(saved.state_dict())

@@ -95,6 +95,11 @@ class ResolvedConfig(TrainingConfig):
         """The learning rate per timestep, if any."""
         return None if self.timestep_lr is None else TimestepLR(self.timestep_lr, **self.timestep_lr_kwargs)
 
+    @property
+    def given_model(self) -> str | None:
+        """Where the configuration of the model comes from, with or without weights; `None` if it is made for the data."""
+        return self.pretrained_model_name_or_path or self.model_config_name_or_path
+
     def layout(self, num_processes: int = 1, rank: int = 0) -> BatchLayout:
         return BatchLayout(self.train_batch_size, self.gradient_accumulation_steps, num_processes, rank)
 

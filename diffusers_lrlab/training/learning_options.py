@@ -9,6 +9,7 @@ from ..core.options import (
     DRAWS,
     EVALUATION,
     OBJECTIVE,
+    OUTPUT,
     SPEED,
     THIS_START,
     UPDATE,
@@ -22,6 +23,11 @@ from ..objective.process import NUM_STEPS, BetaSchedule, PredictionType
 
 EMA = Need("--use_ema", lambda config: config.use_ema)
 NO_EMA_SPEC = Need("--ema", lambda config: config.ema is None, is_absence=True)
+NO_START = Need(
+    "--pretrained_model_name_or_path", lambda config: config.pretrained_model_name_or_path is None, is_absence=True
+)
+START = Need("--pretrained_model_name_or_path", lambda config: config.pretrained_model_name_or_path is not None)
+LORA = Need("--lora_rank", lambda config: config.lora_rank is not None)
 NO_DENOISER = Need("--denoiser", lambda config: config.denoiser is None, is_absence=True)
 EMA_PARAMETER = (EMA, NO_EMA_SPEC)
 EMA_OPTIONS = ("inv_gamma", "power", "max_decay", "start_update", "update_every")  # --ema_*, parameters of warmup_power
@@ -72,7 +78,48 @@ class ModelConfig:
         finder="uses",
         may_change_on_resume=True,
         is_path=True,
-        needs=(NO_DENOISER,),
+        needs=(NO_DENOISER, NO_START),
+    )
+    pretrained_model_name_or_path: str | None = option(
+        None,
+        "Folder or Hub id of a pipeline or a model whose configuration and weights the model starts from (default: random "
+        "weights). A class other than the default one is named by --denoiser.",
+        UPDATE,
+        is_path=True,
+    )
+    revision: str | None = option(
+        None,
+        "Branch, tag or commit of --pretrained_model_name_or_path on the Hub (default: its main branch).",
+        UPDATE,
+        is_repeated=False,  # a rerun takes the commit that was read
+        needs=(START,),
+    )
+    lora_rank: int | None = option(
+        None,
+        "Train only a LoRA of this rank on the weights of --pretrained_model_name_or_path (default: train all weights).",
+        UPDATE,
+        range="[1, 1e5]",
+        needs=(START,),
+    )
+    lora_alpha: float | None = option(
+        None,
+        "Scale of the LoRA: its product of matrices is added times lora_alpha / lora_rank (default: lora_rank).",
+        UPDATE,
+        range="(0, 1e6]",
+        needs=(LORA,),
+    )
+    lora_target_modules: str | None = option(
+        None,
+        "Comma-separated names of the linear and convolutional layers that get a LoRA, or the ends of their names; * "
+        "stands for any text (default: to_q,to_k,to_v,to_out.0, the projections of attention; * for a model without any).",
+        UPDATE,
+        needs=(LORA,),
+    )
+    merge_lora: bool = option(
+        False,
+        "Add the LoRA to the weights of the saved pipeline, instead of saving it beside them.",
+        OUTPUT,
+        needs=(LORA,),
     )
     objective: str = option(
         "ddpm",

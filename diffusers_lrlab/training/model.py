@@ -1,16 +1,22 @@
-"""The model of a run: a denoiser chosen by name, a given configuration of the default model, or its default."""
+"""The model of a run: a denoiser chosen by name, a given configuration of the default model, or its default; its start."""
 
 from __future__ import annotations
 
 import pkgutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError, must_be
-from ..models.loading import load_model_config
+from ..core.extras import require_extra
+from ..core.manifest import find_damage
+from ..models.loading import complete_config, load_model_config
 from ..models.registry import DENOISERS, denoiser_arguments, denoiser_class
+from ..models.start_weights import OPTION, StartWeights, find_start_weights
 from .config import ResolvedConfig
 from .kinds.images import EMBEDDINGS_HINT
 from .kinds.select import kind_of
+from .lora import BASE, add_lora
+from .resume import read_state
 
 if TYPE_CHECKING:
     from ..data.loading import TrainingData
@@ -20,18 +26,66 @@ def model_class_of(config: ResolvedConfig) -> Any:
     return pkgutil.resolve_name(kind_of(config).model) if config.denoiser is None else denoiser_class(config.denoiser)
 
 
-def make_model(config: ResolvedConfig, arguments: dict[str, Any]) -> Any:
-    """The model with these arguments, and the weights that it begins with."""
-    return (model_class_of(config) if config.denoiser is None else DENOISERS[config.denoiser])(**arguments)
+def make_model(config: ResolvedConfig, arguments: dict[str, Any], start: StartWeights | None = None) -> Any:
+    """The model with these arguments, and the weights that it begins with; with a LoRA, if one is asked for."""
+    model = (model_class_of(config) if config.denoiser is None else DENOISERS[config.denoiser])(**arguments)
+    if start is not None:
+        start.load_into(model)
+    return add_lora(model, config)
 
 
-def given_model_config(config: ResolvedConfig) -> dict[str, Any] | None:
-    """The configuration given for the default model, checked without data; `None` if there is none."""
+def find_start(config: ResolvedConfig, checkpoint: Path | None = None) -> StartWeights | None:
+    """
+    The weights that a run starts from, `None` for random ones. A run that goes on from a checkpoint does not read them
+    again: the checkpoint has the weights, and the folder of the run those beside a LoRA.
+    """
+    if config.pretrained_model_name_or_path is None:
+        return None
+    if config.lora_rank is not None:
+        require_extra("lora", f"--lora_rank {config.lora_rank}", ["peft"])
+    if checkpoint is None:
+        where = config.pretrained_model_name_or_path, config.revision, config.cache_dir
+        return find_start_weights(*where, model_class_of(config).__name__, kind_of(config).component)
+    state, base = read_state(checkpoint), checkpoint.parent / BASE
+    if config.lora_rank is not None and (damage := find_damage(base)) is not None:
+        raise LabError(
+            f"{str(checkpoint)!r} cannot be resumed from: it has a LoRA, and the weights beside it are damaged: {damage}. "
+            "Hint: restore them from a copy, or start again by --overwrite_output_dir."
+        )
+    folder = None if config.lora_rank is None else str(base)
+    return StartWeights(**state["started_from"], config=state["model"], folder=folder)
+
+
+def given_model_config(config: ResolvedConfig, start: StartWeights | None = None) -> dict[str, Any] | None:
+    """The configuration given for the model, or of the weights that it starts from, checked without data, or `None`."""
+    if start is not None:
+        return _config_of_start(config, start)
     if config.denoiser is not None:
         return None
     name = config.model_config_name_or_path
     given = None if name is None else load_model_config(model_class_of(config), name, config.cache_dir)
     return kind_of(config).check_model_config(config, given)
+
+
+def _config_of_start(config: ResolvedConfig, start: StartWeights) -> dict[str, Any]:
+    import torch
+
+    model_class = model_class_of(config)
+    given = complete_config(model_class, start.config, OPTION, start.name_or_path)
+    kind = kind_of(config)
+    if config.denoiser is None:
+        given = kind.check_model_config(config, given) or given
+    elif config.resolution is not None:
+        channels, resolution = config.image_shape
+        of_images = {"sample_size": resolution, "in_channels": channels, "out_channels": channels}
+        _check_shape(config, given, of_images, "as --resolution and --image_channels say")
+    # Errors of weights and LoRA come before data are read.
+    if start.folder is not None:
+        start.read(model_class)
+    if config.lora_rank is not None:
+        with torch.device("meta"):
+            add_lora(model_class(**given), config)
+    return given
 
 
 def model_arguments(config: ResolvedConfig, given: dict[str, Any] | None, data: TrainingData) -> dict[str, Any]:
@@ -41,15 +95,24 @@ def model_arguments(config: ResolvedConfig, given: dict[str, Any] | None, data: 
     if config.denoiser is not None:
         if config.gradient_checkpointing and not model_class_of(config)._supports_gradient_checkpointing:
             raise LabError(f"--gradient_checkpointing: the denoiser {config.denoiser!r} does not support it. Leave it out.")
+    if config.denoiser is not None and given is None:
         return denoiser_arguments(config.denoiser, config.denoiser_kwargs or {}, of_data, kind.name)
     if given is None:
         return kind.default_model_config(config, data)
-    for name, value in of_data.items():
-        if given.get(name, value) != value:
-            hint = EMBEDDINGS_HINT if name == "num_class_embeds" else "change it in its config.json, or use other data"
-            model = config.model_config_name_or_path
-            raise must_be(name, given[name], f"{value}, as in the data {data.name!r}", hint, of=f"the model {model!r}")
+    _check_shape(config, given, of_data, f"as in the data {data.name!r}")
     return given
+
+
+def _check_shape(config: ResolvedConfig, given: dict[str, Any], of_data: dict[str, Any], why: str) -> None:
+    """Raises a `LabError` if a given model is for data of another shape."""
+    model = config.given_model
+    hint = "change it in its config.json, or use other data"
+    if config.pretrained_model_name_or_path is not None:
+        hint = "start from weights for such data, or use other data"
+    for name, value in of_data.items():
+        if given.get(name) not in (None, value):
+            remedy = EMBEDDINGS_HINT if name == "num_class_embeds" else hint
+            raise must_be(name, given[name], f"{value}, {why}", remedy, of=f"the model {model!r}")
 
 
 def describe_model(config: ResolvedConfig, arguments: dict[str, Any]) -> str:

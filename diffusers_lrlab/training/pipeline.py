@@ -8,8 +8,11 @@ from typing import Any
 
 from ..core.files import full_disk_explained, sync, sync_tree, temporary_beside
 from ..models.registry import denoiser_code
+from ..models.start_weights import LORA_FILE
 from ..pipelines.reference import Reference, save_with_references
+from .host_copies import with_weights
 from .kinds.base import DataKind, row_for
+from .lora import base_weights, has_lora, lora_weights
 from .run_state import RunState
 
 # Pipelines of runs with class labels, by the name of a kind.
@@ -34,9 +37,9 @@ def _parts_of(run: RunState) -> dict[str, Any]:
     return parts | {"id2label": dict(enumerate(classes.names)), "guidance_scale": run.config.guidance_scale}
 
 
-def make_pipeline(run: RunState, scheduler: Any = None) -> Any:
-    """A pipeline with the current model, by default with a new sampling scheduler."""
-    kind, config, model = run.kind, run.config, run.model
+def make_pipeline(run: RunState, scheduler: Any = None, model: Any = None) -> Any:
+    """A pipeline with the current model, or with `model`, by default with a new sampling scheduler."""
+    kind, config, model = run.kind, run.config, run.model if model is None else model
     parts = _parts_of(run)
     loaded = {
         name: part.load(config.cache_dir).to(model.device) if isinstance(part, Reference) else part
@@ -60,11 +63,18 @@ def save_pipeline(run: RunState, folder: Path) -> None:
     references = {name: part for name, part in parts.items() if isinstance(part, Reference)}
     try:
         with full_disk_explained(index):
-            save_with_references(make_pipeline(run, run.process.scheduler), references, temporary)
+            model = run.model
+            if has_lora(model):
+                model = with_weights(model, base_weights(model, run.config.merge_lora))
+                if not run.config.merge_lora:
+                    lora_weights(run.model, run.kind.component).save_pretrained(temporary)
+            save_with_references(make_pipeline(run, run.process.scheduler, model), references, temporary)
             if (code := denoiser_code(run.model)) is not None:
                 shutil.copyfile(code, temporary / run.kind.component / f"{type(run.model).__module__}.py")
         sync_tree(temporary)
         index.unlink(missing_ok=True)
+        if run.config.merge_lora:
+            (folder / LORA_FILE).unlink(missing_ok=True)
         sync(folder)
         for part in (*(path for path in temporary.iterdir() if path.name != index.name), temporary / index.name):
             if part.is_dir() and (folder / part.name).exists():

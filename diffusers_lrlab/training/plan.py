@@ -17,6 +17,7 @@ from ..data.batches import num_workers
 from ..data.labels import Classes
 from ..data.layout import BatchLayout
 from ..data.loading import TrainingData
+from ..models.start_weights import StartWeights
 from ..objective.process import NoiseProcess
 from ..schedules.expected import schedule_curves
 from ..schedules.registries import SCHEDULERS
@@ -25,6 +26,7 @@ from ..schedules.schedule import Schedule
 from .config import ResolvedConfig
 from .kinds.base import DataKind
 from .kinds.select import kind_of
+from .lora import add_lora, trained_parameters
 from .model import model_arguments, model_class_of
 from .resolve_schedules import check_floor
 from .resolve_timesteps import objective_spec
@@ -56,6 +58,7 @@ class Plan:
     num_workers: int  # that read and decode images
     conditions: Conditions = field(default_factory=dict)  # of the model, for no images: `(0, ...)` each
     classes: Classes | None = None  # of labelled data
+    start: StartWeights | None = None  # the weights that the model starts from
 
     @property
     def learning_rate(self) -> float:
@@ -139,10 +142,20 @@ class Plan:
     @cached_property
     def num_parameters(self) -> int:
         """Parameters of the model, without building it."""
+        return sum(parameter.numel() for parameter in self.model_on_meta.parameters())
+
+    @cached_property
+    def num_trained_parameters(self) -> int:
+        """Those that are trained: all, or those of the LoRA."""
+        return sum(parameter.numel() for parameter in trained_parameters(self.model_on_meta).values())
+
+    @property
+    def model_on_meta(self) -> Any:
+        """A model with shapes and no numbers."""
         import torch
 
         with torch.device("meta"):
-            return sum(parameter.numel() for parameter in self.model_class(**self.model_config).parameters())
+            return add_lora(self.model_class(**self.model_config), self.config)
 
     @cached_property
     def model_class(self) -> Any:
@@ -156,6 +169,7 @@ def make_plan(
     num_processes: int = 1,
     rank: int = 0,
     measures_in_full: bool = False,
+    start: StartWeights | None = None,
 ) -> Plan:
     """
     The plan of a run. Raises a `LabError` for a batch larger than the data, and for a schedule that does not fit the length.
@@ -194,6 +208,7 @@ def make_plan(
         num_workers=num_workers(data, config.dataloader_num_workers, num_updates * layout.global_batch),
         conditions=data.held_out[:0].conditions,
         classes=data.classes,
+        start=start,
     )
 
 

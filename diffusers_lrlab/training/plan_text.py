@@ -7,11 +7,13 @@ from ..core.spec import format_spec
 from ..core.words import counted, plural, singular, times
 from ..data.labels import describe_classes
 from ..diagnostics.gradients import NUM_PROBES
+from ..models.start_weights import LORA_FILE
 from ..optimizers.scaling import scaling_warning
 from ..schedules.resolve import double_decay
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from ..timesteps.sampling import contradiction
 from .choices import describe_choices
+from .lora import lora_layers
 from .model import describe_model
 from .plan import Plan
 
@@ -36,6 +38,7 @@ def describe_plan(plan: Plan) -> str:
         "labels": _labels_in_words(plan),
         "model": f"{describe_model(config, plan.model_config)}, "
         f"{counted(plan.num_parameters, 'parameter', ',')}"
+        + _start_in_words(plan)
         + (", compiled for training" if config.compile else "")
         + (", channels last" if config.channels_last else ""),
         "objective": "; ".join([config.objective, *(f"{name.lower()} {value}" for name, value in plan.process.describe())]),
@@ -56,10 +59,23 @@ def describe_plan(plan: Plan) -> str:
         "samples": _samples_in_words(plan),
         "warning": "\n               ".join(_warnings(plan)),
         "output": f"{config.output_dir}/: model_index.json, {plan.kind.component}/, scheduler/, README.md, "
-        f"lrlab/metrics.jsonl, {'lrlab/timesteps.parquet, ' if config.log_timestep_bins else ''}lrlab/run.json, "
+        + (f"{LORA_FILE}, " if config.lora_rank is not None and not config.merge_lora else "")
+        + f"lrlab/metrics.jsonl, {'lrlab/timesteps.parquet, ' if config.log_timestep_bins else ''}lrlab/run.json, "
         f"lrlab/*.png, checkpoint-N/ every {counted(config.checkpointing_steps, 'update')}",
     }
     return "\n".join(f"{name:>13}  {text}" for name, text in lines.items() if text)
+
+
+def _start_in_words(plan: Plan) -> str:
+    config, start = plan.config, plan.start
+    if start is None:
+        return ""
+    words = f", from the weights of {start.name_or_path}" + (f" at {start.commit[:8]}" if start.commit else "")
+    if config.lora_rank is None:
+        return words
+    layers = counted(len(lora_layers(plan.model_on_meta)), "layer")
+    trained = counted(plan.num_trained_parameters, "parameter", ",")
+    return f"{words}; a LoRA of rank {config.lora_rank}, alpha {config.lora_alpha:g}, on {layers}: {trained} trained"
 
 
 def _precision_in_words(plan: Plan) -> str:

@@ -12,13 +12,15 @@ from ..core.errors import LabError
 from ..core.words import counted
 from .config import ResolvedConfig, TrainingConfig
 from .kinds.select import kind_of
-from .model import given_model_config
+from .model import find_start, given_model_config
 from .resolve import resolve_config
 from .resolve_schedules import check_schedule
 from .resolve_timesteps import check_timesteps
 from .sharding import check_sharding, shard_on_cpu
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from accelerate import Accelerator
 
     from ..data.loading import TrainingData
@@ -82,12 +84,13 @@ def prepare(config: TrainingConfig) -> tuple[Plan, TrainingData, Accelerator]:
     return prepare_resolved(resolve_and_check(config))
 
 
-def prepare_resolved(config: ResolvedConfig) -> tuple[Plan, TrainingData, Accelerator]:
-    """[`prepare`] for a configuration that is resolved and checked."""
+def prepare_resolved(config: ResolvedConfig, checkpoint: Path | None = None) -> tuple[Plan, TrainingData, Accelerator]:
+    """[`prepare`] for a resolved and checked configuration; of a run that resumes if a checkpoint is given."""
     from .compiling import launcher_compiles, use_tf32
     from .plan import make_plan
 
-    model_config = given_model_config(config)
+    start = find_start(config, checkpoint)
+    model_config = given_model_config(config, start)
     precision = config.mixed_precision or usual_precision()
     config = dataclasses.replace(config, compile=config.compile or launcher_compiles(), mixed_precision=precision)
     accelerator = make_accelerator(config)
@@ -99,7 +102,8 @@ def prepare_resolved(config: ResolvedConfig) -> tuple[Plan, TrainingData, Accele
     if data.skipped:
         accelerator.print(f"Left out {counted(len(data.skipped), 'corrupt image')}:", *data.skipped, sep="\n  ")
     _check_same_schedule(config)
-    return make_plan(config, data, model_config, accelerator.num_processes, accelerator.process_index), data, accelerator
+    processes = accelerator.num_processes, accelerator.process_index
+    return make_plan(config, data, model_config, *processes, start=start), data, accelerator
 
 
 def _check_same_schedule(config: ResolvedConfig) -> None:

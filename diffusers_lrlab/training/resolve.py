@@ -15,6 +15,7 @@ from ..core.spec import format_spec, resolve_spec
 from ..core.words import counted
 from ..data.options import EMBEDDED_DATASETS
 from ..data.sources import find_point_column, known_point_column, local_folder
+from ..models.registry import DENOISERS
 from ..optimizers.entries import OPTIMIZERS, check_installed
 from ..schedules.resolve import merge_spec
 from .choices import LEARNED_FROM, given_kwargs, registry_of, resolve_choice
@@ -149,6 +150,8 @@ def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
     resolved = {key: value for option in LEARNED_FROM for key, value in resolve_choice(config, option).items()}
     if config.denoiser is not None or config.denoiser_kwargs:
         resolved |= resolve_choice(config, "denoiser")
+    if config.pretrained_model_name_or_path is not None:
+        resolved |= _resolve_start(config)
     resolved["on_divergence"] = format_spec(*resolve_spec(config.on_divergence, None, registry_of("on_divergence")))
     if config.ema is not None:
         resolved["ema"] = str(EMAForm.of(config.ema))
@@ -163,6 +166,22 @@ def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
         resolution = "" if config.resolution is None else f"-{config.resolution}"
         own = f"{config.objective}-{dataset}{resolution}"
         resolved["output_dir"] = str(resumed.parent) if of_checkpoint else own
+    return resolved
+
+
+def _resolve_start(config: TrainingConfig) -> dict[str, Any]:
+    """A model that starts from weights has their configuration, and a LoRA a scale."""
+    if config.denoiser is not None and (
+        given := merge_spec(config.denoiser, given_kwargs(config, "denoiser"), DENOISERS)[1]
+    ):
+        names = ", ".join(given)
+        raise LabError(
+            f"--denoiser {config.denoiser}: must be given without parameters beside --pretrained_model_name_or_path, got "
+            f"{names}. Hint: the configuration of the model is that of its weights."
+        )
+    resolved: dict[str, Any] = {} if config.denoiser is None else {"denoiser_kwargs": {}}
+    if config.lora_rank is not None:
+        resolved["lora_alpha"] = float(config.lora_rank if config.lora_alpha is None else config.lora_alpha)
     return resolved
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 from ..core.errors import LabError
 from ..core.files import TEMPORARY, check_kinds
 from ..core.manifest import MANIFEST, Sums, sums_in
+from ..models.start_weights import LORA_FILE
 from .kinds.select import components
+from .lora import BASE
 
 # Written by a run besides checkpoints and weights, so that --overwrite_output_dir may remove it.
-OWN = ("model_index.json", "pipeline.py", "README.md", "scheduler", MANIFEST)
+OWN = ("model_index.json", "pipeline.py", "README.md", "scheduler", MANIFEST, LORA_FILE)
 LAB = "lrlab"
 RECORD = f"{LAB}/run.json"
 
@@ -32,7 +34,7 @@ def check_kinds_of_own(path: Path, logging_dir: str) -> None:
     folders = [path / name for name in ("scheduler", *components(), logging_dir)]
     files = [path / name for name in OWN if name != "scheduler"]
     files += [file for file in lab.glob("*.*") if not file.name.startswith(TEMPORARY)]
-    check_kinds(files, [*folders, lab, lab / "samples"], "--output_dir")
+    check_kinds(files, [*folders, lab, lab / "samples", path / BASE], "--output_dir")
 
 
 def check_names_of_checkpoints(path: Path) -> None:

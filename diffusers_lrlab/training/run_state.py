@@ -18,6 +18,7 @@ from ..schedules.feedback import FeedbackSchedule
 from ..schedules.momentum import read_momentum
 from ..schedules.scheduler import build_all
 from .compiling import make_channels_last
+from .lora import trained_parameters
 from .model import make_model
 from .plan import Plan
 from .resolve_timesteps import objective_spec
@@ -43,7 +44,9 @@ class RunState:
         self.training_seconds = self.evaluation_seconds = self.sampling_seconds = 0.0
         self.audit = ScheduleAudit(config.strict_lr_audit)
         set_seed(stream_seed(config.seed, "weights") % 2**32)
-        self.model: Any = make_model(config, plan.model_config)  # without the wrappers of accelerate and torch.compile
+        self.model: Any = make_model(
+            config, plan.model_config, plan.start
+        )  # without the wrappers of accelerate and torch.compile
         if config.enable_xformers_memory_efficient_attention:
             self.model.enable_xformers_memory_efficient_attention()
         if config.gradient_checkpointing:
@@ -52,17 +55,21 @@ class RunState:
             make_channels_last(self.model)
         # Only dropout draws from the global generators from here on.
         set_seed(stream_seed(config.seed, "dropout", process_index) % 2**32)
-        parameters = self.model.parameters()
-        self.optimizer: Any = get_optimizer(config.optimizer, parameters, plan.learning_rate, **config.optimizer_kwargs)
+        self.optimizer: Any = get_optimizer(config.optimizer, self.trained, plan.learning_rate, **config.optimizer_kwargs)
         # accelerate does not prepare them, since its wrapper would step them once per process, by another clock.
         self.schedulers = build_all(plan.schedule, self.optimizer, config.lr_warmup_steps, plan.num_updates)
         self.lr_factors: np.ndarray | None = plan.lr_factors  # on the learning rate of each update
         self.average: EMA | None = None
         if config.use_ema and not is_sharded:
-            self.average = EMA(self.model.parameters(), config.ema_form, device)
+            self.average = EMA(self.trained, config.ema_form, device)
         self.validation: ValidationLoss | None = None
         if len(data.held_out):
             self.validation = ValidationLoss(data.held_out, self.process, plan.kind.evaluation_batch(plan.layout), device)
+
+    @property
+    def trained(self) -> list[torch.nn.Parameter]:
+        """What is trained, averaged and checkpointed: all parameters of the model, or those of its LoRA."""
+        return list(trained_parameters(self.model).values())
 
     def at_interval(self, updates: int) -> bool:
         """Whether this update is at the interval, or the last one."""
@@ -117,7 +124,7 @@ class RunState:
 
     def raw_weights(self) -> AbstractContextManager[None]:
         """A block in which the model has its own weights; an optimizer that averages sets its averaged ones."""
-        return own_average(list(self.model.parameters()), self.optimizer)
+        return own_average(self.trained, self.optimizer)
 
     def validation_losses(self) -> dict[str, np.ndarray]:
         """

@@ -68,6 +68,7 @@ def check_sharding(config: ResolvedConfig, finder: bool = False) -> None:
         "--timestep_grad_every": config.timestep_grad_every,
         "--mixed_precision fp16": config.mixed_precision == "fp16",
         "--channels_last": config.channels_last,
+        "--lora_rank": config.lora_rank,
     }
     for name, is_given in refused.items():
         if is_given:

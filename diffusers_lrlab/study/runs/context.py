@@ -59,7 +59,7 @@ class StudyContext:
         config = dataclasses.replace(spec.config, output_dir=output_dir, save_images_epochs=sys.maxsize)
         data = self.data(spec)
         try:
-            return make_plan(config, data, spec.model, measures_in_full=True), data
+            return make_plan(config, data, spec.model, measures_in_full=True, start=spec.start), data
         except LabError as error:
             raise LabError(f"In the arm {spec.arm!r} on {spec.dataset!r}: {error}") from None
 

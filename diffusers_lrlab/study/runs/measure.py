@@ -11,6 +11,7 @@ from safetensors.torch import save
 from ...core.errors import Diverged
 from ...core.streams import stream_generator
 from ...evaluation.metrics import METRICS
+from ...training.lora import base_weights, has_lora
 from ...training.pipeline import make_pipeline
 from ...training.results.base import results_of
 from ...training.run_state import RunState
@@ -48,7 +49,8 @@ def record_run(
     weights = None
     if error is None and spec.stage == "compare" and settings_of(run.config).compares_runs:
         with run.averaged_weights():
-            weights = save({name: value.detach().cpu().clone() for name, value in run.model.state_dict().items()})
+            whole = base_weights(run.model, merged=True) if has_lora(run.model) else run.model.state_dict()
+            weights = save({name: value.detach().cpu().clone() for name, value in whole.items()})
     about = {name: getattr(spec, name) for name in ("id", "arm", "dataset", "seed", "stage")}
     about |= {
         "learning_rate": spec.config.learning_rate,
@@ -157,6 +159,7 @@ def _training_of(run: RunState) -> dict[str, Any]:
         "updates_done": run.update,
         "model": run.plan.model_config,
         "num_parameters": run.plan.num_parameters,
+        **({} if run.plan.start is None else {"started_from": run.plan.start.facts}),
         "global_batch": run.plan.layout.global_batch,
         "largest_lr_deviation": run.audit.largest_lr_deviation,
         "training_seconds": run.training_seconds,

@@ -13,10 +13,11 @@ from ...data.image_sets import IMAGE_DATASETS
 from ...data.options import EMBEDDED_DATASETS
 from ...data.toy2d_entries import TOY_DATASETS
 from ...evaluation.metrics import METRICS
+from ...models.start_weights import StartWeights
 from ...training.arguments import parse_options
 from ...training.config import ResolvedConfig, TrainingConfig
 from ...training.kinds.select import kind_of
-from ...training.model import given_model_config
+from ...training.model import find_start, given_model_config
 from ...training.resolve import resolve_config
 from ...training.resolve_schedules import check_schedule
 from ...training.resolve_timesteps import check_timesteps
@@ -35,12 +36,12 @@ def expand(spec: StudySpec, chosen: dict[Cell, float] | None = None) -> list[Run
     and for two equal arms.
     """
     runs = []
-    for (arm, dataset), (config, model, given) in _configs(spec).items():
+    for (arm, dataset), (config, model, given, start) in _configs(spec).items():
         rate = chosen[arm, dataset] if chosen else config.learning_rate
         metrics = spec.metrics or default_metrics(config)
         for seed in spec.seeds:
             own = dataclasses.replace(config, learning_rate=rate, seed=seed)
-            runs.append(RunSpec(arm, dataset, seed, "compare", own, metrics, spec.precision, model, given))
+            runs.append(RunSpec(arm, dataset, seed, "compare", own, metrics, spec.precision, model, given, start))
     _check_distinct(runs)
     measured = dict.fromkeys(name for run in runs for name in run.metrics)
     if spec.primary_metric and spec.primary_metric not in measured:
@@ -70,19 +71,25 @@ def _tuning_runs(spec: StudySpec, tune: Tuning, numbers: Mapping[Cell, Sequence[
     if not any(numbers.values()):
         return []
     runs = []
-    for cell, (config, model, given) in _configs(spec).items():
+    for cell, (config, model, given, start) in _configs(spec).items():
         check_metrics((tune.metric,), config, "tune: metric")
         for number in numbers[cell]:
             for seed in tune.seeds:
                 own = dataclasses.replace(config, learning_rate=tune.rate(number, config), seed=seed)
-                runs.append(RunSpec(*cell, seed, "tune", own, (tune.metric,), spec.precision, model, given))
+                runs.append(RunSpec(*cell, seed, "tune", own, (tune.metric,), spec.precision, model, given, start))
     return runs
 
 
-def _configs(spec: StudySpec) -> dict[Cell, tuple[ResolvedConfig, dict[str, Any] | None, dict[str, Any]]]:
-    """For each arm and data set: the resolved options, the configuration of a given model, and paths as given."""
+_Model = tuple[ResolvedConfig, dict[str, Any] | None, dict[str, Any], StartWeights | None]
+
+
+def _configs(spec: StudySpec) -> dict[Cell, _Model]:
+    """
+    For each arm and data set: the resolved options, the configuration of a given model, paths as given, and the weights that
+    the model starts from.
+    """
     configs = {}
-    models: dict[Any, dict[str, Any] | None] = {}  # each is read once, as it may be on the Hub
+    models: dict[Any, tuple[dict[str, Any] | None, StartWeights | None]] = {}  # each is read once, as it may be on the Hub
     for arm, arm_fields in spec.arms.items():
         own = {key: value for key, value in arm_fields.items() if key not in ARM_NOTES}
         for dataset, dataset_fields in spec.datasets.items():
@@ -92,16 +99,19 @@ def _configs(spec: StudySpec) -> dict[Cell, tuple[ResolvedConfig, dict[str, Any]
                 config = _resolve(located(options, spec.folder), where, spec)
                 check_metrics(spec.metrics, config, "metrics")
                 check_metrics((spec.speedup_metric,) if spec.speedup_metric else (), config, "speedup_metric")
-                of_model = ("model_config_name_or_path", "cache_dir")
+                of_model = ("model_config_name_or_path", "pretrained_model_name_or_path", "revision", "cache_dir")
+                of_lora = ("lora_rank", "lora_alpha", "lora_target_modules")
                 of_data = ("denoiser", "data_kind", "point_column", "resolution", "image_channels")
                 of_labels = ("label_column", "num_classes", "label_dropout")
-                key = tuple(getattr(config, name) for name in (*of_model, *of_data, *of_labels))
+                key = tuple(getattr(config, name) for name in (*of_model, *of_lora, *of_data, *of_labels))
                 if key not in models:
-                    models[key] = given_model_config(config)
+                    start = find_start(config)
+                    models[key] = given_model_config(config, start), start
             except LabError as error:
                 raise LabError(f"In {where}: {error}") from None
             given = {name: options[name] for name in _PATHS if options.get(name) is not None}
-            configs[arm, dataset] = config, models[key], given
+            model, start = models[key]
+            configs[arm, dataset] = config, model, given, start
     _check_comparable(spec, {cell: config for cell, (config, *_) in configs.items()})
     return configs
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ...core.options import defaults_of, options_of
+from ...models.start_weights import StartWeights
 from ...training.config import ResolvedConfig, TrainingConfig
 
 ARM_NOTES = ("description", "controls")  # keys of an arm that are not training options
@@ -83,6 +84,7 @@ class RunSpec:
     precision: str = field(default="fp32", repr=False)
     model: dict[str, Any] | None = field(default=None, repr=False)  # configuration of the model, if one is given
     given: dict[str, Any] = field(default_factory=dict, repr=False)
+    start: StartWeights | None = field(default=None, repr=False)  # the weights that the model starts from
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -99,7 +101,9 @@ class RunSpec:
             for name, value in self.fields.items()
             if options[name].role.decides_result and value != defaults[name]
         }
-        if self.model is not None:  # the content of the file, not its path
+        if self.start is not None:  # the content of the files, not their path
+            fields |= {"pretrained_model_name_or_path": self.start.sha256, "revision": None}
+        elif self.model is not None:
             fields["model_config_name_or_path"] = self.model
         stage = [] if self.stage == "compare" else [self.stage]
         text = json.dumps([_FORMAT, fields, sorted(self.metrics), self.precision, *stage], sort_keys=True)

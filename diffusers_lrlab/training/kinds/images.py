@@ -36,8 +36,7 @@ _FULL_FRECHET, _FULL_EVALUATION, _FEWEST_FRECHET = 1000, 150_000, 100
 
 
 EMBEDDINGS_HINT = (
-    "it counts the classes (--num_classes), and one more for dropped labels (--label_dropout); change it in the model's "
-    "config.json"
+    "it counts the classes (--num_classes), and one more for dropped labels (--label_dropout); change these, or the model"
 )
 
 
@@ -94,7 +93,7 @@ class Images(DataKind):
         return load_image_data(config, config.seed, config.layout(num_processes))
 
     def check_model_config(self, config: ResolvedConfig, given: dict[str, Any] | None) -> dict[str, Any] | None:
-        name, (channels, resolution) = config.model_config_name_or_path, config.image_shape
+        name, (channels, resolution) = config.given_model, config.image_shape
         blocks = default_down_blocks(resolution) if given is None else given["block_out_channels"]
         check_resolution(resolution, len(blocks))
         if given is None:

@@ -1,0 +1,57 @@
+"""Arms that start from weights: in stacks if all weights are trained, one by one with a LoRA, and known by their content."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_studies import ONE, SPEC, TINY, records, study, write_spec
+
+from diffusers_lrlab import MLPDenoiser
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.study.spec.expansion import expand
+from diffusers_lrlab.study.spec.reading import load_spec
+
+START = {"pretrained_model_name_or_path": "start"}
+BASE = {key: value for key, value in SPEC["base"].items() if key != "model_config_name_or_path"}
+pytestmark = pytest.mark.usefixtures("bare")
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("studies")
+    torch.manual_seed(3)
+    MLPDenoiser(**{key: value for key, value in TINY.items() if key != "_class_name"}).save_pretrained(folder / "start")
+    return folder
+
+
+def test_arms_with_and_without_a_lora(start):
+    pytest.importorskip("peft")
+    arms = {"whole": START, "lora": {**START, "lora_rank": 2}}
+    out = study(start, start / "both", **ONE, base=BASE, arms=arms)
+    found = {record["run"]["arm"]: record for record in records(out).values()}
+    assert {arm: record["run"]["executor"]["name"] for arm, record in found.items()} == {"whole": "stacked", "lora": "local"}
+    weights = {path.stem.partition("--")[0]: load_file(path) for path in (out / "weights").glob("*.safetensors")}
+    first = load_file(start / "start" / "diffusion_pytorch_model.safetensors")
+    assert weights["whole"].keys() == weights["lora"].keys() == first.keys()
+    # Biases have no LoRA, and its product of matrices has its rank.
+    assert torch.equal(weights["lora"]["output.bias"], first["output.bias"])
+    assert not torch.equal(weights["whole"]["output.bias"], first["output.bias"])
+    assert torch.linalg.matrix_rank(weights["lora"]["input.weight"] - first["input.weight"], rtol=1e-4) == 2
+    assert found["whole"]["train"]["started_from"]["sha256"] == found["lora"]["train"]["started_from"]["sha256"]
+    assert str(start) not in str(found["whole"]["config"])
+    study(start, start / "stacked", "--executor=stacked", **ONE, base=BASE, arms=arms, status=2)
+
+
+def test_other_weights_are_another_run(start):
+    def ids():
+        return [run.id for run in expand(load_spec(write_spec(start, **ONE, base=BASE, arms={"whole": START})))]
+
+    before = ids()
+    assert ids() == before
+    MLPDenoiser(**{key: value for key, value in TINY.items() if key != "_class_name"}).save_pretrained(start / "start")
+    assert ids() != before
+
+
+def test_weights_that_do_not_fit_an_arm_are_named_with_it(start):
+    arms = {"wrong": {**START, "denoiser": "mlp:num_layers=3"}}
+    with pytest.raises(LabError, match="In the arm 'wrong' on 'dino'.*without parameters"):
+        expand(load_spec(write_spec(start, **ONE, base=BASE, arms=arms)))

@@ -1,0 +1,254 @@
+"""Runs that start from weights: what is refused before data are read, whose weights they have, resuming, reruns."""
+
+import json
+import shutil
+
+import pytest
+import runs
+import started
+import torch
+from accelerate.state import AcceleratorState
+from diffusers import DDPMScheduler, UNet2DModel
+from faults.cases import MODEL, OPTIONS
+from runs import TINY_UNET
+from safetensors.torch import load_file, save_file
+
+from diffusers_lrlab import MLPDenoiser, TrainingConfig
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.manifest import file_sums
+from diffusers_lrlab.data import image_loading, points
+from diffusers_lrlab.hub.rerun import compare_runs, recorded_options
+from diffusers_lrlab.models.start_weights import find_start_weights
+from diffusers_lrlab.run.train import run_training
+
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+DIGITS = {"dataset_name": "digits", "max_train_steps": 2}
+MOONS = {"dataset_name": "moons", "max_train_steps": 2}
+LABELLED = {**TINY_UNET, "num_class_embeds": 10}
+
+
+def model(folder, model_class=UNet2DModel, config=TINY_UNET, **changed):
+    """The folder of a model with random weights."""
+    arguments = {key: value for key, value in (config | changed).items() if key != "_class_name"}
+    torch.manual_seed(5)
+    model_class(**arguments).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Models and pipelines, good and bad, by name."""
+    base = tmp_path_factory.mktemp("models")
+    unet = model(base / "unet")
+    model(base / "mlp", MLPDenoiser, MODEL)
+    model(base / "rgb", in_channels=3, out_channels=3)
+    model(base / "large", sample_size=16)
+    model(base / "labelled", config=LABELLED)
+    model(base / "three", MLPDenoiser, MODEL, dimension=3)
+    for name in ("damaged", "misfit", "missing", "unknown"):
+        shutil.copytree(unet, base / name)
+    weights = load_file(unet / WEIGHTS)
+    (base / "damaged" / WEIGHTS).write_bytes((unet / WEIGHTS).read_bytes()[:-100])
+    save_file({**weights, "conv_in.weight": torch.zeros(8, 1, 5, 5)}, base / "misfit" / WEIGHTS, {"format": "pt"})
+    save_file({**weights, "novel": torch.zeros(1)}, base / "unknown" / WEIGHTS, {"format": "pt"})
+    save_file({key: weights[key] for key in [*weights][1:]}, base / "missing" / WEIGHTS, {"format": "pt"})
+    (base / "weightless").mkdir()
+    shutil.copy(unet / "config.json", base / "weightless")
+    (base / "empty").mkdir()
+    (base / "text").mkdir()
+    (base / "text" / "model_index.json").write_text('{"_class_name": "X", "unet": ["diffusers", "UNet2DConditionModel"]}')
+    model(base / "text" / "unet", _class_name="")
+    (base / "beside").mkdir()
+    (base / "beside" / "pytorch_lora_weights.safetensors").write_bytes(b"")
+    return base
+
+
+REFUSED = {
+    "no folder": (DIGITS, "nowhere/at/all", {}, "must be a folder, or a Hub id.*no such folder exists"),
+    "an empty folder": (DIGITS, "empty", {}, "must be the folder of a pipeline .* or of a model .*got neither"),
+    "another class": (MOONS, "unet", {}, "must be weights of a MLPDenoiser, got those of a UNet2DModel.*--denoiser"),
+    "a pipeline of another class": (DIGITS, "text", {}, "must be a pipeline with a UNet2DModel, got one with unet "),
+    "other channels": (DIGITS, "rgb", {}, "has in_channels=3.*--image_channels 3"),
+    "another size": (DIGITS, "large", {}, "has sample_size=16.*--resolution 16"),
+    "labels": (DIGITS, "labelled", {}, "takes class labels"),
+    "no weights": (DIGITS, "weightless", {}, "no weights beside the config.json"),
+    "damaged weights": (DIGITS, "damaged", {}, "its weights cannot be loaded"),
+    "missing weights": (DIGITS, "missing", {}, "conv_in.bias|conv_in.weight|lack"),
+    "unknown weights": (DIGITS, "unknown", {}, "novel"),
+    "weights that misfit": (DIGITS, "misfit", {}, "conv_in.weight"),
+    "a LoRA beside": (DIGITS, "beside", {}, "without a LoRA beside it.*--merge_lora"),
+    "a revision of a folder": (DIGITS, "unet", {"revision": "main"}, "--revision main: must be left out for a folder"),
+    "another configuration": (DIGITS, "unet", {"model_config_name_or_path": "x"}, "has no effect with --pretrained_model"),
+    "parameters of a denoiser": (MOONS, "mlp", {"denoiser": "mlp:num_layers=2"}, "without parameters.*got num_layers"),
+    "a revision of nothing": (DIGITS, None, {"revision": "main"}, "--revision has no effect without --pretrained"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_contradicts_is_refused_before_data_are_read(models, monkeypatch, tmp_path, case):
+    def read(*_):
+        raise AssertionError("data were read")
+
+    for module, name in ((image_loading, "load_image_data"), (points, "load_point_data")):
+        monkeypatch.setattr(module, name, read)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    of_data, start, more, message = REFUSED[case]
+    asked = {} if start is None else {"pretrained_model_name_or_path": str(models / start)}
+    config = TrainingConfig(**of_data, **asked, **more, output_dir=str(tmp_path / "run"))
+    with pytest.raises(LabError, match=message):
+        run_training(config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_points_of_another_dimension_are_refused(models, tmp_path):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    start = {"pretrained_model_name_or_path": str(models / "three")}
+    with pytest.raises(LabError, match="dimension=3 of the model .*must be 2.*start from weights for such data"):
+        run_training(TrainingConfig(**MOONS, **start, output_dir=str(tmp_path / "run")))
+
+
+def test_the_part_of_a_pipeline_is_found(models, tmp_path):
+    """By the name that the kind of data has for it, else by its class; old pipelines have it beside their index."""
+    index = {"_class_name": "X", "a": ["diffusers", "UNet2DModel"], "unet": ["diffusers", "UNet2DModel"]}
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+
+    def found():
+        return find_start_weights(str(tmp_path), None, None, "UNet2DModel", "unet").folder
+
+    shutil.copytree(models / "unet", tmp_path / "a")
+    assert found() == str(tmp_path / "a")
+    shutil.copytree(models / "unet", tmp_path / "unet")
+    assert found() == str(tmp_path / "unet")
+    for part in ("a", "unet"):
+        shutil.rmtree(tmp_path / part)
+    shutil.copytree(models / "unet", tmp_path, dirs_exist_ok=True)
+    assert found() == str(tmp_path)
+
+
+@pytest.mark.parametrize("how", [{"safe_serialization": False}, {"max_shard_size": "60KB"}], ids=str)
+def test_weights_of_other_files_are_read(models, tmp_path, how):
+    """In half precision, pickled or in parts; the model has them in float32."""
+    saved = UNet2DModel.from_pretrained(models / "unet").half()
+    saved.save_pretrained(tmp_path, **how)
+    start = find_start_weights(str(tmp_path), None, None, "UNet2DModel", "unet")
+    fresh = UNet2DModel.from_config(saved.config)
+    start.load_into(fresh)
+    for name, value in fresh.state_dict().items():
+        assert value.dtype == torch.float32
+        assert torch.equal(value, saved.state_dict()[name].float())
+
+
+def call(output, *more):
+    """A run from the tiny UNet, or from another start."""
+    return [*runs.tiny_arguments(output.parent)[1:], f"--output_dir={output}", "--train_batch_size=100", *more]
+
+
+def test_a_run_starts_from_the_weights_and_goes_on_without_them(models, tmp_path):
+    start = shutil.copytree(models / "unet", tmp_path / "start")
+    run = [*call(tmp_path / "whole", "--max_train_steps=6", "--checkpointing_steps=3")]
+    run.append(f"--pretrained_model_name_or_path={start}")
+    runs.run(*run)
+    record = runs.read_record(tmp_path / "whole")
+    facts = {"name_or_path": str(start), "commit": None, "sha256": file_sums(start / WEIGHTS)["sha256"]}
+    assert record["train"]["started_from"] == facts
+    assert f"`{start}`, SHA-256 `{facts['sha256'][:16]}`" in (tmp_path / "whole" / "README.md").read_text()
+    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
+    for gone in (tmp_path / "resumed" / "checkpoint-6", start):
+        shutil.rmtree(gone)
+    run[run.index(f"--output_dir={tmp_path / 'whole'}")] = f"--output_dir={tmp_path / 'resumed'}"
+    runs.run(*run, "--resume_from_checkpoint=latest")
+    assert runs.read_record(tmp_path / "resumed")["train"]["started_from"] == facts
+    for name in (f"unet/{WEIGHTS}", f"checkpoint-6/unet/{WEIGHTS}", f"checkpoint-6/unet_ema/{WEIGHTS}"):
+        expected, found = (load_file(tmp_path / run / name) for run in ("whole", "resumed"))
+        assert all(torch.equal(value, found[key]) for key, value in expected.items())
+
+
+def test_the_weights_before_the_first_update_are_those(models, tmp_path):
+    """At a rate of almost nothing they stay; a pipeline of a finished run is a start like a model's folder."""
+    still = ("--max_train_steps=1", "--learning_rate=1e-30", "--lr_scheduler=constant", "--no_evaluation")
+    for output, start in (("first", models / "unet"), ("second", tmp_path / "first")):
+        runs.run(*call(tmp_path / output, *still, f"--pretrained_model_name_or_path={start}"))
+        found, expected = load_file(tmp_path / output / "unet" / WEIGHTS), load_file(models / "unet" / WEIGHTS)
+        assert all(torch.allclose(value, found[key], rtol=0, atol=1e-20) for key, value in expected.items())
+
+
+def test_a_scheduler_beside_the_weights_that_contradicts_is_a_warning(models, tmp_path):
+    start = tmp_path / "start"
+    shutil.copytree(models / "unet", start / "unet")
+    DDPMScheduler(prediction_type="v_prediction").save_pretrained(start / "scheduler")
+    index = {
+        "_class_name": "DDPMPipeline",
+        "unet": ["diffusers", "UNet2DModel"],
+        "scheduler": ["diffusers", "DDPMScheduler"],
+    }
+    (start / "model_index.json").write_text(json.dumps(index))
+    arguments = [option for option in call(tmp_path / "run", "--max_train_steps=1") if option != "--no_preflight"]
+    stderr = runs.run(*arguments, "--no_evaluation", f"--pretrained_model_name_or_path={start}")
+    assert f"The scheduler beside the model {str(start)!r} " in stderr
+
+
+def test_a_named_denoiser_starts_from_weights(models, tmp_path):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    options = [option for option in OPTIONS if "save_model" not in option]
+    start = f"--pretrained_model_name_or_path={models / 'mlp'}"
+    runs.run(*options, "--denoiser=mlp", start, "--no_evaluation", f"--output_dir={tmp_path / 'run'}")
+    record = runs.read_record(tmp_path / "run")
+    assert record["config"]["denoiser_kwargs"] == {}
+    assert json.loads((tmp_path / "run/denoiser/config.json").read_text())["hidden_size"] == MODEL["hidden_size"]
+
+
+def test_a_start_on_the_hub_is_recorded_by_its_commit_which_a_rerun_takes(models, tmp_path, hub):
+    files = {f"unet/{name}": (models / "unet" / name).read_bytes() for name in ("config.json", WEIGHTS)}
+    index = {"_class_name": "DDPMPipeline", "unet": ["diffusers", "UNet2DModel"]}
+    files["model_index.json"] = json.dumps(index).encode()
+    repo = hub.put("somebody/unet", files)
+    commit = repo.resolve("main")
+    first = call(tmp_path / "first", "--max_train_steps=2", "--pretrained_model_name_or_path=somebody/unet")
+    status, _, stderr = started.run(runs.SCRIPT, *first, env=hub.env)
+    assert status == 0, stderr
+    record = runs.read_record(tmp_path / "first")
+    assert record["train"]["started_from"]["commit"] == commit
+    assert (
+        f"[somebody/unet](https://huggingface.co/somebody/unet) at `{commit}`" in (tmp_path / "first/README.md").read_text()
+    )
+    assert "base_model: somebody/unet" in (tmp_path / "first" / "README.md").read_text()
+    other = load_file(models / "unet" / WEIGHTS)
+    save_file({key: value + 1 for key, value in other.items()}, tmp_path / "other", {"format": "pt"})
+    repo.commit({**files, f"unet/{WEIGHTS}": (tmp_path / "other").read_bytes()}, "others")
+    assert recorded_options(tmp_path / "first")["revision"] == commit
+    rerun = ["-m", "diffusers_lrlab.cli.main", "rerun", tmp_path / "first", "--out", tmp_path / "again", "--compare"]
+    status, stdout, stderr = started.run(*rerun, env=hub.env)
+    assert status == 0, stdout + stderr
+    assert "reproduced, to the bit" in stdout
+    # The branch has moved on: that is another run.
+    status, _, stderr = started.run(runs.SCRIPT, *call(tmp_path / "moved", *first[-2:]), env=hub.env)
+    assert status == 0, stderr
+    settings = compare_runs(tmp_path / "first", tmp_path / "moved").settings
+    assert [*settings] == ["SHA-256 of the weights that it starts from"]
+
+
+def test_a_branch_that_is_not_there_is_refused_by_its_name(hub, models, tmp_path):
+    hub.put("somebody/unet", {"config.json": (models / "unet" / "config.json").read_bytes()})
+    wrong = call(tmp_path / "run", "--pretrained_model_name_or_path=somebody/unet", "--revision=gone")
+    status, _, stderr = started.run(runs.SCRIPT, *wrong, env=hub.env)
+    assert status == 2
+    assert "must be a folder, or a Hub id (USER/NAME), with the revision 'gone'" in stderr
+
+
+@pytest.mark.slow
+def test_shards_start_from_weights_and_go_on_without_them(models, tmp_path):
+    """By FSDP2 as by DDP."""
+    start = shutil.copytree(models / "unet", tmp_path / "start")
+    more = ("--max_train_steps=4", "--checkpointing_steps=2", "--no_evaluation", f"--pretrained_model_name_or_path={start}")
+    fsdp = {**runs.environment(), "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+    runs.run(*call(tmp_path / "ddp", *more), processes=2)
+    runs.run(*call(tmp_path / "fsdp", *more), processes=2, env=fsdp)
+    expected, found = (load_file(tmp_path / name / "unet" / WEIGHTS) for name in ("ddp", "fsdp"))
+    for name, value in expected.items():
+        if not name.endswith("to_k.bias"):  # its gradient is rounding noise
+            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5, msg=name)
+    for gone in (start, tmp_path / "fsdp" / "checkpoint-4"):
+        shutil.rmtree(gone)
+    runs.run(*call(tmp_path / "fsdp", *more, "--resume_from_checkpoint=latest"), processes=2, env=fsdp)
+    resumed = load_file(tmp_path / "fsdp" / "unet" / WEIGHTS)
+    assert all(torch.equal(value, resumed[name]) for name, value in found.items())
