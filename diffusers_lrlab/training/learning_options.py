@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..core.options import BIN_LOG, DESTINATION, DRAWS, OBJECTIVE, SPEED, THIS_START, UPDATE, WHOLE_RUN, Need, Role, option
-from ..data.options import IMAGES
+from ..data.options import SIZED
 from ..objective.process import NUM_STEPS, BetaSchedule, PredictionType
 
 EMA = Need("--use_ema", lambda config: config.use_ema)
@@ -94,14 +94,14 @@ class ModelConfig:
         "Recompute activations in the backward pass instead of storing them: less memory, more time.",
         SPEED,
         decides_result=True,
-        kinds=IMAGES,
+        kinds=SIZED,
     )
     enable_xformers_memory_efficient_attention: bool = option(
         False,
         "Use the attention of xformers, which must be installed, instead of torch's.",
         UPDATE,
         finder="uses",
-        kinds=IMAGES,
+        kinds=SIZED,
     )
 
 

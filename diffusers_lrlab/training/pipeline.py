@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..core.files import full_disk_explained, sync, sync_tree, temporary_beside
 from ..models.registry import denoiser_code
 from ..pipelines.reference import Reference, save_with_references
@@ -22,8 +24,10 @@ def make_pipeline(run: RunState, scheduler: Any = None) -> Any:
     kind, config, model = run.kind, run.config, run.model
     parts = kind.pipeline_parts(config)
     loaded = {
-        name: part.load(config.cache_dir).to(model.device) if isinstance(part, Reference) else part
-        for name, part in parts.items()
+        name: part.load(config.cache_dir) if isinstance(part, Reference) else part for name, part in parts.items()
+    }
+    loaded = {
+        name: part.to(model.device) if isinstance(part, torch.nn.Module) else part for name, part in loaded.items()
     }
     known = {kind.component: model, "scheduler": run.process.sampling_scheduler() if scheduler is None else scheduler}
     pipeline = pkgutil.resolve_name(kind.pipeline)(**known, **loaded)

@@ -9,7 +9,11 @@ import sys
 from typing import Any
 
 PACKAGE = "diffusers_lrlab"
-POINT_PIPELINE = f"{PACKAGE}.pipelines.point_ddpm"
+# The module of each pipeline.
+PIPELINES = {
+    "PointDDPMPipeline": f"{PACKAGE}.pipelines.point_ddpm",
+    "LatentImagePipeline": f"{PACKAGE}.pipelines.latent_image",
+}
 
 
 def register_pipelines(_: Any) -> None:
@@ -21,12 +25,13 @@ def register_pipelines(_: Any) -> None:
     LOADABLE_CLASSES.setdefault(PACKAGE, {"ModelMixin": ["save_pretrained", "from_pretrained"]})
     # diffusers searches here before it looks at code in the repository.
     setattr(pipelines, PACKAGE, sys.modules[PACKAGE])
-    # While that module is being imported, it is already in sys.modules but incomplete.
-    importlib.import_module(POINT_PIPELINE)
+    # While such a module is being imported, it is already in sys.modules but incomplete.
+    for module in PIPELINES.values():
+        importlib.import_module(module)
 
 
-def register_point_pipeline(module: Any) -> None:
+def register_pipeline(name: str, module: Any) -> None:
     """Adds the class where `DiffusionPipeline.from_pretrained` looks up the name in a model_index.json."""
     import diffusers
 
-    diffusers.PointDDPMPipeline = module.PointDDPMPipeline
+    setattr(diffusers, name, getattr(module, name))

@@ -7,17 +7,19 @@ import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 
 def register() -> None:
     """Registers schedules and pipelines with diffusers. Idempotent."""
-    from .pipelines import POINT_PIPELINE, register_pipelines, register_point_pipeline
+    from .pipelines import PIPELINES, register_pipeline, register_pipelines
     from .schedules import register_schedules
 
     _when_imported("diffusers.optimization", register_schedules)
-    _when_imported(POINT_PIPELINE, register_point_pipeline)
+    for name, module in PIPELINES.items():
+        _when_imported(module, partial(register_pipeline, name))
     _when_imported("diffusers.pipelines.pipeline_utils", register_pipelines)
 
 
