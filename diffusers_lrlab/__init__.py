@@ -20,6 +20,7 @@ _HOMES = {
     "Curve": "schedules.values",
     "LabError": "core.errors",
     "MLPDenoiser": "models.mlp_denoiser",
+    "LatentImagePipeline": "pipelines.latent_image",
     "PointDDPMPipeline": "pipelines.point_ddpm",
     "Progress": "core.progress",
     "FinderConfig": "finder.range_test",

@@ -3,14 +3,15 @@
 import argparse
 import shlex
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import LabError, did_you_mean, must_be
 from ..core.extras import require_extra
 from ..core.ranges import Range
 from .output import say
 
-_EXPORT = {"n": 100_000, "n_test": 10_000, "seed": 42, "resolution": None}
-_ENCODE: dict[str, object] = {
+_EXPORT: dict[str, Any] = {"n": 100_000, "n_test": 10_000, "seed": 42, "resolution": None}
+_ENCODE: dict[str, Any] = {
     "vae": None,
     "subfolder": None,
     "revision": None,

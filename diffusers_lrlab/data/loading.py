@@ -57,6 +57,7 @@ class TrainingData:
     decoded: Sequence[torch.Tensor] | None = None  # the resized training images, or latents, in files
     conditions: Conditions = field(default_factory=dict)  # of the rows of `train`; those of a stream are in its examples
     image_set: str | None = None  # the embedded set whose images these are, or were encoded to these latents
+    autoencoder: dict[str, Any] | None = None  # that encoded them, with the hash of its weights
     skipped: list[str] = field(default_factory=list)  # errors of corrupt images that were skipped on request
     known: dict[Any, Any] = field(default_factory=dict)  # a cache for results that depend on the data only
 

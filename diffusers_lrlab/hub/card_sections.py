@@ -31,6 +31,18 @@ pipeline = DiffusionPipeline.from_pretrained("{location}")
     plots: str = ""
 
 
+_BY_OWN_CODE = """
+Without diffusers_lrlab, by the code that lies beside the weights; read it first:
+
+```python
+from diffusers import DiffusionPipeline
+
+pipeline = DiffusionPipeline.from_pretrained(
+    "{location}", custom_pipeline="{location}", trust_remote_code=True
+)
+```
+"""
+
 CARD_SECTIONS: dict[str, CardSection] = {
     "images": CardSection(
         task="unconditional-image-generation",
@@ -43,6 +55,19 @@ images = pipeline(batch_size=16, num_inference_steps={inference_steps}).images
 ```
 """,
     ),
+    "latents": CardSection(
+        task="unconditional-image-generation",
+        tags=("unconditional-image-generation", "latent-diffusion"),
+        example="""```python
+import diffusers_lrlab
+from diffusers import DiffusionPipeline
+
+pipeline = DiffusionPipeline.from_pretrained("{location}")
+images = pipeline(batch_size=16, num_inference_steps={inference_steps}).images
+```
+""",
+        without_package=_BY_OWN_CODE,
+    ),
     "points": CardSection(
         tags=("points",),
         example="""```python
@@ -53,17 +78,7 @@ pipeline = DiffusionPipeline.from_pretrained("{location}")
 points = pipeline(num_points=10_000, num_inference_steps={inference_steps}).points
 ```
 """,
-        without_package="""
-Without diffusers_lrlab, by the code that lies beside the weights; read it first:
-
-```python
-from diffusers import DiffusionPipeline
-
-pipeline = DiffusionPipeline.from_pretrained(
-    "{location}", custom_pipeline="{location}", trust_remote_code=True
-)
-```
-""",
+        without_package=_BY_OWN_CODE,
         plots="""
 ![From noise to data](lrlab/trajectory.png)
 

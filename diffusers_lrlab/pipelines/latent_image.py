@@ -37,7 +37,7 @@ class LatentImagePipeline(DiffusionPipeline):
     """
 
     model_cpu_offload_seq = "unet->vae"
-    _optional_components = ["vae"]  # noqa: RUF012  # as diffusers declares it
+    _optional_components = ["vae"]  # as diffusers declares it
 
     def __init__(self, unet: Any, scheduler: Any, vae: Any = None, vae_source: dict[str, Any] | None = None):
         super().__init__()
@@ -103,10 +103,8 @@ class LatentImagePipeline(DiffusionPipeline):
         vae = self._autoencoder(latents.device)
         factor, shift = (getattr(vae.config, name, None) for name in ("scaling_factor", "shift_factor"))
         latents = (latents / (1.0 if factor is None else factor) + (shift or 0.0)).to(vae.dtype)
-        if batch_size is None:
-            # The reduction of a convolutional autoencoder: each level but the last halves the image.
-            batch_size = max(1, _PIXELS_AT_ONCE // (latents.shape[-1] * latents.shape[-2] * _reduction(vae) ** 2))
-        parts = [vae.decode(part, return_dict=False)[0].float() for part in latents.split(batch_size)]
+        num = batch_size or images_at_once(vae, tuple(latents.shape[1:]))
+        parts = [vae.decode(part, return_dict=False)[0].float() for part in latents.split(num)]
         return VaeImageProcessor().postprocess(torch.cat(parts), output_type=output_type)
 
     def _autoencoder(self, device: torch.device) -> Any:
@@ -136,14 +134,16 @@ class LatentImagePipeline(DiffusionPipeline):
 
 def load_source(source: dict[str, Any]) -> Any:
     """The autoencoder that a `vae_source` names, for inference; only classes of diffusers are loaded."""
-    model_class = getattr(diffusers, str(source.get("class_name")), None)
+    model_class: Any = getattr(diffusers, str(source.get("class_name")), None)
     if not (isinstance(model_class, type) and issubclass(model_class, diffusers.ModelMixin)):
         raise ValueError(f"vae_source names {source.get('class_name')!r}, which is not a model of diffusers.")
     options = {name: source[name] for name in ("subfolder", "revision") if source.get(name) is not None}
     return model_class.from_pretrained(source["name_or_path"], **options).eval().requires_grad_(False)
 
 
-def _reduction(vae: Any) -> int:
-    """Pixels of an image's side for each of its latent."""
-    levels = getattr(vae.config, "block_out_channels", None) or getattr(vae.config, "encoder_block_out_channels", (1,) * 4)
-    return 2 ** (len(levels) - 1)
+def images_at_once(vae: Any, shape: tuple[int, ...]) -> int:
+    """The number of latents of this shape, `(channels, height, width)`, that are decoded in one pass."""
+    known = (getattr(vae.config, name, None) for name in ("block_out_channels", "encoder_block_out_channels"))
+    levels = next((channels for channels in known if channels), (1,) * 4)
+    reduction = 2 ** (len(levels) - 1)  # each level but the last halves the image
+    return max(1, _PIXELS_AT_ONCE // (shape[-1] * shape[-2] * reduction**2))

@@ -48,6 +48,7 @@ def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, pr
             "num_training_images": plan.num_images,
             "num_held_out_images": plan.num_held_out,
             "data_shape": plan.data_shape,
+            **({} if plan.autoencoder is None else {"autoencoder": plan.autoencoder}),
             "num_parameters": plan.num_parameters,
             "device": str(accelerator.device),
             "mixed_precision": accelerator.mixed_precision,

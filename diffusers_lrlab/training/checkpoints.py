@@ -65,7 +65,10 @@ def _facts(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
     """What a start must have in common with the checkpoint that it goes on from, besides its configuration."""
     plan, data = run.plan, run.data
     stream = {"stream": data.train.facts} if isinstance(data.train, ShardedStream) else {}
+    # First, as it explains why the data differ.
+    encoded = {} if data.autoencoder is None else {"autoencoder": data.autoencoder}
     return {
+        **encoded,
         "global_batch": plan.layout.global_batch,
         "num_updates": plan.num_updates,
         "mixed_precision": accelerator.mixed_precision,

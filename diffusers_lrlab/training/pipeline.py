@@ -23,12 +23,8 @@ def make_pipeline(run: RunState, scheduler: Any = None) -> Any:
     """A pipeline around the model as it is, by default with a sampling scheduler of its own."""
     kind, config, model = run.kind, run.config, run.model
     parts = kind.pipeline_parts(config)
-    loaded = {
-        name: part.load(config.cache_dir) if isinstance(part, Reference) else part for name, part in parts.items()
-    }
-    loaded = {
-        name: part.to(model.device) if isinstance(part, torch.nn.Module) else part for name, part in loaded.items()
-    }
+    loaded = {name: part.load(config.cache_dir) if isinstance(part, Reference) else part for name, part in parts.items()}
+    loaded = {name: part.to(model.device) if isinstance(part, torch.nn.Module) else part for name, part in loaded.items()}
     known = {kind.component: model, "scheduler": run.process.sampling_scheduler() if scheduler is None else scheduler}
     pipeline = pkgutil.resolve_name(kind.pipeline)(**known, **loaded)
     if plain := {name: part for name, part in parts.items() if isinstance(part, dict | list | str | int | float)}:

@@ -53,6 +53,7 @@ class Plan:
     lr_factors: np.ndarray | None  # what the band of timesteps of each update makes of its learning rate
     data_warnings: tuple[str, ...]
     num_workers: int  # processes that read and decode the images
+    autoencoder: dict[str, Any] | None = None  # that encoded the data
     conditions: Conditions = field(default_factory=dict)  # of no images, `(0, ...)` each: what the model is told
 
     @property
@@ -185,6 +186,7 @@ def make_plan(
         lr_factors=None if lr_form is None else lr_form.lr_factors(np.arange(num_updates), config.num_train_timesteps),
         data_warnings=_scale_warnings(data, kind),
         num_workers=num_workers(data, config.dataloader_num_workers, num_updates * layout.global_batch),
+        autoencoder=data.autoencoder,
         conditions=data.held_out[:0].conditions,
     )
 

@@ -1,5 +1,7 @@
 """The plan of a run as text, which `--dry_run` prints."""
 
+from typing import Any
+
 import torch
 
 from ..core.environment import cpu_computes_in_bf16
@@ -36,6 +38,7 @@ def describe_plan(plan: Plan) -> str:
         f"{counted(plan.num_parameters, 'parameter', ',')}"
         + (", compiled for training" if config.compile else "")
         + (", channels last" if config.channels_last else ""),
+        "autoencoder": autoencoder_in_words(plan.autoencoder) if plan.autoencoder else "",
         "objective": "; ".join([config.objective, *(f"{name.lower()} {value}" for name, value in plan.process.describe())]),
         "precision": _precision_in_words(plan),
         "batch": f"{counted(layout.global_batch, singular(plan.kind.name))} an update = {layout.micro_batch} x "
@@ -58,6 +61,13 @@ def describe_plan(plan: Plan) -> str:
         f"lrlab/*.png, checkpoint-N/ every {counted(config.checkpointing_steps, 'update')}",
     }
     return "\n".join(f"{name:>13}  {text}" for name, text in lines.items() if text)
+
+
+def autoencoder_in_words(found: dict[str, Any]) -> str:
+    """The class of an autoencoder, its source, and the start of its weights' hash."""
+    source = "/".join(filter(None, (found["name_or_path"], found["subfolder"])))
+    commit = f", commit {found['revision'][:12]}" if found["revision"] else ""
+    return f"{found['class_name']} {source}{commit}, weights {found['weights_sha256'][:12]}"
 
 
 def _precision_in_words(plan: Plan) -> str:

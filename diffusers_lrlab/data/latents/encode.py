@@ -97,11 +97,11 @@ def _check_options(options: EncodeOptions) -> None:
         raise must_be("--dtype", options.dtype, f"one of {', '.join(DTYPES)}", "float16 takes half the space")
     if options.dataset in TOY_DATASETS:
         hint = f"it has points; images that need no download are {', '.join(IMAGE_DATASETS)}"
-        raise must_be("DATASET", options.dataset, "a data set of images", hint)
+        raise must_be("the data set", options.dataset, "a data set of images", hint)
     if (path := local_folder(options.dataset)) is not None and not Path(path).expanduser().is_dir():
-        raise must_be("DATASET", options.dataset, "a folder that exists, an image set or a Hub id", "check the path")
+        raise must_be("the data set", options.dataset, "a folder that exists, an image set or a Hub id", "check the path")
     if is_latents_folder(options.dataset):
-        raise must_be("DATASET", options.dataset, "a data set of images", "it holds latents; train on it")
+        raise must_be("the data set", options.dataset, "a data set of images", "it holds latents; train on it")
     if (embedded := image_set(options.dataset)) is not None and options.resolution is not None:
         check_resolution(embedded.name, options.resolution)
     if embedded is not None:
@@ -132,7 +132,7 @@ def _prepare(options: EncodeOptions, source: Any, model: Any) -> tuple[Any, torc
     dataset = dataset.cast_column(column, hf_datasets.Image(decode=False))
     if channels == 1 and (own.get("image_channels") == 3 or _has_colour(dataset[0][column])):
         hint = f"the autoencoder {options.vae} takes grey ones; choose one of RGB images, or convert the images"
-        raise must_be("DATASET", options.dataset, "a data set of grey images", hint, got="images in colour")
+        raise must_be("the data set", options.dataset, "a data set of grey images", hint, got="images in colour")
     labels, class_names = _labels(dataset, options.label_column)
     scaling, shift = scaling_of(model)
     manifest = LatentsManifest(
@@ -270,9 +270,7 @@ def _batches(manifest: LatentsManifest, cells: Any, first: int) -> Iterator[torc
     )
     size = manifest.batch_size
     rows = [
-        list(shard[start : start + size])
-        for _, shard in _shards(manifest, first)
-        for start in range(0, len(shard), size)
+        list(shard[start : start + size]) for _, shard in _shards(manifest, first) for start in range(0, len(shard), size)
     ]
     loader: DataLoader[Any] = DataLoader(
         _Images(cells, transform),

@@ -14,6 +14,7 @@ from ...core.errors import is_first_process, must_be
 from ...core.streams import split_rows, stream_generator, stream_uniform
 from ..batch import Batch
 from ..conditions import fingerprint_with
+from ..image_sets import image_set
 from ..layout import BatchLayout
 from ..loading import TrainingData
 from ..options import DataConfig
@@ -23,7 +24,14 @@ from .manifest import LatentsManifest, check_shards, check_whole, is_latents_fol
 def latents_folder(config: DataConfig) -> Path | None:
     """The folder of latents that a configuration names, if it is one."""
     folder = config.train_data_dir or config.dataset_name
-    return Path(folder).expanduser() if is_latents_folder(folder) else None
+    return Path(folder).expanduser() if folder is not None and is_latents_folder(folder) else None
+
+
+def image_set_of(config: DataConfig) -> str | None:
+    """The embedded set that a configuration names, or whose latents it names."""
+    if (folder := latents_folder(config)) is not None:
+        return read_latents_manifest(folder).image_set
+    return config.dataset_name if image_set(config.dataset_name) is not None else None
 
 
 class LatentRows(Sequence[torch.Tensor]):
@@ -35,7 +43,6 @@ class LatentRows(Sequence[torch.Tensor]):
 
     def __init__(self, folder: Path, manifest: LatentsManifest, rows: Sequence[int]):
         self.folder, self.manifest, self.rows = folder, manifest, np.asarray(rows, np.int64)
-        self.facts = {"autoencoder": manifest.autoencoder["name_or_path"], "weights_sha256": manifest.weights_sha256}
         self._ends = np.cumsum([shard["num_images"] for shard in manifest.shards])
         self._opened: dict[int, list[Any]] = {}
 
@@ -155,6 +162,7 @@ def load_latent_data(
         decoded=rows,
         conditions={keyword: some[training] for keyword, some in values.items()},
         image_set=manifest.image_set,
+        autoencoder={**manifest.autoencoder, "weights_sha256": manifest.weights_sha256},
     )
     layout.check_fits(len(rows))
     return data

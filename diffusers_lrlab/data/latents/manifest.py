@@ -76,8 +76,8 @@ class LatentsManifest:
         write_text(folder / LATENTS_FILE, json.dumps(with_sum({"format": _FORMAT, **asdict(self)}), indent=1) + "\n")
 
 
-def is_latents_folder(folder: str | Path | None) -> bool:
-    return folder is not None and (Path(folder).expanduser() / LATENTS_FILE).is_file()
+def is_latents_folder(folder: str | Path) -> bool:
+    return (Path(folder).expanduser() / LATENTS_FILE).is_file()
 
 
 def read_latents_manifest(folder: str | Path) -> LatentsManifest:

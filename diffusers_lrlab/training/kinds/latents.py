@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ...core.errors import LabError, is_first_process, must_be
 from ...core.hub_client import without_tokens
 from ...core.options import defaults_of
@@ -21,8 +19,6 @@ from .base import KINDS
 from .images import Images
 
 if TYPE_CHECKING:
-    import torch
-
     from ...data.loading import TrainingData
 
 _ENCODED = "latents are of the images as they were encoded"
@@ -44,7 +40,9 @@ _NO_EFFECT = {
 }
 
 
-@KINDS.register("latents", description="latents of images, by a UNet2DModel; made by `lrlab data encode`", source="diffusers")
+@KINDS.register(
+    "latents", description="latents of images, by a UNet2DModel; made by `lrlab data encode`", source="diffusers"
+)
 class Latents(Images):
     """Latents of images, drawn from mean and variance; samples are decoded."""
 
@@ -108,7 +106,7 @@ class Latents(Images):
         return _found(config.vae, known.subfolder, config.cache_dir)
 
     def check_model_config(self, config: ResolvedConfig, given: dict[str, Any] | None) -> dict[str, Any] | None:
-        (channels, size, _), name = self.manifest(config).shape, config.model_config_name_or_path
+        channels, size, _ = self.manifest(config).shape
         blocks = default_down_blocks(size) if given is None else given["block_out_channels"]
         factor = 2 ** (len(blocks) - 1)
         if size % factor:
@@ -116,15 +114,14 @@ class Latents(Images):
             raise must_be("the latents' size", size, f"divisible by {factor}", hint)
         if given is None:
             return None
-        of, hint = f"the model {name!r}", "change its config.json, or give another model"
-        for key in ("in_channels", "out_channels"):
-            if given[key] != channels:
-                raise must_be(key, given[key], f"{channels}, the channels of the latents", hint, of=of)
+        of, hint = f"the model {config.model_config_name_or_path!r}", "change its config.json, or give another model"
         for key in ("class_embed_type", "num_class_embeds"):
             if given[key] is not None:
                 raise must_be(key, given[key], "left out, as there are no class labels here", hint, of=of)
-        if given["sample_size"] not in (None, size, [size] * 2):
-            raise must_be("sample_size", given["sample_size"], f"{size}, the size of the latents", hint, of=of)
+        fitting = {"in_channels": (channels,), "out_channels": (channels,), "sample_size": (None, size, [size] * 2)}
+        for key, allowed in fitting.items():
+            if given[key] not in allowed:
+                raise must_be(key, given[key], f"{allowed[0] or size}, as of the latents", hint, of=of)
         return {**given, "sample_size": size}
 
     def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
@@ -142,10 +139,6 @@ class Latents(Images):
         if source.revision is None:
             return {"vae": reference.load(config.cache_dir)}
         return {"vae": reference, "vae_source": source._asdict()}
-
-    def sample(self, pipeline: Any, num: int, generator: torch.Generator, num_inference_steps: int) -> np.ndarray:
-        output = pipeline(batch_size=num, generator=generator, num_inference_steps=num_inference_steps, output_type="np")
-        return output.images
 
 
 @functools.lru_cache(maxsize=8)
