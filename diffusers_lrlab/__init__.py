@@ -21,6 +21,7 @@ _HOMES = {
     "LabError": "core.errors",
     "LabelledImagePipeline": "pipelines.labelled_images",
     "MLPDenoiser": "models.mlp_denoiser",
+    "LatentImagePipeline": "pipelines.latent_image",
     "PointDDPMPipeline": "pipelines.point_ddpm",
     "Progress": "core.progress",
     "FinderConfig": "finder.range_test",

@@ -9,7 +9,8 @@ from .output import say, say_json
 
 def check_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("dir", type=Path, metavar="DIR", help="Folder of a run, study, toy dataset or schedule, also a downloaded one.")
+    folders = "Folder of a run, study, toy dataset, schedule or set of latents, also a downloaded one."
+    add("dir", type=Path, metavar="DIR", help=folders)
     add("--repair", action="store_true", help="Rename damaged files of a run or study, so that it goes on from intact ones.")
     add("--json", action="store_true", help="Print JSON.")
 

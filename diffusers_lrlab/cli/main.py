@@ -11,7 +11,7 @@ from typing import NamedTuple
 from .. import __version__
 from ..core.errors import LabError, did_you_mean, exit_status, shortened
 from ..core.plugins import load_plugins
-from . import check, completion, hub, lists, preview, study, tools, training
+from . import check, completion, data, hub, lists, preview, study, tools, training
 from .output import LabParser, add_import
 
 
@@ -48,10 +48,10 @@ COMMANDS = {
         preview.preview,
     ),
     "data": Command(
-        "Export a toy dataset as files that load anywhere",
+        "Export a toy dataset as files that load anywhere, or encode images to latents",
         "lrlab data export dino dino-points --n 100000 --seed 42",
-        tools.data_arguments,
-        tools.data,
+        data.data_arguments,
+        data.data,
     ),
     "plan": Command(
         "Show what a training run will do, and its memory, time and disk space",

@@ -1,11 +1,10 @@
-"""`lrlab plan`, `scale`, `data`, `upstream-patch` and `env`."""
+"""`lrlab plan`, `scale`, `upstream-patch` and `env`."""
 
 import argparse
 from pathlib import Path
 
-from ..core.errors import LabError, did_you_mean
-from ..core.extras import require_extra
-from ..core.ranges import COUNT, POSITIVE, Range
+from ..core.errors import LabError
+from ..core.ranges import COUNT, POSITIVE
 from .output import say, say_json
 
 
@@ -42,45 +41,6 @@ def scale(options: argparse.Namespace) -> None:
     if batch is None and num_parts > 1:
         raise LabError("--gradient_accumulation_steps and --num_processes have no effect without --train_batch_size.")
     say(scaling_table(options.learning_rate, options.base_batch_size, batch and batch * num_parts))
-
-
-def data_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("export",), help="export: write a dataset as Parquet files.")
-    parser.add_argument("name", metavar="NAME", help="Toy dataset, or image set that is made; see `lrlab list`.")
-    parser.add_argument("dir", type=Path, metavar="DIR", help="New or empty folder.")
-    add = parser.add_argument
-    add("--n", type=int, default=100_000, metavar="N", help="Rows of the split train (default: %(default)s).")
-    add("--n_test", type=int, default=10_000, metavar="N", help="Rows of the split test, or 0 (default: %(default)s).")
-    add("--seed", type=int, default=42, metavar="S", help="Seed of the data (default: %(default)s).")
-    add("--resolution", type=int, metavar="PIXELS", help="Size of images, from 16 to 256 (default: 16).")
-
-
-def data(options: argparse.Namespace) -> None:
-    require_extra("train", "`lrlab data export`")
-    from ..data.image_sets import IMAGE_DATASETS, check_resolution
-    from ..data.toy2d import MAX_POINTS
-    from ..data.toy2d_entries import TOY_DATASETS
-    from ..hub.dataset_folder import export_toy_dataset
-    from ..hub.image_folder import export_image_dataset
-
-    is_images = options.name in IMAGE_DATASETS
-    if not is_images and options.name not in TOY_DATASETS:
-        names = [*TOY_DATASETS, *IMAGE_DATASETS]
-        raise LabError(f"Unknown data set {options.name!r}.{did_you_mean(options.name, names)} Known: {', '.join(names)}.")
-    for flag, least in (("n", 1), ("n_test", 0)):
-        Range(f"[{least}, {MAX_POINTS}]", whole=True).check(f"--{flag}", getattr(options, flag), "it is a number of rows")
-    if options.resolution is not None and not is_images:
-        raise LabError(f"--resolution {options.resolution} has no effect on the points of {options.name!r}. Leave it out.")
-    size = ""
-    if is_images:
-        if options.resolution is not None:
-            check_resolution(options.name, options.resolution)
-        defaults = IMAGE_DATASETS[options.name].facts["defaults"]
-        size = f" --resolution {options.resolution or defaults['resolution']} --image_channels {defaults['image_channels']}"
-        export_image_dataset(options.name, options.dir, options.n, options.n_test, options.seed, options.resolution)
-    else:
-        export_toy_dataset(options.name, options.dir, options.n, options.n_test, options.seed)
-    say(f"Wrote {options.dir}: load_dataset({str(options.dir)!r}), or --dataset_name {options.dir}{size} to train on it.")
 
 
 def upstream_patch_arguments(parser: argparse.ArgumentParser) -> None:

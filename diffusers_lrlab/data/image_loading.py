@@ -54,8 +54,9 @@ def load_image_data(
         data = stream_data(config, seed, dataset, column, transform, name, columns)
         data.classes = find_classes(columns, values, config.label_dropout, seed)
         return data
-    fingerprint = fingerprint_with(_fingerprint_of(config, dataset), values)
+    fingerprint = fingerprint_with(fingerprint_of(config, dataset), values)
     data = TrainingData(name, dataset, Batch(torch.empty(0)), column, fingerprint, transform)
+    data.image_set = name if image_set(config.dataset_name) is not None else None
     held_out_rows, training_rows = split_rows(len(dataset), config.num_validation_images or 0)
     own = {keyword: some[held_out_rows] for keyword, some in values.items()}
     hold_out(data, config, Examples(dataset.select(held_out_rows)[column], own), columns)
@@ -65,8 +66,8 @@ def load_image_data(
         data.train = dataset.select(training_rows)
     layout.check_fits(len(data.train))
     if config.cache_decoded:
-        data.decoded = decoded_images(data.train[column], data.train._fingerprint, transform, config)
-        data.skipped += data.decoded.problems.values() if config.skip_corrupt_images else []
+        data.decoded = kept = decoded_images(data.train[column], data.train._fingerprint, transform, config)
+        data.skipped += kept.problems.values() if config.skip_corrupt_images else []
     elif len(data.train) * 4 * transform.channels * transform.resolution**2 <= config.in_memory_limit_mb * 2**20:
         _keep_in_memory(data, config, columns)
     if not data.num_images:
@@ -74,7 +75,8 @@ def load_image_data(
     return data
 
 
-def _fingerprint_of(config: DataConfig, dataset: datasets.Dataset) -> str:
+def fingerprint_of(config: DataConfig, dataset: datasets.Dataset) -> str:
+    """Changes with the data."""
     if (embedded := image_set(config.dataset_name)) is None:
         return dataset._fingerprint
     return f"{embedded.name}-{config.resolution}" if "made" in embedded.traits else embedded.name

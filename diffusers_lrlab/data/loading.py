@@ -13,7 +13,6 @@ from ..core.errors import LabError
 from ..core.streams import SPLIT_SEED, stream_seed
 from .batch import Batch, Conditions
 from .conditions import ConditionColumns, Example, Examples, no_conditions, read_conditions
-from .decoded import DecodedImages
 from .images import normalise
 from .labels import Classes
 from .options import DataConfig
@@ -56,9 +55,11 @@ class TrainingData:
     fingerprint: str  # changes with the data
     transform: Transform  # from a cell of that column to a tensor
     in_memory: Batch | None = None  # the resized training images in float32, if they fit
-    decoded: DecodedImages | None = None  # the resized training images in a file
+    decoded: Sequence[torch.Tensor] | None = None  # the resized training images, or latents, in files
     conditions: Conditions = field(default_factory=dict)  # of the rows of `train`; those of a stream are in its examples
     classes: Classes | None = None  # of labelled data
+    image_set: str | None = None  # the embedded set whose images these are, or were encoded to these latents
+    autoencoder: dict[str, Any] | None = None  # that encoded them, with the hash of its weights
     skipped: list[str] = field(default_factory=list)  # errors of corrupt images that were skipped on request
     known: dict[Any, Any] = field(default_factory=dict)  # a cache for results that depend on the data only
 

@@ -12,6 +12,7 @@ MOST_CLASSES = 1_000_000  # more is taken for numbers of rows
 EMBEDDED_DATASETS = (*IMAGE_DATASETS, *TOY_DATASETS)
 
 IMAGES = ("images",)
+SIZED = ("images", "latents")
 READ = Need("a data set that is not embedded", lambda config: config.dataset_name not in EMBEDDED_DATASETS)
 STREAMING = Need("--streaming", lambda config: config.streaming)
 NOT_STREAMING = Need("--streaming", lambda config: not config.streaming, is_absence=True)
@@ -95,10 +96,10 @@ class DataConfig:
         "Size in pixels: images are resized to it on the shorter side, then cropped (default: 64, or the set's own).",
         SOURCE,
         range="[1, 16384]",
-        kinds=IMAGES,
+        kinds=SIZED,
     )
     image_channels: Literal[1, 3] | None = option(
-        None, "1 for grey, 3 for colour (default: 3, or the set's own).", SOURCE, kinds=IMAGES
+        None, "1 for grey, 3 for colour (default: 3, or the set's own).", SOURCE, kinds=SIZED
     )
     center_crop: bool = option(False, "Crop at the centre instead of at a random position.", DATA, kinds=IMAGES)
     random_flip: bool = option(False, "Flip half of the images horizontally.", DATA, kinds=IMAGES)
@@ -121,6 +122,13 @@ class DataConfig:
         DATA,
         may_change_on_resume=True,
         kinds=IMAGES,
+    )
+    vae: str | None = option(
+        None,
+        "Autoencoder that decodes samples of latents, a Hub id or a folder, if it has moved since lrlab data encode.",
+        SPEED,
+        kinds=("latents",),
+        is_path=True,
     )
     num_validation_images: int | None = option(
         None,

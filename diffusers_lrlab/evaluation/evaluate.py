@@ -54,7 +54,7 @@ def metrics_of(run: Any, has_samples: bool, names: Collection[str] | None = None
     metrics = [metric for metric in metrics if has_samples or "samples" not in metric.needs]
     if names is not None:
         return [metric for metric in metrics if metric.name in names]
-    if not has_factors(run.config.dataset_name):
+    if not has_factors(run.data.image_set):
         metrics = [metric for metric in metrics if "factors" not in metric.needs]
     if run.data.classes is None:
         metrics = [metric for metric in metrics if "labels" not in metric.needs]

@@ -6,12 +6,11 @@ import numpy as np
 import torch
 
 from ..data.batch import Batch
-from ..data.image_sets import IMAGE_DATASETS
 from ..data.shapes import RANGES
 from ..data.toy2d_entries import LOG_PROBS
 from . import distances, kl
 from .classifier import NUM_CLASSIFIED, ClassReader, class_reader
-from .frechet import frechet_distance, image_features
+from .frechet import ImageFeatures, frechet_distance, image_features
 from .landscape import sharpness
 from .likelihood import NUM_STEPS, exact_kl, log_likelihood
 from .registry import ALL, METRICS, better_of, metric_label, metrics_table, register_metric, word_for
@@ -20,6 +19,8 @@ from .validation_loss import ValidationLoss
 
 __all__ = ["METRICS", "better_of", "metric_label", "metrics_table", "register_metric", "word_for"]
 
+# Keys of `TrainingData.known`. Of latents, both are of pixels, and found by their results.
+FEATURES_OF_IMAGES, FEATURES_OF_DECODED = "image features", "features of decoded latents"
 NEIGHBOUR = 5  # k of the nearest-neighbour estimates, as in the study
 _LIKELIHOOD_POINTS, _HALF_STEPS_POINTS = 1000, 250  # the bias of the steps is estimated at a part of the points
 _FEWEST_FOR_SLOW = 500  # samples; after shorter runs these metrics would take a quarter of the whole run
@@ -72,15 +73,22 @@ register_metric(
 
 
 def _has_features(evaluation: Evaluation) -> bool:
-    return evaluation.run.config.dataset_name in IMAGE_DATASETS and len(evaluation.run.data.held_out) > 1
+    return evaluation.run.data.image_set is not None and len(evaluation.run.data.held_out) > 1
 
 
 def _part_of_frechet(evaluation: Evaluation) -> float:
     """The classifier is what takes time."""
     if not _has_features(evaluation):
         return 0.0
-    image_features.__wrapped__(evaluation.run.config.dataset_name)(evaluation.run.data.held_out.data[:NEIGHBOUR])
+    channels, resolution = evaluation.run.config.image_shape
+    images = torch.zeros(NEIGHBOUR, channels, resolution, resolution)
+    image_features.__wrapped__(evaluation.run.data.image_set)(images)
     return 1.0
+
+
+def features_of(features: ImageFeatures, data: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The features of held-out and of training images."""
+    return features(data.held_out.data), features(data.all_in_memory().data)
 
 
 @register_metric(
@@ -93,6 +101,7 @@ def _part_of_frechet(evaluation: Evaluation) -> float:
         "besides": {
             "of_training_images": "the same, of as many training images",
             "of_two_real_halves": "the same, between two halves of the real images",
+            "of_decoded_latents": "the same, of held-out images encoded and decoded",
         },
         "of": "run",
         "form": "images",
@@ -105,18 +114,20 @@ def _frechet_distance(evaluation: Evaluation) -> dict[str, Any]:
     """With what real images score in the place of samples; nothing for images of other sets than the embedded ones."""
     if not _has_features(evaluation):
         return {}
-    features, data = image_features(evaluation.run.config.dataset_name), evaluation.run.data
+    features, data = image_features(evaluation.run.data.image_set), evaluation.run.data
     num = len(evaluation.samples)
     samples = features(evaluation.samples_as_data)
-    if "image features" not in data.known:
-        data.known["image features"] = features(data.held_out.data), features(data.all_in_memory().data)
-    held_out, training = data.known["image features"]
+    if FEATURES_OF_IMAGES not in data.known:
+        data.known[FEATURES_OF_IMAGES] = features_of(features, data)
+    held_out, training = data.known[FEATURES_OF_IMAGES]
     # In a random order: neighbours in the data set were written by the same people.
     training = training[np.random.default_rng(0).permutation(len(training))]
     real = np.concatenate([training, held_out])
     real = real[np.random.default_rng(0).permutation(len(real))]
+    decoded = data.known.get(FEATURES_OF_DECODED)
     return {
         "frechet_distance": frechet_distance(samples, held_out),
+        **({} if decoded is None else {"frechet_distance_of_decoded_latents": frechet_distance(decoded, held_out)}),
         "frechet_distance_of_training_images": frechet_distance(training[:num], held_out),
         "frechet_distance_of_two_real_halves": frechet_distance(real[: len(real) // 2], real[len(real) // 2 :]),
         "frechet_num_samples": num,

@@ -56,7 +56,7 @@ def _seconds_of_comparison(run: RunState, metric: Metric, num_samples: int, seco
     held_out = min(len(data.held_out), num_samples)
     num_real, num_generated = sizes_for(metric, num_data, num_samples)
     known = data.all_in_memory(num_generated) if data.in_memory is not None else data.held_out
-    points = results_of(run.kind).as_samples(known.data)
+    points = results_of(run.kind).as_samples(run, known.data)
     if min(num_real, num_generated) <= NEIGHBOUR or len(points) <= 2 * NEIGHBOUR or metric.function is None:
         return 0.0
     if (metric.most_dimensions or points.shape[1]) < points.shape[1]:

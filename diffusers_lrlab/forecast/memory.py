@@ -15,6 +15,7 @@ from ..training.lora import trained_parameters
 from ..training.plan import Plan
 from ..training.resolve_timesteps import objective_spec
 from ..training.sharding import fsdp_is_asked_for
+from .decoding import decoding_bytes
 
 _MANY, _MOST_POWER = 64, 20  # images of a batch
 _ACTIVATIONS = ("ACT", "TEMP", "OTH", "BUFFER")
@@ -31,6 +32,7 @@ class MemoryForecast(NamedTuple):
     held_out: int  # data, conditions and noise
     copies: int = 0  # inputs and outputs of the largest convolution, which the CPU library copies
     checkpoint: int = 0  # the copy that a thread writes during updates, on the CPU
+    autoencoder: int = 0  # that decodes samples, and what decoding takes beyond the passes of training
 
     @property
     def total(self) -> int:
@@ -62,15 +64,18 @@ def forecast_memory(
     gradients = peak["GRAD"]
     if gradients + passing < trained:  # the peak is the optimizer's step, with all gradients
         gradients, passing = trained, 0
+    decoding = decoding_bytes(plan, device)
+    more = max(0, decoding.activations - gradients - passing - copies)  # which are free while samples are decoded
     average, num = trained if config.use_ema else 0, layout.num_processes
     if num > 1 and fsdp_is_asked_for():  # shards, and the gathered model, unless blocks are wrapped
         shard, gathered = weights // num, max(gradients, weights)
-        return MemoryForecast(weights + shard, gathered + shard, state // num, average // num, passing, held_out, copies)
+        sharded = MemoryForecast(weights + shard, gathered + shard, state // num, average // num, passing, held_out, copies)
+        return sharded._replace(autoencoder=decoding.weights + more)
     if num > 1:  # DDP keeps its buckets, which hold the gradients
         gradients = max(gradients, trained)
     is_written_meanwhile = device == "cpu" and plan.num_updates > config.checkpointing_steps
     checkpoint = trained + state + average if is_written_meanwhile else 0
-    return MemoryForecast(weights, gradients, state, average, passing, held_out, copies, checkpoint)
+    return MemoryForecast(weights, gradients, state, average, passing, held_out, copies, checkpoint, decoding.weights + more)
 
 
 def trained_bytes(plan: Plan, weights: int) -> int:

@@ -23,6 +23,7 @@ from ..training.config import complete_options
 from ..training.kinds.base import DataKind
 from ..training.kinds.select import kind_of
 from ..training.pipeline import pipeline_name
+from ..training.plan_text import autoencoder_in_words
 from ..training.resolve_timesteps import recorded_process
 from .card_sections import section_of
 from .cards import as_code, fill
@@ -112,7 +113,11 @@ def _example(kind: DataKind, record: dict[str, Any], folder: Path) -> str:
         library, model = read_json(folder / "model_index.json")[kind.component]
         names = {"library": library, "model": model, "component": kind.component}
         example += _LORA_EXAMPLE.format(location=location, **names)
+    loads_parts = kind.pipeline.endswith(":LatentImagePipeline")
     for name, reference in references_of(folder).items():
+        if loads_parts:
+            example += f"\nIts `{name}` is loaded from `{reference.name_or_path}` when it is first needed.\n"
+            continue
         example += f"\nIts `{name}` is loaded from elsewhere. Pass it to `from_pretrained` as `{name}={reference.call}`.\n"
     return example
 
@@ -210,6 +215,7 @@ def _facts(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
     return [
         (f"Training {things}", f"{train['num_training_images'] or 'stream'} ({train['num_held_out_images']} held out)"),
         (f"Shape of {things}", train["data_shape"]),
+        *([("Autoencoder", autoencoder_in_words(train["autoencoder"]))] if train.get("autoencoder") else []),
         *([("Denoiser", f"`{format_spec(denoiser, config['denoiser_kwargs'])}`")] if denoiser else []),
         *_label_facts(config, train),
         ("Parameters", f"{train['num_parameters']:,}"),

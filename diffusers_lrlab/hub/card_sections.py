@@ -48,6 +48,19 @@ images = pipeline(batch_size=16, num_inference_steps={inference_steps}).images
 ```
 """,
     ),
+    "latents": CardSection(
+        task="unconditional-image-generation",
+        tags=("unconditional-image-generation", "latent-diffusion"),
+        example="""```python
+import diffusers_lrlab
+from diffusers import DiffusionPipeline
+
+pipeline = DiffusionPipeline.from_pretrained("{location}")
+images = pipeline(batch_size=16, num_inference_steps={inference_steps}).images
+```
+""",
+        without_package=_WITHOUT_PACKAGE,
+    ),
     "points": CardSection(
         tags=("points",),
         example="""```python

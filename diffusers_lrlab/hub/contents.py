@@ -20,6 +20,7 @@ from ..core.manifest import (
     sums_of_bytes,
 )
 from ..core.words import counted
+from ..data.latents.manifest import is_latents_folder
 from ..models.start_weights import LORA_FILE
 from ..schedules.published import read_schedule_file
 from ..training.kinds.select import components
@@ -61,6 +62,8 @@ def type_of_folder(folder: Path) -> str:
     """The type of a folder: "run", "study", "schedule" or "dataset"; raises a `LabError` for any other."""
     if not folder.is_dir():
         raise LabError(f"{str(folder)!r} is not a folder. Give that of a run, a study, an exported dataset or a schedule.")
+    if is_latents_folder(folder):
+        raise LabError(f"{str(folder)!r} holds latents, which are not uploaded. Hint: push the run that they trained.")
     for what, marker in _MARKERS.items():
         if next(folder.glob(marker), None) is not None:
             return what

@@ -54,7 +54,9 @@ def save_with_references(pipeline: Any, references: dict[str, Reference], folder
     if not references:
         pipeline.save_pretrained(folder)
         return
-    classes = {name: list(pipeline.config[name]) for name in references}
+    # A pipeline that can do without a part finds it by itself, so its index names no class to load.
+    needed = [name for name in references if name not in type(pipeline)._optional_components]
+    classes = {name: list(pipeline.config[name]) for name in needed}
     pipeline._optional_components = [*pipeline._optional_components, *references]  # else diffusers warns of their absence
     for name in references:
         setattr(pipeline, name, None)

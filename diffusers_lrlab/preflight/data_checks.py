@@ -106,7 +106,7 @@ def _alike(subject: Subject) -> tuple[int, int]:
 def image_sizes(subject: Subject) -> str | None:
     """Images that are enlarged, or cropped by more than half."""
     resolution = subject.config.resolution
-    if resolution is None or not (sizes := subject.sizes):
+    if resolution is None or not _has_pixels(subject) or not (sizes := subject.sizes):
         return None
     small = sum(min(size) < resolution for size in sizes)
     if small > 0.1 * len(sizes):

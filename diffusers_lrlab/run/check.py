@@ -1,21 +1,24 @@
 """`lrlab check`: verify a folder, with its intact and damaged files and the resume point."""
 
+import dataclasses
 from functools import partial
 from pathlib import Path
 
 from ..core.errors import LabError
 from ..core.extras import require_extra
 from ..core.lock import locked
+from ..core.words import counted
+from ..data.latents.manifest import LATENTS_FILE, check_shards, is_latents_folder, read_latents_manifest
 from ..hub.cards import parsed_card
 from ..hub.contents import type_of_folder
 from ..schedules.published import read_schedule_file
 from .check_run import check_run, repair_run
-from .finding import Finding, read_parquet
+from .finding import Finding, leftovers_in, read_parquet
 
 
 def check_folder(folder: Path, repair: bool = False) -> Finding:
     """
-    Verifies the folder of a run, study, toy dataset or schedule, also a downloaded one.
+    Verifies the folder of a run, study, toy dataset, schedule or set of latents, also a downloaded one.
 
     `repair` renames damaged files of a run or study, so that it goes on from intact ones. It deletes only unfinished files
     of killed processes.
@@ -29,6 +32,8 @@ def check_folder(folder: Path, repair: bool = False) -> Finding:
 
 
 def _kind(folder: Path) -> str:
+    if is_latents_folder(folder):
+        return _LATENTS
     is_run = any(folder.glob("checkpoint-*")) or (folder / "lrlab").is_dir()
     return "run" if is_run else type_of_folder(folder)  # also a run without a record
 
@@ -74,4 +79,27 @@ def _check_schedule(folder: Path) -> Finding:
     return finding
 
 
-_CHECKS = {"run": check_run, "study": _check_study, "dataset": _check_dataset, "schedule": _check_schedule}
+def _check_latents(folder: Path) -> Finding:
+    finding = Finding(_LATENTS, str(folder), "not finished", leftovers=leftovers_in(folder))
+    finding.note(LATENTS_FILE, partial(read_latents_manifest, folder))
+    if not finding.damaged:
+        manifest = read_latents_manifest(folder)
+        for shard in manifest.shards:
+            finding.note(shard["file"], partial(check_shards, folder, dataclasses.replace(manifest, shards=[shard])))
+        num = f"{manifest.num_encoded} of {counted(manifest.num_images, 'image')}"
+        finding.status = f"finished, {num}" if manifest.is_whole else f"not finished, {num}"
+        if finding.damaged or not manifest.is_whole:
+            finding.remedy = "give the lrlab data encode command that made it again, which encodes what is missing"
+    else:
+        finding.remedy = "remove the folder and encode the images again"
+    return finding
+
+
+_LATENTS = "set of latents"
+_CHECKS = {
+    "run": check_run,
+    "study": _check_study,
+    "dataset": _check_dataset,
+    "schedule": _check_schedule,
+    _LATENTS: _check_latents,
+}

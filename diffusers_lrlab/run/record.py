@@ -49,6 +49,7 @@ def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, pr
             "num_held_out_images": plan.num_held_out,
             "data_shape": plan.data_shape,
             **({} if plan.classes is None else {"class_names": list(plan.classes.names)}),
+            **({} if plan.autoencoder is None else {"autoencoder": plan.autoencoder}),
             "num_parameters": plan.num_parameters,
             **start_of(plan),
             "device": str(accelerator.device),

@@ -71,7 +71,10 @@ def _facts(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
     plan, data = run.plan, run.data
     stream = {"stream": data.train.facts} if isinstance(data.train, ShardedStream) else {}
     start = {} if plan.start is None else {"started_from": plan.start.facts}
+    # First, as it explains why the data differ.
+    encoded = {} if data.autoencoder is None else {"autoencoder": data.autoencoder}
     return {
+        **encoded,
         "global_batch": plan.layout.global_batch,
         "num_updates": plan.num_updates,
         "mixed_precision": accelerator.mixed_precision,

@@ -18,7 +18,7 @@ from ..core.options import (
     Role,
     option,
 )
-from ..data.options import IMAGES, LABELS
+from ..data.options import IMAGES, LABELS, SIZED
 from ..objective.process import NUM_STEPS, BetaSchedule, PredictionType
 
 EMA = Need("--use_ema", lambda config: config.use_ema)
@@ -164,14 +164,14 @@ class ModelConfig:
         "Recompute activations in the backward pass instead of storing them: less memory, more time.",
         SPEED,
         decides_result=True,
-        kinds=IMAGES,
+        kinds=SIZED,
     )
     enable_xformers_memory_efficient_attention: bool = option(
         False,
         "Use the attention of xformers, which must be installed, instead of torch's.",
         UPDATE,
         finder="uses",
-        kinds=IMAGES,
+        kinds=SIZED,
     )
 
 

@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..core.files import full_disk_explained, sync, sync_tree, temporary_beside
 from ..models.registry import denoiser_code
 from ..models.start_weights import LORA_FILE
@@ -41,10 +43,8 @@ def make_pipeline(run: RunState, scheduler: Any = None, model: Any = None) -> An
     """A pipeline with the current model, or with `model`, by default with a new sampling scheduler."""
     kind, config, model = run.kind, run.config, run.model if model is None else model
     parts = _parts_of(run)
-    loaded = {
-        name: part.load(config.cache_dir).to(model.device) if isinstance(part, Reference) else part
-        for name, part in parts.items()
-    }
+    loaded = {name: part.load(config.cache_dir) if isinstance(part, Reference) else part for name, part in parts.items()}
+    loaded = {name: part.to(model.device) if isinstance(part, torch.nn.Module) else part for name, part in loaded.items()}
     known = {kind.component: model, "scheduler": run.process.sampling_scheduler() if scheduler is None else scheduler}
     path = _pipeline_path(kind, run.plan.classes is not None)
     pipeline = pkgutil.resolve_name(path)(**known, **loaded)

@@ -56,6 +56,7 @@ class Plan:
     lr_factors: np.ndarray | None  # on the learning rate of each update, by its band of timesteps
     data_warnings: tuple[str, ...]
     num_workers: int  # that read and decode images
+    autoencoder: dict[str, Any] | None = None  # that encoded the data
     conditions: Conditions = field(default_factory=dict)  # of the model, for no images: `(0, ...)` each
     classes: Classes | None = None  # of labelled data
     start: StartWeights | None = None  # the weights that the model starts from
@@ -206,6 +207,7 @@ def make_plan(
         lr_factors=None if lr_form is None else lr_form.lr_factors(np.arange(num_updates), config.num_train_timesteps),
         data_warnings=_scale_warnings(data, kind),
         num_workers=num_workers(data, config.dataloader_num_workers, num_updates * layout.global_batch),
+        autoencoder=data.autoencoder,
         conditions=data.held_out[:0].conditions,
         classes=data.classes,
         start=start,

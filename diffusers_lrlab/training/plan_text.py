@@ -1,5 +1,7 @@
 """The plan of a run as text, which `--dry_run` prints."""
 
+from typing import Any
+
 import torch
 
 from ..core.environment import cpu_computes_in_bf16
@@ -41,6 +43,7 @@ def describe_plan(plan: Plan) -> str:
         + _start_in_words(plan)
         + (", compiled for training" if config.compile else "")
         + (", channels last" if config.channels_last else ""),
+        "autoencoder": autoencoder_in_words(plan.autoencoder) if plan.autoencoder else "",
         "objective": "; ".join([config.objective, *(f"{name.lower()} {value}" for name, value in plan.process.describe())]),
         "precision": _precision_in_words(plan),
         "batch": f"{counted(layout.global_batch, singular(plan.kind.name))} an update = {layout.micro_batch} x "
@@ -76,6 +79,13 @@ def _start_in_words(plan: Plan) -> str:
     layers = counted(len(lora_layers(plan.model_on_meta)), "layer")
     trained = counted(plan.num_trained_parameters, "parameter", ",")
     return f"{words}; a LoRA of rank {config.lora_rank}, alpha {config.lora_alpha:g}, on {layers}: {trained} trained"
+
+
+def autoencoder_in_words(found: dict[str, Any]) -> str:
+    """The class of an autoencoder, its source, and the start of its weights' hash."""
+    source = "/".join(filter(None, (found["name_or_path"], found["subfolder"])))
+    commit = f", commit {found['revision'][:12]}" if found["revision"] else ""
+    return f"{found['class_name']} {source}{commit}, weights {found['weights_sha256'][:12]}"
 
 
 def _precision_in_words(plan: Plan) -> str:

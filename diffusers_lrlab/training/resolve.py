@@ -13,6 +13,7 @@ from ..core.options import check_needs, check_ranges, defaults_of
 from ..core.plugins import load_plugins
 from ..core.spec import format_spec, resolve_spec
 from ..core.words import counted
+from ..data.latents.loading import latents_folder
 from ..data.options import EMBEDDED_DATASETS
 from ..data.sources import find_point_column, known_point_column, local_folder
 from ..models.registry import DENOISERS
@@ -37,6 +38,7 @@ def resolve_config(config: TrainingConfig, find_columns: bool = False) -> Resolv
     load_plugins(config.plugins)
     check_ranges(config, TrainingConfig)  # before anything asks the network
     _check_source(config)
+    config = dataclasses.replace(config, data_kind=_find_kind(config))
     if find_columns:
         config = dataclasses.replace(config, point_column=find_point_column(config))
     for step in _STEPS:
@@ -61,6 +63,16 @@ def _check_source(config: TrainingConfig) -> None:
     folder = config.train_data_dir or local_folder(config.dataset_name or "digits")
     if folder is not None:
         _check_folder(folder)
+
+
+def _find_kind(config: TrainingConfig) -> str | None:
+    """The given kind of data, or that of a folder of latents, which other kinds of this package cannot read."""
+    if latents_folder(config) is None:
+        return config.data_kind
+    if config.data_kind in ("images", "points"):
+        hint = "the data are a folder of latents"
+        raise must_be("--data_kind", config.data_kind, "latents, or left out", hint)
+    return config.data_kind or "latents"
 
 
 def _check_streaming(config: TrainingConfig) -> None:

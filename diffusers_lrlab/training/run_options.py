@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..core.options import DESTINATION, DRAWS, EVALUATION, OUTPUT, SPEED, THIS_START, UPDATE, WHOLE_RUN, Need, option
+from ..data.options import SIZED
 from .learning_options import HELD_OUT
 
 PUSH = Need("--push_to_hub", lambda config: config.push_to_hub)
@@ -59,7 +60,7 @@ class LoopConfig:
         False,
         "Keep convolutions and images in channels-last layout, the fastest for 16-bit convolutions on GPUs; other rounding.",
         UPDATE,
-        kinds=("images",),
+        kinds=SIZED,
     )
     allow_tf32: bool = option(
         False,

@@ -14,6 +14,7 @@ PIPELINES = {
     for file, name in {
         "point_ddpm": "PointDDPMPipeline",
         "labelled_images": "LabelledImagePipeline",
+        "latent_image": "LatentImagePipeline",
     }.items()
 }
 """The classes by their modules."""

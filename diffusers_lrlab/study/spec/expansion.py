@@ -9,7 +9,7 @@ from typing import Any
 
 from ...core.errors import LabError, did_you_mean
 from ...core.options import names_where, options_of
-from ...data.image_sets import IMAGE_DATASETS
+from ...data.latents.loading import image_set_of
 from ...data.options import EMBEDDED_DATASETS
 from ...data.toy2d_entries import TOY_DATASETS
 from ...evaluation.metrics import METRICS
@@ -185,7 +185,7 @@ def _resolve(options: dict[str, Any], where: str, spec: StudySpec) -> ResolvedCo
     # Registering a metric without naming it changes nothing.
     named = (*spec.metrics, *((spec.tune.metric,) if spec.tune else ()))
     are_needed = any(name in METRICS and "samples" in METRICS[name].needs for name in named)
-    if options.get("frechet_samples") is None and config.dataset_name not in IMAGE_DATASETS and not are_needed:
+    if options.get("frechet_samples") is None and image_set_of(config) is None and not are_needed:
         samples = 0
     own: dict[str, Any] = {
         "mixed_precision": config.mixed_precision or "no",

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from ...core.errors import LabError, did_you_mean
 from ...data.image_sets import IMAGE_DATASETS, has_factors
+from ...data.latents.loading import image_set_of
 from ...data.toy2d_entries import LOG_PROBS
 from ...evaluation.metrics import METRICS
 from ...training.config import ResolvedConfig
@@ -20,10 +21,10 @@ def _absence(name: str, config: ResolvedConfig) -> str | None:
         return "needs held-out data: give num_validation_images above 0"
     if "ema" in metric.needs and not config.use_ema:
         return "needs an EMA: leave use_ema at true, or use validation_loss"
-    if "features" in metric.needs and config.dataset_name not in IMAGE_DATASETS:
+    if "features" in metric.needs and image_set_of(config) is None:
         sets = ", ".join(IMAGE_DATASETS)
         return f"needs features that suit the data, which exist for {sets}: register_features gives others, as frechet_NAME"
-    if "factors" in metric.needs and not has_factors(config.dataset_name):
+    if "factors" in metric.needs and not has_factors(image_set_of(config)):
         return "needs images with known factors, which `shapes` has"
     if "labels" in metric.needs and config.label_column is None:
         return "needs class labels: give label_column"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.errors import LabError, must_be
+from ...core.registry import Entry
 from ...core.words import counted
 from ...data.image_sets import check_resolution as check_size
 from ...data.image_sets import image_set
@@ -65,6 +66,10 @@ class Images(DataKind):
         if embedded is not None and (config.image_channels or 3) < embedded.facts["defaults"]["image_channels"]:
             hint = f"the images of {embedded.name!r} are in colour; leave it out"
             raise must_be("--image_channels", config.image_channels, "3", hint)
+        return self.defaults_of_set(config, embedded)
+
+    def defaults_of_set(self, config: TrainingConfig, embedded: Entry | None) -> dict[str, Any]:
+        """Defaults for the images of an embedded set, or of another one, with the samples to measure."""
         defaults = _DEFAULTS | (embedded.facts["defaults"] if embedded is not None else {})
         if measures_samples(self.form):
             return defaults | {"frechet_samples": None}

@@ -3,10 +3,10 @@
 from typing import Any
 
 from ..config import TrainingConfig
-from . import images, points
+from . import images, latents, points
 from .base import KINDS, DataKind
 
-__all__ = ["KINDS", "components", "images", "kind_of", "points"]
+__all__ = ["KINDS", "components", "images", "kind_of", "latents", "points"]
 
 
 def components() -> tuple[str, ...]:

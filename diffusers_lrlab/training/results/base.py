@@ -1,5 +1,6 @@
 """Results of a trained model: samples, plots of them, metrics."""
 
+import functools
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Collection
@@ -29,7 +30,7 @@ class Results(ABC):
         """Samples as they are kept during training."""
         return samples
 
-    def as_samples(self, data: torch.Tensor) -> np.ndarray:
+    def as_samples(self, run: RunState, data: torch.Tensor) -> np.ndarray:
         """Data in the form of samples, which are compared with them."""
         return data.numpy()
 
@@ -56,7 +57,7 @@ class Results(ABC):
         """
         from ...evaluation.evaluate import evaluate  # needs scipy, training does not
 
-        return evaluate(run, samples, metrics, self.as_samples)
+        return evaluate(run, samples, metrics, functools.partial(self.as_samples, run))
 
     def recorded(self, samples: np.ndarray) -> dict[str, Any]:
         """Samples for the record of a study's run, as "points" or a "png"; empty if it keeps none."""

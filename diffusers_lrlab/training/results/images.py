@@ -28,7 +28,7 @@ class ImageResults(Results):
     def preview(self, samples: np.ndarray) -> np.ndarray:
         return to_uint8(samples)
 
-    def as_samples(self, data: torch.Tensor) -> np.ndarray:
+    def as_samples(self, run: RunState, data: torch.Tensor) -> np.ndarray:
         return ((data.float() + 1) / 2).clamp(0, 1).permute(0, 2, 3, 1).numpy()
 
     def num_samples(self, config: ResolvedConfig, num_held_out: int, num_images: int | None) -> int:

@@ -1,0 +1,149 @@
+"""A pipeline that samples latents and decodes them to images.
+
+This file imports nothing but torch and diffusers: a copy of it travels beside saved weights, so that they load where
+diffusers_lrlab is not installed.
+"""
+
+import contextlib
+import inspect
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from diffusers import DiffusionPipeline, ImagePipelineOutput
+from diffusers.image_processor import VaeImageProcessor
+from diffusers.utils.torch_utils import randn_tensor
+
+# The file by which diffusers finds the code of a pipeline.
+_PIPELINE_CODE = "pipeline.py"
+_OUTPUTS = ("pil", "np", "pt", "latent")
+_PIXELS_AT_ONCE = 2**20  # decoded in one pass, unless the caller says
+
+
+class LatentImagePipeline(DiffusionPipeline):
+    """
+    Pipeline for images by a model of their latents.
+
+    Args:
+        unet ([`~diffusers.UNet2DModel`]): Predicts noise, latent or velocity, as the scheduler says.
+        scheduler ([`~diffusers.SchedulerMixin`]): A scheduler of diffusers.
+        vae ([`~diffusers.AutoencoderKL`], *optional*): Decodes the latents; loaded from `vae_source` when it is first needed
+            if it is not given.
+        vae_source (`dict`, *optional*): The `class_name` of an autoencoder of diffusers, its `name_or_path`, and a
+            `subfolder` and a `revision` or `None`.
+    """
+
+    model_cpu_offload_seq = "unet->vae"
+    _optional_components = ["vae"]  # as diffusers declares it
+
+    def __init__(self, unet: Any, scheduler: Any, vae: Any = None, vae_source: dict[str, Any] | None = None):
+        super().__init__()
+        self.register_modules(unet=unet, scheduler=scheduler, vae=vae)
+        self.register_to_config(vae_source=vae_source)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        batch_size: int = 1,
+        generator: torch.Generator | None = None,
+        num_inference_steps: int | None = None,
+        output_type: str = "pil",
+        decode_batch_size: int | None = None,
+        return_dict: bool = True,
+    ) -> ImagePipelineOutput | tuple[Any]:
+        """
+        Samples images.
+
+        Args:
+            batch_size (`int`): Images.
+            generator (`torch.Generator`, *optional*): Makes the result reproducible.
+            num_inference_steps (`int`, *optional*): Steps; 100, or all timesteps if there are fewer, if not given.
+            output_type (`str`): "pil", "np" for arrays `(num, height, width, channels)` in [0, 1], "pt" for such tensors
+                `(num, channels, height, width)`, or "latent" for latents as the model sees them.
+            decode_batch_size (`int`, *optional*): Images that are decoded at once; as many as have 2^20 pixels if not given.
+            return_dict (`bool`): Whether to return an [`~diffusers.ImagePipelineOutput`] instead of a tuple.
+
+        Example:
+        ```py
+        >>> import diffusers_lrlab
+        >>> from diffusers import DiffusionPipeline
+
+        >>> pipeline = DiffusionPipeline.from_pretrained("ddpm-latents")
+        >>> images = pipeline(batch_size=16).images
+        ```
+        """
+        if output_type not in _OUTPUTS:
+            raise ValueError(f"output_type must be one of {', '.join(_OUTPUTS)}, got {output_type!r}.")
+        for name, value in {"batch_size": batch_size, "decode_batch_size": decode_batch_size}.items():
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}.")
+        scheduler, config = self.scheduler, self.unet.config
+        size = config.sample_size if isinstance(config.sample_size, int) else tuple(config.sample_size)
+        height, width = (size, size) if isinstance(size, int) else size
+        shape, device = (batch_size, config.in_channels, height, width), self._execution_device
+        latents = randn_tensor(shape, generator=generator, device=device, dtype=self.unet.dtype)
+        scheduler.set_timesteps(num_inference_steps or min(100, scheduler.config.num_train_timesteps), device=device)
+        latents = latents * getattr(scheduler, "init_noise_sigma", 1.0)
+        arguments = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
+        scales = hasattr(scheduler, "scale_model_input")  # schedulers of flow matching have none
+        for timestep in self.progress_bar(scheduler.timesteps):
+            noisy = scheduler.scale_model_input(latents, timestep) if scales else latents
+            prediction = self.unet(noisy, timestep).sample
+            latents = scheduler.step(prediction, timestep, latents, **arguments).prev_sample
+        images = latents if output_type == "latent" else self.decoded(latents, output_type, decode_batch_size)
+        self.maybe_free_model_hooks()
+        return ImagePipelineOutput(images=images) if return_dict else (images,)
+
+    @torch.no_grad()
+    def decoded(self, latents: torch.Tensor, output_type: str = "pt", batch_size: int | None = None) -> Any:
+        """Images of latents as the model sees them, scaled by the factor and the shift of the autoencoder."""
+        vae = self._autoencoder(latents.device)
+        factor, shift = (getattr(vae.config, name, None) for name in ("scaling_factor", "shift_factor"))
+        latents = (latents / (1.0 if factor is None else factor) + (shift or 0.0)).to(vae.dtype)
+        num = batch_size or images_at_once(vae, tuple(latents.shape[1:]))
+        parts = [vae.decode(part, return_dict=False)[0].float() for part in latents.split(num)]
+        return VaeImageProcessor().postprocess(torch.cat(parts), output_type=output_type)
+
+    def _autoencoder(self, device: torch.device) -> Any:
+        """The autoencoder, loaded from its source if it was not given."""
+        if self.vae is None:
+            source = self.config.vae_source
+            if not source:
+                raise ValueError("The pipeline has no vae, which decodes latents: pass vae=..., or output_type='latent'.")
+            self.register_modules(vae=load_source(source).to(device))
+        return self.vae
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """
+        Saves the pipeline, and the code that loads it where diffusers_lrlab is not installed.
+
+        `DiffusionPipeline.from_pretrained(path, custom_pipeline=path, trust_remote_code=True)` runs that code; after
+        `import diffusers_lrlab` it is not needed and not run. See `DiffusionPipeline.save_pretrained` for the arguments.
+        """
+        folder = Path(save_directory)
+        if not folder.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(shutil.SameFileError):
+                shutil.copyfile(inspect.getfile(inspect.unwrap(type(self).__call__)), folder / _PIPELINE_CODE)
+        # After the code, as this may upload the folder.
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+
+def load_source(source: dict[str, Any]) -> Any:
+    """The autoencoder that a `vae_source` names, for inference; only classes of diffusers are loaded."""
+    model_class: Any = getattr(diffusers, str(source.get("class_name")), None)
+    if not (isinstance(model_class, type) and issubclass(model_class, diffusers.ModelMixin)):
+        raise ValueError(f"vae_source names {source.get('class_name')!r}, which is not a model of diffusers.")
+    options = {name: source[name] for name in ("subfolder", "revision") if source.get(name) is not None}
+    return model_class.from_pretrained(source["name_or_path"], **options).eval().requires_grad_(False)
+
+
+def images_at_once(vae: Any, shape: tuple[int, ...]) -> int:
+    """The number of latents of this shape, `(channels, height, width)`, that are decoded in one pass."""
+    known = (getattr(vae.config, name, None) for name in ("block_out_channels", "encoder_block_out_channels"))
+    levels = next((channels for channels in known if channels), (1,) * 4)
+    reduction = 2 ** (len(levels) - 1)  # each level but the last halves the image
+    return max(1, _PIXELS_AT_ONCE // (shape[-1] * shape[-2] * reduction**2))

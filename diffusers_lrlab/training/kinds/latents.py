@@ -1,0 +1,151 @@
+"""Latents of images: a UNet of them, in a pipeline of this package whose autoencoder is not trained."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from ...core.errors import LabError, is_first_process, must_be
+from ...core.hub_client import without_tokens
+from ...core.options import defaults_of
+from ...data.image_sets import IMAGE_DATASETS
+from ...data.latents.autoencoder import Source, find_autoencoder, scaling_of, weights_sha256
+from ...data.latents.loading import latents_folder, load_latent_data
+from ...data.latents.manifest import LatentsManifest, read_latents_manifest
+from ...models.unet import default_down_blocks, default_unet_config
+from ...pipelines.reference import Reference
+from ..config import ResolvedConfig, TrainingConfig
+from .base import KINDS
+from .images import Images
+
+if TYPE_CHECKING:
+    from ...data.loading import TrainingData
+
+_ENCODED = "latents are of the images as they were encoded"
+_READ = "latents are read from the shards of their folder"
+# Options of images and of other sources that latents do not have, and why.
+_NO_EFFECT = {
+    "center_crop": f"{_ENCODED}, cropped at the centre",
+    "random_flip": "a latent cannot be mirrored; encode both by lrlab data encode ... --flip, and half of them are flipped",
+    "preserve_input_precision": _ENCODED,
+    "decoding": _ENCODED,
+    "skip_corrupt_images": f"{_ENCODED}, without corrupt ones",
+    "cache_decoded": _READ,
+    "image_column": f"{_ENCODED}; lrlab data encode takes it",
+    "dataset_config_name": f"{_ENCODED}; lrlab data encode takes it",
+    "dataset_split": f"{_ENCODED}; lrlab data encode takes it",
+    "point_column": "latents are no points",
+    "streaming": _READ,
+    "in_memory_limit_mb": "latents are memory-mapped and never all in memory",
+}
+
+
+@KINDS.register(
+    "latents", description="latents of images, by a UNet2DModel; made by `lrlab data encode`", source="diffusers"
+)
+class Latents(Images):
+    """Latents of images, drawn from mean and variance; samples are decoded."""
+
+    name = "latents"
+    results = "diffusers_lrlab.training.results.latents:LatentResults"
+    pipeline = "diffusers_lrlab.pipelines.latent_image:LatentImagePipeline"
+    is_bounded = False
+
+    def defaults(self, config: TrainingConfig) -> dict[str, Any]:
+        usual, name = defaults_of(TrainingConfig), config.train_data_dir or config.dataset_name
+        if latents_folder(config) is None:
+            hint = "lrlab data encode makes one"
+            raise must_be("--data_kind", "latents", "left out for data that are no folder of latents", hint, got=f"{name}")
+        for option, reason in _NO_EFFECT.items():
+            if getattr(config, option) != usual[option]:
+                value = getattr(config, option)
+                raise must_be(f"--{option}", value, f"left out for the latents in {name!r}", reason)
+        manifest = self.manifest(config)
+        of_images = {"resolution": manifest.resolution, "image_channels": manifest.image_channels}
+        for option, value in of_images.items():
+            if getattr(config, option) not in (None, value):
+                hint = f"{_ENCODED}; encode them again for others"
+                raise must_be(f"--{option}", getattr(config, option), f"{value} for the latents in {name!r}", hint)
+        embedded = IMAGE_DATASETS[manifest.image_set] if manifest.image_set else None
+        own = embedded.facts["defaults"] if embedded is not None else {}
+        return self.defaults_of_set(config, embedded) | own | of_images
+
+    def manifest(self, config: TrainingConfig) -> LatentsManifest:
+        return read_latents_manifest(config.train_data_dir or config.dataset_name or "")
+
+    def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData:
+        data = load_latent_data(config, config.seed, config.layout(num_processes))
+        if is_first_process():
+            self._check_autoencoder(config)
+        return data
+
+    def _check_autoencoder(self, config: ResolvedConfig) -> None:
+        """Raises a `LabError` if samples would be decoded by another autoencoder than encoded the latents."""
+        source, hint = self._source(config), "give its new location by --vae if it was moved"
+        try:
+            model = _reference(source).load(config.cache_dir)
+        except (OSError, ValueError, RuntimeError, AttributeError) as error:
+            raise LabError(
+                f"The autoencoder {source.name_or_path!r} of these latents cannot be loaded: {without_tokens(str(error))} "
+                f"Hint: {hint}."
+            ) from None
+        manifest = self.manifest(config)
+        wanted = f"the autoencoder that encoded these latents ({manifest.autoencoder['name_or_path']!r})"
+        if weights_sha256(model) != manifest.weights_sha256:
+            raise must_be("--vae", source.name_or_path, wanted, hint, got="other weights")
+        if scaling_of(model) != (manifest.scaling_factor, manifest.shift_factor):
+            factors = "scaling_factor {} and shift_factor {}"
+            then, now = factors.format(manifest.scaling_factor, manifest.shift_factor), factors.format(*scaling_of(model))
+            raise must_be("--vae", source.name_or_path, f"{wanted}, with {then}", "encode again", got=now)
+
+    def _source(self, config: TrainingConfig) -> Source:
+        """The autoencoder of the latents, at the place that --vae gives."""
+        known = Source(**self.manifest(config).autoencoder)
+        if config.vae is None:
+            return known
+        return _found(config.vae, known.subfolder, config.cache_dir)
+
+    def check_model_config(self, config: ResolvedConfig, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        channels, size, _ = self.manifest(config).shape
+        blocks = default_down_blocks(size) if given is None else given["block_out_channels"]
+        factor = 2 ** (len(blocks) - 1)
+        if size % factor:
+            hint = f"encode images whose latents are, or give a UNet of fewer levels than {len(blocks)}"
+            raise must_be("the latents' size", size, f"divisible by {factor}", hint)
+        if given is None:
+            return None
+        of, hint = f"the model {config.model_config_name_or_path!r}", "change its config.json, or give another model"
+        for key in ("class_embed_type", "num_class_embeds"):
+            if given[key] is not None:
+                raise must_be(key, given[key], "left out, as there are no class labels here", hint, of=of)
+        fitting = {"in_channels": (channels,), "out_channels": (channels,), "sample_size": (None, size, [size] * 2)}
+        for key, allowed in fitting.items():
+            if given[key] not in allowed:
+                raise must_be(key, given[key], f"{allowed[0] or size}, as of the latents", hint, of=of)
+        return {**given, "sample_size": size}
+
+    def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
+        channels, size, _ = data.image_shape
+        return {"sample_size": size, "in_channels": channels, "out_channels": channels}
+
+    def default_model_config(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
+        channels, size, _ = data.image_shape
+        return default_unet_config(size, channels, data.num_images)
+
+    def pipeline_parts(self, config: ResolvedConfig) -> dict[str, Any]:
+        """An autoencoder of the Hub is saved as its source, one of a folder, which others do not have, as a copy."""
+        source = self._source(config)
+        reference = _reference(source)
+        if source.revision is None:
+            return {"vae": reference.load(config.cache_dir)}
+        return {"vae": reference, "vae_source": source._asdict()}
+
+
+@functools.lru_cache(maxsize=8)
+def _found(name: str, subfolder: str | None, cache_dir: str | None) -> Source:
+    """[`find_autoencoder`], asked once in a process."""
+    return find_autoencoder(name, subfolder, None, cache_dir)
+
+
+def _reference(source: Source) -> Reference:
+    return Reference(f"diffusers:{source.class_name}", source.name_or_path, source.subfolder, source.revision)

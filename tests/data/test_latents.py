@@ -1,0 +1,288 @@
+"""`lrlab data encode`: what it writes, how it goes on, and what it refuses; and the latents that training draws."""
+
+import json
+import os
+import re
+import signal
+
+import datasets
+import numpy as np
+import pytest
+import runs
+import started
+import torch
+from diffusers import AutoencoderDC, AutoencoderKL
+from helpers import image_folder
+from latents import save_vae
+from PIL import Image
+from safetensors.torch import load_file
+
+from diffusers_lrlab import LabError
+from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.data.image_sets import load_image_dataset
+from diffusers_lrlab.data.latents.encode import EncodeOptions, encode_dataset
+from diffusers_lrlab.data.latents.loading import LatentRows, LatentTransform
+from diffusers_lrlab.data.latents.manifest import LATENTS_FILE, read_latents_manifest
+
+NUM_DIGITS = 1797
+
+
+@pytest.fixture(scope="module")
+def vae(tmp_path_factory):
+    return save_vae(tmp_path_factory.mktemp("vae"))
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """20 grey images of 4x4 pixels, in two classes."""
+    return image_folder(tmp_path_factory.mktemp("few") / "images")
+
+
+@pytest.fixture(scope="module")
+def encoded(vae, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("encoded") / "digits"
+    options = EncodeOptions(dataset="digits", vae=str(vae), flip=True, label_column="label", shard_size=500, batch_size=100)
+    encode_dataset(options, folder)
+    return folder
+
+
+def all_of(folder):
+    shards = [load_file(path) for path in sorted(folder.glob("*.safetensors"))]
+    return {name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}
+
+
+def encode(*words):
+    return main(["data", "encode", *map(str, words)])
+
+
+def test_latents_are_those_of_diffusers(encoded, vae):
+    model = AutoencoderKL.from_pretrained(vae).eval()
+    rows = load_image_dataset("digits")
+    images = torch.from_numpy(np.stack([np.array(image) for image in rows["image"]]))[:, None]
+    images = images.float() / 255 * 2 - 1
+    found = all_of(encoded)
+    with torch.no_grad():
+        for start in (0, 100, 1700):
+            part = images[start : start + 100]
+            for end, those in (("", part), ("_flipped", part.flip(-1))):
+                expected = model.encode(those).latent_dist
+                rows_there = slice(start, start + len(part))
+                assert torch.equal(found[f"mean{end}"][rows_there], expected.mean)
+                assert torch.equal(found[f"std{end}"][rows_there], expected.std)
+    assert found["label"].tolist() == rows["label"][:]
+    assert not torch.allclose(found["mean"], found["mean_flipped"])
+
+
+def test_the_manifest_says_what_encoded_what(encoded, vae):
+    manifest = read_latents_manifest(encoded)
+    assert manifest.autoencoder == {
+        "class_name": "AutoencoderKL",
+        "name_or_path": str(vae),
+        "subfolder": None,
+        "revision": None,
+    }
+    assert (manifest.scaling_factor, manifest.shift_factor) == (0.9, 0.1)
+    assert (manifest.shape, manifest.resolution, manifest.image_channels) == ((2, 4, 4), 8, 1)
+    assert (manifest.image_set, manifest.num_images, len(manifest.shards)) == ("digits", NUM_DIGITS, 4)
+    assert manifest.class_names == [*"0123456789"]
+    found = all_of(encoded)
+    scaled = (found["mean"].double() - 0.1) * 0.9
+    square = scaled.square() + (found["std"].double() * 0.9).square()
+    expected = float(scaled.mean()), float((square.mean() - scaled.mean() ** 2).sqrt())
+    assert manifest.statistics == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_numbers_are_stored_in_the_given_type(few, vae, tmp_path, dtype, capsys):
+    options = ("--vae", vae, "--resolution", 4, "--cache_dir", tmp_path / "cache")
+    assert encode(few, tmp_path / "whole", *options) == 0
+    assert encode(few, tmp_path / "half", *options, "--dtype", dtype) == 0
+    out = capsys.readouterr().out
+    assert f"lrlab train --train_data_dir {tmp_path / 'half'}" in out
+    whole, half = all_of(tmp_path / "whole"), all_of(tmp_path / "half")
+    assert {"mean", "std"} == {*whole}
+    for name, values in whole.items():
+        assert torch.equal(half[name], values.to(getattr(torch, dtype)))
+
+
+def test_a_killed_encode_goes_on_to_the_same_bits(encoded, vae, tmp_path):
+    folder = tmp_path / "digits"
+    words = ("--vae", vae, "--flip", "--label_column", "label", "--shard_size", "500", "--batch_size", "100")
+    command = ("-m", "diffusers_lrlab", "data", "encode", "digits", folder, *words)
+    process = started.Started(*command, env=runs.environment())
+    runs.wait_for(lambda: (folder / "latents-00001.safetensors").exists(), process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    manifest = read_latents_manifest(folder)
+    assert 0 < manifest.num_encoded < NUM_DIGITS
+    before = {path: path.stat().st_mtime_ns for shard in manifest.shards for path in [folder / shard["file"]]}
+    status, _, stderr = started.run(*command, env=runs.environment())
+    assert status == 0, stderr
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    for path in sorted(encoded.glob("*")):
+        assert (folder / path.name).read_bytes() == path.read_bytes(), path.name
+    assert {path.name for path in folder.iterdir()} == {path.name for path in encoded.iterdir()}
+
+
+def test_damage_is_reported_and_encoded_again(few, vae, tmp_path, capsys):
+    words = (few, tmp_path / "out", "--vae", vae, "--resolution", 4, "--shard_size", 8, "--cache_dir", tmp_path / "cache")
+    assert encode(*words) == 0
+    assert main(["check", str(tmp_path / "out")]) == 0
+    assert "set of latents, finished, 20 of 20 images" in capsys.readouterr().out
+    shard = tmp_path / "out" / "latents-00001.safetensors"
+    content = bytearray(good := shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    assert main(["check", str(tmp_path / "out")]) == 1
+    assert "its SHA-256 has changed" in capsys.readouterr().out
+    assert encode(*words) == 0
+    assert "encoded again" in capsys.readouterr().err
+    assert shard.read_bytes() == good
+    assert main(["check", str(tmp_path / "out")]) == 0
+    assert main(["push", str(tmp_path / "out"), "--repo_id", "user/latents"]) == 2
+    assert "holds latents, which are not uploaded" in capsys.readouterr().err
+    text = (tmp_path / "out" / LATENTS_FILE).read_text().replace('"flip": false', '"flip": true')
+    (tmp_path / "out" / LATENTS_FILE).write_text(text)
+    assert main(["check", str(tmp_path / "out")]) == 1
+    assert encode(*words) == 2
+    assert "its SHA-256 has changed" in capsys.readouterr().err
+
+
+def test_a_deterministic_autoencoder_has_means_alone(few, tmp_path):
+    torch.manual_seed(0)
+    sizes = {"encoder_block_out_channels": (8, 16), "decoder_block_out_channels": (8, 16), "latent_channels": 4}
+    blocks = {"encoder_block_types": "ResBlock", "decoder_block_types": "ResBlock", "attention_head_dim": 4}
+    layers = {"encoder_layers_per_block": (1, 1), "decoder_layers_per_block": (1, 1)}
+    multiscale = {"encoder_qkv_multiscales": ((), ()), "decoder_qkv_multiscales": ((), ())}
+    vae = AutoencoderDC(in_channels=3, **sizes, **blocks, **layers, **multiscale, scaling_factor=0.5)
+    vae.save_pretrained(tmp_path / "vae")
+    options = EncodeOptions(dataset=str(few), vae=str(tmp_path / "vae"), resolution=8, cache_dir=str(tmp_path / "cache"))
+    manifest = encode_dataset(options, tmp_path / "out")
+    assert (manifest.is_deterministic, manifest.parts, manifest.shape) == (True, ("mean",), (4, 4, 4))
+    assert {*all_of(tmp_path / "out")} == {"mean"}
+
+
+REFUSED = {
+    "toy": (["dino"], "the data set 'dino': must be a data set of images"),
+    "missing folder": (["./nowhere"], "the data set './nowhere': must be a folder that exists"),
+    "latents": (["LATENTS"], "it holds latents; train on it"),
+    "vae path": (["digits", "--vae", "./nowhere"], "--vae './nowhere': must be a Hub id or a folder that exists"),
+    "no vae": (["digits", "--vae", "UNET"], "--vae .*: must be an autoencoder of diffusers, got a UNet2DModel"),
+    "revision": (["digits", "--revision", "main"], "--revision 'main': must be left out for a folder"),
+    "normalised": (["digits", "--vae", "NORMALISED"], "must be an autoencoder with one scaling_factor"),
+    "colour": (["shapes"], "the data set 'shapes': must be a data set of grey images, got images in colour"),
+    "channels": (["digits", "--vae", "FOUR"], "must be an autoencoder of grey or RGB images, got 4 channels"),
+    "size": (["digits", "--resolution", "9"], "--resolution 9: must be a size that the autoencoder gives back"),
+    "label": (["digits", "--label_column", "kind"], "--label_column 'kind': must be a column of whole numbers"),
+    "dtype": (["digits", "--dtype", "float8"], "--dtype 'float8': must be one of float32, float16, bfloat16"),
+    "batch": (["digits", "--batch_size", "0"], "--batch_size 0: must be a whole number"),
+    "split": (["digits", "--dataset_split", "test"], "--dataset_split 'test': must be left out for 'digits'"),
+    "column": (["FEW", "--image_column", "picture"], "--image_column 'picture' is not a column of images"),
+    "export": (["digits", "--n", "10"], "--n 10: must be left out of lrlab data encode"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_encoded_is_refused_before_it_begins(name, vae, few, encoded, tmp_path, capsys):
+    words, message = REFUSED[name]
+    if "NORMALISED" in words:
+        save_vae(tmp_path / "other", latents_mean=(0.0, 0.0), latents_std=(1.0, 1.0))
+    if "FOUR" in words:
+        save_vae(tmp_path / "other", in_channels=4, out_channels=4)
+    if "UNET" in words:
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "config.json").write_text(json.dumps(runs.TINY_UNET))
+    known = {"LATENTS": encoded, "FEW": few, "NORMALISED": tmp_path / "other"}
+    known |= {"FOUR": tmp_path / "other", "UNET": tmp_path / "other"}
+    words = [str(known.get(word, word)) for word in words]
+    words += [] if "--vae" in words else ["--vae", str(vae)]
+    assert encode(words[0], tmp_path / "out", *words[1:], "--cache_dir", tmp_path / "cache") == 2
+    assert re.search(message, capsys.readouterr().err), message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_other_latents_or_files_is_left_alone(encoded, vae, tmp_path, capsys):
+    words = ("digits", "--vae", vae)
+    before = (encoded / LATENTS_FILE).read_bytes()
+    assert encode(words[0], encoded, *words[1:]) == 2
+    error = capsys.readouterr().err
+    assert "holds latents of other settings" in error
+    assert "flip: True then, False now" in error
+    save_vae(tmp_path / "other", seed=1)
+    same = ("--flip", "--label_column", "label", "--shard_size", 500, "--batch_size", 100)
+    assert encode("digits", encoded, "--vae", tmp_path / "other", *same) == 2
+    assert "weights_sha256" in capsys.readouterr().err
+    assert (encoded / LATENTS_FILE).read_bytes() == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("kept")
+    assert encode("digits", tmp_path / "mine", "--vae", vae) == 2
+    assert "is not an empty folder" in capsys.readouterr().err
+
+
+def test_unreadable_images_and_negative_labels_are_named(vae, tmp_path, capsys):
+    cells = [{"bytes": None, "path": str(image)} for image in sorted(image_folder(tmp_path / "images", 3).rglob("*.png"))]
+    broken = [*cells[:2], {"bytes": b"no image", "path": "broken.png"}]
+    for name, images, labels in (("broken", broken, [0, 1, 2]), ("negative", cells, [0, -1, 1])):
+        rows = datasets.Dataset.from_dict(
+            {"image": images, "label": labels},
+            features=datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")}),
+        )
+        (tmp_path / name).mkdir()
+        rows.to_parquet(tmp_path / name / "train.parquet")
+    options = ("--vae", vae, "--resolution", 4, "--label_column", "label", "--cache_dir", tmp_path / "cache")
+    assert encode(tmp_path / "broken", tmp_path / "out", *options) == 2
+    assert "The image 'broken.png' in row 2 cannot be read" in capsys.readouterr().err
+    assert encode(tmp_path / "negative", tmp_path / "other", *options) == 2
+    assert "must be a column of classes from 0 on, got -1" in capsys.readouterr().err
+
+
+def test_images_in_colour_are_not_made_grey(vae, tmp_path, capsys):
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (4, 4), "red").save(tmp_path / "images" / "red.png")
+    options = ("--vae", vae, "--resolution", 4, "--cache_dir", tmp_path / "cache")
+    assert encode(tmp_path / "images", tmp_path / "out", *options) == 2
+    assert "got images in colour" in capsys.readouterr().err
+
+
+# --- what training draws -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def transform():
+    return LatentTransform((2, 4, 4), scaling_factor=0.9, shift_factor=0.1, has_std=True, has_flips=True, seed=3)
+
+
+def test_rows_are_read_from_their_shards(encoded):
+    found, rows = all_of(encoded), [3, 499, 500, 1796, 0]
+    read = LatentRows(encoded, read_latents_manifest(encoded), rows)
+    for index, row in enumerate(rows):
+        for part, name in enumerate(("mean", "std", "mean_flipped", "std_flipped")):
+            assert torch.equal(read[index][part], found[name][row])
+    assert read.labels().tolist() == found["label"][rows].tolist()
+
+
+def test_draws_have_the_mean_and_the_variance(transform):
+    stored = torch.tensor([1.0, 0.5, -1.0, 0.25]).view(4, 1, 1, 1).expand(4, 2, 4, 4)
+    drawn = torch.stack([transform.augment(stored, number) for number in range(2000)])
+    unscaled = drawn / 0.9 + 0.1
+    flipped = unscaled.mean(dim=(1, 2, 3)) < 0
+    assert 0.45 < flipped.float().mean() < 0.55
+    for mask, mean, std in ((~flipped, 1.0, 0.5), (flipped, -1.0, 0.25)):
+        assert float(unscaled[mask].mean()) == pytest.approx(mean, abs=0.02)
+        assert float(unscaled[mask].std()) == pytest.approx(std, rel=0.02)
+    assert torch.equal(transform.fixed(stored), (stored[0] - 0.1) * 0.9)
+
+
+def test_a_draw_depends_on_seed_and_number_alone(transform, encoded):
+    stored = LatentRows(encoded, read_latents_manifest(encoded), [7])[0]
+    together = transform.augment_all(torch.stack([stored] * 3), [5, 6, 5])
+    assert torch.equal(together[0], together[2])
+    assert torch.equal(together[1], transform.augment(stored, 6))
+    assert not torch.equal(together[0], together[1])
+
+
+def test_an_encode_without_a_vae_or_of_points_says_so(tmp_path, capsys):
+    assert encode("digits", tmp_path / "out") == 2
+    assert "--vae None: must be given to lrlab data encode" in capsys.readouterr().err
+    with pytest.raises(LabError, match=r"--shard_size 0: must be"):
+        encode_dataset(EncodeOptions(dataset="digits", vae="x", shard_size=0), tmp_path / "out")

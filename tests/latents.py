@@ -1,0 +1,39 @@
+"""A tiny autoencoder, and digits encoded by it."""
+
+import torch
+from diffusers import AutoencoderKL
+
+TINY_VAE = {
+    "in_channels": 1,
+    "out_channels": 1,
+    "down_block_types": ("DownEncoderBlock2D",) * 2,
+    "up_block_types": ("UpDecoderBlock2D",) * 2,
+    "block_out_channels": (8, 16),
+    "norm_num_groups": 4,
+    "latent_channels": 2,
+    "layers_per_block": 1,
+    "scaling_factor": 0.9,
+    "shift_factor": 0.1,
+}
+TINY_UNET = {
+    "_class_name": "UNet2DModel",
+    "sample_size": 4,
+    "in_channels": 2,
+    "out_channels": 2,
+    "layers_per_block": 1,
+    "block_out_channels": [8, 16],
+    "norm_num_groups": 4,
+    "down_block_types": ["DownBlock2D", "AttnDownBlock2D"],
+    "up_block_types": ["AttnUpBlock2D", "UpBlock2D"],
+}
+
+
+def save_vae(folder, seed=0, **changes):
+    """An autoencoder with random weights of a seed, and standard deviations of about 0.3."""
+    torch.manual_seed(seed)
+    vae = AutoencoderKL(**{**TINY_VAE, **changes})
+    with torch.no_grad():
+        channels = vae.config.latent_channels
+        vae.quant_conv.bias[channels:] -= 2.5
+    vae.save_pretrained(folder)
+    return folder

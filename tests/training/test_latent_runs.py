@@ -1,0 +1,355 @@
+"""Runs on latents: resumed, split, in two processes, sampled, decoded, measured; and what is refused."""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import runs
+import started
+import torch
+from diffusers import AutoencoderKL, DiffusionPipeline, UNet2DModel
+from helpers import config, load_data, stacked
+from latents import TINY_UNET, save_vae
+from safetensors.torch import load_file
+
+import diffusers_lrlab
+from diffusers_lrlab import LabError
+from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.data.batches import iterate_batches
+from diffusers_lrlab.data.image_loading import load_image_data
+from diffusers_lrlab.data.latents.encode import EncodeOptions, encode_dataset
+from diffusers_lrlab.data.latents.loading import load_latent_data
+from diffusers_lrlab.data.latents.manifest import read_latents_manifest
+from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.forecast.decoding import decoding_bytes
+from diffusers_lrlab.forecast.memory import forecast_memory
+from diffusers_lrlab.training.model import given_model_config
+from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.plan_text import describe_plan
+
+NUM_UPDATES = 8
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """An autoencoder, digits encoded by it, and the configuration of a model of them."""
+    place = tmp_path_factory.mktemp("place")
+    save_vae(place / "vae")
+    options = EncodeOptions(
+        dataset="digits", vae=str(place / "vae"), flip=True, label_column="label", shard_size=1000, batch_size=200
+    )
+    encode_dataset(options, place / "digits")
+    (place / "unet.json").write_text(json.dumps(TINY_UNET))
+    return place
+
+
+def train(place, output, *more, processes=1, **how):
+    arguments = [
+        f"--train_data_dir={place / 'digits'}",
+        f"--output_dir={output}",
+        f"--model_config_name_or_path={place / 'unet.json'}",
+        f"--max_train_steps={NUM_UPDATES}",
+        f"--train_batch_size={8 // processes}",
+        *("--num_validation_images=16", "--validation_steps=4", "--checkpointing_steps=4", "--checkpoints_total_limit=0"),
+        *("--eval_batch_size=2", "--num_inference_steps=2", "--logging_steps=1", "--cpu_threads=1", "--no_preflight"),
+        *("--frechet_samples=0", *more),
+    ]
+    return runs.run(*arguments, processes=processes, **how)
+
+
+@pytest.fixture(scope="module")
+def straight(place, tmp_path_factory):
+    output = tmp_path_factory.mktemp("straight") / "run"
+    train(place, output, "--frechet_samples=20", "--num_validation_images=40", "--save_images_epochs=1")
+    return output
+
+
+@pytest.fixture(scope="module")
+def plain(place, tmp_path_factory):
+    output = tmp_path_factory.mktemp("plain") / "run"
+    train(place, output)
+    return output
+
+
+def weights_of(output):
+    return load_file(output / f"checkpoint-{NUM_UPDATES}" / "unet" / "diffusion_pytorch_model.safetensors")
+
+
+def resolved(place, **options):
+    return config(train_data_dir=str(place / "digits"), train_batch_size=8, num_validation_images=16, **options)
+
+
+def test_a_resumed_run_ends_with_the_same_bits(place, plain, tmp_path):
+    train(place, tmp_path / "run")
+    (tmp_path / "run" / f"checkpoint-{NUM_UPDATES}" / "trainer.json").unlink()  # as if it had been killed after update 4
+    train(place, tmp_path / "run", "--resume_from_checkpoint=latest")
+    for name, value in weights_of(plain).items():
+        assert torch.equal(weights_of(tmp_path / "run")[name], value), name
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_micro_batches_and_processes_see_the_same_draws(place, plain, tmp_path, processes):
+    more = () if processes == 2 else ("--gradient_accumulation_steps=4", "--train_batch_size=2")
+    train(place, tmp_path / "run", *more, processes=processes)
+    expected, found = ([row["loss"] for row in runs.read_metrics(run)[0]] for run in (plain, tmp_path / "run"))
+    assert len(expected) == NUM_UPDATES
+    assert found == pytest.approx(expected, rel=1e-4)  # another draw changes a loss by percents
+
+
+def test_flow_matching_trains_and_samples(place, tmp_path):
+    train(place, tmp_path / "run", "--objective=flow_matching:base_resolution=4")
+    pipeline = DiffusionPipeline.from_pretrained(tmp_path / "run")
+    assert type(pipeline.scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
+    assert pipeline.scheduler.config.shift == 2  # 8 pixels of the images over 4
+    assert pipeline(batch_size=2, num_inference_steps=2, output_type="np").images.shape == (2, 8, 8, 1)
+
+
+def test_batches_are_memory_mapped_and_the_same_with_workers_and_later(place):
+    options, layout = resolved(place), BatchLayout(8)
+    data = load_data(options)
+    assert data.in_memory is None
+    assert len(data.held_out) == 16
+    assert data.num_images == 1797 - 16
+    batches = stacked(iterate_batches(data, layout, 0, range(4)))
+    assert batches.shape == (4, 8, 2, 4, 4)
+    assert torch.equal(stacked(iterate_batches(data, layout, 0, range(2, 4), num_workers=1)), batches[2:])
+    ranks = [BatchLayout(4, 1, 2, rank) for rank in (0, 1)]
+    shares = [stacked(iterate_batches(data, each, 0, range(4))) for each in ranks]
+    assert torch.equal(torch.cat(shares, dim=1), batches)
+    epoch = len(data.train) // 8 + 1
+    assert not torch.equal(stacked(iterate_batches(data, layout, 1, range(4))), batches)
+    assert next(iterate_batches(data, layout, 0, range(epoch, epoch + 1))).data.isfinite().all()
+
+
+def test_the_rows_of_images_are_held_out_with_their_labels(place):
+    options = resolved(place)
+    layout, conditions = options.layout(1), {"class_labels": "label"}
+    latents = load_latent_data(options, 0, layout, conditions)
+    images = load_image_data(config(dataset_name="digits", num_validation_images=16), 0, layout, conditions)
+    for part in ("held_out", "conditions"):
+        found, expected = getattr(latents, part), getattr(images, part)
+        found, expected = (getattr(each, "conditions", each)["class_labels"] for each in (found, expected))
+        assert torch.equal(found, expected)
+    batch = next(iterate_batches(latents, layout, 0, range(1)))
+    assert batch.conditions["class_labels"].shape == (8,)
+    vae = AutoencoderKL.from_pretrained(place / "vae").eval()
+    with torch.no_grad():
+        means = vae.encode(images.held_out.data).latent_dist.mean
+    torch.testing.assert_close(latents.held_out.data, (means - 0.1) * 0.9)
+    with pytest.raises(LabError, match=r"class_labels='digit' .*must be the column of labels that were encoded"):
+        load_latent_data(options, 0, layout, {"class_labels": "digit"})
+
+
+def test_samples_are_decoded_by_what_is_saved(straight, place):
+    pipeline = DiffusionPipeline.from_pretrained(straight)
+    assert type(pipeline) is diffusers_lrlab.LatentImagePipeline
+    how = {"batch_size": 3, "num_inference_steps": 2}
+    draws = [
+        pipeline(**how, generator=torch.Generator().manual_seed(1), output_type=kind).images for kind in ("np", "latent")
+    ]
+    vae = AutoencoderKL.from_pretrained(place / "vae").eval()
+    with torch.no_grad():
+        expected = vae.decode(draws[1] / 0.9 + 0.1).sample
+    expected = (expected / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).numpy()
+    np.testing.assert_allclose(draws[0], expected, atol=1e-6)
+    one_by_one = pipeline.decoded(draws[1], "np", batch_size=1)
+    np.testing.assert_allclose(one_by_one, expected, atol=1e-5)
+    previews = sorted((straight / "lrlab" / "samples").glob("*.npy"))
+    assert {np.load(path).shape for path in previews} <= {(2, 8, 8, 1)}
+    assert main(["check", str(straight)]) == 0
+
+
+def test_it_loads_in_a_process_without_this_package(straight, tmp_path):
+    code = f"""
+import sys
+sys.modules["diffusers_lrlab"] = None
+from diffusers import DiffusionPipeline
+pipeline = DiffusionPipeline.from_pretrained({str(straight)!r}, custom_pipeline={str(straight)!r}, trust_remote_code=True)
+print(pipeline(batch_size=2, num_inference_steps=1, output_type="np").images.shape)
+"""
+    env = {**runs.environment(), "HF_MODULES_CACHE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path)
+    assert done.stdout.strip() == "(2, 8, 8, 1)", done.stderr
+
+
+def test_it_is_measured_against_the_images_that_were_encoded(straight):
+    results = runs.read_record(straight)["train"]["results"]
+    assert results["frechet_num_samples"] == 20
+    # Training images in the place of samples are digits; what a random autoencoder makes of digits is not.
+    assert results["frechet_distance_of_decoded_latents"] > 2 * results["frechet_distance_of_training_images"]
+    assert results["frechet_distance"] > 0
+
+
+def test_the_card_the_record_and_the_plan_name_the_autoencoder(straight, place):
+    manifest = read_latents_manifest(place / "digits")
+    card = (straight / "README.md").read_text()
+    named = f"AutoencoderKL {place / 'vae'}, weights {manifest.weights_sha256[:12]}"
+    assert named in card
+    assert "latent-diffusion" in card
+    assert runs.read_record(straight)["train"]["autoencoder"]["weights_sha256"] == manifest.weights_sha256
+    assert named in describe_plan(plan_of(place))
+
+
+def plan_of(place, **options):
+    options = resolved(place, **options)
+    return make_plan(options, load_data(options), given_model_config(options))
+
+
+def test_the_default_model_fits_the_latents(place):
+    plan = plan_of(place)
+    model = plan.model_class(**plan.model_config)
+    assert isinstance(model, UNet2DModel)
+    assert (model.config.sample_size, model.config.in_channels, model.config.out_channels) == (4, 2, 2)
+
+
+def test_the_forecast_knows_the_autoencoder(place):
+    plan = plan_of(place, eval_batch_size=100, frechet_samples=0)
+    vae = AutoencoderKL.from_pretrained(place / "vae")
+    weights = sum(parameter.numel() for parameter in vae.parameters()) * 4
+    found = decoding_bytes(plan, "cpu")
+    assert found.weights == weights
+    # At least the largest activation of the decoder, 16 channels of 8x8 pixels for 100 images of float32.
+    assert found.activations > 100 * 16 * 64 * 4
+    assert forecast_memory(plan).autoencoder >= weights
+    twice = decoding_bytes(dataclasses.replace(plan, config=dataclasses.replace(plan.config, eval_batch_size=200)), "cpu")
+    assert twice.activations == pytest.approx(2 * found.activations, rel=0.1)
+
+
+def test_an_autoencoder_of_the_hub_is_saved_as_its_commit(place, hub, tmp_path):
+    files = {path.name: path.read_bytes() for path in (place / "vae").iterdir()}
+    hub.put("user/pipeline", {f"vae/{name}": content for name, content in files.items()})
+    commit = hub.model("user/pipeline").head
+    commit = commit() if callable(commit) else commit
+    how = {"env": {**hub.env, "ACCELERATE_CONFIG_FILE": os.devnull}, "cwd": tmp_path}
+    options = ("--vae", "user/pipeline", "--subfolder", "vae", "--batch_size", "200")
+    status, _, stderr = started.run(
+        "-m", "diffusers_lrlab", "data", "encode", "digits", tmp_path / "digits", *options, **how
+    )
+    assert status == 0, stderr
+    assert read_latents_manifest(tmp_path / "digits").autoencoder["revision"] == commit
+    shutil.copyfile(place / "unet.json", tmp_path / "unet.json")
+    train(tmp_path, tmp_path / "run", **how)
+    index = json.loads((tmp_path / "run" / "model_index.json").read_text())
+    assert index["vae"] == [None, None]
+    assert index["vae_source"]["revision"] == commit
+    assert not (tmp_path / "run" / "vae").exists()
+    assert f"commit {commit[:12]}" in (tmp_path / "run" / "README.md").read_text()
+    code = f"""
+import diffusers_lrlab
+from diffusers import DiffusionPipeline
+pipeline = DiffusionPipeline.from_pretrained({str(tmp_path / "run")!r})
+print(pipeline(batch_size=2, num_inference_steps=1, output_type="np").images.shape, type(pipeline.vae).__name__)
+"""
+    status, stdout, stderr = started.run("-c", code, **how)
+    assert (status, stdout.strip()) == (0, "(2, 8, 8, 1) AutoencoderKL"), stderr
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------------
+
+MEANINGLESS = {
+    "center_crop": True,
+    "random_flip": True,
+    "preserve_input_precision": False,
+    "decoding": "uint8",
+    "skip_corrupt_images": True,
+    "image_column": "image",
+    "point_column": "mean",
+    "in_memory_limit_mb": 5,
+    "dataset_split": "test",
+    "resolution": 16,
+    "image_channels": 3,
+    "data_kind": "images",
+}
+
+
+@pytest.mark.parametrize("name", MEANINGLESS)
+def test_options_that_latents_do_not_have_are_refused(place, name):
+    with pytest.raises(LabError, match=rf"--{name} .*: must be .*Hint: .*(latent|encode)"):
+        resolved(place, **{name: MEANINGLESS[name]})
+
+
+def test_a_stream_is_refused(place):
+    with pytest.raises(LabError, match=r"--streaming True: must be left out for the latents"):
+        resolved(place, streaming=True, max_train_steps=3)
+
+
+def test_the_kind_is_found_and_refused_for_other_data(place):
+    assert resolved(place).data_kind == "latents"
+    assert resolved(place, data_kind="latents", resolution=8).resolution == 8
+    with pytest.raises(LabError, match=r"--data_kind 'latents': must be left out for data that are no folder of latents"):
+        config(dataset_name="digits", data_kind="latents")
+    with pytest.raises(LabError, match=r"--vae has no effect without a data set of latents"):
+        config(dataset_name="digits", vae=str(place / "vae"))
+
+
+def test_a_model_that_does_not_fit_is_refused_before_data_are_read(place, tmp_path):
+    for change, message in (
+        ({"in_channels": 1}, r"in_channels=1 of the model .*must be 2, as of the latents"),
+        ({"sample_size": 8}, r"sample_size=8 of the model .*must be 4"),
+        ({"num_class_embeds": 10}, r"num_class_embeds=10 of the model .*must be left out"),
+    ):
+        (tmp_path / "unet.json").write_text(json.dumps({**TINY_UNET, **change}))
+        with pytest.raises(LabError, match=message):
+            given_model_config(resolved(place, model_config_name_or_path=str(tmp_path / "unet.json")))
+
+
+def test_damaged_missing_and_unfinished_latents_are_refused(place, tmp_path):
+    options = resolved(shutil.copytree(place, tmp_path / "place"))
+    folder = tmp_path / "place" / "digits"
+    shard = folder / "latents-00001.safetensors"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(LabError, match=r"latents-00001.safetensors' is damaged.*lrlab data encode command"):
+        load_data(options)
+    shard.write_bytes(content[:-1])
+    with pytest.raises(LabError, match=r"latents-00001.safetensors' has .* bytes instead of"):
+        load_data(options)
+    shard.unlink()
+    with pytest.raises(LabError, match=r"latents-00001.safetensors' is missing"):
+        load_data(options)
+    manifest = read_latents_manifest(folder)
+    dataclasses.replace(manifest, shards=manifest.shards[:1]).write(folder)
+    with pytest.raises(LabError, match="holds the latents of 1000 of 1797 images"):
+        load_data(options)
+
+
+def test_another_autoencoder_than_that_of_the_latents_is_refused(place, tmp_path):
+    other = save_vae(tmp_path / "other", seed=1)
+    with pytest.raises(
+        LabError, match=r"--vae .*other'.*must be the autoencoder that encoded these latents .*got other weights"
+    ):
+        load_data(resolved(place, vae=str(other)))
+    scaled = save_vae(tmp_path / "scaled", scaling_factor=1.5)
+    with pytest.raises(LabError, match=r"with scaling_factor 0.9 and shift_factor 0.1, got scaling_factor 1.5"):
+        load_data(resolved(place, vae=str(scaled)))
+    moved = shutil.copytree(place, tmp_path / "place")
+    shutil.move(moved / "vae", tmp_path / "moved")
+    manifest = read_latents_manifest(moved / "digits")
+    gone = dataclasses.replace(manifest, autoencoder={**manifest.autoencoder, "name_or_path": str(moved / "vae")})
+    gone.write(moved / "digits")
+    with pytest.raises(LabError, match=r"(?s)cannot be loaded: .*Hint: give its new location by --vae"):
+        load_data(resolved(moved))
+    assert load_data(resolved(moved, vae=str(tmp_path / "moved"))).num_images == 1781
+
+
+def test_a_run_does_not_go_on_with_latents_of_another_autoencoder(place, plain, tmp_path):
+    output = shutil.copytree(plain, tmp_path / "run")
+    (output / f"checkpoint-{NUM_UPDATES}" / "trainer.json").unlink()
+    moved = shutil.copytree(place, tmp_path / "place")
+    shutil.rmtree(moved / "digits")
+    vae = save_vae(moved / "other", seed=1)
+    options = EncodeOptions(dataset="digits", vae=str(vae), flip=True, label_column="label", batch_size=200)
+    encode_dataset(options, moved / "digits")
+    before = (place / "digits").rename(place / "kept")
+    try:
+        shutil.copytree(moved / "digits", place / "digits")
+        error = train(place, output, "--resume_from_checkpoint=latest", expect=2)
+    finally:
+        shutil.rmtree(place / "digits")
+        before.rename(place / "digits")
+    assert "was written with other settings:\n  autoencoder: {'class_name': 'AutoencoderKL'" in error
