@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Union
 
 import numpy as np
 import torch
@@ -71,7 +71,8 @@ class LabelledImagePipeline(DiffusionPipeline):
         self,
         unet: ModelMixin,
         scheduler: SchedulerMixin,
-        id2label: dict[int, str] | dict[str, str] | None = None,  # files have the labels as texts
+        # Files have the labels as texts. diffusers 0.35 knows a union by this name alone.
+        id2label: Union[dict[int, str], dict[str, str], None] = None,  # noqa: UP007
         guidance_scale: float = 1.0,
     ):
         super().__init__()

@@ -10,18 +10,14 @@ import pytest
 import runs
 import torch
 from accelerate.state import AcceleratorState
-from helpers import load_data, numbered_image
+from helpers import numbered_image
 from safetensors.torch import load_file
 
-from diffusers_lrlab import LabelledImagePipeline, TrainingConfig, run_study, train
+from diffusers_lrlab import LabelledImagePipeline, TrainingConfig, train
 from diffusers_lrlab.cli.main import main
-from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.evaluation.classifier import class_reader
 from diffusers_lrlab.forecast.timing import forecast_time
 from diffusers_lrlab.hub.card import write_model_card
-from diffusers_lrlab.study.reading import read_study
 from diffusers_lrlab.training.prepare import prepare
-from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.samples import draw_samples
 from diffusers_lrlab.training.trainer import Trainer
@@ -230,50 +226,6 @@ def test_guidance_counts_twice_in_the_time_of_sampling(grey, tmp_path):
     assert guided.sampling_cost == 2 * plain.sampling_cost
     seconds = forecast_time(Trainer(guided, data, accelerator, RunFolder(tmp_path / "run")))
     assert seconds.sampling > 0
-
-
-def test_the_reader_of_classes_has_not_seen_held_out_images():
-    """The digits' is right for nearly all held-out images, and for none whose labels are moved on by one."""
-    data = load_data(resolve_config(TrainingConfig(dataset_name="digits", label_column="label")))
-    reader = class_reader("digits", "label", data.in_memory, data.held_out)
-    labels = data.held_out.conditions["class_labels"].numpy()
-    assert reader.error < 0.06
-    assert reader.accuracy(data.held_out.data, labels) == 1 - reader.error
-    assert reader.accuracy(data.held_out.data, (labels + 1) % 10) < 0.03
-    assert "1,541 training images" in reader.description
-
-
-def test_kinds_of_shapes_are_read_by_their_factors():
-    config = resolve_config(TrainingConfig(dataset_name="shapes", label_column="label"))
-    data = load_data(config)
-    reader = class_reader("shapes", "label", data.in_memory, data.held_out)
-    assert reader.error < 0.01
-    noise = torch.rand(20, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    assert (reader.read(noise) == -1).mean() > 0.9
-
-
-def test_a_study_compares_class_accuracy(tmp_path):
-    model = str(model_file(tmp_path / "model", 11))
-    base = {"train_batch_size": 8, "max_train_steps": 2, "num_validation_images": 16, "num_inference_steps": 2}
-    labels = {"label_column": "label", "label_dropout": 0.1, "model_config_name_or_path": model, "frechet_samples": 20}
-    arms = {"plain": {}, "guided": {"guidance_scale": 3.0}}
-    spec = {
-        "title": "Guidance", "base": {**base, **labels, "objective": OBJECTIVES["ddpm"], "lr_warmup_steps": 0}, "arms": arms,
-        "baseline": "plain", "datasets": ["digits"], "seeds": 1, "metrics": ["class_accuracy", "frechet_distance"],
-    }  # fmt: skip
-    run_study(spec, tmp_path / "study", quiet=True)
-    table = read_study(tmp_path / "study")
-    assert set(table["arm"]) == {"plain", "guided"}
-    assert table["class_accuracy"].between(0, 1).all()
-
-
-def test_class_accuracy_needs_labels(tmp_path):
-    spec = {
-        "title": "None", "base": {"max_train_steps": 2}, "arms": {"plain": {}, "other": {"lr_scheduler": "constant"}},
-        "datasets": ["digits"], "seeds": 1, "metrics": ["class_accuracy"],
-    }  # fmt: skip
-    with pytest.raises(LabError, match="'class_accuracy' needs class labels: give label_column"):
-        run_study(spec, tmp_path / "study", quiet=True)
 
 
 # --- what is refused, and what stays as it was -----------------------------------------------------------------------
