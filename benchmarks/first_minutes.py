@@ -42,21 +42,24 @@ evaluation_points: 10
 LRLAB = ["-m", "diffusers_lrlab.cli"]
 PREVIEW = ["lrlab", "preview", "--lr_scheduler", "cosine", "--num_training_steps", "10000"]
 DINO = ["--dataset_name", "dino"]
+FIRST_RUN = ["train", *DINO, "--max_train_steps", "300"]
 QUICK = ["study", "run", "quick", "--out", "first-study"]
 # What a user types, and the arguments of Python that do the same in a checkout.
 TASKS = {
     "preview": (" ".join(PREVIEW), [*LRLAB, *PREVIEW[1:]]),
     "digits": (f"{SCRIPT} --dry_run", [SCRIPT, "--dry_run"]),
     "dino": (f"{SCRIPT} --dataset_name dino --dry_run", [SCRIPT, *DINO, "--dry_run"]),
+    "first-run": (f"lrlab {' '.join(FIRST_RUN)}", [*LRLAB, *FIRST_RUN]),
     "find-lr": ("lrlab find-lr --dataset_name dino", [*LRLAB, "find-lr", *DINO]),
     "study": ("lrlab study run my_study.yaml --out my-study", [*LRLAB, "study", "run", "study.yaml", "--out", "study"]),
+    "quick": (f"lrlab {' '.join(QUICK)}", [*LRLAB, *QUICK]),
     "study-again": (f"lrlab {' '.join(QUICK)}", [*LRLAB, *QUICK]),
     "short": (f"{SCRIPT} --train_data_dir images --num_epochs 2 ...", []),
 }
 # What precedes a task in its folder, once and untimed.
 PREPARATIONS = {"find-lr": [*LRLAB, "train", *DINO, "--max_train_steps", "100"], "study-again": TASKS["study-again"][1]}
 # With --tiny: the quick study is that of STUDY, and the finder and the training before it are short.
-TINY = {"quick": "study.yaml", "find-lr": "find-lr --num_updates 10 --repeats 1", "100": "10"}
+TINY = {"quick": "study.yaml", "find-lr": "find-lr --num_updates 10 --repeats 1", "100": "10", "300": "10"}
 
 
 def run(arguments, checkout, cwd, is_tiny):
@@ -139,7 +142,7 @@ def main():
     parser.add_argument("--torchvision", type=Path, help="folder that holds torchvision, if it is not installed")
     parser.add_argument("--turns", type=int, default=3, help="timed turns of each command")
     parser.add_argument("--epochs", type=int, default=2, help="of the short run on 512 images in batches of 16")
-    options = parse(parser, turns=0, tasks=["preview", "find-lr", "study-again"])
+    options = parse(parser, turns=0, tasks=["preview", "first-run", "find-lr", "study-again"])
     if options.before:
         options.before = options.before.resolve()
     print(machine())

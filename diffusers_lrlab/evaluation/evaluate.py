@@ -32,18 +32,19 @@ def evaluate(
     for metric in chosen:
         if metric.of == "run" and metric.function:
             results |= metric(evaluation)
-    if samples is None or not any(metric.of == "samples" for metric in chosen):
+    compared = {metric.name: metric for metric in chosen if metric.of == "samples"}
+    if samples is None or not compared:
         return results
     num_real = run.data.num_images or MOST_REAL
-    compared = [sizes_for(metric, num_real, len(samples))[0] for metric in chosen if metric.of == "samples"]
-    real = as_samples(evaluation.some_real(max(compared)).data[: max(compared)])
-    results |= compare_samples(real, samples, "distances of samples", names, run.kind.form)
+    most_real = max(sizes_for(metric, num_real, len(samples))[0] for metric in compared.values())
+    real = as_samples(evaluation.some_real(most_real).data[:most_real])
+    results |= compare_samples(real, samples, "distances of samples", compared, run.kind.form)
     # The score of held-out data in place of samples is the same for all runs on these data.
     items = run.kind.form if run.kind.form in ("images", "points") else "data"
-    known, key = run.data.known, ("floors", len(samples), names if names is None else frozenset(names))
+    known, key = run.data.known, ("floors", len(samples), frozenset(compared))
     if key not in known:
         held_out = as_samples(run.data.held_out.data[: len(samples)])
-        known[key] = compare_samples(real, held_out, f"of held-out {items}", names, run.kind.form)
+        known[key] = compare_samples(real, held_out, f"of held-out {items}", compared, run.kind.form)
     return results | {f"{name}_of_held_out_{items}": value for name, value in known[key].items()}
 
 

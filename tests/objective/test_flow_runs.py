@@ -34,8 +34,8 @@ from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.resume import OtherSettings
 
 SMALL = {
-    **{"dataset_name": "line", "max_train_steps": 20, "train_batch_size": 16, "num_validation_images": 40},
-    **{"distance_samples": 40, "eval_batch_size": 8, "num_inference_steps": 5, "checkpointing_steps": 10},
+    **{"dataset_name": "line", "max_train_steps": 20, "train_batch_size": 16, "num_validation_images": 500},
+    **{"distance_samples": 500, "eval_batch_size": 8, "num_inference_steps": 5, "checkpointing_steps": 10},
 }
 
 

@@ -95,6 +95,10 @@ def as_picture(points: np.ndarray, limits: Limits, title: str = "", pixels: int 
     """Points as an 8-bit RGB image `(pixels, pixels, 3)`."""
     figure = new_figure(pixels / 100, pixels / 100, dpi=100)
     draw_points(figure.add_subplot(), points, limits, ORANGE, title)
+    return _pixels(figure)
+
+
+def _pixels(figure: Any) -> np.ndarray:
     figure.canvas.draw()
     return np.asarray(figure.canvas.buffer_rgba())[:, :, :3].copy()
 
@@ -104,10 +108,14 @@ def animate(frames: np.ndarray, timesteps: list[int], real: np.ndarray, path: Pa
     from PIL import Image
 
     limits = limits_of(real, frames[0])
-    titles = [f"{counted(left, 'timestep')} left" if left else "samples" for left in timesteps]
-    pictures: list[Any] = [
-        Image.fromarray(as_picture(points, limits, title)).quantize(32) for points, title in zip(frames, titles, strict=True)
-    ]
+    figure = new_figure(3.2, 3.2, dpi=100)
+    axes = figure.add_subplot()
+    pictures: list[Any] = []
+    for points, left in zip(frames, timesteps, strict=True):
+        axes.clear()
+        draw_points(axes, points, limits, ORANGE, f"{counted(left, 'timestep')} left" if left else "samples")
+        pictures.append(Image.fromarray(_pixels(figure)).quantize(32))
+        figure.set_layout_engine("none")  # that of the first frame holds for all; it takes most of the time
     durations = [_FRAME_MS] * (len(pictures) - 1) + [_LAST_FRAME_MS]
     with atomic_file(path) as temporary:
         pictures[0].save(temporary, save_all=True, append_images=pictures[1:], duration=durations, loop=0)
