@@ -11,12 +11,13 @@ import unittest.mock
 import warnings
 from typing import Any
 
+import latents
 import numpy as np
 import pandas
 import printed
 import pytest
 import torch
-from diffusers import DDPMScheduler
+from diffusers import DDPMScheduler, UNet2DModel
 from hypothesis import given
 from hypothesis import strategies as st
 from tables import cases
@@ -80,6 +81,10 @@ def points():
     return np.random.default_rng(0).normal(size=(20, 2))
 
 
+def latent_unet():
+    return UNet2DModel.from_config({key: value for key, value in latents.TINY_UNET.items() if key != "_class_name"})
+
+
 def noise_scheduler():
     return DDPMScheduler()
 
@@ -107,6 +112,7 @@ DRAWN = {"timesteps": lambda: torch.tensor([1, 2]), "losses": lambda: torch.ones
 VALID = {
     "FinderConfig": {},
     "MLPDenoiser": {},
+    "LatentImagePipeline": {"unet": lambda: latent_unet(), "scheduler": noise_scheduler},
     "PointDDPMPipeline": {"denoiser": lambda: lab.MLPDenoiser(hidden_size=4), "scheduler": noise_scheduler},
     "Progress": {"update": 1, "total_updates": 10},
     "TrainingConfig": {},
@@ -137,6 +143,10 @@ BESIDE = {
     "TimestepSampler.observe": (lambda: sampler("loss_second_moment").observe, DRAWN),
     "LossWeighting.weights": (lambda: weighting().weights, {"timesteps": DRAWN["timesteps"]}),
     "Parameter": (lambda: Parameter, {"name": "a", "kind": int, "default": 1, "help": "h"}),
+    "LatentImagePipeline()": (
+        lambda: lab.LatentImagePipeline(latent_unet(), DDPMScheduler(num_train_timesteps=4)),
+        {"batch_size": 2, "num_inference_steps": 2, "output_type": "latent"},
+    ),
     "PointDDPMPipeline()": (
         lambda: lab.PointDDPMPipeline(lab.MLPDenoiser(hidden_size=4), DDPMScheduler(num_train_timesteps=4)),
         {"num_points": 4, "num_inference_steps": 2},
@@ -168,7 +178,8 @@ LATE = {"torch": torch, "pandas": pandas, "Optimizer": torch.optim.Optimizer, "d
 SCHEDULES = [name for name in dir(functions) if name.startswith("get_") and name.endswith("_schedule")]
 
 # Their files import nothing of ours, so they raise what `LabError` is a kind of.
-FREE_OF_US = ("MLPDenoiser", "PointDDPMPipeline", "MLPDenoiser()", "PointDDPMPipeline()")
+PIPELINES = ("PointDDPMPipeline()", "LatentImagePipeline()")
+FREE_OF_US = ("MLPDenoiser", "PointDDPMPipeline", "LatentImagePipeline", "MLPDenoiser()", *PIPELINES)
 
 
 def subject(name):
@@ -194,7 +205,7 @@ def types_of(name):
         hints = {each.name: each.annotation for each in inspect.signature(function).parameters.values()}
     else:
         holder = function if name.endswith("Config") or not inspect.isclass(function) else function.__init__
-        holder = getattr(holder, "__call__", holder) if name == "PointDDPMPipeline()" else holder  # noqa: B004
+        holder = getattr(holder, "__call__", holder) if name in PIPELINES else holder  # noqa: B004
         holder = function.forward if name == "MLPDenoiser()" else holder
         hints = typing.get_type_hints(inspect.unwrap(holder), localns=LATE)
     return {parameter: members(hint) for parameter, hint in hints.items()}
