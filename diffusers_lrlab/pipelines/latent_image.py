@@ -9,7 +9,7 @@ import inspect
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import diffusers
 import torch
@@ -56,8 +56,8 @@ class LatentImagePipeline(DiffusionPipeline):
         self,
         unet: ModelMixin,
         scheduler: SchedulerMixin,
-        vae: ModelMixin | None = None,
-        vae_source: dict[str, Any] | None = None,
+        vae: Optional[ModelMixin] = None,  # noqa: UP045  # diffusers 0.35 reads annotations, and no others than these
+        vae_source: Optional[dict] = None,  # noqa: UP045
     ):
         super().__init__()
         # No stricter: compiled and prepared models are allowed, and parts that are loaded later.
@@ -165,7 +165,7 @@ class LatentImagePipeline(DiffusionPipeline):
 def load_source(source: dict[str, Any]) -> Any:
     """The autoencoder that a `vae_source` names, for inference; only classes of diffusers are loaded."""
     model_class: Any = getattr(diffusers, str(source.get("class_name")), None)
-    if not (isinstance(model_class, type) and issubclass(model_class, ModelMixin)):
+    if not (inspect.isclass(model_class) and issubclass(model_class, ModelMixin)):
         raise ValueError(f"vae_source names {source.get('class_name')!r}, which is not a model of diffusers.")
     options = {name: source[name] for name in ("subfolder", "revision") if source.get(name) is not None}
     return model_class.from_pretrained(source["name_or_path"], **options).eval().requires_grad_(False)
