@@ -9,18 +9,31 @@ import inspect
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import diffusers
 import torch
 from diffusers import DiffusionPipeline, ImagePipelineOutput
 from diffusers.image_processor import VaeImageProcessor
+from diffusers.models.modeling_utils import ModelMixin
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from diffusers.utils.torch_utils import randn_tensor
 
 # The file by which diffusers finds the code of a pipeline.
 _PIPELINE_CODE = "pipeline.py"
 _OUTPUTS = ("pil", "np", "pt", "latent")
+_MOST_IMAGES = 10**9  # more is a slip
 _PIXELS_AT_ONCE = 2**20  # decoded in one pass, unless the caller says
+
+
+def _check(name: str, value: Any, is_allowed: bool, allowed: str) -> None:
+    if not is_allowed:
+        raise ValueError(f"{name} must be {allowed}, got {value!r} ({type(value).__name__}).")
+
+
+def _check_count(name: str, value: Any, most: int) -> None:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    _check(name, value, is_whole and 1 <= value <= most, f"a whole number from 1 to {most}")
 
 
 class LatentImagePipeline(DiffusionPipeline):
@@ -39,8 +52,20 @@ class LatentImagePipeline(DiffusionPipeline):
     model_cpu_offload_seq = "unet->vae"
     _optional_components = ["vae"]  # as diffusers declares it
 
-    def __init__(self, unet: Any, scheduler: Any, vae: Any = None, vae_source: dict[str, Any] | None = None):
+    def __init__(
+        self,
+        unet: ModelMixin,
+        scheduler: SchedulerMixin,
+        vae: Optional[ModelMixin] = None,  # noqa: UP045  # diffusers 0.35 reads annotations, and no others than these
+        vae_source: Optional[dict] = None,  # noqa: UP045
+    ):
         super().__init__()
+        # No stricter: compiled and prepared models are allowed, and parts that are loaded later.
+        _check("unet", unet, isinstance(unet, torch.nn.Module | None), "a model, such as a UNet2DModel")
+        _check("scheduler", scheduler, isinstance(scheduler, SchedulerMixin | None), "a scheduler of diffusers")
+        _check("vae", vae, isinstance(vae, torch.nn.Module | None), "an autoencoder of diffusers, or None")
+        known = isinstance(vae_source, dict) and {"class_name", "name_or_path"} <= vae_source.keys()
+        _check("vae_source", vae_source, vae_source is None or known, "a dict with class_name and name_or_path, or None")
         self.register_modules(unet=unet, scheduler=scheduler, vae=vae)
         self.register_to_config(vae_source=vae_source)
 
@@ -75,17 +100,22 @@ class LatentImagePipeline(DiffusionPipeline):
         >>> images = pipeline(batch_size=16).images
         ```
         """
-        if output_type not in _OUTPUTS:
-            raise ValueError(f"output_type must be one of {', '.join(_OUTPUTS)}, got {output_type!r}.")
-        for name, value in {"batch_size": batch_size, "decode_batch_size": decode_batch_size}.items():
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}.")
         scheduler, config = self.scheduler, self.unet.config
+        total = scheduler.config.num_train_timesteps
+        steps = min(100, total) if num_inference_steps is None else num_inference_steps
+        _check_count("batch_size", batch_size, _MOST_IMAGES)
+        _check_count("num_inference_steps", steps, total)
+        if decode_batch_size is not None:
+            _check_count("decode_batch_size", decode_batch_size, _MOST_IMAGES)
+        is_known = isinstance(output_type, str) and output_type in _OUTPUTS
+        _check("output_type", output_type, is_known, f"one of {', '.join(_OUTPUTS)}")
+        _check("generator", generator, isinstance(generator, torch.Generator | None), "a torch.Generator or None")
+        _check("return_dict", return_dict, isinstance(return_dict, bool), "True or False")
         size = config.sample_size if isinstance(config.sample_size, int) else tuple(config.sample_size)
         height, width = (size, size) if isinstance(size, int) else size
         shape, device = (batch_size, config.in_channels, height, width), self._execution_device
         latents = randn_tensor(shape, generator=generator, device=device, dtype=self.unet.dtype)
-        scheduler.set_timesteps(num_inference_steps or min(100, scheduler.config.num_train_timesteps), device=device)
+        scheduler.set_timesteps(steps, device=device)
         latents = latents * getattr(scheduler, "init_noise_sigma", 1.0)
         arguments = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
         scales = hasattr(scheduler, "scale_model_input")  # schedulers of flow matching have none
@@ -135,7 +165,7 @@ class LatentImagePipeline(DiffusionPipeline):
 def load_source(source: dict[str, Any]) -> Any:
     """The autoencoder that a `vae_source` names, for inference; only classes of diffusers are loaded."""
     model_class: Any = getattr(diffusers, str(source.get("class_name")), None)
-    if not (isinstance(model_class, type) and issubclass(model_class, diffusers.ModelMixin)):
+    if not (inspect.isclass(model_class) and issubclass(model_class, ModelMixin)):
         raise ValueError(f"vae_source names {source.get('class_name')!r}, which is not a model of diffusers.")
     options = {name: source[name] for name in ("subfolder", "revision") if source.get(name) is not None}
     return model_class.from_pretrained(source["name_or_path"], **options).eval().requires_grad_(False)

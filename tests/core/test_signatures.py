@@ -11,6 +11,7 @@ import unittest.mock
 import warnings
 from typing import Any
 
+import latents
 import numpy as np
 import pandas
 import printed
@@ -80,6 +81,10 @@ def points():
     return np.random.default_rng(0).normal(size=(20, 2))
 
 
+def latent_unet():
+    return UNet2DModel.from_config({key: value for key, value in latents.TINY_UNET.items() if key != "_class_name"})
+
+
 def noise_scheduler():
     return DDPMScheduler()
 
@@ -112,6 +117,7 @@ DRAWN = {"timesteps": lambda: torch.tensor([1, 2]), "losses": lambda: torch.ones
 VALID = {
     "FinderConfig": {},
     "MLPDenoiser": {},
+    "LatentImagePipeline": {"unet": lambda: latent_unet(), "scheduler": noise_scheduler},
     "PointDDPMPipeline": {"denoiser": lambda: lab.MLPDenoiser(hidden_size=4), "scheduler": noise_scheduler},
     "LabelledImagePipeline": {"unet": lambda: labelled_unet(), "scheduler": noise_scheduler},
     "Progress": {"update": 1, "total_updates": 10},
@@ -143,6 +149,10 @@ BESIDE = {
     "TimestepSampler.observe": (lambda: sampler("loss_second_moment").observe, DRAWN),
     "LossWeighting.weights": (lambda: weighting().weights, {"timesteps": DRAWN["timesteps"]}),
     "Parameter": (lambda: Parameter, {"name": "a", "kind": int, "default": 1, "help": "h"}),
+    "LatentImagePipeline()": (
+        lambda: lab.LatentImagePipeline(latent_unet(), DDPMScheduler(num_train_timesteps=4)),
+        {"batch_size": 2, "num_inference_steps": 2, "output_type": "latent"},
+    ),
     "PointDDPMPipeline()": (
         lambda: lab.PointDDPMPipeline(lab.MLPDenoiser(hidden_size=4), DDPMScheduler(num_train_timesteps=4)),
         {"num_points": 4, "num_inference_steps": 2},
@@ -178,8 +188,9 @@ LATE = {"torch": torch, "pandas": pandas, "Optimizer": torch.optim.Optimizer, "d
 SCHEDULES = [name for name in dir(functions) if name.startswith("get_") and name.endswith("_schedule")]
 
 # Their files import nothing of ours, so they raise what `LabError` is a kind of.
-PIPELINES = ("PointDDPMPipeline()", "LabelledImagePipeline()")
-FREE_OF_US = ("MLPDenoiser", "PointDDPMPipeline", "LabelledImagePipeline", "MLPDenoiser()", *PIPELINES)
+PIPELINES = ("PointDDPMPipeline()", "LabelledImagePipeline()", "LatentImagePipeline()")
+CLASSES = ("MLPDenoiser", "PointDDPMPipeline", "LabelledImagePipeline", "LatentImagePipeline")
+FREE_OF_US = (*CLASSES, "MLPDenoiser()", *PIPELINES)
 
 
 def subject(name):
