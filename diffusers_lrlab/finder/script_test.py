@@ -17,7 +17,7 @@ from ..core.words import counted
 from .find import resolve_settings
 from .range_test import FinderConfig
 from .readings import MEMORY, Readings, no_finite_gradient
-from .result import FinderResult
+from .result import FINDER_FILES, FinderResult
 from .suggestions import RULES
 
 if TYPE_CHECKING:
@@ -95,8 +95,14 @@ class ScriptTest:
         if not self.done:
             raise LabError("--find_lr: the script ended before its first update, or without a loss at accelerator.backward.")
         if is_first_process():
+            from ..diffusers_plugin.host.files import problem_with
+
             result = self.result(hook.probe)
             result.save(folder := hook.run.lab_folder)
+            if problem := next(filter(None, (problem_with(folder / name) for name in FINDER_FILES)), None):
+                raise LabError(
+                    f"--find_lr: the saved result is not readable: {problem}. Check the disk, and repeat the test."
+                )
             lines = [result.describe(), f"Wrote {folder}/lr_finder.json and .png; the test left no other files."]
             if result.suggestion.lr is not None:
                 rate = f"{result.lr / hook.lr_per_option:.2g}"

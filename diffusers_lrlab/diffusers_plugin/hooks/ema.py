@@ -13,6 +13,7 @@ from ...averaging.forms import EMAForm
 from ...core.errors import LabError
 from ...core.files import atomic_folder
 from ...core.words import counted
+from ..host.files import problem_with
 from ..host.hook import Hook, Host
 from ..host.trained_models import TrainedModels
 from ..script.source import HostScript, NotRecognised, lines_of
@@ -284,8 +285,8 @@ class EMAHook:
         where = f"is in {self.saved.path}"
         if not self.is_saved:
             where += ", the last checkpoint, since the script did not end"
-        if not self.saved.path.exists():
-            where = f"was written but is lost: {self.saved.path} is missing"
+        if problem := problem_with(self.saved.path):
+            where = f"was written but is lost: {problem}"
         text = f"--ema {self.form.name}: the average of {counted(self.saved.num_updates, 'update')} {where}"
         text += ", and in the script's final result." if self.is_swapped else "."
         if self.not_finite:

@@ -16,6 +16,7 @@ from ...diagnostics.timestep_log import (
     table_of_rows,
     write_timesteps,
 )
+from ..host.files import first_problem
 from ..host.hook import Host, StatefulHook
 from ..script.source import LOSS, HostScript, NotRecognised, lines_of
 from . import timesteps
@@ -270,7 +271,7 @@ class LogHook:
 
     def _files(self, log: TimestepLog) -> str:
         table, plot = (self.run.lab_folder / f"timesteps.{end}" for end in ("parquet", "png"))
-        if not table.exists():
-            return f"The log is lost: {table} is missing."
+        if problem := first_problem(table, plot):
+            return f"The log is lost: {problem}."
         last = "" if self.is_ended else f" The script did not end: this is up to update {log.table['update'][-1]}."
         return f"See {plot}.{last}"

@@ -12,6 +12,7 @@ from typing import Any
 from ...core.errors import LabError
 from ...core.files import atomic_folder, remove_leftovers_of_the_dead, write_text
 from ...core.words import counted
+from ..host.files import problem_with
 from ..host.hook import Hook, Host, StatefulHook
 from ..host.trained_models import TrainedModels
 from ..host.watched_loader import WatchedLoader
@@ -163,8 +164,8 @@ class ResumeHook:
         return output_dir or str(folder)
 
     def _is_whole(self, folder: Path) -> bool:
-        """Whether a checkpoint is complete; the first that is not is reported."""
-        problem = self._missing_weights(folder)
+        """Whether a checkpoint is readable and complete; the first that is not is reported."""
+        problem = problem_with(folder / FILE) or self._missing_weights(folder)
         if problem and not self._has_warned:
             self._has_warned = True
             self.run.warn(f"--exact_resume: {problem}. A resume from it is not exact.")

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from ...core.files import write_text
 from ...core.words import counted, times
+from ..host.files import problem_with
 from ..host.held_out_loss import HeldOutLoss
 from ..host.hook import Host, StatefulHook
 from ..script.loss_code import find_loss_code
@@ -147,4 +148,5 @@ class ValidationHook:
             text += f" It was not finite {times(infinite)}."
         if self._path is None:
             return text
-        return f"{text} See {self._path}." if self._path.exists() else f"{text} They are lost: {self._path} is missing."
+        problem = problem_with(self._path)
+        return f"{text} They are lost: {problem}." if problem else f"{text} See {self._path}."

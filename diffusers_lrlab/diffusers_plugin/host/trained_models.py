@@ -1,7 +1,6 @@
 """The models that a third-party script trains: their parameters by name, and how the script saves them."""
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,11 +11,10 @@ from safetensors.torch import save_file
 from ...core.errors import LabError
 from ...core.files import atomic_file
 from ..script.source import NotRecognised
+from .files import stored_tensors
 from .run import HostRun
 
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # accelerate's names of strategies that shard the weights
-# Other files of accelerate's checkpoints.
-_OTHER_STATES = ("optimizer", "scheduler", "sampler", "scaler", "random_states", "dl_state")
 
 
 class TrainedModels:
@@ -90,7 +88,7 @@ class TrainedModels:
         A script may save under other names, so any tensor of the same shape and values counts, once each; those whose names
         end in the parameter's are compared first.
         """
-        stored = [*_stored_tensors(folder)]
+        stored = [*stored_tensors(folder)]
         missing = []
         for name, parameter in zip(self.names, self.parameters, strict=True):
             own = name.partition(".")[2]
@@ -127,29 +125,6 @@ class TrainedModels:
         if {name: value.shape for name, value in saved.items()} != shapes:
             raise LabError(f"The average in {path} has other parameters than those that are trained. Remove --ema.")
         return [saved[name].to(each.device) for name, each in zip(self.names, self.parameters, strict=True)], metadata
-
-
-def _stored_tensors(folder: Path) -> Iterator[tuple[str, torch.Size, Callable[[], torch.Tensor]]]:
-    """Name, shape and a reader of each tensor in the weight files of a folder, without those of `lrlab/`."""
-    for path in sorted(folder.rglob("*")):
-        if "lrlab" in path.relative_to(folder).parts or path.name.startswith(_OTHER_STATES):
-            continue
-        if path.suffix == ".safetensors":
-            file = safe_open(path, "pt")  # open as long as its tensors may be read
-            for name in file.keys():
-                yield name, torch.Size(file.get_slice(name).get_shape()), functools.partial(file.get_tensor, name)
-        elif path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
-            for name, value in _pickled(path).items():
-                if isinstance(value, torch.Tensor):
-                    yield name, value.shape, value.clone
-
-
-def _pickled(path: Path) -> dict[str, Any]:
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # not weights
-        return {}
-    return loaded if isinstance(loaded, dict) else {}
 
 
 def _holds(stored: torch.Tensor, parameter: torch.Tensor) -> bool:

@@ -145,7 +145,7 @@ def test_it_begins_anew_where_a_checkpoint_has_none(tmp_path, bare):
 
 
 def test_what_was_announced_is_looked_at(tmp_path):
-    """Numbers that are not finite, and a folder that is gone when the report is made."""
+    """Numbers that are not finite, and files that are gone, empty or damaged when the report is made."""
     model = Saves(2, 2)
     hook, _ = prepared(tmp_path, model)
     hook._step()
@@ -153,6 +153,8 @@ def test_what_was_announced_is_looked_at(tmp_path):
     folder = tmp_path / "lrlab" / "ema"
     assert hook.report() == f"--ema constant: the average of 1 update is in {folder}."
     assert hook.trained.missing_from(folder) == []
+    (folder / "weights.pt").write_bytes(b"")
+    assert f"is lost: {folder / 'weights.pt'} is empty" in hook.report()
     shutil.rmtree(folder)
     assert f"is lost: {folder} is missing" in hook.report()
     with torch.no_grad():
