@@ -48,8 +48,8 @@ class Classes:
 
     def drop(self, batch: Batch, image_numbers: Sequence[int]) -> Batch:
         """
-        A batch with some labels replaced by [`null_label`]. Which follows from the seed and the image number in the run, so
-        it is the same for any division among micro-batches and processes, and after a resume.
+        A batch with some labels replaced by [`null_label`]. The choice follows from the seed and the image number in the
+        run, so it is the same for any division among micro-batches and processes, and after a resume.
         """
         if self.null_label is None:
             return batch
