@@ -165,7 +165,8 @@ class LatentImagePipeline(DiffusionPipeline):
 def load_source(source: dict[str, Any]) -> Any:
     """The autoencoder that a `vae_source` names, for inference; only classes of diffusers are loaded."""
     model_class: Any = getattr(diffusers, str(source.get("class_name")), None)
-    if not (inspect.isclass(model_class) and issubclass(model_class, ModelMixin)):
+    is_model = inspect.isclass(model_class) and issubclass(model_class, ModelMixin)
+    if not is_model:
         raise ValueError(f"vae_source names {source.get('class_name')!r}, which is not a model of diffusers.")
     options = {name: source[name] for name in ("subfolder", "revision") if source.get(name) is not None}
     return model_class.from_pretrained(source["name_or_path"], **options).eval().requires_grad_(False)
