@@ -188,16 +188,22 @@ def test_numbers_of_rows_are_not_classes(tmp_path):
 @cases(
     ("options", "told"),
     [
-        ({"label_dropout": 0.1}, "--label_dropout has no effect without --label_column"),
-        ({"num_classes": 3}, "--num_classes has no effect without --label_column"),
-        ({"guidance_scale": 2.0}, "--guidance_scale has no effect without --label_column"),
-        ({"guidance_scale": 2.0, "label_column": "label"}, "--guidance_scale has no effect without --label_dropout above 0"),
+        ({"label_dropout": 0.1}, "--label_dropout 0.1 has no effect without --label_column"),
+        ({"num_classes": 3}, "--num_classes 3 has no effect without --label_column"),
+        ({"guidance_scale": 2.0}, "--guidance_scale 2.0 has no effect without --label_column"),
+        (
+            {"guidance_scale": 2.0, "label_column": "label"},
+            "--guidance_scale 2.0 has no effect without --label_dropout above 0",
+        ),
         ({"label_column": "label", "label_dropout": 1.0}, r"--label_dropout 1.0: must be a number in \[0, 1\)"),
         (
             {"label_column": "label", "label_dropout": 0.1, "guidance_scale": -1.0},
             "--guidance_scale -1.0: must be a number in",
         ),
-        ({"label_column": "label", "dataset_name": "moons"}, "--label_column has no effect without a data set of images"),
+        (
+            {"label_column": "label", "dataset_name": "moons"},
+            "--label_column 'label' has no effect without a data set of images",
+        ),
     ],
 )
 def test_options_without_effect(options, told):

@@ -264,7 +264,10 @@ def test_a_model_that_embeds_labels_in_another_way(tmp_path, capsys):
     ("more", "told"),
     [
         (("--label_column=lable",), "--label_column 'lable': must be a column of whole numbers or class labels"),
-        (("--label_column=label", "--guidance_scale=2"), "--guidance_scale has no effect without --label_dropout above 0"),
+        (
+            ("--label_column=label", "--guidance_scale=2"),
+            "--guidance_scale 2.0 has no effect without --label_dropout above 0",
+        ),
     ],
 )
 def test_before_training(tmp_path, capsys, more, told):

@@ -81,9 +81,9 @@ REFUSED = {
     ),
     "no rank": ({"lora_rank": 0}, r"--lora_rank 0: must be a whole number in \[1, "),
     "a negative scale": ({"lora_rank": 1, "lora_alpha": -1.0}, "--lora_alpha -1"),
-    "no weights": ({"lora_rank": 2, "start": None}, "--lora_rank has no effect without --pretrained_model_name_or_path"),
-    "a scale alone": ({"lora_alpha": 2.0}, "--lora_alpha has no effect without --lora_rank"),
-    "merging nothing": ({"merge_lora": True}, "--merge_lora has no effect without --lora_rank"),
+    "no weights": ({"lora_rank": 2, "start": None}, "--lora_rank 2 has no effect without --pretrained_model_name_or_path"),
+    "a scale alone": ({"lora_alpha": 2.0}, "--lora_alpha 2.0 has no effect without --lora_rank"),
+    "merging nothing": ({"merge_lora": True}, "--merge_lora.* has no effect without --lora_rank"),
 }
 
 

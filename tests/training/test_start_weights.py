@@ -80,7 +80,7 @@ REFUSED = {
     "a revision of a folder": (DIGITS, "unet", {"revision": "main"}, "--revision main: must be left out for a folder"),
     "another configuration": (DIGITS, "unet", {"model_config_name_or_path": "x"}, "has no effect with --pretrained_model"),
     "parameters of a denoiser": (MOONS, "mlp", {"denoiser": "mlp:num_layers=2"}, "without parameters.*got num_layers"),
-    "a revision of nothing": (DIGITS, None, {"revision": "main"}, "--revision has no effect without --pretrained"),
+    "a revision of nothing": (DIGITS, None, {"revision": "main"}, "--revision 'main' has no effect without --pretrained"),
 }
 
 
