@@ -3,6 +3,8 @@
 import torch
 from diffusers import AutoencoderKL
 
+from diffusers_lrlab.data.latents.manifest import LatentsManifest
+
 TINY_VAE = {
     "in_channels": 1,
     "out_channels": 1,
@@ -37,3 +39,28 @@ def save_vae(folder, seed=0, **changes):
         vae.quant_conv.bias[channels:] -= 2.5
     vae.save_pretrained(folder)
     return folder
+
+
+def write_manifest(folder):
+    """A folder that configurations take for latents of digits, without any."""
+    folder.mkdir()
+    source = {"class_name": "AutoencoderKL", "name_or_path": "user/vae", "subfolder": None, "revision": "0" * 40}
+    LatentsManifest(
+        autoencoder=source,
+        weights_sha256="0" * 64,
+        scaling_factor=1.0,
+        shift_factor=0.0,
+        shape=(4, 4, 4),
+        is_deterministic=False,
+        resolution=8,
+        image_channels=1,
+        dtype="float32",
+        flip=False,
+        dataset={"name": "digits"},
+        image_set="digits",
+        label_column=None,
+        class_names=None,
+        num_images=1797,
+        batch_size=16,
+        shard_size=4096,
+    ).write(folder)

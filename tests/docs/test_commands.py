@@ -8,6 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import latents
 import printed
 import pytest
 import runs
@@ -49,9 +50,11 @@ def test_every_flag_of_upstream_is_understood(flag):
 
 @pytest.fixture
 def readers_folder(tmp_path, monkeypatch):
-    """A clone with what the pages take for the reader's own: images, a recipe, a schedule."""
+    """A clone with what the pages take for the reader's own: images, latents, a recipe, a schedule."""
     for name in ("photos", "shapes-32"):
         image_folder(tmp_path / name, count=2)
+    for name in ("photos-latents", "digits-latents"):
+        latents.write_manifest(tmp_path / name)
     (tmp_path / "recipe.yaml").write_text("lr_scheduler: rex\n")
     (tmp_path / "quick.yaml").write_text(printed.block_with("logger:", "yaml").code)
     for name, text in {"stairs": "def stairs", "gated": "class GatedDenoiser", "lab_extras": "def sawtooth"}.items():
