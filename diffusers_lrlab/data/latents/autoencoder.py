@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...core.errors import LabError, must_be
 from ...core.hub_client import limit_waiting, without_tokens
+
+if TYPE_CHECKING:
+    import torch
 
 _REMEDY = "give a Hub id, or a folder with a config.json and weights; --subfolder names a folder inside either"
 
@@ -70,6 +71,8 @@ def load_autoencoder(source: Source, cache_dir: str | None) -> Any:
 
 def weights_sha256(model: Any) -> str:
     """A hash of the weights, the same for each file format and location."""
+    import torch
+
     found = hashlib.sha256()
     for name, values in sorted(model.state_dict().items()):
         found.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
@@ -104,6 +107,8 @@ def image_channels_of(model: Any, name: str) -> int:
 
 def check_size(model: Any, name: str, channels: int, resolution: int) -> dict[str, tuple[int, ...]]:
     """The shapes of an image's latents, found without computing; a `LabError` if the decoded image had another size."""
+    import torch
+
     with torch.device("meta"), torch.no_grad():
         copy = type(model).from_config(model.config).eval()
         images = torch.empty(1, channels, resolution, resolution)

@@ -14,24 +14,10 @@ from ...core.errors import is_first_process, must_be
 from ...core.streams import split_rows, stream_generator, stream_uniform
 from ..batch import Batch
 from ..conditions import fingerprint_with
-from ..image_sets import image_set
 from ..layout import BatchLayout
 from ..loading import TrainingData
 from ..options import DataConfig
-from .manifest import LatentsManifest, check_shards, check_whole, is_latents_folder, read_latents_manifest
-
-
-def latents_folder(config: DataConfig) -> Path | None:
-    """The folder of latents that a configuration names, if it is one."""
-    folder = config.train_data_dir or config.dataset_name
-    return Path(folder).expanduser() if folder is not None and is_latents_folder(folder) else None
-
-
-def image_set_of(config: DataConfig) -> str | None:
-    """The embedded set that a configuration names, or whose latents it names."""
-    if (folder := latents_folder(config)) is not None:
-        return read_latents_manifest(folder).image_set
-    return config.dataset_name if image_set(config.dataset_name) is not None else None
+from .manifest import LatentsManifest, check_shards, check_whole, latents_folder, read_latents_manifest
 
 
 class LatentRows(Sequence[torch.Tensor]):

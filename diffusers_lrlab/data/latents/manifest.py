@@ -13,6 +13,8 @@ from ...core.errors import LabError
 from ...core.files import write_text
 from ...core.manifest import checksum_matches, find_damage_of_file, with_sum
 from ...core.words import counted
+from ..image_sets import image_set
+from ..options import DataConfig
 
 LATENTS_FILE = "latents.json"
 _FORMAT = 1
@@ -128,3 +130,16 @@ def each_damaged_shard(folder: Path, shards: Any) -> Iterator[str]:
 
 def _sums(shard: dict[str, Any]) -> dict[str, Any]:
     return {"size": shard["size"], "sha256": shard["sha256"]}
+
+
+def latents_folder(config: DataConfig) -> Path | None:
+    """The folder of latents that a configuration names, if it is one."""
+    folder = config.train_data_dir or config.dataset_name
+    return Path(folder).expanduser() if folder is not None and is_latents_folder(folder) else None
+
+
+def image_set_of(config: DataConfig) -> str | None:
+    """The embedded set that a configuration names, or whose latents it names."""
+    if (folder := latents_folder(config)) is not None:
+        return read_latents_manifest(folder).image_set
+    return config.dataset_name if image_set(config.dataset_name) is not None else None

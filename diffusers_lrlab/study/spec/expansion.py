@@ -9,7 +9,7 @@ from typing import Any
 
 from ...core.errors import LabError, did_you_mean
 from ...core.options import names_where, options_of
-from ...data.latents.loading import image_set_of
+from ...data.latents.manifest import image_set_of
 from ...data.options import EMBEDDED_DATASETS
 from ...data.toy2d_entries import TOY_DATASETS
 from ...evaluation.metrics import METRICS

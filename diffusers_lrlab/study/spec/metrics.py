@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from ...core.errors import LabError, did_you_mean
 from ...data.image_sets import IMAGE_DATASETS, has_factors
-from ...data.latents.loading import image_set_of
+from ...data.latents.manifest import image_set_of
 from ...data.toy2d_entries import LOG_PROBS
 from ...evaluation.metrics import METRICS
 from ...training.config import ResolvedConfig

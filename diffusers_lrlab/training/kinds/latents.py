@@ -10,8 +10,7 @@ from ...core.hub_client import without_tokens
 from ...core.options import defaults_of
 from ...data.image_sets import IMAGE_DATASETS
 from ...data.latents.autoencoder import Source, find_autoencoder, scaling_of, weights_sha256
-from ...data.latents.loading import latents_folder, load_latent_data
-from ...data.latents.manifest import LatentsManifest, read_latents_manifest
+from ...data.latents.manifest import LatentsManifest, latents_folder, read_latents_manifest
 from ...models.unet import default_down_blocks, default_unet_config
 from ...pipelines.reference import Reference
 from ..config import ResolvedConfig, TrainingConfig
@@ -74,6 +73,8 @@ class Latents(Images):
         return read_latents_manifest(config.train_data_dir or config.dataset_name or "")
 
     def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData:
+        from ...data.latents.loading import load_latent_data
+
         data = load_latent_data(config, config.seed, config.layout(num_processes))
         if is_first_process():
             self._check_autoencoder(config)
