@@ -35,7 +35,7 @@ _LORA_EXAMPLE = """
 This loads the weights without the LoRA that was trained, which lies beside them. With it, by `peft`:
 
 ```python
-from diffusers import DiffusionPipeline
+{package}from diffusers import DiffusionPipeline
 from diffusers.loaders import PeftAdapterMixin
 from {library} import {model}
 
@@ -111,7 +111,8 @@ def _example(kind: DataKind, record: dict[str, Any], folder: Path) -> str:
         )
     if (folder / LORA_FILE).is_file():
         library, model = read_json(folder / "model_index.json")[kind.component]
-        names = {"library": library, "model": model, "component": kind.component}
+        package = "import diffusers_lrlab\n" if (folder / "pipeline.py").is_file() else ""  # of the pipeline
+        names = {"library": library, "model": model, "component": kind.component, "package": package}
         example += _LORA_EXAMPLE.format(location=location, **names)
     loads_parts = kind.pipeline.endswith(":LatentImagePipeline")
     for name, reference in references_of(folder).items():

@@ -31,7 +31,8 @@ from .records import read_json, read_record, updates_done
 
 # Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
 _RUN_FILES = ("model_index.json", "pipeline.py", "README.md", LORA_FILE, "lrlab/*")
-_NEVER = ("*.npy", ".tmp-*", "*/.tmp-*", "*/.cache/*", ".lock*", "lrlab/profile.json.gz", f"{BASE}/*")
+_NEVER = ("*.npy", ".tmp-*", "*/.tmp-*", "*/.cache/*", ".lock*", "lrlab/profile.json.gz")
+_WITH_CHECKPOINTS = (f"{BASE}/*",)  # those of a LoRA are resumed with it
 _CHECKPOINTS = ("checkpoint-*/*",)
 _STUDY_FILES = (
     *("README.md", "*.png", "tables/*.tex", "summary.json", "summary.parquet", "runs.parquet", "spec.yaml", "runs/*.json"),
@@ -136,12 +137,12 @@ def type_of_files(names: Collection[str]) -> str | None:
     return next((what for what, marker in _MARKERS.items() if fnmatch.filter(names, marker)), None)
 
 
-def _files(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path]:
+def _files(folder: Path, patterns: tuple[str, ...], without: tuple[str, ...] = ()) -> dict[str, Path]:
     """Files by relative path; raises a `LabError` for links to files outside the folder."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        never = any(fnmatch.fnmatchcase(name, pattern) for pattern in _NEVER)
+        never = any(fnmatch.fnmatchcase(name, pattern) for pattern in (*_NEVER, *without))
         if never or not path.is_file() or not matches(name, patterns):
             continue
         if not path.resolve().is_relative_to(folder.resolve()):
@@ -151,7 +152,7 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path]:
 
 
 def run_files(folder: Path) -> dict[str, Path]:
-    return _files(folder, _run_patterns(folder))
+    return _files(folder, _run_patterns(folder), _WITH_CHECKPOINTS)
 
 
 def _run_patterns(folder: Path) -> tuple[str, ...]:
@@ -170,7 +171,7 @@ def _run(folder: Path, repo_id: str, revision: str, include_checkpoints: bool, u
             "latest, or push what there is by --unfinished."
         )
     patterns = _run_patterns(folder) + (_CHECKPOINTS if include_checkpoints else ())
-    files = _files(folder, patterns)
+    files = _files(folder, patterns, () if include_checkpoints else _WITH_CHECKPOINTS)
     if "model_index.json" not in files:
         raise LabError(f"{str(folder)!r} holds no pipeline yet (model_index.json). Let the run save one first.")
     for checkpoint in RunFolder(folder).checkpoints() if include_checkpoints else ():

@@ -20,6 +20,8 @@ _WEIGHTS = (
     (f"{_STEM}.safetensors", f"{_STEM}-*.safetensors", f"{_STEM}.safetensors.index.json"),
     (f"{_STEM}.bin", f"{_STEM}-*.bin", f"{_STEM}.bin.index.json"),
 )
+# The state of an average in the config.json that diffusers' `EMAModel` saves; no arguments of the model.
+_STATE_OF_EMA = {"decay", "min_decay", "optimization_step", "update_after_step", "use_ema_warmup", "inv_gamma", "power"}
 _FACTS = ("model_index.json", "config.json", "*/config.json", "scheduler/*.json", LORA_FILE)
 
 
@@ -102,6 +104,8 @@ def find_start_weights(
         wanted = f"a folder or repository with {_WEIGHTS[0][0]} or {_WEIGHTS[1][0]}, whole or in parts"
         raise must_be(OPTION, name_or_path, wanted, "there are no weights beside the config.json")
     config = _read(part / "config.json", name_or_path)
+    if config.keys() >= _STATE_OF_EMA:
+        config = {key: value for key, value in config.items() if key not in _STATE_OF_EMA}
     return StartWeights(name_or_path, commit, _sum_of(files), config, str(part))
 
 
@@ -128,7 +132,9 @@ def _download(repo_id: str, revision: str | None, cache_dir: str | None, pattern
 def _part(top: Path, name: str, class_name: str, component: str) -> Path:
     """The folder of the model: the one given, or that of the pipeline's part."""
     if (top / LORA_FILE).is_file():
-        hint = f"start from its base alone, {top.name}/{component}, or train it anew with --merge_lora"
+        base = Path(name).expanduser() / component
+        alone = f"its base alone, {str(base)!r}" if base.is_dir() else "the weights that it was trained on"
+        hint = f"start from {alone}, or train it anew with --merge_lora"
         raise must_be(OPTION, name, "a pipeline or a model without a LoRA beside it", hint, got=f"one with {LORA_FILE}")
     if (top / "model_index.json").is_file():
         index = _read(top / "model_index.json", name)

@@ -2,7 +2,7 @@
 
     checkpoint-500/unet/             raw weights, for from_pretrained of the model's class (denoiser/ for points)
     checkpoint-500/unet_ema/         their moving average and its state
-                                     both of a LoRA alone, if one is trained; base/ beside the checkpoints has the rest
+                                     both of a LoRA alone, if one is trained; lrlab/base/ has the rest
     checkpoint-500/optimizer.bin     as accelerate saves it
     checkpoint-500/random_states_RANK.json   of the global generators of each process
     checkpoint-500/trainer.json      clock, schedule, configuration, data fingerprint

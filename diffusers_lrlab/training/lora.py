@@ -33,7 +33,12 @@ def lora_targets(model: Any, patterns: str | None) -> list[str]:
     """Names of the layers that get a LoRA; a `LabError` if a pattern matches none."""
     from torch import nn
 
-    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)]
+    layers = [
+        name
+        for name, module in model.named_modules()
+        # peft cannot merge into grouped convolutions
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d) and getattr(module, "groups", 1) == 1
+    ]
 
     def matching(pattern: str) -> set[str]:
         return {name for name in layers if fnmatch.fnmatchcase(f".{name}", f"*.{pattern}")}

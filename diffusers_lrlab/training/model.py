@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import LabError, must_be
 from ..core.extras import require_extra
 from ..core.manifest import find_damage
+from ..data.latents.manifest import latents_folder
 from ..models.loading import complete_config, load_model_config
 from ..models.registry import DENOISERS, denoiser_arguments, denoiser_class
 from ..models.start_weights import OPTION, StartWeights, find_start_weights
@@ -75,7 +76,7 @@ def _config_of_start(config: ResolvedConfig, start: StartWeights) -> dict[str, A
     kind = kind_of(config)
     if config.denoiser is None:
         given = kind.check_model_config(config, given) or given
-    elif config.resolution is not None:
+    elif config.resolution is not None and latents_folder(config) is None:
         channels, resolution = config.image_shape
         of_images = {"sample_size": resolution, "in_channels": channels, "out_channels": channels}
         _check_shape(config, given, of_images, "as --resolution and --image_channels say")

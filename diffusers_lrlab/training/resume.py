@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import LabError, is_first_process, warn
+from ..core.errors import LabError, is_first_process, must_be, warn
 from ..core.files import TEMPORARY
 from ..core.lock import LOCK_FILES, locked
 from ..core.manifest import find_damage
@@ -112,7 +112,20 @@ def choose_start(config: ResolvedConfig) -> tuple[ResolvedConfig, Path | None]:
     need no data, and raises a `LabError` if it allows neither.
     """
     checkpoint = find_checkpoint(config)
-    return (config, None) if checkpoint is None else (resumed_config(config, checkpoint), checkpoint)
+    if checkpoint is not None:
+        return resumed_config(config, checkpoint), checkpoint
+    if not config.dry_run:
+        _check_start_stays(config)
+    return config, None
+
+
+def _check_start_stays(config: ResolvedConfig) -> None:
+    """Raises a `LabError` for start weights in the folder of the run, which is cleared before they are loaded."""
+    name = config.pretrained_model_name_or_path
+    path = None if name is None else Path(name).expanduser()
+    if path is not None and path.exists() and path.resolve().is_relative_to(Path(config.output_dir).resolve()):
+        wanted = f"outside of --output_dir {config.output_dir!r}, whose run would be removed before it is read"
+        raise must_be("--pretrained_model_name_or_path", name, wanted, "give another --output_dir")
 
 
 def check_agreed(checkpoint: Path | None, config: ResolvedConfig) -> None:

@@ -1,5 +1,6 @@
 """The paths in the folder of a run that belong to the run."""
 
+import json
 import re
 from pathlib import Path
 
@@ -18,7 +19,10 @@ RECORD = f"{LAB}/run.json"
 
 def sums_of_result(path: Path) -> dict[str, Sums]:
     """The sums of all files of a finished run except its record, which is written later."""
-    files = [file for name in (*OWN, *components(), LAB) for file in _files_in(path / name)]
+    index = path / "model_index.json"
+    parts = json.loads(index.read_text(encoding="utf-8")) if index.exists() else {}  # such as the autoencoder of latents
+    names = dict.fromkeys((*OWN, *components(), *(name for name, part in parts.items() if isinstance(part, list)), LAB))
+    files = [file for name in names for file in _files_in(path / name)]
     return sums_in(path, [file for file in files if file != path / RECORD])
 
 

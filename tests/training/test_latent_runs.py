@@ -15,10 +15,11 @@ import torch
 from diffusers import AutoencoderKL, DiffusionPipeline, UNet2DModel
 from helpers import config, load_data, stacked
 from latents import TINY_UNET, save_vae
+from printed import registrations_undone
 from safetensors.torch import load_file
 
 import diffusers_lrlab
-from diffusers_lrlab import LabError
+from diffusers_lrlab import LabError, register_denoiser
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.data.batches import iterate_batches
 from diffusers_lrlab.data.image_loading import load_image_data
@@ -28,7 +29,7 @@ from diffusers_lrlab.data.latents.manifest import read_latents_manifest
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.forecast.decoding import decoding_bytes
 from diffusers_lrlab.forecast.memory import forecast_memory
-from diffusers_lrlab.training.model import given_model_config
+from diffusers_lrlab.training.model import find_start, given_model_config
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
 
@@ -296,6 +297,24 @@ def test_a_model_that_does_not_fit_is_refused_before_data_are_read(place, tmp_pa
         (tmp_path / "unet.json").write_text(json.dumps({**TINY_UNET, **change}))
         with pytest.raises(LabError, match=message):
             given_model_config(resolved(place, model_config_name_or_path=str(tmp_path / "unet.json")))
+
+
+def test_weights_for_latents_are_a_start_and_others_are_named(place, tmp_path):
+    arguments = {key: value for key, value in TINY_UNET.items() if key != "_class_name"}
+    UNet2DModel(**arguments).save_pretrained(tmp_path / "fits")
+    UNet2DModel(**arguments | {"in_channels": 1}).save_pretrained(tmp_path / "misfits")
+    with registrations_undone():
+        register_denoiser("plain_unet", description="a UNet", source="diffusers")(UNet2DModel)
+        for denoiser in (None, "plain_unet"):
+            found = resolved(place, denoiser=denoiser, pretrained_model_name_or_path=str(tmp_path / "fits"))
+            assert given_model_config(found, find_start(found))["sample_size"] == 4
+    wrong = resolved(place, pretrained_model_name_or_path=str(tmp_path / "misfits"))
+    with pytest.raises(LabError, match=r"in_channels=1 of the model '.*misfits': must be 2"):
+        given_model_config(wrong, find_start(wrong))
+
+
+def test_damage_of_the_saved_autoencoder_is_noticed(straight, tmp_path):
+    assert "vae/config.json" in json.loads((straight / "manifest.json").read_text())["files"]
 
 
 def test_damaged_missing_and_unfinished_latents_are_refused(place, tmp_path):

@@ -125,6 +125,12 @@ def test_the_layers_are_those_of_attention_or_else_all():
     assert lora_targets(plain, "2") == ["2"]
 
 
+def test_grouped_convolutions_get_none():
+    """peft cannot merge into them, and takes few ranks."""
+    layers = torch.nn.Sequential(torch.nn.Conv2d(6, 6, 3, groups=3), torch.nn.Conv2d(6, 6, 3))
+    assert lora_targets(layers, None) == ["1"]
+
+
 def test_only_the_lora_is_trained_averaged_and_checkpointed(lora, unet):
     checkpoint = lora / f"checkpoint-{NUM_UPDATES}"
     for name in ("unet", "unet_ema"):
@@ -151,6 +157,8 @@ def test_it_is_checked_pushed_and_described(lora, tmp_path):
     files = contents_of(lora, "somebody/lora").files
     assert LORA in files
     assert not [name for name in files if name.startswith("lrlab/base")]
+    # Its checkpoints are resumed with the base.
+    assert "lrlab/base/config.json" in contents_of(lora, "somebody/lora", include_checkpoints=True).files
     card = (lora / "README.md").read_text()
     assert "| LoRA | rank 4, alpha 4, on `to_q,to_v,*.conv1,time_emb_proj`, beside the weights" in card
     assert "class ModelWithLora(UNet2DModel, PeftAdapterMixin):" in card
@@ -214,6 +222,15 @@ def test_it_loads_as_printed(lora, tmp_path):
     card = (lora / "README.md").read_text().split("```python")[2].partition("```")[0]
     check = "assert any('.lora_A.' in name for name in pipeline.unet.state_dict())\n"
     code = f"{code}\n{check}del pipeline\n{card}\n{check}pipeline(batch_size=1, num_inference_steps=1)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_with_labels_its_card_loads_it_alone(tmp_path):
+    start = model(tmp_path / "start", num_class_embeds=10)
+    runs.run(*call(tmp_path / "run", start, "--label_column=label", num_updates=1))
+    card = (tmp_path / "run" / "README.md").read_text().split("```python")[3].partition("```")[0]
+    code = f"{card}\nassert any('.lora_A.' in name for name in pipeline.unet.state_dict())"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 

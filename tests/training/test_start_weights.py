@@ -9,6 +9,7 @@ import started
 import torch
 from accelerate.state import AcceleratorState
 from diffusers import DDPMScheduler, UNet2DModel
+from diffusers.training_utils import EMAModel
 from faults.cases import MODEL, OPTIONS
 from runs import TINY_UNET
 from safetensors.torch import load_file, save_file
@@ -20,6 +21,8 @@ from diffusers_lrlab.data import image_loading, points
 from diffusers_lrlab.hub.rerun import compare_runs, recorded_options
 from diffusers_lrlab.models.start_weights import find_start_weights
 from diffusers_lrlab.run.train import run_training
+from diffusers_lrlab.training.model import find_start, given_model_config
+from diffusers_lrlab.training.resolve import resolve_config
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 DIGITS = {"dataset_name": "digits", "max_train_steps": 2}
@@ -98,6 +101,30 @@ def test_what_contradicts_is_refused_before_data_are_read(models, monkeypatch, t
     with pytest.raises(LabError, match=message):
         run_training(config)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_does_not_replace_the_weights_that_it_starts_from(models, tmp_path):
+    """They would be removed before they are loaded."""
+    run = tmp_path / "run"
+    shutil.copytree(models / "unet", run / "unet")
+    (run / "model_index.json").write_text('{"_class_name": "DDPMPipeline", "unet": ["diffusers", "UNet2DModel"]}')
+    for start in (run, run / "unet"):
+        own = {"pretrained_model_name_or_path": str(start), "output_dir": str(run), "overwrite_output_dir": True}
+        with pytest.raises(LabError, match="must be outside of --output_dir .*give another --output_dir"):
+            run_training(TrainingConfig(**DIGITS, **own))
+    assert (run / "unet" / WEIGHTS).exists()
+
+
+def test_a_run_starts_from_an_average_that_diffusers_saved(models, tmp_path):
+    """Its config.json has the state of the average, too, which is no argument of the model."""
+    saved = UNet2DModel.from_pretrained(models / "unet")
+    average = EMAModel(saved.parameters(), model_cls=UNet2DModel, model_config=saved.config)
+    average.save_pretrained(tmp_path / "unet_ema")
+    config = resolve_config(TrainingConfig(**DIGITS, pretrained_model_name_or_path=str(tmp_path / "unet_ema")))
+    start = find_start(config)
+    given = given_model_config(config, start)
+    assert "decay" not in given
+    assert start.read(UNet2DModel).keys() == saved.state_dict().keys()
 
 
 def test_points_of_another_dimension_are_refused(models, tmp_path):

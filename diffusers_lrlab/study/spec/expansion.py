@@ -9,7 +9,7 @@ from typing import Any
 
 from ...core.errors import LabError, did_you_mean
 from ...core.options import names_where, options_of
-from ...data.latents.manifest import image_set_of
+from ...data.latents.manifest import image_set_of, latents_folder
 from ...data.options import EMBEDDED_DATASETS
 from ...data.toy2d_entries import TOY_DATASETS
 from ...evaluation.metrics import METRICS
@@ -103,7 +103,8 @@ def _configs(spec: StudySpec) -> dict[Cell, _Model]:
                 of_lora = ("lora_rank", "lora_alpha", "lora_target_modules")
                 of_data = ("denoiser", "data_kind", "point_column", "resolution", "image_channels")
                 of_labels = ("label_column", "num_classes", "label_dropout")
-                key = tuple(getattr(config, name) for name in (*of_model, *of_lora, *of_data, *of_labels))
+                of_all = (*of_model, *of_lora, *of_data, *of_labels)
+                key = (latents_folder(config), *(getattr(config, name) for name in of_all))
                 if key not in models:
                     start = find_start(config)
                     models[key] = given_model_config(config, start), start

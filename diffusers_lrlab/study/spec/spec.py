@@ -103,7 +103,7 @@ class RunSpec:
         }
         if self.start is not None:  # the content of the files, not their path
             fields |= {"pretrained_model_name_or_path": self.start.sha256, "revision": None}
-        elif self.model is not None:
+        if self.model is not None:
             fields["model_config_name_or_path"] = self.model
         stage = [] if self.stage == "compare" else [self.stage]
         text = json.dumps([_FORMAT, fields, sorted(self.metrics), self.precision, *stage], sort_keys=True)

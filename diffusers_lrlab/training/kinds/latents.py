@@ -115,7 +115,7 @@ class Latents(Images):
             raise must_be("the latents' size", size, f"divisible by {factor}", hint)
         if given is None:
             return None
-        of, hint = f"the model {config.model_config_name_or_path!r}", "change its config.json, or give another model"
+        of, hint = f"the model {config.given_model!r}", "change its config.json, or give another model"
         for key in ("class_embed_type", "num_class_embeds"):
             if given[key] is not None:
                 raise must_be(key, given[key], "left out, as there are no class labels here", hint, of=of)
