@@ -9,7 +9,7 @@ from typing import Any
 
 from ...core.errors import LabError, did_you_mean
 from ...core.options import names_where, options_of
-from ...data.latents.manifest import image_set_of
+from ...data.latents.manifest import image_set_of, latents_folder
 from ...data.options import EMBEDDED_DATASETS
 from ...data.toy2d_entries import TOY_DATASETS
 from ...evaluation.metrics import METRICS
@@ -104,6 +104,7 @@ def _configs(spec: StudySpec) -> dict[Cell, _Model]:
                 of_data = ("denoiser", "data_kind", "point_column", "resolution", "image_channels")
                 of_labels = ("label_column", "num_classes", "label_dropout")
                 key = tuple(getattr(config, name) for name in (*of_model, *of_lora, *of_data, *of_labels))
+                key += (latents_folder(config),)  # whose shape is not that of the images
                 if key not in models:
                     start = find_start(config)
                     models[key] = given_model_config(config, start), start
@@ -152,7 +153,7 @@ def _differing(configs: list[ResolvedConfig], name: str) -> str:
     if all(isinstance(value, dict) for value in given):
         same = [key for key in given[0] if all(key in other and other[key] == given[0][key] for other in given)]
         given = [", ".join(f"{key}={part}" for key, part in value.items() if key not in same) for value in given]
-    values = sorted(set(given))
+    values = sorted(set(given), key=lambda value: (value is not None, value))
     return ", ".join(map(str, values)) if len(values) > 1 else ""
 
 
