@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import LabError, must_be
 from ..core.extras import require_extra
 from ..core.manifest import find_damage
+from ..data.latents.manifest import latents_folder
 from ..models.loading import complete_config, load_model_config
 from ..models.registry import DENOISERS, denoiser_arguments, denoiser_class
 from ..models.start_weights import OPTION, StartWeights, find_start_weights
@@ -75,7 +76,7 @@ def _config_of_start(config: ResolvedConfig, start: StartWeights) -> dict[str, A
     kind = kind_of(config)
     if config.denoiser is None:
         given = kind.check_model_config(config, given) or given
-    elif config.resolution is not None:
+    elif config.resolution is not None and latents_folder(config) is None:
         channels, resolution = config.image_shape
         of_images = {"sample_size": resolution, "in_channels": channels, "out_channels": channels}
         _check_shape(config, given, of_images, "as --resolution and --image_channels say")
@@ -99,7 +100,8 @@ def model_arguments(config: ResolvedConfig, given: dict[str, Any] | None, data: 
         return denoiser_arguments(config.denoiser, config.denoiser_kwargs or {}, of_data, kind.name)
     if given is None:
         return kind.default_model_config(config, data)
-    _check_shape(config, given, of_data, f"as in the data {data.name!r}")
+    labels = {"num_class_embeds": None} if "num_class_embeds" in given else {}  # of data without any
+    _check_shape(config, given, labels | of_data, f"as in the data {data.name!r}")
     return given
 
 
@@ -110,9 +112,10 @@ def _check_shape(config: ResolvedConfig, given: dict[str, Any], of_data: dict[st
     if config.pretrained_model_name_or_path is not None:
         hint = "start from weights for such data, or use other data"
     for name, value in of_data.items():
-        if given.get(name) not in (None, value):
+        # A model without a size takes any; one without embeddings would ignore labels.
+        if given.get(name) not in ((value,) if name == "num_class_embeds" else (None, value)):
             remedy = EMBEDDINGS_HINT if name == "num_class_embeds" else hint
-            raise must_be(name, given[name], f"{value}, {why}", remedy, of=f"the model {model!r}")
+            raise must_be(name, given.get(name), f"{value}, {why}", remedy, of=f"the model {model!r}")
 
 
 def describe_model(config: ResolvedConfig, arguments: dict[str, Any]) -> str:
