@@ -28,7 +28,8 @@ from diffusers_lrlab.data.latents.manifest import read_latents_manifest
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.forecast.decoding import decoding_bytes
 from diffusers_lrlab.forecast.memory import forecast_memory
-from diffusers_lrlab.training.model import given_model_config
+from diffusers_lrlab.models.registry import DENOISERS, register_denoiser
+from diffusers_lrlab.training.model import find_start, given_model_config
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
 
@@ -264,6 +265,7 @@ MEANINGLESS = {
     "resolution": 16,
     "image_channels": 3,
     "data_kind": "images",
+    "label_column": "label",
 }
 
 
@@ -283,7 +285,7 @@ def test_the_kind_is_found_and_refused_for_other_data(place):
     assert resolved(place, data_kind="latents", resolution=8).resolution == 8
     with pytest.raises(LabError, match=r"--data_kind 'latents': must be left out for data that are no folder of latents"):
         config(dataset_name="digits", data_kind="latents")
-    with pytest.raises(LabError, match=r"--vae has no effect without a data set of latents"):
+    with pytest.raises(LabError, match=r"--vae .* has no effect without a data set of latents"):
         config(dataset_name="digits", vae=str(place / "vae"))
 
 
@@ -296,6 +298,35 @@ def test_a_model_that_does_not_fit_is_refused_before_data_are_read(place, tmp_pa
         (tmp_path / "unet.json").write_text(json.dumps({**TINY_UNET, **change}))
         with pytest.raises(LabError, match=message):
             given_model_config(resolved(place, model_config_name_or_path=str(tmp_path / "unet.json")))
+
+
+def test_weights_that_a_run_starts_from_are_those_of_a_model_of_latents(place, tmp_path):
+    arguments = {key: value for key, value in TINY_UNET.items() if key != "_class_name"}
+    UNet2DModel(**arguments).save_pretrained(tmp_path / "fits")
+    UNet2DModel(**arguments, num_class_embeds=10).save_pretrained(tmp_path / "labelled")
+    with DENOISERS.temporarily():
+        register_denoiser("unet_of_latents", description="a UNet", source="diffusers")(UNet2DModel)
+        for denoiser in (None, "unet_of_latents"):
+            options = resolved(place, pretrained_model_name_or_path=str(tmp_path / "fits"), denoiser=denoiser)
+            assert given_model_config(options, find_start(options))["sample_size"] == 4
+    options = resolved(place, pretrained_model_name_or_path=str(tmp_path / "labelled"))
+    with pytest.raises(LabError, match=r"num_class_embeds=10 of the model '.*labelled': must be left out"):
+        given_model_config(options, find_start(options))
+
+
+def test_an_embedded_set_is_itself_beside_a_folder_of_its_name(place, tmp_path, monkeypatch):
+    shutil.copytree(place / "digits", tmp_path / "digits")
+    monkeypatch.chdir(tmp_path)
+    assert config(dataset_name="digits").data_kind is None
+    assert config(train_data_dir="digits").data_kind == "latents"
+
+
+def test_an_autoencoder_of_a_subfolder_may_move_without_it(place, tmp_path):
+    shutil.copytree(place / "digits", tmp_path / "latents")
+    manifest = read_latents_manifest(place / "digits")
+    moved = {**manifest.autoencoder, "name_or_path": str(tmp_path / "gone"), "subfolder": "vae"}
+    dataclasses.replace(manifest, autoencoder=moved).write(tmp_path / "latents")
+    load_data(config(train_data_dir=str(tmp_path / "latents"), vae=str(place / "vae")))
 
 
 def test_damaged_missing_and_unfinished_latents_are_refused(place, tmp_path):
