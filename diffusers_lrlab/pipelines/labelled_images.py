@@ -90,8 +90,10 @@ class LabelledImagePipeline(DiffusionPipeline):
     @property
     def class_names(self) -> list[str]:
         """The names of the classes, by label."""
-        named = self.config.id2label
-        return [*named.values()] if named else [str(label) for label in range(self.unet.config.num_class_embeds)]
+        named, num = self.config.id2label, getattr(self.unet.config, "num_class_embeds", None)
+        fits = num is not None and num >= len(named or ())
+        _check("num_class_embeds of the unet", num, fits, "the number of classes, or one more for dropped labels")
+        return [*named.values()] if named else [str(label) for label in range(num)]
 
     @torch.no_grad()
     def __call__(

@@ -100,7 +100,8 @@ def model_arguments(config: ResolvedConfig, given: dict[str, Any] | None, data: 
         return denoiser_arguments(config.denoiser, config.denoiser_kwargs or {}, of_data, kind.name)
     if given is None:
         return kind.default_model_config(config, data)
-    _check_shape(config, given, of_data, f"as in the data {data.name!r}")
+    labels = {"num_class_embeds": None} if "num_class_embeds" in given else {}  # of data without any
+    _check_shape(config, given, labels | of_data, f"as in the data {data.name!r}")
     return given
 
 
@@ -111,9 +112,10 @@ def _check_shape(config: ResolvedConfig, given: dict[str, Any], of_data: dict[st
     if config.pretrained_model_name_or_path is not None:
         hint = "start from weights for such data, or use other data"
     for name, value in of_data.items():
-        if given.get(name) not in (None, value):
+        # A model without a size takes any; one without embeddings would ignore labels.
+        if given.get(name) not in ((value,) if name == "num_class_embeds" else (None, value)):
             remedy = EMBEDDINGS_HINT if name == "num_class_embeds" else hint
-            raise must_be(name, given[name], f"{value}, {why}", remedy, of=f"the model {model!r}")
+            raise must_be(name, given.get(name), f"{value}, {why}", remedy, of=f"the model {model!r}")
 
 
 def describe_model(config: ResolvedConfig, arguments: dict[str, Any]) -> str:

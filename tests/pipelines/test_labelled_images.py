@@ -192,3 +192,13 @@ def test_it_loads(saved, tmp_path, way):
     assert index.pop("_name_or_path") == str(saved / "pipeline")
     assert index == json.loads((saved / "pipeline" / "model_index.json").read_text())
     assert (tmp_path / "again" / "pipeline.py").read_bytes() == (saved / "pipeline" / "pipeline.py").read_bytes()
+
+
+@pytest.mark.parametrize(("num_embeddings", "id2label"), [(None, None), (None, NAMES), (2, NAMES)])
+def test_a_model_that_does_not_know_the_classes(num_embeddings, id2label):
+    unet = UNet2DModel(**UNET, num_class_embeds=num_embeddings)
+    pipeline = LabelledImagePipeline(unet, SCHEDULERS["ddpm"](), id2label)
+    with pytest.raises(
+        ValueError, match=f"num_class_embeds of the unet must be the number of classes.*got {num_embeddings}"
+    ):
+        pipeline([1])

@@ -145,6 +145,15 @@ REFUSED = {
         {"arms": {"a": {"dataset_name": "dino"}}},
         ["The arm 'a' has dataset_name", "Add a data set instead"],
     ),
+    "losses with and without labels": (
+        {
+            "base": {"max_train_steps": 20},
+            "arms": {"none": {}, "told": {"label_column": "label"}},
+            "datasets": ["digits"],
+            "metrics": ["validation_loss"],
+        },
+        ["arms that differ in label_column (None, label on 'digits')"],
+    ),
     "losses of different targets": (
         {"arms": {"a": {}, "b": {"prediction_type": "v_prediction"}}, "metrics": ["validation_loss"]},
         ["arms that differ in objective (prediction_type=epsilon, prediction_type=v_prediction on", "by kl"],

@@ -29,6 +29,7 @@ from diffusers_lrlab.data.latents.manifest import read_latents_manifest
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.forecast.decoding import decoding_bytes
 from diffusers_lrlab.forecast.memory import forecast_memory
+from diffusers_lrlab.models.registry import DENOISERS
 from diffusers_lrlab.training.model import find_start, given_model_config
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
@@ -265,6 +266,7 @@ MEANINGLESS = {
     "resolution": 16,
     "image_channels": 3,
     "data_kind": "images",
+    "label_column": "label",
 }
 
 
@@ -315,6 +317,33 @@ def test_weights_for_latents_are_a_start_and_others_are_named(place, tmp_path):
 
 def test_damage_of_the_saved_autoencoder_is_noticed(straight, tmp_path):
     assert "vae/config.json" in json.loads((straight / "manifest.json").read_text())["files"]
+def test_weights_that_a_run_starts_from_are_those_of_a_model_of_latents(place, tmp_path):
+    arguments = {key: value for key, value in TINY_UNET.items() if key != "_class_name"}
+    UNet2DModel(**arguments).save_pretrained(tmp_path / "fits")
+    UNet2DModel(**arguments, num_class_embeds=10).save_pretrained(tmp_path / "labelled")
+    with DENOISERS.temporarily():
+        register_denoiser("unet_of_latents", description="a UNet", source="diffusers")(UNet2DModel)
+        for denoiser in (None, "unet_of_latents"):
+            options = resolved(place, pretrained_model_name_or_path=str(tmp_path / "fits"), denoiser=denoiser)
+            assert given_model_config(options, find_start(options))["sample_size"] == 4
+    options = resolved(place, pretrained_model_name_or_path=str(tmp_path / "labelled"))
+    with pytest.raises(LabError, match=r"num_class_embeds=10 of the model '.*labelled': must be left out"):
+        given_model_config(options, find_start(options))
+
+
+def test_an_embedded_set_is_itself_beside_a_folder_of_its_name(place, tmp_path, monkeypatch):
+    shutil.copytree(place / "digits", tmp_path / "digits")
+    monkeypatch.chdir(tmp_path)
+    assert config(dataset_name="digits").data_kind is None
+    assert config(train_data_dir="digits").data_kind == "latents"
+
+
+def test_an_autoencoder_of_a_subfolder_may_move_without_it(place, tmp_path):
+    shutil.copytree(place / "digits", tmp_path / "latents")
+    manifest = read_latents_manifest(place / "digits")
+    moved = {**manifest.autoencoder, "name_or_path": str(tmp_path / "gone"), "subfolder": "vae"}
+    dataclasses.replace(manifest, autoencoder=moved).write(tmp_path / "latents")
+    load_data(config(train_data_dir=str(tmp_path / "latents"), vae=str(place / "vae")))
 
 
 def test_damaged_missing_and_unfinished_latents_are_refused(place, tmp_path):

@@ -19,6 +19,7 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.manifest import file_sums
 from diffusers_lrlab.data import image_loading, points
 from diffusers_lrlab.hub.rerun import compare_runs, recorded_options
+from diffusers_lrlab.models.registry import DENOISERS, register_denoiser
 from diffusers_lrlab.models.start_weights import find_start_weights
 from diffusers_lrlab.run.train import run_training
 from diffusers_lrlab.training.model import find_start, given_model_config
@@ -222,6 +223,17 @@ def test_a_named_denoiser_starts_from_weights(models, tmp_path):
     record = runs.read_record(tmp_path / "run")
     assert record["config"]["denoiser_kwargs"] == {}
     assert json.loads((tmp_path / "run/denoiser/config.json").read_text())["hidden_size"] == MODEL["hidden_size"]
+
+
+@pytest.mark.parametrize(
+    ("start", "labels", "told"), [("unet", "label", "None.*must be 10"), ("labelled", None, "10.*must be None")]
+)
+def test_a_named_denoiser_knows_the_labels_of_the_data(models, tmp_path, start, labels, told):
+    options = {**DIGITS, "label_column": labels, "pretrained_model_name_or_path": str(models / start)}
+    with DENOISERS.temporarily():
+        register_denoiser("labelled_unet", description="a UNet", source="diffusers")(UNet2DModel)
+        with pytest.raises(LabError, match=f"num_class_embeds={told}, as in the data 'digits'"):
+            run_training(TrainingConfig(**options, denoiser="labelled_unet", output_dir=str(tmp_path / "run")))
 
 
 def test_a_start_on_the_hub_is_recorded_by_its_commit_which_a_rerun_takes(models, tmp_path, hub):

@@ -100,7 +100,7 @@ def _check_options(options: EncodeOptions) -> None:
         raise must_be("the data set", options.dataset, "a data set of images", hint)
     if (path := local_folder(options.dataset)) is not None and not Path(path).expanduser().is_dir():
         raise must_be("the data set", options.dataset, "a folder that exists, an image set or a Hub id", "check the path")
-    if is_latents_folder(options.dataset):
+    if local_folder(options.dataset) is not None and is_latents_folder(options.dataset):
         raise must_be("the data set", options.dataset, "a data set of images", "it holds latents; train on it")
     if (embedded := image_set(options.dataset)) is not None and options.resolution is not None:
         check_resolution(embedded.name, options.resolution)

@@ -14,7 +14,7 @@ from ...core.files import write_text
 from ...core.manifest import checksum_matches, find_damage_of_file, with_sum
 from ...core.words import counted
 from ..image_sets import image_set
-from ..options import DataConfig
+from ..options import EMBEDDED_DATASETS, DataConfig
 
 LATENTS_FILE = "latents.json"
 _FORMAT = 1
@@ -135,7 +135,9 @@ def _sums(shard: dict[str, Any]) -> dict[str, Any]:
 def latents_folder(config: DataConfig) -> Path | None:
     """The folder of latents that a configuration names, if it is one."""
     folder = config.train_data_dir or config.dataset_name
-    return Path(folder).expanduser() if folder is not None and is_latents_folder(folder) else None
+    if folder is None or (config.train_data_dir is None and folder in EMBEDDED_DATASETS):
+        return None
+    return Path(folder).expanduser() if is_latents_folder(folder) else None
 
 
 def image_set_of(config: DataConfig) -> str | None:

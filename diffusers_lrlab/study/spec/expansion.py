@@ -153,7 +153,7 @@ def _differing(configs: list[ResolvedConfig], name: str) -> str:
     if all(isinstance(value, dict) for value in given):
         same = [key for key in given[0] if all(key in other and other[key] == given[0][key] for other in given)]
         given = [", ".join(f"{key}={part}" for key, part in value.items() if key not in same) for value in given]
-    values = sorted(set(given))
+    values = sorted(set(given), key=lambda value: (value is not None, value))
     return ", ".join(map(str, values)) if len(values) > 1 else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import LabError, is_first_process, must_be
@@ -34,6 +35,7 @@ _NO_EFFECT = {
     "dataset_config_name": f"{_ENCODED}; lrlab data encode takes it",
     "dataset_split": f"{_ENCODED}; lrlab data encode takes it",
     "point_column": "latents are no points",
+    "label_column": "models of latents are not told classes yet",
     "streaming": _READ,
     "in_memory_limit_mb": "latents are memory-mapped and never all in memory",
 }
@@ -104,7 +106,8 @@ class Latents(Images):
         known = Source(**self.manifest(config).autoencoder)
         if config.vae is None:
             return known
-        return _found(config.vae, known.subfolder, config.cache_dir)
+        is_itself = (Path(config.vae).expanduser() / "config.json").is_file()  # a copy without the pipeline around it
+        return _found(config.vae, None if is_itself else known.subfolder, config.cache_dir)
 
     def check_model_config(self, config: ResolvedConfig, given: dict[str, Any] | None) -> dict[str, Any] | None:
         channels, size, _ = self.manifest(config).shape
