@@ -109,7 +109,7 @@ def _preview_timesteps(options: argparse.Namespace, out: Path | None) -> None:
     levels = process.levels if process else None
     if process:
         num_timesteps = process.num_train_timesteps
-    objective = options.objective or "ddpm"
+    objective = options.objective or defaults_of(TrainingConfig)["objective"]
     previews = preview_timesteps(*names, options.num_training_steps, num_timesteps, prediction, levels)
     if out:
         plot_timestep_previews(previews, objective, out)

@@ -23,7 +23,6 @@ __all__ = ["METRICS", "better_of", "metric_label", "metrics_table", "register_me
 FEATURES_OF_IMAGES, FEATURES_OF_DECODED = "image features", "features of decoded latents"
 NEIGHBOUR = 5  # k of the nearest-neighbour estimates, as in the study
 _LIKELIHOOD_POINTS, _HALF_STEPS_POINTS = 1000, 250  # the bias of the steps is estimated at a part of the points
-_FEWEST_FOR_SLOW = 500  # samples; after shorter runs these metrics would take a quarter of the whole run
 _LOSS_BATCH = 10_000
 _LOSS_DRAWS = 5  # a single draw of noise for each point varies too much
 MOST_REAL = 100_000  # samples of a stream, or of data that are not in memory, to compare with
@@ -299,7 +298,6 @@ def _part_of_exact_kl(evaluation: Evaluation) -> float:
     of="run",
     unit="bits",
     needs=("samples", "density"),
-    fewest_samples=_FEWEST_FOR_SLOW,
     part=_part_of_exact_kl,
 )
 def _exact_kl(evaluation: Evaluation) -> dict[str, float]:
@@ -343,7 +341,6 @@ _of_points(
     "Sliced 2-Wasserstein distance",
     "N. Bonneel et al., J. Math. Imaging Vis. 51, 2015",
     "on_hub",
-    fewest_samples=_FEWEST_FOR_SLOW,
     num_real=ALL,
 )(distances.sliced_wasserstein)
 _of_points(

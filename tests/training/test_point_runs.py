@@ -188,10 +188,9 @@ def test_the_results_are_those_of_the_pipeline(finished):
     points = [np.asarray(data.with_format("numpy")["x"][:]) for data in (real, held_out)]
     assert results["kl_of_held_out_points"] == pytest.approx(knn_kl(*points), abs=1e-9)
     assert results["kl"] > results["kl_of_held_out_points"] + 1  # a model of forty updates
-    assert math.isfinite(results["energy_distance"])
-    assert math.isfinite(results["coverage"])
-    # Of longer runs, since they would take most of this one.
-    assert not {"training_set_loss", "exact_kl", "sliced_wasserstein"} & {*results}
+    for name in ("exact_kl", "energy_distance", "coverage", "exact_kl_standard_error"):
+        assert math.isfinite(results[name])
+    assert "training_set_loss" not in results  # of long runs: five passes over all training points
 
 
 def test_a_quick_try_draws_and_measures_no_samples(tmp_path, model):
