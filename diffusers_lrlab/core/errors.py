@@ -4,6 +4,7 @@ Each message names the value, what is allowed and the remedy.
 """
 
 import difflib
+import math
 import os
 import re
 import reprlib
@@ -116,13 +117,17 @@ def shortened(text: str) -> str:
 
 
 class _Repr(reprlib.Repr):
-    """Cuts long values."""
+    """Cuts long values, and does not raise for integers that Python refuses to print."""
 
     def __init__(self) -> None:
         super().__init__()
         self.maxlevel, self.maxtuple, self.maxlist, self.maxset, self.maxdict = 3, 20, 20, 20, 10
         self.maxstring = self.maxother = 100
-        self.maxlong = 60
+
+    def repr_int(self, value: int, level: int) -> str:
+        if value.bit_length() <= 200:
+            return str(value)
+        return f"(a number of about {round(value.bit_length() * math.log10(2))} digits)"
 
     def repr_float64(self, value: Any, level: int) -> str:
         return str(value)  # and not np.float64(0.5)

@@ -24,7 +24,7 @@ _COLUMNS = ("lr", "beta1", "loss", "validation_loss", "validation_loss_ema", "gr
 def read_json(path: Path) -> Any:
     """The data of a JSON file; a `LabError` that names it if it is not valid JSON or has numbers like NaN."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number, parse_int=_small)
         if _is_nested(data, _DEEPEST + 1):
             raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
         return data
@@ -43,6 +43,12 @@ def _is_nested(value: Any, levels: int) -> bool:
 
 def _no_number(text: str) -> float:
     raise ValueError(f"{text} is not a number")
+
+
+def _small(text: str) -> int:
+    if len(text) > 20:
+        raise ValueError("it holds a number of more than 20 digits")
+    return int(text)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -81,7 +87,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(lines_of(file), 1):
         try:
-            row = json.loads(line, parse_constant=_no_number)
+            row = json.loads(line, parse_constant=_no_number, parse_int=_small)
             good = isinstance(row["update"], int) and all(is_number(row[name]) for name in _COLUMNS if name in row)
         except (ValueError, KeyError, TypeError, RecursionError):
             good = False
