@@ -26,6 +26,7 @@ _ENCODE: dict[str, Any] = {
     "shard_size": 4096,
     "cache_dir": None,
 }
+# Options of each action with their defaults.
 _ACTIONS = {"export": _EXPORT, "encode": _ENCODE}
 
 
@@ -45,7 +46,7 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
     add("--vae", metavar="ID|FOLDER", help="Autoencoder of diffusers, such as stabilityai/sd-vae-ft-mse.")
     add("--subfolder", metavar="NAME", help="Its folder in the repository or folder, such as vae.")
     add("--revision", metavar="REVISION", help="Branch, tag or commit of its repository.")
-    add("--flip", action="store_true", default=None, help="Encode mirrored images, too; training takes half of each.")
+    add("--flip", action="store_true", help="Encode mirrored images, too; training takes half of each.")
     add("--label_column", metavar="NAME", help="Column of classes to keep beside the latents.")
     add("--image_column", metavar="NAME", help="Column of the images (default: the only one of that type).")
     add("--dataset_config_name", metavar="NAME", help="Configuration of a Hub dataset.")
@@ -55,18 +56,16 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch_size", type=int, metavar="B", help="Images that are encoded at once (default: 16).")
     add("--shard_size", type=int, metavar="N", help="Images of a file, the most that a kill loses (default: 4096).")
     add("--cache_dir", metavar="DIR", help="Folder for downloaded datasets and autoencoders (default: the Hub's cache).")
+    parser.set_defaults(**_EXPORT, **_ENCODE)
 
 
 def data(options: argparse.Namespace) -> None:
     require_extra("train", f"`lrlab data {options.action}`")
     for action, known in _ACTIONS.items():
         for name in known.keys() - _ACTIONS[options.action].keys():
-            if getattr(options, name) is not None:
+            if getattr(options, name) != known[name]:
                 hint = f"it is an option of lrlab data {action}"
                 raise must_be(f"--{name}", getattr(options, name), f"left out of lrlab data {options.action}", hint)
-    for name, default in _ACTIONS[options.action].items():
-        if getattr(options, name) is None:
-            setattr(options, name, default)
     (_export if options.action == "export" else _encode)(options)
 
 

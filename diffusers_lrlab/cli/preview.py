@@ -100,7 +100,9 @@ def _preview_schedules(options: argparse.Namespace, out: Path | None) -> None:
 
 def _preview_timesteps(options: argparse.Namespace, out: Path | None) -> None:
     _refuse(options, _all_but(*_OF_TIMESTEPS, *_SHARED), "beside --timestep_sampler and --loss_weighting")
+    from ..core.options import defaults_of
     from ..preview.timesteps import as_json, describe_timesteps, plot_timestep_previews, preview_timesteps
+    from ..training.config import TrainingConfig
 
     names = options.timestep_sampler or [], options.loss_weighting or []
     num_timesteps = 1000 if options.num_train_timesteps is None else options.num_train_timesteps

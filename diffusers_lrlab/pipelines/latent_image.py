@@ -96,7 +96,7 @@ class LatentImagePipeline(DiffusionPipeline):
         >>> import diffusers_lrlab
         >>> from diffusers import DiffusionPipeline
 
-        >>> pipeline = DiffusionPipeline.from_pretrained("ddpm-latents")
+        >>> pipeline = DiffusionPipeline.from_pretrained("digits-latents-model")
         >>> images = pipeline(batch_size=16).images
         ```
         """

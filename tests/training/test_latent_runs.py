@@ -317,6 +317,8 @@ def test_weights_for_latents_are_a_start_and_others_are_named(place, tmp_path):
 
 def test_damage_of_the_saved_autoencoder_is_noticed(straight, tmp_path):
     assert "vae/config.json" in json.loads((straight / "manifest.json").read_text())["files"]
+
+
 def test_weights_that_a_run_starts_from_are_those_of_a_model_of_latents(place, tmp_path):
     arguments = {key: value for key, value in TINY_UNET.items() if key != "_class_name"}
     UNet2DModel(**arguments).save_pretrained(tmp_path / "fits")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...core.errors import LabError, must_be
 from ...core.hub_client import limit_waiting, without_tokens
+from ...core.words import counted
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +102,8 @@ def image_channels_of(model: Any, name: str) -> int:
     """The channels of images that an autoencoder takes, 1 or 3."""
     channels = getattr(model.config, "in_channels", 3)
     if channels not in (1, 3):
-        raise must_be("--vae", name, "an autoencoder of grey or RGB images", "choose another", got=f"{channels} channels")
+        wanted = "an autoencoder of grey or RGB images"
+        raise must_be("--vae", name, wanted, "choose another", got=counted(channels, "channel"))
     return channels
 
 
