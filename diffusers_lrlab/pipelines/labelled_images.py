@@ -90,7 +90,8 @@ class LabelledImagePipeline(DiffusionPipeline):
     @property
     def class_names(self) -> list[str]:
         """The names of the classes, by label."""
-        named, num = self.config.id2label, getattr(self.unet.config, "num_class_embeds", None)
+        named = self.config.id2label
+        num: Any = getattr(self.unet.config, "num_class_embeds", None)
         fits = num is not None and num >= len(named or ())
         _check("num_class_embeds of the unet", num, fits, "the number of classes, or one more for dropped labels")
         return [*named.values()] if named else [str(label) for label in range(num)]

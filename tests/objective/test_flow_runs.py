@@ -113,6 +113,7 @@ def test_a_stack_has_one_objective(tiny, tmp_path):
     assert [[run.arm for run in stack] for stack in stacks] == [["ddpm", "other"], ["flow"], ["shifted"]]
 
 
+@pytest.mark.slow
 def test_it_is_studied_beside_ddpm_and_stacked_is_solo(tiny, tmp_path, blank_pictures):
     records = {}
     for executor in ("stacked", "local"):
@@ -180,6 +181,7 @@ def test_a_compiled_model_has_the_same_losses(tiny, tmp_path, monkeypatch):
     assert rows[1] == pytest.approx(rows[0], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_images_are_a_pipeline_of_diffusers_alone(tmp_path, blank_pictures):
     """A process that imports nothing of this package samples them."""
     (tmp_path / "model.json").write_text(json.dumps(TINY_UNET))

@@ -181,6 +181,7 @@ assert not any("diffusers_modules" in name for name in sys.modules)  # code in t
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_it_loads(saved, tmp_path, way):
     arguments = (saved / "pipeline", saved / "images.npy", tmp_path / "again")

@@ -86,6 +86,7 @@ def of_bowl(best):
 places = [(arm, dataset) for arm in ARMS for dataset in ("dino", "moons")]
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     best=st.fixed_dictionaries({place: st.floats(-7, 3).map(lambda power: 10.0**power) for place in places}),

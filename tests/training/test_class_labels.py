@@ -97,6 +97,7 @@ def test_two_processes_drop_the_same_labels(straight, tmp_path):
     np.testing.assert_allclose(losses_of(tmp_path / "run"), losses_of(expected), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_result_samples_by_class_without_this_package(straight):
     """With the guidance of the run by default: the same images as here."""
     _, output = straight

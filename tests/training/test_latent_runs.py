@@ -166,6 +166,7 @@ def test_samples_are_decoded_by_what_is_saved(straight, place):
     assert main(["check", str(straight)]) == 0
 
 
+@pytest.mark.slow
 def test_it_loads_in_a_process_without_this_package(straight, tmp_path):
     code = f"""
 import sys

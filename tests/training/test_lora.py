@@ -202,6 +202,7 @@ def outputs_of_diffusers_alone(lora, merged, file, model="UNet2DModel", told="{}
     return load_file(file)
 
 
+@pytest.mark.slow
 def test_diffusers_alone_loads_it_and_merged_it_is_the_same(lora, unet, tmp_path):
     runs.run(*call(tmp_path / "merged", unet, "--merge_lora"))
     assert not (tmp_path / "merged" / LORA).exists()
@@ -216,6 +217,7 @@ def test_diffusers_alone_loads_it_and_merged_it_is_the_same(lora, unet, tmp_path
     assert not (tmp_path / "merged" / LORA).exists()
 
 
+@pytest.mark.slow
 def test_it_loads_as_printed(lora, tmp_path):
     """By the code in its card, and by that of the tutorial."""
     code = printed.block_with("class UNetWithLora", "python").code.replace("photos-lora", str(lora))
