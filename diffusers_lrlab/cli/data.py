@@ -56,7 +56,7 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch_size", type=int, metavar="B", help="Images that are encoded at once (default: 16).")
     add("--shard_size", type=int, metavar="N", help="Images of a file, the most that a kill loses (default: 4096).")
     add("--cache_dir", metavar="DIR", help="Folder for downloaded datasets and autoencoders (default: the Hub's cache).")
-    parser.set_defaults(**_EXPORT, **_ENCODE)
+    parser.set_defaults(**{**_EXPORT, **_ENCODE})
 
 
 def data(options: argparse.Namespace) -> None:
