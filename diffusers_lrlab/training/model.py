@@ -91,6 +91,8 @@ def _config_of_start(config: ResolvedConfig, start: StartWeights) -> dict[str, A
 
 def model_arguments(config: ResolvedConfig, given: dict[str, Any] | None, data: TrainingData) -> dict[str, Any]:
     """Arguments of the model, from what [`given_model_config`] gives; a `LabError` if they do not fit the data."""
+    from ..data.labels import KEYWORD  # needs torch
+
     kind = kind_of(config)
     of_data = kind.data_arguments(config, data)
     if config.denoiser is not None:
@@ -100,7 +102,8 @@ def model_arguments(config: ResolvedConfig, given: dict[str, Any] | None, data: 
         return denoiser_arguments(config.denoiser, config.denoiser_kwargs or {}, of_data, kind.name)
     if given is None:
         return kind.default_model_config(config, data)
-    labels = {"num_class_embeds": None} if "num_class_embeds" in given else {}  # of data without any
+    is_told_labels = KEYWORD in data.held_out.conditions
+    labels = {"num_class_embeds": None} if "num_class_embeds" in given and not is_told_labels else {}
     _check_shape(config, given, labels | of_data, f"as in the data {data.name!r}")
     return given
 
