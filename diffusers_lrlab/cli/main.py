@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import io
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -152,6 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A terminal that lacks a character shows another one instead of a traceback.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    # Imported by transformers by way of peft, it warns of a 4-bit kernel that nothing here uses.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
     def run() -> int:
         try:

@@ -12,7 +12,7 @@ from typing import Any
 from ..core.errors import LabError
 from ..core.spec import merge_spec, parse_json_kwargs
 from ..core.terminal_plot import can_encode
-from ..objective.process import OBJECTIVES, NoiseProcess, make_process
+from ..objective.process import DEFAULT_OBJECTIVE, OBJECTIVES, NoiseProcess, make_process
 from ..timesteps.noise_levels import PREDICTIONS
 from .output import say, say_json
 
@@ -100,9 +100,7 @@ def _preview_schedules(options: argparse.Namespace, out: Path | None) -> None:
 
 def _preview_timesteps(options: argparse.Namespace, out: Path | None) -> None:
     _refuse(options, _all_but(*_OF_TIMESTEPS, *_SHARED), "beside --timestep_sampler and --loss_weighting")
-    from ..core.options import defaults_of
     from ..preview.timesteps import as_json, describe_timesteps, plot_timestep_previews, preview_timesteps
-    from ..training.config import TrainingConfig
 
     names = options.timestep_sampler or [], options.loss_weighting or []
     num_timesteps = 1000 if options.num_train_timesteps is None else options.num_train_timesteps
@@ -111,7 +109,7 @@ def _preview_timesteps(options: argparse.Namespace, out: Path | None) -> None:
     levels = process.levels if process else None
     if process:
         num_timesteps = process.num_train_timesteps
-    objective = options.objective or defaults_of(TrainingConfig)["objective"]
+    objective = options.objective or DEFAULT_OBJECTIVE
     previews = preview_timesteps(*names, options.num_training_steps, num_timesteps, prediction, levels)
     if out:
         plot_timestep_previews(previews, objective, out)

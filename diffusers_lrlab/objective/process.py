@@ -51,8 +51,10 @@ Entries are `"module:factory"`, so that nothing heavy is imported for the names 
 row and `is_bounded`, whether the data lie in [-1, 1], and returns a [`NoiseProcess`].
 """
 
+DEFAULT_OBJECTIVE = "ddpm"
+
 OBJECTIVES.register(
-    "ddpm",
+    DEFAULT_OBJECTIVE,
     description="noise, image or velocity, predicted at the timesteps of a variance-preserving noise schedule",
     source="DDPM, arXiv 2006.11239; velocity: arXiv 2202.00512",
     parameters=(

@@ -19,7 +19,7 @@ from ..core.options import (
     option,
 )
 from ..data.options import IMAGES, LABELS, SIZED
-from ..objective.process import NUM_STEPS, BetaSchedule, PredictionType
+from ..objective.process import DEFAULT_OBJECTIVE, NUM_STEPS, BetaSchedule, PredictionType
 
 EMA = Need("--use_ema", lambda config: config.use_ema)
 NO_EMA_SPEC = Need("--ema", lambda config: config.ema is None, is_absence=True)
@@ -122,7 +122,7 @@ class ModelConfig:
         needs=(LORA,),
     )
     objective: str = option(
-        "ddpm",
+        DEFAULT_OBJECTIVE,
         "Training objective (noise process and prediction), as a name or spec string. Names: {names}.",
         OBJECTIVE,
         registry="objective.process:OBJECTIVES",

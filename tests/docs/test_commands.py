@@ -182,7 +182,7 @@ def test_the_first_study_runs_as_printed(tmp_path):
 @pytest.mark.slow
 def test_the_study_of_ones_own_runs_as_printed(tmp_path):
     """The commands of the tutorial, in their order, on its study file with fewer updates, points, steps, seeds and rates."""
-    text = printed.block_with("arms:", "yaml").code
+    text = printed.block_with("wsd-snr", "yaml").code
     for long, short in {
         "max_train_steps: 3000": "max_train_steps: 20, num_validation_images: 100, distance_samples: 100, "
         "num_inference_steps: 10",
