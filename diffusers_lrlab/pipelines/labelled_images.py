@@ -81,7 +81,6 @@ class LabelledImagePipeline(DiffusionPipeline):
         _check("unet", unet, is_model, "a ModelMixin with class labels, such as UNet2DModel(num_class_embeds=10)")
         is_scheduler = scheduler is None or isinstance(scheduler, SchedulerMixin)
         _check("scheduler", scheduler, is_scheduler, "a scheduler of diffusers, such as DDPMScheduler()")
-        # Files have the labels as texts, in the order of texts.
         _check_scale(guidance_scale)
         named = _names_of_labels(id2label)
         self.register_modules(unet=unet, scheduler=scheduler)

@@ -233,7 +233,7 @@ def test_unreadable_images_and_negative_labels_are_named(vae, tmp_path, capsys):
     assert encode(tmp_path / "broken", tmp_path / "out", *options) == 2
     assert "The image 'broken.png' in row 2 cannot be read" in capsys.readouterr().err
     assert encode(tmp_path / "negative", tmp_path / "other", *options) == 2
-    assert "must be a column of classes from 0 on, got -1" in capsys.readouterr().err
+    assert "label=-1 of row 1: must be a label, a whole number from 0 on, got -1" in capsys.readouterr().err
 
 
 def test_images_in_colour_are_not_made_grey(vae, tmp_path, capsys):

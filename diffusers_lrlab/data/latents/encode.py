@@ -19,12 +19,12 @@ from ...core.manifest import file_sums
 from ...core.ranges import COUNT, Range
 from ...core.words import counted
 from ...core.worker_process import end_with_parent
-from ..conditions import ConditionColumn
 from ..image_loading import find_image_column, fingerprint_of
 from ..image_sets import IMAGE_DATASETS, check_resolution, image_set
 from ..images import ImageTransform, decode, normalise
+from ..labels import KEYWORD, find_label_column
 from ..options import DataConfig
-from ..sources import columns_of, local_folder, open_dataset
+from ..sources import local_folder, open_dataset
 from ..toy2d_entries import TOY_DATASETS
 from .autoencoder import (
     check_size,
@@ -121,7 +121,7 @@ def _prepare(options: EncodeOptions, source: Any, model: Any) -> tuple[Any, torc
     resolution = options.resolution or own.get("resolution", _RESOLUTION)
     channels = image_channels_of(model, options.vae)
     shapes = check_size(model, options.vae, channels, resolution)
-    names = ("dataset_config_name", "dataset_split", "image_column", "cache_dir")
+    names = ("dataset_config_name", "dataset_split", "image_column", "label_column", "cache_dir")
     config = DataConfig(
         dataset_name=options.dataset, resolution=resolution, **{name: getattr(options, name) for name in names}
     )
@@ -133,7 +133,7 @@ def _prepare(options: EncodeOptions, source: Any, model: Any) -> tuple[Any, torc
     if channels == 1 and (own.get("image_channels") == 3 or _has_colour(dataset[0][column])):
         hint = f"the autoencoder {options.vae} takes grey ones; choose one of RGB images, or convert the images"
         raise must_be("the data set", options.dataset, "a data set of grey images", hint, got="images in colour")
-    labels, class_names = _labels(dataset, options.label_column)
+    labels, class_names = _labels(dataset, config)
     scaling, shift = scaling_of(model)
     manifest = LatentsManifest(
         autoencoder=source._asdict(),
@@ -170,19 +170,11 @@ def _has_colour(cell: Any) -> bool:
         return False  # an error when it is encoded, which names the file
 
 
-def _labels(dataset: Any, column: str | None) -> tuple[torch.Tensor | None, list[str] | None]:
+def _labels(dataset: Any, config: DataConfig) -> tuple[torch.Tensor | None, list[str] | None]:
     """The labels of all rows, int64, and the names of classes if they are known."""
-    if column is None:
+    if (column := find_label_column(dataset, config).get(KEYWORD)) is None:
         return None, None
-    features, listing = columns_of(dataset)
-    if not str(getattr(features.get(column), "dtype", "")).startswith(("int", "uint")):
-        raise must_be("--label_column", column, "a column of whole numbers or ClassLabel", f"the columns are {listing}")
-    names = getattr(features[column], "names", None)
-    values = dataset[column][:]
-    if None not in values and min(values) < 0:
-        raise must_be("--label_column", column, "a column of classes from 0 on", "correct the rows", got=str(min(values)))
-    read = ConditionColumn(column, torch.int64, len(names) if names else None).read_all(values)
-    return read, None if names is None else list(names)
+    return column.read_all(dataset[column.name][:]), list(column.class_names) or None
 
 
 def _continued(folder: Path, begun: LatentsManifest) -> LatentsManifest:
