@@ -29,17 +29,21 @@ class Classes:
         counts (`tuple` of `int`): Examples by label; ones for a stream.
         dropout (`float`): Probability that training replaces a label by [`null_label`].
         seed (`int`): Of the run.
+        null_of_model (`int`, *optional*): The model's own [`null_label`]; if not given, the label after the last class.
     """
 
     names: tuple[str, ...]
     counts: tuple[int, ...]
     dropout: float
     seed: int
+    null_of_model: int | None = None
 
     @property
     def null_label(self) -> int | None:
         """The label that stands for "no label"; `None` if none is dropped, and the model does not know it."""
-        return len(self.names) if self.dropout else None
+        if not self.dropout:
+            return None
+        return len(self.names) if self.null_of_model is None else self.null_of_model
 
     @property
     def num_embeddings(self) -> int:

@@ -118,9 +118,12 @@ class Images(DataKind):
             )
         return {**given, "sample_size": resolution}
 
-    def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
+    def known_arguments(self, config: ResolvedConfig) -> dict[str, Any]:
         channels, resolution = config.image_shape
-        arguments = {"sample_size": resolution, "in_channels": channels, "out_channels": channels}
+        return {"sample_size": resolution, "in_channels": channels, "out_channels": channels}
+
+    def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
+        arguments = self.known_arguments(config)
         return arguments | ({} if data.classes is None else {"num_class_embeds": data.classes.num_embeddings})
 
     def default_model_config(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:

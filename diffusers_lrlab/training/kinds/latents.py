@@ -128,6 +128,10 @@ class Latents(Images):
                 raise must_be(key, given[key], f"{allowed[0] or size}, as of the latents", hint, of=of)
         return {**given, "sample_size": size}
 
+    def known_arguments(self, config: ResolvedConfig) -> dict[str, Any]:
+        channels, size, _ = self.manifest(config).shape
+        return {"sample_size": size, "in_channels": channels, "out_channels": channels}
+
     def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
         channels, size, _ = data.image_shape
         return {"sample_size": size, "in_channels": channels, "out_channels": channels}
