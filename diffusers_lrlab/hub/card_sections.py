@@ -1,6 +1,6 @@
 """The parts of a model card that depend on the kind of data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..training.kinds.base import DataKind, row_for
@@ -81,10 +81,9 @@ points = pipeline(num_points=10_000, num_inference_steps={inference_steps}).poin
 }
 
 
-LABELLED_SECTIONS: dict[str, CardSection] = {
-    "images": CardSection(
-        tags=("class-conditional-image-generation",),
-        example="""```python
+_LABELLED_IMAGES = CardSection(
+    tags=("class-conditional-image-generation",),
+    example="""```python
 import diffusers_lrlab
 from diffusers import DiffusionPipeline
 
@@ -92,8 +91,12 @@ pipeline = DiffusionPipeline.from_pretrained("{location}")
 images = pipeline(class_labels={labels}, num_inference_steps={inference_steps}).images
 ```
 """,
-        without_package=_WITHOUT_PACKAGE,
-    ),
+    without_package=_WITHOUT_PACKAGE,
+)
+
+LABELLED_SECTIONS: dict[str, CardSection] = {
+    "images": _LABELLED_IMAGES,
+    "latents": replace(_LABELLED_IMAGES, tags=(*_LABELLED_IMAGES.tags, "latent-diffusion")),
 }
 """Of runs with class labels; the example has `{labels}`, some names of classes."""
 
