@@ -1,7 +1,6 @@
 """The parts of a model card that depend on the kind of data."""
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..training.kinds.base import DataKind, row_for
@@ -82,10 +81,9 @@ points = pipeline(num_points=10_000, num_inference_steps={inference_steps}).poin
 }
 
 
-LABELLED_SECTIONS: dict[str, CardSection] = {
-    "images": CardSection(
-        tags=("class-conditional-image-generation",),
-        example="""```python
+_LABELLED_IMAGES = CardSection(
+    tags=("class-conditional-image-generation",),
+    example="""```python
 import diffusers_lrlab
 from diffusers import DiffusionPipeline
 
@@ -93,8 +91,12 @@ pipeline = DiffusionPipeline.from_pretrained("{location}")
 images = pipeline(class_labels={labels}, num_inference_steps={inference_steps}).images
 ```
 """,
-        without_package=_WITHOUT_PACKAGE,
-    ),
+    without_package=_WITHOUT_PACKAGE,
+)
+
+LABELLED_SECTIONS: dict[str, CardSection] = {
+    "images": _LABELLED_IMAGES,
+    "latents": replace(_LABELLED_IMAGES, tags=(*_LABELLED_IMAGES.tags, "latent-diffusion")),
 }
 """Of runs with class labels; the example has `{labels}`, some names of classes."""
 
@@ -114,8 +116,8 @@ def section_of(kind: DataKind, config: dict[str, Any], pipeline: str = "") -> Ca
     rows = CARD_SECTIONS if config["label_column"] is None else LABELLED_SECTIONS
     section = row_for(kind, rows, CardSection())
     if pipeline == "DiTPipeline":
-        return dataclasses.replace(section, example=_DIT_EXAMPLE, without_package="")
+        return replace(section, example=_DIT_EXAMPLE, without_package="")
     if pipeline == "DiTImagePipeline" and config["label_column"] is None:  # is called as the pipeline of latents is
         called_alike = CARD_SECTIONS["latents"]
-        return dataclasses.replace(section, example=called_alike.example, without_package=called_alike.without_package)
+        return replace(section, example=called_alike.example, without_package=called_alike.without_package)
     return section

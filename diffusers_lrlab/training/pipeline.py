@@ -20,7 +20,10 @@ from .lora import base_weights, has_lora, lora_weights
 from .run_state import RunState
 
 # Pipelines of runs with class labels, by the name of a kind.
-LABELLED_PIPELINES = {"images": "diffusers_lrlab.pipelines.labelled_images:LabelledImagePipeline"}
+LABELLED_PIPELINES = {
+    "images": "diffusers_lrlab.pipelines.labelled_images:LabelledImagePipeline",
+    "latents": "diffusers_lrlab.pipelines.latent_image:LatentImagePipeline",
+}
 
 
 def _pipeline_path(kind: DataKind, has_labels: bool, denoiser: str | None) -> str:
