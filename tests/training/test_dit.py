@@ -1,7 +1,5 @@
 """A DiT by name: its size for the data, its labels, and what is refused."""
 
-import json
-
 import pytest
 import torch
 from diffusers import DiTPipeline, DiTTransformer2DModel
