@@ -18,6 +18,7 @@ from .diffusers_plugin.registration.register import register  # noqa: E402
 
 _HOMES = {
     "Curve": "schedules.values",
+    "DiTImagePipeline": "pipelines.dit_image",
     "LabError": "core.errors",
     "LabelledImagePipeline": "pipelines.labelled_images",
     "MLPDenoiser": "models.mlp_denoiser",

@@ -47,7 +47,7 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
     add("--subfolder", metavar="NAME", help="Its folder in the repository or folder, such as vae.")
     add("--revision", metavar="REVISION", help="Branch, tag or commit of its repository.")
     add("--flip", action="store_true", help="Encode mirrored images, too; training takes half of each.")
-    add("--label_column", metavar="NAME", help="Column of classes to keep beside the latents.")
+    add("--label_column", metavar="NAME", help="Column of class labels to store beside the latents, for lrlab train.")
     add("--image_column", metavar="NAME", help="Column of the images (default: the only one of that type).")
     add("--dataset_config_name", metavar="NAME", help="Configuration of a Hub dataset.")
     add("--dataset_split", metavar="SPLIT", help="Split to encode (default: train).")

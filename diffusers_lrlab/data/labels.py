@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,17 +29,21 @@ class Classes:
         counts (`tuple` of `int`): Examples by label; ones for a stream.
         dropout (`float`): Probability that training replaces a label by [`null_label`].
         seed (`int`): Of the run.
+        null_of_model (`int`, *optional*): The model's own [`null_label`]; if not given, the label after the last class.
     """
 
     names: tuple[str, ...]
     counts: tuple[int, ...]
     dropout: float
     seed: int
+    null_of_model: int | None = None
 
     @property
     def null_label(self) -> int | None:
         """The label that stands for "no label"; `None` if none is dropped, and the model does not know it."""
-        return len(self.names) if self.dropout else None
+        if not self.dropout:
+            return None
+        return len(self.names) if self.null_of_model is None else self.null_of_model
 
     @property
     def num_embeddings(self) -> int:
@@ -87,17 +91,21 @@ def find_label_column(dataset: Any, config: DataConfig) -> dict[str, ConditionCo
         got = f"{name!r} of type {getattr(feature, 'dtype', None) or feature}" if name in features else ""
         hint = f"the columns are {listing}; `datasets` makes integers of texts by class_encode_column()"
         raise must_be("--label_column", name, "a column of whole numbers or class labels", hint, got=got)
-    known = getattr(feature, "num_classes", None)
+    if config.num_classes is None and config.streaming and not getattr(feature, "num_classes", None):
+        hint = f"labels of {name!r} are read one by one, so that the largest is unknown; give the number of classes"
+        raise must_be("--num_classes", None, "given for a stream of whole numbers without names", hint)
+    return label_column(name, map(str, getattr(feature, "names", None) or ()), config)
+
+
+def label_column(name: str, class_names: Iterable[str], config: DataConfig) -> dict[str, ConditionColumn]:
+    """A column of labels by the model's keyword; `class_names` are empty if they are not known."""
+    names = tuple(class_names)
+    known = len(names) or None
     if known and config.num_classes is not None and config.num_classes < known:
         raise must_be(
             "--num_classes", config.num_classes, f"{known} or more, as {name!r} has", "leave it out for all classes"
         )
-    num_classes = config.num_classes or known
-    if num_classes is None and config.streaming:
-        hint = f"labels of {name!r} are read one by one, so that the largest is unknown; give the number of classes"
-        raise must_be("--num_classes", None, "given for a stream of whole numbers without names", hint)
-    names = tuple(map(str, getattr(feature, "names", None) or ()))
-    return {KEYWORD: ConditionColumn(name, torch.int64, num_classes, is_label=True, class_names=names)}
+    return {KEYWORD: ConditionColumn(name, torch.int64, config.num_classes or known, is_label=True, class_names=names)}
 
 
 def find_classes(columns: ConditionColumns, values: Conditions, dropout: float, seed: int) -> Classes | None:

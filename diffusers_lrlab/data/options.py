@@ -65,9 +65,10 @@ class DataConfig:
     )
     label_column: str | None = option(
         None,
-        "Column of class labels, whole numbers from 0 or a datasets.ClassLabel, that the model is told (default: none).",
+        "Column of class labels, whole numbers from 0 or a datasets.ClassLabel, that the model is told; of latents, the one "
+        "that lrlab data encode stored (default: none).",
         OBJECTIVE,
-        kinds=IMAGES,
+        kinds=SIZED,
     )
     num_classes: int | None = option(
         None,
@@ -75,7 +76,7 @@ class DataConfig:
         OBJECTIVE,
         range=f"[1, {MOST_CLASSES}]",
         needs=(LABELS,),
-        kinds=IMAGES,
+        kinds=SIZED,
     )
     label_dropout: float = option(
         0.0,
@@ -83,7 +84,7 @@ class DataConfig:
         DRAWS,
         range="[0, 1)",
         needs=(LABELS,),
-        kinds=IMAGES,
+        kinds=SIZED,
     )
     data_kind: str | None = option(
         None,

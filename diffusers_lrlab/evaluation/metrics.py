@@ -1,16 +1,19 @@
 """All metrics: each is one decorated function here."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..data.batch import Batch
+from ..data.image_loading import load_image_data
+from ..data.layout import BatchLayout
 from ..data.shapes import RANGES
 from ..data.toy2d_entries import LOG_PROBS
 from . import distances, kl
 from .classifier import NUM_CLASSIFIED, ClassReader, class_reader
-from .frechet import ImageFeatures, frechet_distance, image_features
+from .frechet import frechet_distance, image_features
 from .landscape import sharpness
 from .likelihood import NUM_STEPS, exact_kl, log_likelihood
 from .registry import ALL, METRICS, better_of, metric_label, metrics_table, register_metric, word_for
@@ -19,8 +22,8 @@ from .validation_loss import ValidationLoss
 
 __all__ = ["METRICS", "better_of", "metric_label", "metrics_table", "register_metric", "word_for"]
 
-# Keys of `TrainingData.known`. Of latents, both are of pixels, and found by their results.
-FEATURES_OF_IMAGES, FEATURES_OF_DECODED = "image features", "features of decoded latents"
+# Keys of `TrainingData.known`; results of latents provide the features of decoded ones.
+FEATURES_OF_DECODED, _FEATURES, _ENCODED = "features of decoded latents", "image features", "images that were encoded"
 NEIGHBOUR = 5  # k of the nearest-neighbour estimates, as in the study
 _LIKELIHOOD_POINTS, _HALF_STEPS_POINTS = 1000, 250  # the bias of the steps is estimated at a part of the points
 _LOSS_BATCH = 10_000
@@ -85,9 +88,15 @@ def _part_of_frechet(evaluation: Evaluation) -> float:
     return 1.0
 
 
-def features_of(features: ImageFeatures, data: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The features of held-out and of training images."""
-    return features(data.held_out.data), features(data.all_in_memory().data)
+def _images_of(evaluation: Evaluation) -> Any:
+    """The images that a run is trained on, or whose latents it is trained on, with the same held-out rows."""
+    data, config = evaluation.run.data, evaluation.run.config
+    if data.autoencoder is None:
+        return data
+    if _ENCODED not in data.known:
+        config = dataclasses.replace(config, dataset_name=data.image_set, train_data_dir=None, data_kind=None)
+        data.known[_ENCODED] = load_image_data(config, config.seed, BatchLayout(1))
+    return data.known[_ENCODED]
 
 
 @register_metric(
@@ -116,9 +125,10 @@ def _frechet_distance(evaluation: Evaluation) -> dict[str, Any]:
     features, data = image_features(evaluation.run.data.image_set), evaluation.run.data
     num = len(evaluation.samples)
     samples = features(evaluation.samples_as_data)
-    if FEATURES_OF_IMAGES not in data.known:
-        data.known[FEATURES_OF_IMAGES] = features_of(features, data)
-    held_out, training = data.known[FEATURES_OF_IMAGES]
+    if _FEATURES not in data.known:
+        images = _images_of(evaluation)
+        data.known[_FEATURES] = features(images.held_out.data), features(images.all_in_memory().data)
+    held_out, training = data.known[_FEATURES]
     # In a random order: neighbours in the data set were written by the same people.
     training = training[np.random.default_rng(0).permutation(len(training))]
     real = np.concatenate([training, held_out])
@@ -141,8 +151,9 @@ def _class_reader(evaluation: Evaluation) -> ClassReader | None:
         return None
     key = "class reader", config.label_column
     if key not in data.known:
-        training = data.random_sample(NUM_CLASSIFIED, MOST_REAL)
-        data.known[key] = class_reader(config.dataset_name, config.label_column, training, data.held_out)
+        images = _images_of(evaluation)
+        training = images.random_sample(NUM_CLASSIFIED, MOST_REAL)
+        data.known[key] = class_reader(data.image_set, config.label_column, training, images.held_out)
     return data.known[key]
 
 

@@ -102,7 +102,7 @@ def optimizer_bytes(plan: Plan, name: str, arguments: dict[str, Any] | None = No
 def _model_of(plan: Plan) -> Any:
     """The model of a plan on the present device, under fake tensors, which a LoRA cannot be added to."""
     if plan.config.lora_rank is None:
-        return plan.model_class(**plan.model_config)
+        return plan.new_model()
     model = plan.model_on_meta
     for module in model.modules():
         for name, value in module._parameters.items():

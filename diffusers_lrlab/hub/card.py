@@ -13,7 +13,7 @@ from ..data.sources import local_folder
 from ..data.toy2d_entries import TOY_DATASETS
 from ..evaluation.metrics import METRICS
 from ..finder.saved_result import read_saved_result
-from ..models.registry import has_own_code
+from ..models.registry import DENOISERS, has_own_code
 from ..models.start_weights import LORA_FILE
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule
@@ -21,7 +21,7 @@ from ..schedules.schedule import Schedule
 from ..training.choices import describe_choices
 from ..training.config import complete_options
 from ..training.kinds.base import DataKind
-from ..training.kinds.select import kind_of
+from ..training.kinds.select import component_of, kind_of
 from ..training.pipeline import pipeline_name
 from ..training.plan_text import autoencoder_in_words
 from ..training.resolve_timesteps import recorded_process
@@ -69,7 +69,7 @@ def write_model_card(folder: Path, record: dict[str, Any]) -> None:
         "model_card.md",
         _card_data(record, kind, title),
         title=title,
-        pipeline=pipeline_name(kind, config),
+        pipeline=pipeline_name(kind, config, folder),
         plots=section_of(kind, config).plots,
         class_rows=_class_rows(config, train),
         data=_data_text(config),
@@ -98,25 +98,26 @@ def _class_rows(config: dict[str, Any], train: dict[str, Any]) -> str:
 def _example(kind: DataKind, record: dict[str, Any], folder: Path) -> str:
     """Markdown that loads the pipeline."""
     config = record["config"]
-    section, denoiser = section_of(kind, config), config.get("denoiser")
+    pipeline, denoiser = pipeline_name(kind, config, folder), config.get("denoiser")
+    section, component = section_of(kind, config, pipeline), component_of(config)
     location = config["hub_model_id"] if config["push_to_hub"] else str(folder)
     labels = record["train"].get("class_names", [])[:2]
-    example = section.example.format(location=location, inference_steps=config["num_inference_steps"], labels=labels)
-    if denoiser in (None, "mlp"):
+    sampling = {"inference_steps": config["num_inference_steps"], "guidance_scale": config["guidance_scale"]}
+    example = section.example.format(location=location, labels=labels, **sampling)
+    if denoiser is None or not DENOISERS[denoiser].is_foreign:
         example += section.without_package.format(location=location)
     elif has_own_code(denoiser):
         example = (
-            f"The denoiser is code of its author, `{kind.component}/diffusers_lrlab.py`, which needs diffusers_lrlab. Read "
+            f"The denoiser is code of its author, `{component}/diffusers_lrlab.py`, which needs diffusers_lrlab. Read "
             f"it, and import a copy of it first.\n\n{example}"
         )
     if (folder / LORA_FILE).is_file():
-        library, model = read_json(folder / "model_index.json")[kind.component]
+        library, model = read_json(folder / "model_index.json")[component]
         package = "import diffusers_lrlab\n" if (folder / "pipeline.py").is_file() else ""  # of the pipeline
-        names = {"library": library, "model": model, "component": kind.component, "package": package}
+        names = {"library": library, "model": model, "component": component, "package": package}
         example += _LORA_EXAMPLE.format(location=location, **names)
-    loads_parts = kind.pipeline.endswith(":LatentImagePipeline")
     for name, reference in references_of(folder).items():
-        if loads_parts:
+        if pipeline in ("LatentImagePipeline", "DiTImagePipeline"):
             example += f"\nIts `{name}` is loaded from `{reference.name_or_path}` when it is first needed.\n"
             continue
         example += f"\nIts `{name}` is loaded from elsewhere. Pass it to `from_pretrained` as `{name}={reference.call}`.\n"

@@ -1,6 +1,6 @@
 """The parts of a model card that depend on the kind of data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..training.kinds.base import DataKind, row_for
@@ -12,7 +12,7 @@ class CardSection:
 
     task: str = "other"  # the Hub's name for what the model does; "other" declares none
     tags: tuple[str, ...] = ()  # beside those of all cards
-    # Markdown that loads the pipeline and samples, with `{location}` and `{inference_steps}`.
+    # Markdown that loads the pipeline and samples, with `{location}`, `{inference_steps}` and `{guidance_scale}`.
     example: str = """```python
 from diffusers import DiffusionPipeline
 
@@ -81,10 +81,9 @@ points = pipeline(num_points=10_000, num_inference_steps={inference_steps}).poin
 }
 
 
-LABELLED_SECTIONS: dict[str, CardSection] = {
-    "images": CardSection(
-        tags=("class-conditional-image-generation",),
-        example="""```python
+_LABELLED_IMAGES = CardSection(
+    tags=("class-conditional-image-generation",),
+    example="""```python
 import diffusers_lrlab
 from diffusers import DiffusionPipeline
 
@@ -92,13 +91,33 @@ pipeline = DiffusionPipeline.from_pretrained("{location}")
 images = pipeline(class_labels={labels}, num_inference_steps={inference_steps}).images
 ```
 """,
-        without_package=_WITHOUT_PACKAGE,
-    ),
+    without_package=_WITHOUT_PACKAGE,
+)
+
+LABELLED_SECTIONS: dict[str, CardSection] = {
+    "images": _LABELLED_IMAGES,
+    "latents": replace(_LABELLED_IMAGES, tags=(*_LABELLED_IMAGES.tags, "latent-diffusion")),
 }
 """Of runs with class labels; the example has `{labels}`, some names of classes."""
 
 
-def section_of(kind: DataKind, config: dict[str, Any]) -> CardSection:
-    """The parts of the card of a run, by its recorded configuration."""
+_DIT_EXAMPLE = """```python
+from diffusers import DiTPipeline
+
+pipeline = DiTPipeline.from_pretrained("{location}")
+print(pipeline.labels)  # by name
+images = pipeline([0, 1], guidance_scale={guidance_scale}, num_inference_steps={inference_steps}).images
+```
+"""
+
+
+def section_of(kind: DataKind, config: dict[str, Any], pipeline: str = "") -> CardSection:
+    """The parts of the card of a run, by its recorded configuration and the class of its pipeline."""
     rows = CARD_SECTIONS if config["label_column"] is None else LABELLED_SECTIONS
-    return row_for(kind, rows, CardSection())
+    section = row_for(kind, rows, CardSection())
+    if pipeline == "DiTPipeline":
+        return replace(section, example=_DIT_EXAMPLE, without_package="")
+    if pipeline == "DiTImagePipeline" and config["label_column"] is None:  # is called as the pipeline of latents is
+        called_alike = CARD_SECTIONS["latents"]
+        return replace(section, example=called_alike.example, without_package=called_alike.without_package)
+    return section

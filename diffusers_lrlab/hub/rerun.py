@@ -14,7 +14,7 @@ from ..core.files import write_text
 from ..core.options import defaults_of, names_where
 from ..core.words import agreeing, counted
 from ..models.start_weights import LORA_FILE
-from ..training.kinds.select import kind_of
+from ..training.kinds.select import component_of
 from .records import is_number, read_log, read_record
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _compare_results(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, fl
 
 def _weights_files(folder: Path) -> list[Path]:
     """Files of weights, several if they are sharded or if a LoRA lies beside them."""
-    found = (folder / kind_of(read_record(folder)["config"]).component).glob("*.safetensors")
+    found = (folder / component_of(read_record(folder)["config"])).glob("*.safetensors")
     return sorted([*found, *folder.glob(LORA_FILE)])
 
 

@@ -1,6 +1,7 @@
 """Registry of denoisers, which replace the default model of a kind of data."""
 
 import inspect
+import pkgutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,11 +10,15 @@ from typing import Any
 from ..core.errors import LabError, must_be
 from ..core.registry import Parameter, Registry
 from ..core.signatures import checked
+from .architecture import Architecture
 
 _PACKAGE = "diffusers_lrlab"
 
 DENOISERS = Registry("denoiser")
-"""Entries are classes, or their import paths, "module:class"."""
+"""
+Entries are classes, or their import paths, "module:class". The fact `architecture` of an entry is the path of a subclass of
+[`Architecture`].
+"""
 
 DENOISERS.register(
     "mlp",
@@ -26,6 +31,24 @@ DENOISERS.register(
         Parameter("coordinate_scale", float, 25.0, "factor on coordinates before they are embedded", "(0, inf)"),
     ),
 )("diffusers_lrlab.models.mlp_denoiser:MLPDenoiser")
+DENOISERS.register(
+    "dit",
+    description="transformer on patches of images or latents, with or without class labels: DiTTransformer2DModel",
+    source="DiT, arXiv 2212.09748",
+    parameters=(
+        Parameter("hidden_size", int, None, "numbers of a patch; derived from the number of images: 64 to 384", "[4, 1e5]"),
+        Parameter("num_layers", int, None, "transformer blocks; derived from the number of images: 4 to 12", "[1, 1e4]"),
+        Parameter("num_heads", int, None, "attention heads; derived: heads of 32 numbers", "[1, 1e4]"),
+        Parameter(
+            "patch_size",
+            int,
+            None,
+            "side of a patch; derived: 2, or the nearest that makes 4 to 16 patches along a side",
+            "[1, 1e4]",
+        ),
+    ),
+    facts={"architecture": "diffusers_lrlab.models.dit:DiT"},
+)("diffusers:DiTTransformer2DModel")
 
 
 @checked
@@ -93,6 +116,16 @@ def denoiser_class(name: str) -> Any:
     return DENOISERS[name].function
 
 
+def architecture_of(name: str | None) -> Architecture:
+    """The conventions of a denoiser's class; `None` is the default model of a kind of data."""
+    path = DENOISERS[name].facts.get("architecture") if name is not None and name in DENOISERS else None
+    return Architecture() if path is None else pkgutil.resolve_name(path)()
+
+
+def architectures() -> list[Architecture]:
+    return [architecture_of(name) for name in DENOISERS]
+
+
 def has_own_code(name: str) -> bool:
     """Whether the code of a denoiser is saved beside its weights, as code of neither diffusers nor this package."""
     return DENOISERS[name].is_foreign and not _is_of_diffusers(denoiser_class(name))
@@ -105,11 +138,14 @@ def denoiser_code(model: Any) -> Path | None:
     return Path(inspect.getfile(inspect.unwrap(type(model).forward)))
 
 
-def denoiser_arguments(name: str, kwargs: Mapping[str, Any], of_data: Mapping[str, Any], data: str) -> dict[str, Any]:
+def denoiser_arguments(
+    name: str, kwargs: Mapping[str, Any], of_data: Mapping[str, Any], data: str, num_images: int | None = None
+) -> dict[str, Any]:
     """All arguments of a denoiser: those decided by the data, and those given."""
     import torch
 
-    model_class = denoiser_class(name)
+    model_class, architecture = denoiser_class(name), architecture_of(name)
+    of_data = architecture.of_data(of_data)
     takes = inspect.signature(model_class).parameters
     needed = [key for key in of_data if key != "out_channels"]
     if missing := [key for key in needed if key not in takes]:
@@ -117,7 +153,8 @@ def denoiser_arguments(name: str, kwargs: Mapping[str, Any], of_data: Mapping[st
             f"--denoiser {name} does not suit {data}: {model_class.__name__} takes no {missing[0]}. Choose other data, or a "
             f"denoiser that takes {' and '.join(needed)}."
         )
-    arguments = {key: value for key, value in of_data.items() if key in takes} | dict(kwargs)
+    sizes = architecture.sizes(kwargs, of_data, num_images)
+    arguments = {key: value for key, value in of_data.items() if key in takes} | sizes
     try:
         with torch.device("meta"):
             DENOISERS[name](**arguments)

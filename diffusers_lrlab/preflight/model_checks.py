@@ -16,10 +16,11 @@ from .subject import Subject
 
 _SANITY_UPDATES, _SANITY_FALL = 150, 0.5
 _PROBED = 16  # images
+_MOST_PASSES = 4  # gradients pass a layer initialised at zero one pass later: a DiT has an output and gates of zeros
 
 
 def dead_parameters(subject: Subject) -> str | None:
-    """Parameters without a gradient, or gradients that are not finite, in two passes with a small step between."""
+    """Parameters without a gradient, or gradients that are not finite, in a few passes with small steps between."""
     trainer = subject.trainer
     if is_sharded(trainer.accelerator):
         raise LabError("the model is sharded, and this check needs a whole one.")
@@ -34,7 +35,7 @@ def dead_parameters(subject: Subject) -> str | None:
     with restored_afterwards(trainer):
         model.train()
         dead: set[str] = set()
-        for step in range(2):
+        for step in range(_MOST_PASSES):
             model.zero_grad()
             loss = _probe_loss(subject, batch, step)
             loss.backward()
@@ -44,7 +45,6 @@ def dead_parameters(subject: Subject) -> str | None:
             dead = now if step == 0 else dead & now
             if not dead:
                 break
-            # Gradients before a layer initialised at zero come with the second step.
             with torch.no_grad():
                 for _, parameter in named:
                     if parameter.grad is not None:

@@ -53,9 +53,8 @@ def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
         plot_timesteps(trainer.log.observer.log.table, folder.lab / "timesteps.png")
     _show_results(trainer, figures)
     write_model_card(folder.path, record)
-    accelerator.print(
-        f"Finished: {pipeline_name(run.kind, config)}.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md"
-    )
+    name = pipeline_name(run.kind, config, folder.path)
+    accelerator.print(f"Finished: {name}.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md")
     if config.lora_rank is not None and not config.merge_lora:
         accelerator.print(f"The pipeline has no LoRA: it lies beside it, in {LORA_FILE}. The card shows how to load both.")
 

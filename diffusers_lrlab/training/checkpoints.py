@@ -126,7 +126,7 @@ def contents_of(accelerator: Accelerator, run: RunState, more: dict[str, Any], f
     parts = {owner: state.pop(owner, {}) for owner in _OWNERS}
     facts = {"config": run.config.to_dict(), **_facts(accelerator, run), "num_processes": run.plan.layout.num_processes}
     models, states, base = {}, {}, None
-    component = run.kind.component
+    component = run.component
     if accelerator.is_main_process and not is_sharded(accelerator):
         if not has_lora(run.model):
             models[component] = with_weights(run.model, run.model.state_dict())
@@ -167,7 +167,7 @@ def save_shards(accelerator: Accelerator, run: RunState, folder: Path) -> None:
     """Saves the shards of this process and of the average by accelerate, without its pickle of random states."""
     accelerator.save_state(str(folder))
     if run.average is not None:
-        save_sharded_average(run, folder / f"{run.kind.component}_ema")
+        save_sharded_average(run, folder / f"{run.component}_ema")
     os.remove(_states_file(folder, accelerator.process_index).with_suffix(".pkl"))
 
 
@@ -183,11 +183,11 @@ def load_checkpoint(accelerator: Accelerator, run: RunState, path: Path, folder:
     state: dict[str, Any] = read_state(path)
     check_same_run(state, _facts(accelerator, run), path)
     if run.average is not None:
-        saved = path / f"{run.kind.component}_ema"
+        saved = path / f"{run.component}_ema"
         if is_sharded(accelerator):
             load_sharded_average(run, saved)
         else:
-            load_average(run.average, run.model, saved, run.kind.component)
+            load_average(run.average, run.model, saved, run.component)
     accelerator.load_state(str(path))
     # Random states last: building a model, as diffusers does for the weights, draws from them.
     if state["num_processes"] != accelerator.num_processes:

@@ -18,7 +18,7 @@ from ..core.options import (
     Role,
     option,
 )
-from ..data.options import IMAGES, LABELS, SIZED
+from ..data.options import LABELS, SIZED
 from ..objective.process import DEFAULT_OBJECTIVE, NUM_STEPS, BetaSchedule, PredictionType
 
 EMA = Need("--use_ema", lambda config: config.use_ema)
@@ -157,7 +157,7 @@ class ModelConfig:
         EVALUATION,
         range="[0, 1000]",
         needs=(LABELS, DROPOUT),
-        kinds=IMAGES,
+        kinds=SIZED,
     )
     gradient_checkpointing: bool = option(
         False,

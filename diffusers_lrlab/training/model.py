@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pkgutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import LabError, must_be
 from ..core.extras import require_extra
 from ..core.manifest import find_damage
-from ..data.latents.manifest import latents_folder
+from ..models.architecture import Architecture
 from ..models.loading import complete_config, load_model_config
-from ..models.registry import DENOISERS, denoiser_arguments, denoiser_class
+from ..models.registry import DENOISERS, architecture_of, denoiser_arguments, denoiser_class
 from ..models.start_weights import OPTION, StartWeights, find_start_weights
 from .config import ResolvedConfig
 from .kinds.images import EMBEDDINGS_HINT
-from .kinds.select import kind_of
+from .kinds.select import component_of, kind_of
 from .lora import BASE, add_lora
 from .resume import read_state
 
 if TYPE_CHECKING:
+    from ..data.labels import Classes
     from ..data.loading import TrainingData
 
 
@@ -27,9 +29,15 @@ def model_class_of(config: ResolvedConfig) -> Any:
     return pkgutil.resolve_name(kind_of(config).model) if config.denoiser is None else denoiser_class(config.denoiser)
 
 
+def build_model(config: ResolvedConfig, arguments: dict[str, Any]) -> Any:
+    """A new model with these arguments."""
+    model = (model_class_of(config) if config.denoiser is None else DENOISERS[config.denoiser])(**arguments)
+    return architecture_of(config.denoiser).prepared(model)
+
+
 def make_model(config: ResolvedConfig, arguments: dict[str, Any], start: StartWeights | None = None) -> Any:
     """The model with these arguments, and the weights that it begins with; with a LoRA, if one is asked for."""
-    model = (model_class_of(config) if config.denoiser is None else DENOISERS[config.denoiser])(**arguments)
+    model = build_model(config, arguments)
     if start is not None:
         start.load_into(model)
     return add_lora(model, config)
@@ -46,7 +54,7 @@ def find_start(config: ResolvedConfig, checkpoint: Path | None = None) -> StartW
         require_extra("lora", f"--lora_rank {config.lora_rank}", ["peft"])
     if checkpoint is None:
         where = config.pretrained_model_name_or_path, config.revision, config.cache_dir
-        return find_start_weights(*where, model_class_of(config).__name__, kind_of(config).component)
+        return find_start_weights(*where, model_class_of(config).__name__, component_of(config))
     state, base = read_state(checkpoint), checkpoint.parent / BASE
     if config.lora_rank is not None and (damage := find_damage(base)) is not None:
         raise LabError(
@@ -59,16 +67,21 @@ def find_start(config: ResolvedConfig, checkpoint: Path | None = None) -> StartW
 
 def given_model_config(config: ResolvedConfig, start: StartWeights | None = None) -> dict[str, Any] | None:
     """The configuration given for the model, or of the weights that it starts from, checked without data, or `None`."""
+    architecture = architecture_of(config.denoiser)
+    if config.num_classes is not None:
+        _check_num_classes(architecture, config.num_classes, config, "--num_classes")
     if start is not None:
-        return _config_of_start(config, start)
+        return _config_of_start(config, start, architecture)
     if config.denoiser is not None:
+        of_data = architecture.of_data(kind_of(config).known_arguments(config))
+        architecture.sizes(config.denoiser_kwargs or {}, of_data, None)  # which checks them
         return None
     name = config.model_config_name_or_path
     given = None if name is None else load_model_config(model_class_of(config), name, config.cache_dir)
     return kind_of(config).check_model_config(config, given)
 
 
-def _config_of_start(config: ResolvedConfig, start: StartWeights) -> dict[str, Any]:
+def _config_of_start(config: ResolvedConfig, start: StartWeights, architecture: Architecture) -> dict[str, Any]:
     import torch
 
     model_class = model_class_of(config)
@@ -76,10 +89,10 @@ def _config_of_start(config: ResolvedConfig, start: StartWeights) -> dict[str, A
     kind = kind_of(config)
     if config.denoiser is None:
         given = kind.check_model_config(config, given) or given
-    elif config.resolution is not None and latents_folder(config) is None:
-        channels, resolution = config.image_shape
-        of_images = {"sample_size": resolution, "in_channels": channels, "out_channels": channels}
-        _check_shape(config, given, of_images, "as --resolution and --image_channels say")
+    else:
+        architecture.check_start(given, start.name_or_path)
+        why = "as --resolution and --image_channels say" if kind.name == "images" else f"as of the {kind.name}"
+        _check_shape(config, given, kind.known_arguments(config), why)
     # Errors of weights and LoRA come before data are read.
     if start.folder is not None:
         start.read(model_class)
@@ -89,17 +102,36 @@ def _config_of_start(config: ResolvedConfig, start: StartWeights) -> dict[str, A
     return given
 
 
+def _check_num_classes(architecture: Architecture, num: int, config: ResolvedConfig, name: str) -> None:
+    """Raises a `LabError` for more classes than the model has."""
+    most = architecture.null_label
+    if most is not None and num > most:
+        hint = f"the denoiser {config.denoiser!r} has no more; merge classes, or use another model"
+        raise must_be(name, num, f"at most {most}", hint)
+
+
+def classes_of(config: ResolvedConfig, data: TrainingData) -> Classes | None:
+    """The classes of the data, with the label by which the model knows "no label"; a `LabError` for too many."""
+    if (classes := data.classes) is None:
+        return None
+    architecture = architecture_of(config.denoiser)
+    _check_num_classes(architecture, len(classes.names), config, f"the classes of {config.label_column!r}")
+    if architecture.null_label is None:
+        return classes
+    return dataclasses.replace(classes, null_of_model=architecture.null_label)
+
+
 def model_arguments(config: ResolvedConfig, given: dict[str, Any] | None, data: TrainingData) -> dict[str, Any]:
     """Arguments of the model, from what [`given_model_config`] gives; a `LabError` if they do not fit the data."""
     from ..data.labels import KEYWORD  # needs torch
 
     kind = kind_of(config)
-    of_data = kind.data_arguments(config, data)
+    of_data = architecture_of(config.denoiser).of_data(kind.data_arguments(config, data))
     if config.denoiser is not None:
         if config.gradient_checkpointing and not model_class_of(config)._supports_gradient_checkpointing:
             raise LabError(f"--gradient_checkpointing: the denoiser {config.denoiser!r} does not support it. Leave it out.")
     if config.denoiser is not None and given is None:
-        return denoiser_arguments(config.denoiser, config.denoiser_kwargs or {}, of_data, kind.name)
+        return denoiser_arguments(config.denoiser, config.denoiser_kwargs or {}, of_data, kind.name, data.num_images)
     if given is None:
         return kind.default_model_config(config, data)
     is_told_labels = KEYWORD in data.held_out.conditions

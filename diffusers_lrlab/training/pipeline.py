@@ -1,5 +1,7 @@
 """The pipeline of a run."""
 
+import inspect
+import json
 import os
 import pkgutil
 import shutil
@@ -9,7 +11,7 @@ from typing import Any
 import torch
 
 from ..core.files import full_disk_explained, sync, sync_tree, temporary_beside
-from ..models.registry import denoiser_code
+from ..models.registry import architecture_of, denoiser_code
 from ..models.start_weights import LORA_FILE
 from ..pipelines.reference import Reference, save_with_references
 from .host_copies import with_weights
@@ -18,39 +20,67 @@ from .lora import base_weights, has_lora, lora_weights
 from .run_state import RunState
 
 # Pipelines of runs with class labels, by the name of a kind.
-LABELLED_PIPELINES = {"images": "diffusers_lrlab.pipelines.labelled_images:LabelledImagePipeline"}
+LABELLED_PIPELINES = {
+    "images": "diffusers_lrlab.pipelines.labelled_images:LabelledImagePipeline",
+    "latents": "diffusers_lrlab.pipelines.latent_image:LatentImagePipeline",
+}
 
 
-def _pipeline_path(kind: DataKind, has_labels: bool) -> str:
-    return row_for(kind, LABELLED_PIPELINES if has_labels else {}, kind.pipeline)
+def _pipeline_path(kind: DataKind, has_labels: bool, denoiser: str | None) -> str:
+    return architecture_of(denoiser).pipeline or row_for(kind, LABELLED_PIPELINES if has_labels else {}, kind.pipeline)
 
 
-def pipeline_name(kind: DataKind, config: Any) -> str:
-    """The class of the pipeline of a run, by its configuration or a recorded one."""
-    column = config["label_column"] if isinstance(config, dict) else config.label_column
-    return _pipeline_path(kind, column is not None).rpartition(":")[2]
+def pipeline_name(kind: DataKind, config: Any, folder: Path) -> str:
+    """
+    The class of the pipeline of a run: of the one in its folder, or, if there is none, by its configuration or a recorded
+    one.
+    """
+    if (index := folder / "model_index.json").is_file():
+        return json.loads(index.read_text(encoding="utf-8"))["_class_name"]
+    known = config if isinstance(config, dict) else vars(config)
+    return _pipeline_path(kind, known["label_column"] is not None, known.get("denoiser")).rpartition(":")[2]
 
 
 def _parts_of(run: RunState) -> dict[str, Any]:
     """Parts of the pipeline beside model and scheduler."""
-    parts, classes = run.kind.pipeline_parts(run.config), run.plan.classes
+    parts, config, classes = run.kind.pipeline_parts(run.config), run.config, run.plan.classes
     if classes is None:
         return parts
-    return parts | {"id2label": dict(enumerate(classes.names)), "guidance_scale": run.config.guidance_scale}
+    parts = parts | {"id2label": dict(enumerate(classes.names)), "guidance_scale": config.guidance_scale}
+    if architecture_of(config.denoiser).null_label is None:  # else its table of labels does not say
+        return parts
+    return parts | {"has_null_label": classes.null_label is not None}
 
 
 def make_pipeline(run: RunState, scheduler: Any = None, model: Any = None) -> Any:
     """A pipeline with the current model, or with `model`, by default with a new sampling scheduler."""
-    kind, config, model = run.kind, run.config, run.model if model is None else model
-    parts = _parts_of(run)
+    path = _pipeline_path(run.kind, run.plan.classes is not None, run.config.denoiser)
+    return _pipeline_of(run, path, _parts_of(run), scheduler, model)
+
+
+def _pipeline_of(run: RunState, path: str, parts: dict[str, Any], scheduler: Any, model: Any) -> Any:
+    config, model = run.config, run.model if model is None else model
     loaded = {name: part.load(config.cache_dir) if isinstance(part, Reference) else part for name, part in parts.items()}
     loaded = {name: part.to(model.device) if isinstance(part, torch.nn.Module) else part for name, part in loaded.items()}
-    known = {kind.component: model, "scheduler": run.process.sampling_scheduler() if scheduler is None else scheduler}
-    path = _pipeline_path(kind, run.plan.classes is not None)
+    known = {run.component: model, "scheduler": run.process.sampling_scheduler() if scheduler is None else scheduler}
     pipeline = pkgutil.resolve_name(path)(**known, **loaded)
     if plain := {name: part for name, part in parts.items() if isinstance(part, dict | list | str | int | float)}:
         pipeline.register_to_config(**plain)  # else the saved index would lack them
     return pipeline
+
+
+def _saved_pipeline(run: RunState, parts: dict[str, Any], model: Any) -> Any:
+    """The pipeline to save: that of diffusers, if it samples the model, or that which samples during the run."""
+    config, vae = run.config, parts.get("vae")
+    vae = vae.load(config.cache_dir) if isinstance(vae, Reference) else vae
+    label_dropout = None if run.plan.classes is None else config.label_dropout
+    path = architecture_of(config.denoiser).diffusers_pipeline(label_dropout, config.objective, vae)
+    if path is None:
+        return make_pipeline(run, run.process.scheduler, model)
+    taken = inspect.signature(pkgutil.resolve_name(path)).parameters
+    return _pipeline_of(
+        run, path, {name: part for name, part in parts.items() if name in taken}, run.process.scheduler, model
+    )
 
 
 def save_pipeline(run: RunState, folder: Path) -> None:
@@ -67,10 +97,10 @@ def save_pipeline(run: RunState, folder: Path) -> None:
             if has_lora(model):
                 model = with_weights(model, base_weights(model, run.config.merge_lora))
                 if not run.config.merge_lora:
-                    lora_weights(run.model, run.kind.component).save_pretrained(temporary)
-            save_with_references(make_pipeline(run, run.process.scheduler, model), references, temporary)
+                    lora_weights(run.model, run.component).save_pretrained(temporary)
+            save_with_references(_saved_pipeline(run, parts, model), references, temporary)
             if (code := denoiser_code(run.model)) is not None:
-                shutil.copyfile(code, temporary / run.kind.component / f"{type(run.model).__module__}.py")
+                shutil.copyfile(code, temporary / run.component / f"{type(run.model).__module__}.py")
         sync_tree(temporary)
         index.unlink(missing_ok=True)
         if run.config.merge_lora:

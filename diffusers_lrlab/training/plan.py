@@ -27,7 +27,7 @@ from .config import ResolvedConfig
 from .kinds.base import DataKind
 from .kinds.select import kind_of
 from .lora import add_lora, trained_parameters
-from .model import model_arguments, model_class_of
+from .model import build_model, classes_of, model_arguments, model_class_of
 from .resolve_schedules import check_floor
 from .resolve_timesteps import objective_spec
 
@@ -156,7 +156,11 @@ class Plan:
         import torch
 
         with torch.device("meta"):
-            return add_lora(self.model_class(**self.model_config), self.config)
+            return add_lora(self.new_model(), self.config)
+
+    def new_model(self) -> Any:
+        """A model of these arguments, with random weights."""
+        return build_model(self.config, self.model_config)
 
     @cached_property
     def model_class(self) -> Any:
@@ -209,7 +213,7 @@ def make_plan(
         num_workers=num_workers(data, config.dataloader_num_workers, num_updates * layout.global_batch),
         autoencoder=data.autoencoder,
         conditions=data.held_out[:0].conditions,
-        classes=data.classes,
+        classes=classes_of(config, data),
         start=start,
     )
 

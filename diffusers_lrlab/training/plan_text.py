@@ -15,6 +15,7 @@ from ..schedules.resolve import double_decay
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from ..timesteps.sampling import contradiction
 from .choices import describe_choices
+from .kinds.select import component_of
 from .lora import lora_layers
 from .model import describe_model
 from .plan import Plan
@@ -61,7 +62,7 @@ def describe_plan(plan: Plan) -> str:
         "validation": _validation_in_words(plan),
         "samples": _samples_in_words(plan),
         "warning": "\n               ".join(_warnings(plan)),
-        "output": f"{config.output_dir}/: model_index.json, {plan.kind.component}/, scheduler/, README.md, "
+        "output": f"{config.output_dir}/: model_index.json, {component_of(config)}/, scheduler/, README.md, "
         + (f"{LORA_FILE}, " if config.lora_rank is not None and not config.merge_lora else "")
         + f"lrlab/metrics.jsonl, {'lrlab/timesteps.parquet, ' if config.log_timestep_bins else ''}lrlab/run.json, "
         f"lrlab/*.png, checkpoint-N/ every {counted(config.checkpointing_steps, 'update')}",

@@ -1,5 +1,6 @@
 """The state of a run, for the trainer and for stacks of many runs (`study/stacked/stack.py`)."""
 
+import dataclasses
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..schedules.feedback import FeedbackSchedule
 from ..schedules.momentum import read_momentum
 from ..schedules.scheduler import build_all
 from .compiling import make_channels_last
+from .kinds.select import component_of
 from .lora import trained_parameters
 from .model import make_model
 from .plan import Plan
@@ -38,7 +40,10 @@ class RunState:
         self, plan: Plan, data: TrainingData, device: torch.device, process_index: int = 0, is_sharded: bool = False
     ):
         config = plan.config
-        self.plan, self.data, self.config, self.kind = plan, data, config, plan.kind
+        self.plan, self.config, self.kind = plan, config, plan.kind
+        self.component = component_of(config)
+        # Data may be shared by runs of other models, which drop labels in another way.
+        self.data = data if plan.classes == data.classes else dataclasses.replace(data, classes=plan.classes)
         self.process = objective_spec(config).make_process()
         self.update = 0
         self.training_seconds = self.evaluation_seconds = self.sampling_seconds = 0.0

@@ -167,7 +167,7 @@ def _gather(run: RunState, accelerator: Accelerator) -> tuple[Any, EMA | None]:
     from ..averaging.averages import EMA
 
     with torch.random.fork_rng(devices=[]):  # building a model draws random numbers
-        model = run.plan.model_class(**run.plan.model_config).to(accelerator.device)
+        model = run.plan.new_model().to(accelerator.device)
     state = run.model.state_dict()
     whole = {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in state.items()}
     model.load_state_dict(whole)

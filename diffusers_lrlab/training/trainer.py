@@ -43,7 +43,7 @@ class Trainer:
         config, device, sharded = plan.config, accelerator.device, is_sharded(accelerator)
         self.accelerator, self.folder = accelerator, folder
         self.run = run = RunState(plan, data, device, accelerator.process_index, sharded)
-        self._format_hook = register_model_format(accelerator, run.kind.component)
+        self._format_hook = register_model_format(accelerator, run.component)
         self.stepper = Stepper(accelerator, run.model, run.optimizer, config.max_grad_norm)
         if sharded and config.use_ema:
             run.average = shard_average(run.model, config.ema_form, device)

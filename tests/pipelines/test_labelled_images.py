@@ -1,4 +1,4 @@
-"""The pipeline of images by class: guidance by its formula, labels and names, and loading without this package."""
+"""The pipelines of images by class: guidance by its formula, labels and names, and loading without this package."""
 
 import json
 import subprocess
@@ -18,10 +18,11 @@ from diffusers import (
 from runs import TINY_UNET, environment
 from tables import cases
 
-from diffusers_lrlab import LabelledImagePipeline
+from diffusers_lrlab import LabelledImagePipeline, LatentImagePipeline
 
 NAMES = {0: "cat", 1: "dog", 2: "fox"}
 UNET = {key: value for key, value in TINY_UNET.items() if key != "_class_name"}
+PIPELINES = [LabelledImagePipeline, LatentImagePipeline]
 SCHEDULERS = {
     "ddpm": lambda: DDPMScheduler(num_train_timesteps=20),
     "flow": lambda: FlowMatchEulerDiscreteScheduler(num_train_timesteps=20, shift=2.0),
@@ -30,11 +31,12 @@ SCHEDULERS = {
 }
 
 
-def pipeline_of(scheduler="ddpm", num_embeddings=4, id2label=NAMES, **more):
+def pipeline_of(scheduler="ddpm", num_embeddings=4, id2label=NAMES, pipeline_class=LabelledImagePipeline, **more):
     torch.manual_seed(0)
     unet = UNet2DModel(**UNET, num_class_embeds=num_embeddings).eval()
-    torch.nn.init.normal_(unet.class_embedding.weight, std=3.0)  # so that labels matter
-    pipeline = LabelledImagePipeline(unet, SCHEDULERS[scheduler](), id2label, **more)
+    if num_embeddings is not None:
+        torch.nn.init.normal_(unet.class_embedding.weight, std=3.0)  # so that labels matter
+    pipeline = pipeline_class(unet, SCHEDULERS[scheduler](), id2label=id2label, **more)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
@@ -44,7 +46,11 @@ def seeded(seed=0):
 
 
 def sample(pipeline, labels, seed=0, steps=5, **how):
-    return pipeline(labels, generator=seeded(seed), num_inference_steps=steps, output_type="pt", **how).images
+    """Images, or latents in the place of images, as values in [0, 1]."""
+    how = {"class_labels": labels, "generator": seeded(seed), "num_inference_steps": steps, **how}
+    if isinstance(pipeline, LatentImagePipeline):
+        return ((pipeline(output_type="latent", **how).images + 1) / 2).clamp(0, 1)
+    return pipeline(output_type="pt", **how).images
 
 
 def guided_loop(pipeline, labels, scale, seed=0, steps=5):
@@ -66,8 +72,9 @@ def guided_loop(pipeline, labels, scale, seed=0, steps=5):
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # numpy's, of diffusers' schedulers
 @cases("scheduler", list(SCHEDULERS))
 @cases("scale", [0.0, 0.5, 1.0, 3.0])
-def test_guidance_is_the_formula(scheduler, scale):
-    pipeline, labels = pipeline_of(scheduler), [0, 2, 1, 1]
+@pytest.mark.parametrize("pipeline_class", PIPELINES)
+def test_guidance_is_the_formula(scheduler, scale, pipeline_class):
+    pipeline, labels = pipeline_of(scheduler, pipeline_class=pipeline_class), [0, 2, 1, 1]
     torch.testing.assert_close(
         sample(pipeline, labels, guidance_scale=scale), guided_loop(pipeline, labels, scale), rtol=1e-4, atol=1e-5
     )
@@ -81,8 +88,9 @@ def test_the_labels_and_the_guidance_change_the_images():
     assert not torch.allclose(images, sample(pipeline, [0, 1, 2, 0], guidance_scale=2.0))
 
 
-def test_without_guidance_the_model_is_called_once_a_step_and_never_without_a_label():
-    pipeline, told = pipeline_of(), []
+@pytest.mark.parametrize("pipeline_class", PIPELINES)
+def test_without_guidance_the_model_is_called_once_a_step_and_never_without_a_label(pipeline_class):
+    pipeline, told = pipeline_of(pipeline_class=pipeline_class), []
     pipeline.unet.register_forward_pre_hook(lambda _, given, named: told.append(named["class_labels"]), with_kwargs=True)
     sample(pipeline, [0, 2])
     assert [labels.tolist() for labels in told] == [[0, 2]] * 5
@@ -101,8 +109,10 @@ def test_a_model_that_ignores_labels_samples_as_in_diffusers_own_pipeline():
 
 
 @cases("labels", [[2, 0], ["fox", "cat"], [2, "cat"], (2, 0), torch.tensor([2, 0]), np.array([2, 0])])
-def test_labels_are_numbers_or_names(labels):
-    assert torch.equal(sample(pipeline_of(), labels), sample(pipeline_of(), [2, 0]))
+@pytest.mark.parametrize("pipeline_class", PIPELINES)
+def test_labels_are_numbers_or_names(labels, pipeline_class):
+    pipeline = pipeline_of(pipeline_class=pipeline_class)
+    assert torch.equal(sample(pipeline, labels), sample(pipeline, [2, 0]))
 
 
 def test_one_label_is_one_image():
@@ -125,16 +135,34 @@ def test_one_label_is_one_image():
         ({"class_labels": ["cow"]}, "class_labels must be .* got 'cow'"),
         ({"class_labels": []}, "class_labels must be a label"),
         ({"class_labels": 0, "guidance_scale": -1.0}, "guidance_scale must be a number, 0 or above, got -1.0"),
-        ({"class_labels": 0, "num_inference_steps": 21}, "num_inference_steps must be 1 to 20, got 21"),
+        ({"class_labels": 0, "num_inference_steps": 21}, "num_inference_steps must be .*1 to 20, got 21"),
     ],
 )
-def test_wrong_arguments_are_named(given, told):
+@pytest.mark.parametrize("pipeline_class", PIPELINES)
+def test_wrong_arguments_are_named(given, told, pipeline_class):
     with pytest.raises(ValueError, match=told):
-        pipeline_of()(**given)
+        pipeline_of(pipeline_class=pipeline_class)(**given)
 
 
-def test_guidance_needs_a_model_that_knows_no_label():
-    pipeline = pipeline_of(num_embeddings=3)
+@cases(
+    ("num_embeddings", "given", "told"),
+    [
+        (4, {}, "class_labels must be a label, .* got None"),
+        (4, {"class_labels": [0, 1], "batch_size": 3}, "batch_size must be the number of class_labels, or left out, got 3"),
+        (None, {"class_labels": [0]}, "class_labels must be left out for a model without class labels"),
+        (None, {"guidance_scale": 2.0}, "guidance_scale must be left out for a model without class labels, got 2.0"),
+    ],
+)
+def test_latents_have_labels_or_none(num_embeddings, given, told):
+    names = NAMES if num_embeddings else None
+    pipeline = pipeline_of(num_embeddings=num_embeddings, id2label=names, pipeline_class=LatentImagePipeline)
+    with pytest.raises(ValueError, match=told):
+        pipeline(**given)
+
+
+@pytest.mark.parametrize("pipeline_class", PIPELINES)
+def test_guidance_needs_a_model_that_knows_no_label(pipeline_class):
+    pipeline = pipeline_of(num_embeddings=3, pipeline_class=pipeline_class)
     assert sample(pipeline, [0]).shape == (1, 1, 8, 8)
     with pytest.raises(ValueError, match="guidance_scale must be 1 for a model that was trained without dropped labels"):
         sample(pipeline, [0], guidance_scale=2.0)

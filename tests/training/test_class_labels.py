@@ -1,5 +1,6 @@
 """Runs with class labels: dropped labels, resuming, guidance, previews, card, metric, and what is refused."""
 
+import functools
 import json
 import re
 import subprocess
@@ -10,11 +11,14 @@ import pytest
 import runs
 import torch
 from accelerate.state import AcceleratorState
+from diffusers import DiffusionPipeline
 from helpers import numbered_image
+from latents import save_vae
 from safetensors.torch import load_file
 
-from diffusers_lrlab import LabelledImagePipeline, TrainingConfig, train
+from diffusers_lrlab import LabelledImagePipeline, LatentImagePipeline, TrainingConfig, train
 from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.data.latents.encode import EncodeOptions, encode_dataset
 from diffusers_lrlab.forecast.timing import forecast_time
 from diffusers_lrlab.hub.card import write_model_card
 from diffusers_lrlab.training.prepare import prepare
@@ -25,7 +29,9 @@ from diffusers_lrlab.training.trainer import Trainer
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 NUM_UPDATES = 8
 LABELS = ("--label_column=label", "--label_dropout=0.3", "--guidance_scale=2")
-OBJECTIVES = {"ddpm": "ddpm:num_steps=20", "flow": "flow_matching:num_steps=20"}
+OBJECTIVES = {"ddpm": "ddpm:num_steps=20", "flow": "flow_matching:num_steps=20", "latents": "ddpm:num_steps=20"}
+PIPELINES = {"ddpm": LabelledImagePipeline, "flow": LabelledImagePipeline, "latents": LatentImagePipeline}
+RUNS = ["ddpm", "flow", pytest.param("latents", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(autouse=True)
@@ -41,10 +47,21 @@ def model_file(folder, num_embeddings, **changes):
     return path
 
 
-def arguments_of(output, objective="ddpm", num_embeddings=11):
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory):
+    """Digits as latents, with their labels."""
+    place = tmp_path_factory.mktemp("encoded")
+    vae = str(save_vae(place / "vae"))
+    encode_dataset(EncodeOptions(dataset="digits", vae=vae, label_column="label", batch_size=200), place / "digits")
+    return place / "digits"
+
+
+def arguments_of(output, run="ddpm", num_embeddings=11, latents=None):
+    shape = {} if run != "latents" else {"in_channels": 2, "out_channels": 2, "sample_size": 4}
     return [
-        f"--model_config_name_or_path={model_file(output.with_name(output.name + '-model'), num_embeddings)}",
-        f"--objective={OBJECTIVES[objective]}",
+        f"--model_config_name_or_path={model_file(output.with_name(output.name + '-model'), num_embeddings, **shape)}",
+        *([f"--train_data_dir={latents}"] if run == "latents" else []),
+        f"--objective={OBJECTIVES[run]}",
         f"--output_dir={output}",
         f"--max_train_steps={NUM_UPDATES}",
         *("--train_batch_size=8", "--num_validation_images=16", "--validation_steps=4", "--checkpointing_steps=4"),
@@ -61,19 +78,22 @@ def losses_of(output):
     return np.array([row["loss"] for row in runs.read_metrics(output)[0]])
 
 
-@pytest.fixture(scope="module", params=OBJECTIVES)
+@pytest.fixture(scope="module", params=RUNS)
 def straight(request, tmp_path_factory):
+    """The options of a run by its folder, and that of a run with them."""
+    latents = request.getfixturevalue("encoded") if request.param == "latents" else None
+    options = functools.partial(arguments_of, run=request.param, latents=latents)
     output = tmp_path_factory.mktemp("straight") / request.param
-    runs.run(*arguments_of(output, request.param), *LABELS)
-    return request.param, output
+    runs.run(*options(output), *LABELS)
+    return options, output
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(straight, tmp_path):
-    objective, expected = straight
+    options, expected = straight
     output = tmp_path / "run"
-    runs.run(*arguments_of(output, objective), *LABELS)
+    runs.run(*options(output), *LABELS)
     (output / f"checkpoint-{NUM_UPDATES}" / "trainer.json").unlink()  # as if it had been killed after update 4
-    runs.run(*arguments_of(output, objective), *LABELS, "--resume_from_checkpoint=latest")
+    runs.run(*options(output), *LABELS, "--resume_from_checkpoint=latest")
     for name, value in weights_of(expected).items():
         assert torch.equal(weights_of(output)[name], value), name
     assert np.array_equal(losses_of(output), losses_of(expected))
@@ -81,10 +101,10 @@ def test_a_killed_run_goes_on_to_the_same_bits(straight, tmp_path):
 
 def test_micro_batches_drop_the_same_labels(straight, tmp_path):
     """With another share, the losses differ by far more than rounding."""
-    objective, expected = straight
+    options, expected = straight
     split = ("--train_batch_size=2", "--gradient_accumulation_steps=4")
-    runs.run(*arguments_of(tmp_path / "split", objective), *LABELS, *split)
-    runs.run(*arguments_of(tmp_path / "other", objective), *LABELS, "--label_dropout=0.8")
+    runs.run(*options(tmp_path / "split"), *LABELS, *split)
+    runs.run(*options(tmp_path / "other"), *LABELS, "--label_dropout=0.8")
     losses, of_split, of_other = map(losses_of, (expected, tmp_path / "split", tmp_path / "other"))
     np.testing.assert_allclose(of_split, losses, rtol=1e-5)
     assert np.abs(of_other - losses).max() > 1e-3
@@ -92,8 +112,8 @@ def test_micro_batches_drop_the_same_labels(straight, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_drop_the_same_labels(straight, tmp_path):
-    objective, expected = straight
-    runs.run(*arguments_of(tmp_path / "run", objective), *LABELS, "--train_batch_size=4", processes=2)
+    options, expected = straight
+    runs.run(*options(tmp_path / "run"), *LABELS, "--train_batch_size=4", processes=2)
     np.testing.assert_allclose(losses_of(tmp_path / "run"), losses_of(expected), rtol=1e-5)
 
 
@@ -108,16 +128,17 @@ from diffusers import DiffusionPipeline
 pipeline = DiffusionPipeline.from_pretrained(sys.argv[1], custom_pipeline=sys.argv[1], trust_remote_code=True)
 assert "diffusers_lrlab" not in sys.modules
 how = {"num_inference_steps": 2, "output_type": "np"}
-images = pipeline([3, "7"], generator=torch.Generator().manual_seed(1), guidance_scale=2.0, **how).images
-assert np.array_equal(images, pipeline([3, 7], generator=torch.Generator().manual_seed(1), **how).images)
+images = pipeline(class_labels=[3, "7"], generator=torch.Generator().manual_seed(1), guidance_scale=2.0, **how).images
+assert np.array_equal(images, pipeline(class_labels=[3, 7], generator=torch.Generator().manual_seed(1), **how).images)
 np.save(sys.argv[2], images)
 """
     command = [sys.executable, "-c", code, str(output), str(output / "images.npy")]
     result = subprocess.run(command, env=runs.environment(), capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
-    pipeline = LabelledImagePipeline.from_pretrained(output)
+    pipeline = DiffusionPipeline.from_pretrained(output)
     pipeline.set_progress_bar_config(disable=True)
-    here = pipeline([3, 7], generator=torch.Generator().manual_seed(1), num_inference_steps=2, output_type="np").images
+    how = {"generator": torch.Generator().manual_seed(1), "num_inference_steps": 2, "output_type": "np"}
+    here = pipeline(class_labels=[3, 7], **how).images
     np.testing.assert_allclose(np.load(output / "images.npy"), here, atol=1e-6)
 
 
@@ -130,7 +151,7 @@ def test_record_and_card_name_the_classes(straight):
     assert results["class_accuracy_num_samples"] == 40
     right, error = round(40 * results["class_accuracy"]), results["class_accuracy_error_of_classifier"]
     assert f"| {right} of 40, by a classifier that misreads {100 * error:.2g} % of held-out images |" in card
-    assert "A `LabelledImagePipeline` trained by" in card
+    assert f"A `{PIPELINES[output.name].__name__}` trained by" in card
     assert "One row for each class, from the top: `0`, `1`" in card
     assert "| Classes | `label`, 10 classes (`0`, `1`" in card
     assert "| Label dropout | 0.3 |" in card
@@ -276,10 +297,8 @@ def test_before_training(tmp_path, capsys, more, told):
 
 
 def test_a_run_does_not_go_on_with_other_labels(straight):
-    objective, output = straight
-    text = runs.run(
-        *arguments_of(output, objective, 10), "--label_column=label", "--resume_from_checkpoint=latest", expect=2
-    )
+    options, output = straight
+    text = runs.run(*options(output, num_embeddings=10), "--label_column=label", "--resume_from_checkpoint=latest", expect=2)
     assert "--label_dropout: 0.3 then, 0.0 now" in text
 
 

@@ -143,7 +143,7 @@ def test_the_rows_of_images_are_held_out_with_their_labels(place):
     with torch.no_grad():
         means = vae.encode(images.held_out.data).latent_dist.mean
     torch.testing.assert_close(latents.held_out.data, (means - 0.1) * 0.9)
-    with pytest.raises(LabError, match=r"class_labels='digit' .*must be the column of labels that were encoded"):
+    with pytest.raises(LabError, match=r"class_labels='digit' of conditions: must be 'label', the column that was encoded"):
         load_latent_data(options, 0, layout, {"class_labels": "digit"})
 
 
@@ -252,6 +252,25 @@ print(pipeline(batch_size=2, num_inference_steps=1, output_type="np").images.sha
     assert (status, stdout.strip()) == (0, "(2, 8, 8, 1) AutoencoderKL"), stderr
 
 
+def test_labels_are_those_of_pixels_and_dropped_for_the_same_images(place):
+    told = {"label_column": "label", "label_dropout": 0.3}
+    latents = resolved(place, **told)
+    pixels = config(dataset_name="digits", train_batch_size=8, num_validation_images=16, **told)
+    seen = []
+    for options in (latents, pixels):
+        data, layout = load_data(options), options.layout(1)
+        assert (data.classes.names, sum(data.classes.counts)) == (tuple(map(str, range(10))), 1797)
+        batches = iterate_batches(data, layout, 0, range(6))
+        seen.append(
+            (data.classes, data.held_out.conditions["class_labels"], [batch.conditions["class_labels"] for batch in batches])
+        )
+    (classes, held_out, labels), (classes_of_pixels, held_out_of_pixels, labels_of_pixels) = seen
+    assert classes == classes_of_pixels
+    assert torch.equal(held_out, held_out_of_pixels)
+    assert torch.equal(torch.cat(labels), torch.cat(labels_of_pixels))
+    assert 0 < (torch.cat(labels) == 10).sum() < 48
+
+
 # --- what is refused ---------------------------------------------------------------------------------------------------
 
 MEANINGLESS = {
@@ -267,7 +286,6 @@ MEANINGLESS = {
     "resolution": 16,
     "image_channels": 3,
     "data_kind": "images",
-    "label_column": "label",
 }
 
 
@@ -275,6 +293,33 @@ MEANINGLESS = {
 def test_options_that_latents_do_not_have_are_refused(place, name):
     with pytest.raises(LabError, match=rf"--{name} .*: must be .*Hint: .*(latent|encode)"):
         resolved(place, **{name: MEANINGLESS[name]})
+
+
+def test_labels_that_were_not_encoded_are_refused_before_data_are_read(place, tmp_path):
+    with pytest.raises(LabError, match=r"--label_column 'digit': must be 'label', the column that was encoded, got 'digit'"):
+        resolved(place, label_column="digit")
+    manifest = read_latents_manifest(place / "digits")
+    (tmp_path / "digits").mkdir()
+    dataclasses.replace(manifest, label_column=None, class_names=None).write(tmp_path / "digits")
+    told = r"must be left out for latents that were encoded without labels.* lrlab data encode \.\.\. --label_column label"
+    with pytest.raises(LabError, match=told):
+        resolved(tmp_path, label_column="label")
+
+
+def test_more_classes_than_are_known_are_refused_before_training(place, tmp_path):
+    with pytest.raises(LabError, match=r"--num_classes 9: must be 10 or more, as 'label' has"):
+        load_data(resolved(place, label_column="label", num_classes=9))
+    with pytest.raises(LabError, match=r"--guidance_scale 2.0 has no effect without --label_dropout above 0"):
+        resolved(place, label_column="label", guidance_scale=2.0)
+    given = {**TINY_UNET, "num_class_embeds": 9}
+    options = resolved(place, label_column="label", denoiser=None)
+    with pytest.raises(LabError, match=r"num_class_embeds=9 of the model .*: must be 10, as in the data"):
+        make_plan(options, load_data(options), given)
+    shutil.copytree(place / "digits", tmp_path / "digits")
+    dataclasses.replace(read_latents_manifest(place / "digits"), class_names=None).write(tmp_path / "digits")
+    with pytest.raises(LabError, match=r"label=9 of row 9: must be a class in \[0, 8\], got 9. .*raise --num_classes"):
+        load_data(resolved(tmp_path, label_column="label", num_classes=9))
+    assert load_data(resolved(tmp_path, label_column="label")).classes.names == tuple(map(str, range(10)))
 
 
 def test_a_stream_is_refused(place):
@@ -295,7 +340,7 @@ def test_a_model_that_does_not_fit_is_refused_before_data_are_read(place, tmp_pa
     for change, message in (
         ({"in_channels": 1}, r"in_channels=1 of the model .*must be 2, as of the latents"),
         ({"sample_size": 8}, r"sample_size=8 of the model .*must be 4"),
-        ({"num_class_embeds": 10}, r"num_class_embeds=10 of the model .*must be left out"),
+        ({"num_class_embeds": 10}, r"takes class labels, and there are none here. Give --label_column"),
     ):
         (tmp_path / "unet.json").write_text(json.dumps({**TINY_UNET, **change}))
         with pytest.raises(LabError, match=message):
@@ -330,7 +375,7 @@ def test_weights_that_a_run_starts_from_are_those_of_a_model_of_latents(place, t
             options = resolved(place, pretrained_model_name_or_path=str(tmp_path / "fits"), denoiser=denoiser)
             assert given_model_config(options, find_start(options))["sample_size"] == 4
     options = resolved(place, pretrained_model_name_or_path=str(tmp_path / "labelled"))
-    with pytest.raises(LabError, match=r"num_class_embeds=10 of the model '.*labelled': must be left out"):
+    with pytest.raises(LabError, match=r"The model '.*labelled' takes class labels, and there are none here"):
         given_model_config(options, find_start(options))
 
 

@@ -180,21 +180,21 @@ class ModelWithLora({model}, PeftAdapterMixin):
 def outputs(model):
     torch.manual_seed(0)
     with torch.no_grad():
-        return model.eval()(torch.randn(4, 1, 8, 8), torch.arange(4) * 200, **{told}).sample
+        return model.eval()(torch.randn({shape}), torch.arange(4) * 200, **{told}).sample
 
-base = ModelWithLora.from_pretrained(sys.argv[1], subfolder="unet")
+base = ModelWithLora.from_pretrained(sys.argv[1], subfolder="{part}")
 found = {{"base": outputs(base)}}
-base.load_lora_adapter(sys.argv[1], prefix="unet", use_safetensors=True)
+base.load_lora_adapter(sys.argv[1], prefix="{part}", use_safetensors=True)
 found["lora"] = outputs(base)
-found["merged"] = outputs({model}.from_pretrained(sys.argv[2], subfolder="unet"))
+found["merged"] = outputs({model}.from_pretrained(sys.argv[2], subfolder="{part}"))
 assert not [name for name in sys.modules if name.startswith("diffusers_lrlab")]
 save_file(found, sys.argv[3])
 """
 
 
-def outputs_of_diffusers_alone(lora, merged, file, model="UNet2DModel", told="{}"):
+def outputs_of_diffusers_alone(lora, merged, file, model="UNet2DModel", told="{}", part="unet", shape=(4, 1, 8, 8)):
     """Outputs of the model in a process that does not know this package: as it was, with the LoRA, and merged."""
-    code = ALONE.format(model=model, told=told)
+    code = ALONE.format(model=model, told=told, part=part, shape=shape)
     done = subprocess.run(
         [sys.executable, "-c", code, lora, merged, file], cwd=file.parent, capture_output=True, text=True, timeout=300
     )

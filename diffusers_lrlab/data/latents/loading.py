@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...core.errors import is_first_process, must_be
+from ...core.errors import is_first_process
 from ...core.streams import split_rows, stream_generator, stream_uniform
 from ..batch import Batch
-from ..conditions import fingerprint_with
+from ..conditions import ConditionColumns, fingerprint_with
+from ..labels import find_classes, label_column
 from ..layout import BatchLayout
 from ..loading import TrainingData
 from ..options import DataConfig
@@ -113,15 +114,17 @@ def load_latent_data(
 
     `conditions` are those of [`load_image_data`]; latents have one column, that of their labels.
     """
+    conditions = conditions or {}
     folder = latents_folder(config) or Path(config.train_data_dir or config.dataset_name or "")
     manifest = read_latents_manifest(folder)
     check_whole(folder, manifest)
     if is_first_process():  # the others would read the same files
         check_shards(folder, manifest)
-    for keyword, column in (conditions or {}).items():
-        if column != manifest.label_column:
-            known = f"{manifest.label_column!r}" if manifest.label_column else "none; encode them by --label_column"
-            raise must_be(keyword, column, "the column of labels that were encoded", f"it is {known}", of="conditions")
+    for keyword, name in conditions.items():
+        manifest.check_label_column(keyword, name, of="conditions")
+    manifest.check_label_column("--label_column", config.label_column)
+    names = manifest.class_names or ()
+    columns = {} if config.label_column is None else label_column(config.label_column, names, config)
     held_out, training = split_rows(manifest.num_images, config.num_validation_images or 0)
     transform = LatentTransform(
         shape=manifest.shape,
@@ -131,8 +134,8 @@ def load_latent_data(
         has_flips=manifest.flip,
         seed=seed,
     )
-    labels = LatentRows(folder, manifest, range(manifest.num_images)).labels() if conditions else None
-    values = {} if labels is None else dict.fromkeys(conditions or {}, labels)
+    keywords = [*conditions, *columns]
+    values = dict.fromkeys(keywords, _read_labels(folder, manifest, columns)) if keywords else {}
     held = LatentRows(folder, manifest, held_out)
     means = [transform.fixed(held[index]) for index in range(len(held))]
     data = TrainingData(
@@ -147,8 +150,18 @@ def load_latent_data(
         transform=transform,
         decoded=rows,
         conditions={keyword: some[training] for keyword, some in values.items()},
+        classes=find_classes(columns, values, config.label_dropout, seed),
         image_set=manifest.image_set,
         autoencoder={**manifest.autoencoder, "weights_sha256": manifest.weights_sha256},
     )
     layout.check_fits(len(rows))
     return data
+
+
+def _read_labels(folder: Path, manifest: LatentsManifest, columns: ConditionColumns) -> torch.Tensor:
+    """The labels of all rows, int64; a `LabError` that names a row whose label is not allowed."""
+    labels = LatentRows(folder, manifest, range(manifest.num_images)).labels()
+    for column in columns.values():
+        for row in (int(labels.argmin()), int(labels.argmax())):
+            column.check(int(labels[row]), f"row {row}")
+    return labels

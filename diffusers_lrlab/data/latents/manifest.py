@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import LabError
+from ...core.errors import LabError, must_be
 from ...core.files import write_text
 from ...core.manifest import checksum_matches, find_damage_of_file, with_sum
 from ...core.words import counted
@@ -73,6 +73,15 @@ class LatentsManifest:
         total = self.num_encoded * self.shape[0] * self.shape[1] * self.shape[2]
         mean, square = (sum(shard[name] for shard in self.shards) / total for name in ("sum", "sum_of_squares"))
         return mean, max(0.0, square - mean**2) ** 0.5
+
+    def check_label_column(self, argument: str, column: str | None, of: str = "") -> None:
+        """Raises a `LabError` that names `argument` if labels are asked for that were not encoded."""
+        if column is None or column == self.label_column:
+            return
+        hint = f"encode these images into a new folder by lrlab data encode ... --label_column {column}"
+        if self.label_column is None:
+            raise must_be(argument, column, "left out for latents that were encoded without labels", hint, of=of)
+        raise must_be(argument, column, f"{self.label_column!r}, the column that was encoded", f"give it, or {hint}", of=of)
 
     def write(self, folder: Path) -> None:
         write_text(folder / LATENTS_FILE, json.dumps(with_sum({"format": _FORMAT, **asdict(self)}), indent=1) + "\n")

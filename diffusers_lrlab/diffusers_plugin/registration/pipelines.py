@@ -15,6 +15,7 @@ PIPELINES = {
         "point_ddpm": "PointDDPMPipeline",
         "labelled_images": "LabelledImagePipeline",
         "latent_image": "LatentImagePipeline",
+        "dit_image": "DiTImagePipeline",
     }.items()
 }
 """The classes by their modules."""

@@ -71,7 +71,7 @@ def _landscape(pairs: Pairs, specs: dict[str, RunSpec], study: StudyContext) -> 
         one, other = study.folder.read_weights(first.id), study.folder.read_weights(second.id)
         if first.config["num_validation_images"] and one is not None and other is not None:
             plan, data = study.plan(specs[first.id])
-            process, model = objective_spec(plan.config).make_process(), plan.model_class(**plan.model_config)
+            process, model = objective_spec(plan.config).make_process(), plan.new_model()
             loss = ValidationLoss(data.held_out[:_NUM_POINTS], process, _NUM_POINTS, torch.device("cpu"))
             curve = losses_between(model, one, other, lambda model, loss=loss: loss(model).mean())
             barriers.append(barrier(curve))

@@ -37,7 +37,7 @@ class DataKind(ABC):
     results: ClassVar[str]  # "module:class" of its Results, which are heavy to import
     model: ClassVar[str]  # "module:class" of the default model, with diffusers' ModelMixin and ConfigMixin
     pipeline: ClassVar[str]  # "module:class" of the pipeline that samples, and is saved
-    component: ClassVar[str]  # the model's name in the pipeline, and so the folder of its weights
+    component: ClassVar[str]  # the default model's name in the pipeline, and so the folder of its weights
     sampling_batch: ClassVar[int]  # samples per pass of the pipeline
     sampling_cost: ClassVar[float] = 0.4  # a step of sampling over the training of an item: benchmarks/sampling_cost.py
     num_train_timesteps: ClassVar[int] = 1000  # default of the objective's parameter num_steps
@@ -70,6 +70,10 @@ class DataKind(ABC):
         return layout.micro_batch
 
     # --- model -------------------------------------------------------------------------------------------------------
+
+    def known_arguments(self, config: ResolvedConfig) -> dict[str, Any]:
+        """Those of [`data_arguments`] that are known before data are read."""
+        return {}
 
     @abstractmethod
     def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:

@@ -109,7 +109,7 @@ class Images(DataKind):
                     f"The model {name!r} has {key}={given[key]}, the images have {counted(channels, 'channel')}. Give "
                     f"--image_channels {given[key]} or another model."
                 )
-        _check_embeddings(config, given, name)
+        check_embeddings(config, given)
         size = given["sample_size"]
         if size not in (None, resolution, [resolution] * 2):
             raise LabError(
@@ -118,14 +118,18 @@ class Images(DataKind):
             )
         return {**given, "sample_size": resolution}
 
-    def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
+    def known_arguments(self, config: ResolvedConfig) -> dict[str, Any]:
         channels, resolution = config.image_shape
-        arguments = {"sample_size": resolution, "in_channels": channels, "out_channels": channels}
+        return {"sample_size": resolution, "in_channels": channels, "out_channels": channels}
+
+    def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
+        channels, size, _ = data.image_shape
+        arguments = {"sample_size": size, "in_channels": channels, "out_channels": channels}
         return arguments | ({} if data.classes is None else {"num_class_embeds": data.classes.num_embeddings})
 
     def default_model_config(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
-        channels, resolution = config.image_shape
-        return default_unet_config(resolution, channels, data.num_images) | self.data_arguments(config, data)
+        channels, size, _ = data.image_shape
+        return default_unet_config(size, channels, data.num_images) | self.data_arguments(config, data)
 
     def sample(
         self, pipeline: Any, num: int, generator: torch.Generator, num_inference_steps: int, **conditions: torch.Tensor
@@ -134,9 +138,9 @@ class Images(DataKind):
         return pipeline(**number, generator=generator, num_inference_steps=num_inference_steps, output_type="np").images
 
 
-def _check_embeddings(config: ResolvedConfig, given: dict[str, Any], name: str | None) -> None:
+def check_embeddings(config: ResolvedConfig, given: dict[str, Any]) -> None:
     """Raises a `LabError` if a given UNet does not take the labels of the run, as far as they are known without data."""
-    kind, num = given["class_embed_type"], given["num_class_embeds"]
+    name, kind, num = config.given_model, given["class_embed_type"], given["num_class_embeds"]
     if config.label_column is None:
         if kind is not None or num is not None:
             raise LabError(

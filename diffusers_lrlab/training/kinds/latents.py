@@ -12,11 +12,11 @@ from ...core.options import defaults_of
 from ...data.image_sets import IMAGE_DATASETS
 from ...data.latents.autoencoder import Source, find_autoencoder, scaling_of, weights_sha256
 from ...data.latents.manifest import LatentsManifest, latents_folder, read_latents_manifest
-from ...models.unet import default_down_blocks, default_unet_config
+from ...models.unet import default_down_blocks
 from ...pipelines.reference import Reference
 from ..config import ResolvedConfig, TrainingConfig
 from .base import KINDS
-from .images import Images
+from .images import Images, check_embeddings
 
 if TYPE_CHECKING:
     from ...data.loading import TrainingData
@@ -35,7 +35,6 @@ _NO_EFFECT = {
     "dataset_config_name": f"{_ENCODED}; lrlab data encode takes it",
     "dataset_split": f"{_ENCODED}; lrlab data encode takes it",
     "point_column": "latents are no points",
-    "label_column": "models of latents are not told classes yet",
     "streaming": _READ,
     "in_memory_limit_mb": "latents are memory-mapped and never all in memory",
 }
@@ -67,6 +66,7 @@ class Latents(Images):
             if getattr(config, option) not in (None, value):
                 hint = f"{_ENCODED}; encode them again for others"
                 raise must_be(f"--{option}", getattr(config, option), f"{value} for the latents in {name!r}", hint)
+        manifest.check_label_column("--label_column", config.label_column)
         embedded = IMAGE_DATASETS[manifest.image_set] if manifest.image_set else None
         own = embedded.facts["defaults"] if embedded is not None else {}
         return self.defaults_of_set(config, embedded) | own | of_images
@@ -119,22 +119,16 @@ class Latents(Images):
         if given is None:
             return None
         of, hint = f"the model {config.given_model!r}", "change its config.json, or give another model"
-        for key in ("class_embed_type", "num_class_embeds"):
-            if given[key] is not None:
-                raise must_be(key, given[key], "left out, as there are no class labels here", hint, of=of)
+        check_embeddings(config, given)
         fitting = {"in_channels": (channels,), "out_channels": (channels,), "sample_size": (None, size, [size] * 2)}
         for key, allowed in fitting.items():
             if given[key] not in allowed:
                 raise must_be(key, given[key], f"{allowed[0] or size}, as of the latents", hint, of=of)
         return {**given, "sample_size": size}
 
-    def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
-        channels, size, _ = data.image_shape
+    def known_arguments(self, config: ResolvedConfig) -> dict[str, Any]:
+        channels, size, _ = self.manifest(config).shape
         return {"sample_size": size, "in_channels": channels, "out_channels": channels}
-
-    def default_model_config(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
-        channels, size, _ = data.image_shape
-        return default_unet_config(size, channels, data.num_images)
 
     def pipeline_parts(self, config: ResolvedConfig) -> dict[str, Any]:
         """An autoencoder of the Hub is saved as its source, one of a folder, which others do not have, as a copy."""

@@ -1,0 +1,201 @@
+"""A DiT by name: its size for the data, its labels, and what is refused."""
+
+import pytest
+import torch
+from diffusers import DiTPipeline, DiTTransformer2DModel
+from diffusers.models.embeddings import LabelEmbedding
+from helpers import config, load_data_once
+
+from diffusers_lrlab import LabError
+from diffusers_lrlab.data import image_loading
+from diffusers_lrlab.data.batches import iterate_batches
+from diffusers_lrlab.forecast.memory import forecast_memory
+from diffusers_lrlab.models.dit import NULL_LABEL, DiT
+from diffusers_lrlab.preflight.model_checks import dead_parameters
+from diffusers_lrlab.preflight.subject import Subject
+from diffusers_lrlab.run.train import run_training
+from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.model import find_start, given_model_config, make_model
+from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.prepare import make_accelerator
+from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.trainer import Trainer
+
+TINY = "dit:hidden_size=8,num_layers=2,num_heads=2,patch_size=4"
+LABELS = {"label_column": "label", "label_dropout": 0.5}
+
+
+def plan_of(**options):
+    resolved = config(**{"denoiser": TINY, "max_train_steps": 4, "num_validation_images": 16, **options})
+    data = load_data_once(resolved)
+    return make_plan(resolved, data, given_model_config(resolved)), data
+
+
+def trainer_of(tmp_path, **options):
+    plan, data = plan_of(output_dir=str(tmp_path / "run"), cpu_threads=1, mixed_precision="no", **options)
+    return Trainer(plan, data, make_accelerator(plan.config), RunFolder(tmp_path / "run", is_writer=True))
+
+
+# --- its size ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "num_images", "expected"),
+    [
+        (4, 1541, (64, 4, 1)),
+        (8, 1541, (64, 4, 2)),
+        (32, 50_000, (256, 8, 2)),
+        (64, None, (384, 12, 4)),
+        (256, 10**6, (384, 12, 16)),
+    ],
+)
+def test_it_fits_the_data(size, num_images, expected):
+    found = DiT().sizes({}, {"sample_size": size, "in_channels": 4, "out_channels": 4}, num_images)
+    hidden_size = found["num_attention_heads"] * found["attention_head_dim"]
+    assert (hidden_size, found["num_layers"], found["patch_size"]) == expected
+    assert found["attention_head_dim"] == 32
+
+
+def test_it_is_the_class_of_diffusers_with_the_arguments_given():
+    plan, _ = plan_of()
+    model = plan.new_model()
+    assert type(model) is DiTTransformer2DModel
+    assert len(model.transformer_blocks) == 2
+    assert (model.inner_dim, model.config.patch_size, model.config.in_channels, model.config.out_channels) == (8, 4, 1, 1)
+    assert forecast_memory(plan).parameters == 4 * plan.num_parameters == 4 * sum(p.numel() for p in model.parameters())
+
+
+REFUSED = {
+    "a patch that does not divide": ({"denoiser": "dit:patch_size=3"}, "patch_size=3 of dit: must be one of 1, 2, 4, got 3"),
+    "one patch": ({"denoiser": "dit:patch_size=8"}, "patch_size=8 of dit: must be one of 1, 2, 4"),
+    "no usual patch": ({"dataset_name": "shapes", "resolution": 37}, "patch_size=None of dit: must be given for .* 37 x 37"),
+    "heads": ({"denoiser": "dit:hidden_size=64,num_heads=3"}, "num_heads=3 of dit: must be a divisor of 64"),
+    "a width": ({"denoiser": "dit:hidden_size=30"}, "hidden_size=30 of dit: must be divisible by 4"),
+    "classes": ({"num_classes": 1001, "label_column": "label"}, "--num_classes 1001: must be at most 1000"),
+    "points": ({"dataset_name": "moons"}, "--denoiser dit does not suit points: .* takes no dimension"),
+    "an argument": ({"denoiser": "dit:width=64"}, "'dit' does not take 'width': it takes hidden_size, num_layers"),
+    "guidance": ({"label_column": "label", "guidance_scale": 2.0}, "--guidance_scale 2.0.*--label_dropout"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_before_data_are_read(monkeypatch, tmp_path, case):
+    def read(*_):
+        raise AssertionError("data were read")
+
+    monkeypatch.setattr(image_loading, "load_image_data", read)
+    options, message = REFUSED[case]
+    with pytest.raises(LabError, match=message):
+        run_training(TrainingConfig(**{"denoiser": "dit", "max_train_steps": 2, "output_dir": str(tmp_path), **options}))
+
+
+def test_more_classes_than_rows_of_its_table_are_refused(monkeypatch):
+    monkeypatch.setattr(DiT, "null_label", 9)
+    with pytest.raises(LabError, match=r"the classes of 'label' 10: must be at most 9"):
+        plan_of(**LABELS)
+
+
+# --- its labels --------------------------------------------------------------------------------------------------------
+
+
+def masks_of(model, labels):
+    """The labels that each embedding of a model looks up in a pass."""
+    seen = []
+    tables = [module for module in model.modules() if isinstance(module, LabelEmbedding)]
+    hooks = [
+        table.embedding_table.register_forward_pre_hook(lambda _, args: seen.append(args[0].tolist())) for table in tables
+    ]
+    told = {} if labels is None else {"class_labels": labels}
+    model(torch.randn(32, 1, 8, 8), timestep=torch.arange(32), **told).sample.mean().backward()
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def test_all_blocks_see_the_labels_of_the_batch():
+    plan, data = plan_of(**LABELS, train_batch_size=32)
+    batch = next(iterate_batches(data, plan.layout, 0, range(1)))
+    labels = plan.classes.drop(batch, range(32)).conditions["class_labels"]
+    assert 4 < (labels == NULL_LABEL).sum() < 28
+    assert labels[labels != NULL_LABEL].max() <= 9
+    # Two blocks, and the first one again for the output.
+    assert masks_of(plan.new_model().train(), labels) == [labels.tolist()] * 3
+    by_diffusers = masks_of(DiTTransformer2DModel(**plan.model_config).train(), labels)
+    assert len({tuple(seen) for seen in by_diffusers}) == 3  # each of them drops labels by itself
+
+
+def test_in_training_labels_are_dropped_once_for_the_null_label(tmp_path):
+    trainer, seen = trainer_of(tmp_path, **LABELS, train_batch_size=32), []
+    for module in trainer.run.model.modules():
+        if isinstance(module, LabelEmbedding):
+            module.embedding_table.register_forward_pre_hook(lambda _, args: seen.append(args[0].tolist()))
+    trainer.set_training()
+    for update, batch in enumerate(trainer.batches(0, range(2))):
+        seen.clear()
+        trainer.do_update(batch)
+        assert seen == [batch.conditions["class_labels"].tolist()] * 3
+        assert NULL_LABEL in seen[0]
+        assert 10 not in seen[0], update
+    trainer.release()
+
+
+def test_without_labels_all_images_have_the_null_label():
+    plan, _ = plan_of()
+    assert masks_of(plan.new_model().train(), None) == [[NULL_LABEL] * 32] * 3
+
+
+def test_a_model_with_weights_to_start_from_drops_no_labels_either(tmp_path):
+    plan, _ = plan_of()
+    DiTTransformer2DModel(**plan.model_config).save_pretrained(tmp_path / "weights")
+    resolved = config(
+        denoiser="dit", max_train_steps=4, num_validation_images=16, pretrained_model_name_or_path=str(tmp_path / "weights")
+    )
+    start = find_start(resolved)
+    model = make_model(resolved, given_model_config(resolved, start), start)
+    assert {module.dropout_prob for module in model.modules() if isinstance(module, LabelEmbedding)} == {0.0}
+    saved = DiTTransformer2DModel.from_pretrained(tmp_path / "weights").state_dict()
+    assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_embeds_ada_norm": 10}, r"num_embeds_ada_norm=10 of the model '.*': must be 1000.*DiTPipeline"),
+        ({"out_channels": 2}, r"out_channels=2 of the model '.*': must be 1, its in_channels.*variances"),
+        ({"sample_size": 16}, r"sample_size=16 of the model '.*': must be 8"),
+    ],
+)
+def test_weights_of_another_dit_are_refused(tmp_path, change, message):
+    plan, _ = plan_of()
+    DiTTransformer2DModel(**{**plan.model_config, **change}).save_pretrained(tmp_path / "weights")
+    resolved = config(denoiser="dit", max_train_steps=4, pretrained_model_name_or_path=str(tmp_path / "weights"))
+    with pytest.raises(LabError, match=message):
+        given_model_config(resolved, find_start(resolved))
+
+
+def test_all_parameters_learn_though_its_gates_begin_at_zero(tmp_path):
+    trainer = trainer_of(tmp_path, **LABELS)
+    model = trainer.run.model.eval()
+    # The identity at first: the prediction is that of a model without blocks, zero.
+    assert not model(torch.randn(2, 1, 8, 8), timestep=torch.tensor([1, 2]), class_labels=torch.tensor([1, 2])).sample.any()
+    assert dead_parameters(Subject(trainer)) is None
+    trainer.release()
+
+
+def test_diffusers_samples_what_its_pipeline_can():
+    class AutoencoderKL:
+        def __init__(self, **config):
+            self.config = type("Config", (), config)
+
+    vae = AutoencoderKL(scaling_factor=0.5)
+    pipeline = DiT().diffusers_pipeline
+    assert pipeline(0.1, "ddpm", vae) == f"diffusers:{DiTPipeline.__name__}"
+    for case in (
+        (None, "ddpm", vae),
+        (0.0, "ddpm", vae),
+        (0.1, "flow_matching", vae),
+        (0.1, "ddpm", None),
+        (0.1, "ddpm", AutoencoderKL(scaling_factor=0.5, shift_factor=0.1)),
+        (0.1, "ddpm", AutoencoderKL(scaling_factor=None)),
+    ):
+        assert pipeline(*case) is None

@@ -1,0 +1,198 @@
+"""Runs of a DiT: killed and resumed, sampled by diffusers alone, as a LoRA, on pixels and under flow matching."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import runs
+import started
+import torch
+from diffusers import AutoencoderKL, DDIMScheduler, DiffusionPipeline, DiTTransformer2DModel
+from diffusers.models.embeddings import LabelEmbedding
+from latents import save_vae
+from safetensors.torch import load_file
+from test_lora import outputs_of_diffusers_alone
+
+import diffusers_lrlab
+from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.data.latents.encode import EncodeOptions, encode_dataset
+
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+NUM_UPDATES = 12
+TINY = "dit:hidden_size=8,num_layers=2,num_heads=2,patch_size=2"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Digits encoded by autoencoders without and with a shift."""
+    place = tmp_path_factory.mktemp("place")
+    for name, shift in (("plain", None), ("shifted", 0.1)):
+        save_vae(place / f"vae-{name}", shift_factor=shift)
+        options = {"dataset": "digits", "vae": str(place / f"vae-{name}"), "label_column": "label", "batch_size": 200}
+        encode_dataset(EncodeOptions(**options), place / name)
+    return place
+
+
+def arguments(place, output, *more, data="plain"):
+    return [
+        *((f"--train_data_dir={place / data}",) if place else ("--dataset_name=digits",)),
+        *(f"--output_dir={output}", f"--denoiser={TINY}", f"--max_train_steps={NUM_UPDATES}", "--train_batch_size=16"),
+        *("--checkpointing_steps=4", "--checkpoints_total_limit=0", "--num_validation_images=16", "--eval_batch_size=10"),
+        *("--num_inference_steps=2", "--logging_steps=1", "--cpu_threads=1", "--no_preflight", "--frechet_samples=0"),
+        *("--learning_rate=0.01", *more),
+    ]
+
+
+LABELS = ("--label_column=label", "--label_dropout=0.2", "--guidance_scale=2")
+
+
+@pytest.fixture(scope="module")
+def labelled(place, tmp_path_factory):
+    output = tmp_path_factory.mktemp("labelled") / "run"
+    runs.run(*arguments(place, output, *LABELS, "--save_images_epochs=1"))
+    return output
+
+
+def assert_same_end(first, second):
+    for name in [f"checkpoint-{NUM_UPDATES}/{part}/{WEIGHTS}" for part in ("transformer", "transformer_ema")]:
+        expected, found = load_file(first / name), load_file(second / name)
+        assert all(torch.equal(value, found[key]) for key, value in expected.items()), name
+    assert (first / "lrlab/metrics.jsonl").read_text() == (second / "lrlab/metrics.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_killed_it_goes_on_to_the_same_bits(place, labelled, tmp_path):
+    options = arguments(place, tmp_path / "run", *LABELS, "--save_images_epochs=1")
+    process = runs.start_and_wait_for((tmp_path / "run/checkpoint-4/manifest.json").exists, *options)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (tmp_path / "run/model_index.json").exists()
+    runs.run(*options, "--resume_from_checkpoint=latest")
+    assert_same_end(labelled, tmp_path / "run")
+
+
+ALONE = """
+import sys
+sys.modules["diffusers_lrlab"] = None
+import torch
+from diffusers import DDIMScheduler, DiTPipeline
+from safetensors.torch import save_file
+pipeline = DiTPipeline.from_pretrained(sys.argv[1])
+torch.manual_seed(0)
+assert pipeline([3, 7], guidance_scale=3.0, num_inference_steps=3).images[0].size == (8, 8)
+pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
+found = {}
+for scale in (1.0, 3.0):
+    generator = torch.Generator().manual_seed(1)
+    images = pipeline(
+        pipeline.get_label_ids(["3", "7"]),
+        guidance_scale=scale, num_inference_steps=5, generator=generator, output_type="pt",
+    ).images
+    found[str(scale)] = images.contiguous()
+save_file(found, sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+def test_diffusers_alone_samples_it_with_guidance_as_the_run_does(place, labelled, tmp_path):
+    index = json.loads((labelled / "model_index.json").read_text())
+    assert index["_class_name"] == "DiTPipeline"
+    assert index["transformer"] == ["diffusers", "DiTTransformer2DModel"]
+    assert not (labelled / "pipeline.py").exists()
+    how = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", ALONE, labelled, tmp_path / "images"], **how)
+    assert done.returncode == 0, done.stderr
+    assert "not expected" not in done.stderr
+    found = load_file(tmp_path / "images")
+    assert (found["1.0"] - found["3.0"]).abs().max() > 1e-3
+    # By the pipeline of this package, that of previews and metrics.
+    model = DiTTransformer2DModel.from_pretrained(labelled, subfolder="transformer")
+    scheduler = DDIMScheduler.from_pretrained(labelled, subfolder="scheduler")
+    vae = AutoencoderKL.from_pretrained(place / "vae-plain")
+    own = diffusers_lrlab.DiTImagePipeline(model, scheduler, vae, id2label={n: str(n) for n in range(10)})
+    for scale, images in found.items():
+        how = {"guidance_scale": float(scale), "num_inference_steps": 5, "generator": torch.Generator().manual_seed(1)}
+        torch.testing.assert_close(own([3, 7], **how, output_type="pt").images, images, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_its_folder_card_and_previews(labelled):
+    assert main(["check", str(labelled)]) == 0
+    card = (labelled / "README.md").read_text()
+    assert "A `DiTPipeline` trained by" in card
+    assert "pipeline = DiTPipeline.from_pretrained(" in card
+    assert f"| Denoiser | `{TINY}` |" in card
+    assert "trust_remote_code" not in card
+    previews = {np.load(path).shape for path in (labelled / "lrlab/samples").glob("*.npy")}
+    assert previews == {(10, 8, 8, 1)}
+    model = DiTTransformer2DModel.from_pretrained(labelled, subfolder="transformer")
+    assert model.config.num_embeds_ada_norm == 1000
+    assert (
+        len(next(module for module in model.modules() if isinstance(module, LabelEmbedding)).embedding_table.weight) == 1001
+    )
+
+
+@pytest.mark.slow
+def test_a_rerun_reproduces_it_to_the_bit(labelled, tmp_path):
+    command = ["-m", "diffusers_lrlab.cli.main", "rerun", labelled, "--out", tmp_path / "again", "--compare"]
+    status, stdout, stderr = started.run(*command, env=runs.environment())
+    assert status == 0, stdout + stderr
+    assert "reproduced, to the bit" in stdout
+
+
+OWN = {
+    "pixels": (False, (), "DDPMScheduler"),
+    "labelled pixels under flow": (
+        False,
+        ("--objective=flow_matching", *LABELS),
+        "FlowMatchEulerDiscreteScheduler",
+    ),
+    "latents": (True, (), "DDPMScheduler"),
+    "labelled latents of a shifted autoencoder": (True, LABELS, "DDPMScheduler"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", OWN)
+def test_what_diffusers_has_no_pipeline_for_has_one_here(place, tmp_path, case):
+    is_latent, more, scheduler = OWN[case]
+    runs.run(*arguments(place if is_latent else None, tmp_path / "run", *more, data="shifted"))
+    pipeline = DiffusionPipeline.from_pretrained(tmp_path / "run")
+    assert type(pipeline) is diffusers_lrlab.DiTImagePipeline
+    assert type(pipeline.scheduler).__name__ == scheduler
+    call = {"class_labels": ["3", 7]} if more else {"batch_size": 2}
+    generators = [torch.Generator().manual_seed(0) for _ in range(2)]
+    how = {"num_inference_steps": 2, "output_type": "np"}
+    images = pipeline(**call, **how, generator=generators[0]).images
+    assert images.shape == (2, 8, 8, 1)
+    code = (tmp_path / "run/README.md").read_text().split("```python")[2].partition("```")[0]
+    code = f"import sys\nsys.modules['diffusers_lrlab'] = None\n{code}\n"
+    code += f"import torch\nprint(pipeline(**{call}, **{how}, generator=torch.Generator().manual_seed(0)).images.tolist())"
+    env = {**runs.environment(), "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.array(json.loads(done.stdout)), images, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_lora_on_a_pipeline_of_diffusers(place, labelled, tmp_path):
+    """Started from the folder of a DiTPipeline, loaded by diffusers and peft alone, and merged."""
+    pytest.importorskip("peft")
+    more = (*LABELS, f"--pretrained_model_name_or_path={labelled}", "--denoiser=dit", "--lora_rank=2")
+    for name in ("lora", "merged"):
+        options = arguments(place, tmp_path / name, *more, *(("--merge_lora",) if name == "merged" else ()))
+        runs.run(*(option for option in options if option != f"--denoiser={TINY}"))
+    assert json.loads((tmp_path / "lora/model_index.json").read_text())["_class_name"] == "DiTPipeline"
+    start, base = (load_file(folder / "transformer" / WEIGHTS) for folder in (labelled, tmp_path / "lora"))
+    assert all(torch.equal(value, base[name]) for name, value in start.items())
+    found = outputs_of_diffusers_alone(
+        *(tmp_path / "lora", tmp_path / "merged", tmp_path / "outputs"),
+        *("DiTTransformer2DModel", "{'class_labels': torch.tensor([0, 1, 2, 1000])}"),
+        **{"part": "transformer", "shape": (4, 2, 4, 4)},
+    )
+    assert (found["lora"] - found["base"]).abs().max() > 1e-4
+    torch.testing.assert_close(found["merged"], found["lora"], rtol=1e-5, atol=1e-5)
+    assert "class ModelWithLora(DiTTransformer2DModel, PeftAdapterMixin):" in (tmp_path / "lora/README.md").read_text()
