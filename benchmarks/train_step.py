@@ -11,7 +11,7 @@ Upstream's script needs torchvision and tensorboard. If torchvision lies in a fo
 still does, as only its Python transforms are used.
 (c) with --precisions: an update in float32 and under autocast to bfloat16, taking turns, for the UNet of digits on a CPU.
 `ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2` before the command makes a CPU do without its instructions for bfloat16.
-(d) with --objectives: an update of `Trainer` with flow matching over one with ddpm, taking turns.
+(d) with --objectives: an update of `Trainer` with flow matching and one with labels, over one with ddpm, taking turns.
 """
 
 import json
@@ -143,32 +143,35 @@ def print_precisions(rounds):
 # --- (d) objectives --------------------------------------------------------------------------------------------------
 
 
-def compare_objectives(rounds, arguments, warm_up=10):
-    """Milliseconds of an update in each round, by objective."""
+VARIANTS = {
+    "ddpm": [],
+    "flow_matching": ["--objective=flow_matching"],
+    "ddpm with labels": ["--label_column=label", "--label_dropout=0.1"],
+}
+
+
+def compare_objectives(rounds, names, arguments, warm_up=10):
+    """Milliseconds of an update in each round, by the name of a variant."""
+    common = [f"--max_train_steps={rounds + 30}", "--num_validation_images=0", "--frechet_samples=0", *arguments]
     with tempfile.TemporaryDirectory() as folder:
-        loops = {}
-        for name in ("ddpm", "flow_matching"):
-            common = [f"--max_train_steps={rounds + 30}", "--num_validation_images=0", "--frechet_samples=0"]
-            loops[name] = make_trainer(Path(folder) / name, [*arguments, *common, f"--objective={name}"]).updates()
-        times = {name: [] for name in loops}
-        for turn in range(rounds + warm_up):
-            for name in times if turn % 2 else reversed(times):
-                start = time.perf_counter()
-                next(loops[name])
-                if turn >= warm_up:
-                    times[name].append(1e3 * (time.perf_counter() - start))
-    return times
+        loops = {name: make_trainer(Path(folder) / name, [*common, *VARIANTS[name]]).updates() for name in names}
+        return updates_in_turns(loops, rounds, warm_up)
 
 
 def print_objectives(rounds, warm_up):
-    print("\n(d) an update, median ms\n")
-    print("| data, batch | ddpm | flow_matching | flow_matching over ddpm: median (quartiles) |\n|---|---|---|---|")
+    print("\n(d) an update, median ms, and the median of ratios to ddpm (quartiles)\n")
+    print(f"| data, batch | {' | '.join(VARIANTS)} |\n|---{'|---' * len(VARIANTS)}|")
     for data, batch in (("digits", 64), ("digits", 16), ("moons", 256)):
-        times = compare_objectives(rounds, [f"--dataset_name={data}", f"--train_batch_size={batch}"], warm_up)
-        ratios = [flow / ddpm for flow, ddpm in zip(times["flow_matching"], times["ddpm"], strict=True)]
-        low, _, high = statistics.quantiles(ratios, n=4)
-        medians = " | ".join(f"{statistics.median(each):.2f}" for each in times.values())
-        print(f"| {data}, {batch} | {medians} | {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f}) |", flush=True)
+        names = list(VARIANTS) if data == "digits" else ["ddpm", "flow_matching"]  # points have no labels
+        times = compare_objectives(rounds, names, [f"--dataset_name={data}", f"--train_batch_size={batch}"], warm_up)
+        cells = [f"{statistics.median(times['ddpm']):.2f}"]
+        for name in names[1:]:
+            ratios = [other / ddpm for other, ddpm in zip(times[name], times["ddpm"], strict=True)]
+            low, _, high = statistics.quantiles(ratios, n=4)
+            median = statistics.median(times[name])
+            cells.append(f"{median:.2f}: {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})")
+        cells += ["–"] * (len(VARIANTS) - len(names))
+        print(f"| {data}, {batch} | {' | '.join(cells)} |", flush=True)
 
 
 # --- (b) the two scripts ---------------------------------------------------------------------------------------------
