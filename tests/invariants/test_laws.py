@@ -2,8 +2,8 @@
 The laws of a run, for each objective, network and kind of data, with labels and without.
 
 One clock, resuming to the bit, batch-split invariance, the audit of the rate, and defaults that change nothing. `ROWS` is
-the table: whatever is registered as an objective or a denoiser has rows in it. Stacks have `test_stacked_is_solo.py`, over
-the same registries.
+the table: whatever is registered as an objective or a denoiser has rows in it. Points have the law of stacks, too; all
+that can be chosen in one is in `test_stacked_is_solo.py`.
 """
 
 import dataclasses
@@ -27,6 +27,8 @@ from diffusers_lrlab import TrainingConfig, load_image_dataset
 from diffusers_lrlab.data.latents.encode import EncodeOptions, encode_dataset
 from diffusers_lrlab.models.registry import DENOISERS, denoiser_class
 from diffusers_lrlab.objective.process import OBJECTIVES, NoiseProcess
+from diffusers_lrlab.study.stacked.member import Member
+from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.training.model import find_start, given_model_config
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
@@ -46,6 +48,8 @@ BASE = {
     "validation_steps": 3,
     "logging_steps": 1,
     "save_images_epochs": 10**6,
+    "mixed_precision": "no",
+    "output_dir": "run",
     # These look at the whole batch of an update.
     "timestep_sampler": "laplace:draw=stratified",
     "loss_weighting": "min_snr",
@@ -161,15 +165,18 @@ def recorded():
         yield seen
 
 
+def plan_of(options, checkpoint=None):
+    config = resolve_config(TrainingConfig(**options))
+    start, data = find_start(config, checkpoint), load_data_once(config)
+    return make_plan(config, data, given_model_config(config, start), start=start), data
+
+
 def train(folder, options, checkpoint=None):
     """A run in this process, from a checkpoint if one is given: its trainer, log, and what it learned from."""
-    config = resolve_config(TrainingConfig(**{**options, "output_dir": str(folder)}))
-    start, data = find_start(config, checkpoint), load_data_once(config)
-    plan = make_plan(config, data, given_model_config(config, start), start=start)
+    plan, data = plan_of({**options, "output_dir": str(folder)}, checkpoint)
     AcceleratorState._reset_state(reset_partial_state=True)
-    trainer = Trainer(
-        plan, data, Accelerator(cpu=True, gradient_accumulation_steps=config.gradient_accumulation_steps), RunFolder(folder)
-    )
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=plan.layout.accumulation)
+    trainer = Trainer(plan, data, accelerator, RunFolder(folder))
     if checkpoint is not None:
         trainer.resume(checkpoint)
     with recorded() as seen:
@@ -251,6 +258,22 @@ def test_defaults_that_are_given_change_nothing(row, place, straight, tmp_path):
     resolved = straight.trainer.run.config
     given = {field.name: getattr(resolved, field.name) for field in dataclasses.fields(TrainingConfig)}
     assert_same_bits(train(tmp_path / "run", given), straight)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.data == "points"], indirect=True, ids=str)
+def test_stacked_it_becomes_what_it_becomes_alone(row, place, straight):
+    members = [Member(*plan_of({**options_of(row, place), "seed": seed}), torch.device("cpu")) for seed in (0, 1)]
+    for _ in Stack(members, torch.device("cpu")).updates():
+        pass
+    member, _ = members
+    member.catch_up()
+    for name, value in straight.trainer.run.model.state_dict().items():
+        torch.testing.assert_close(member.run.model.state_dict()[name], value, rtol=0, atol=1e-5)
+    rows = [row for row in straight.log if "loss" in row]
+    assert [loss for _, loss, *_ in member.curves.state_dict()["losses"]] == pytest.approx(
+        [row["loss"] for row in rows], 1e-4
+    )
+    assert member.run.audit.largest_lr_deviation < 1e-15
 
 
 def test_labels_are_told_and_some_are_dropped(row, straight):
