@@ -87,17 +87,22 @@ class Row:
         return "-".join([self.objective, self.network, self.data, *(["labels"] if self.has_labels else [])])
 
 
+def own(registry):
+    """The names of this package, without those that other tests register."""
+    return [name for name, entry in registry.items() if not entry.is_foreign]
+
+
 def networks():
     """The networks, with the data that each takes."""
     images = ("pixels", "latents")
-    takes = {name: inspect.signature(denoiser_class(name)).parameters for name in DENOISERS}
+    takes = {name: inspect.signature(denoiser_class(name)).parameters for name in own(DENOISERS)}
     by_name = {name: ("points",) if "dimension" in parameters else images for name, parameters in takes.items()}
     return {"unet": images, "lora": images, **by_name}
 
 
 ROWS = [
     Row(objective, network, data, has_labels)
-    for objective in OBJECTIVES
+    for objective in own(OBJECTIVES)
     for network, kinds in networks().items()
     for data in kinds
     for has_labels in ((False, True) if data != "points" else (False,))
