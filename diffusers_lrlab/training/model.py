@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import LabError, must_be
 from ..core.extras import require_extra
 from ..core.manifest import find_damage
+from ..data.latents.manifest import latents_folder, read_latents_manifest
 from ..models.architecture import Architecture
 from ..models.loading import complete_config, load_model_config
 from ..models.registry import DENOISERS, architecture_of, denoiser_arguments, denoiser_class
@@ -73,8 +74,7 @@ def given_model_config(config: ResolvedConfig, start: StartWeights | None = None
     if start is not None:
         return _config_of_start(config, start, architecture)
     if config.denoiser is not None:
-        of_data = architecture.of_data(kind_of(config).known_arguments(config))
-        architecture.sizes(config.denoiser_kwargs or {}, of_data, None)  # which checks them
+        architecture.sizes(config.denoiser_kwargs or {}, _known_arguments(config), None)  # which checks them
         return None
     name = config.model_config_name_or_path
     given = None if name is None else load_model_config(model_class_of(config), name, config.cache_dir)
@@ -91,8 +91,8 @@ def _config_of_start(config: ResolvedConfig, start: StartWeights, architecture: 
         given = kind.check_model_config(config, given) or given
     else:
         architecture.check_start(given, start.name_or_path)
-        why = "as --resolution and --image_channels say" if kind.name == "images" else f"as of the {kind.name}"
-        _check_shape(config, given, kind.known_arguments(config), why)
+        why = "as --resolution and --image_channels say" if latents_folder(config) is None else "as of the latents"
+        _check_shape(config, given, _known_arguments(config), why)
     # Errors of weights and LoRA come before data are read.
     if start.folder is not None:
         start.read(model_class)
@@ -100,6 +100,17 @@ def _config_of_start(config: ResolvedConfig, start: StartWeights, architecture: 
         with torch.device("meta"):
             add_lora(model_class(**given), config)
     return given
+
+
+def _known_arguments(config: ResolvedConfig) -> dict[str, Any]:
+    """Arguments of any model of images or latents that are known before data are read."""
+    if (folder := latents_folder(config)) is not None:
+        channels, size, _ = read_latents_manifest(folder).shape
+    elif config.resolution is not None:
+        channels, size = config.image_shape
+    else:
+        return {}
+    return {"sample_size": size, "in_channels": channels, "out_channels": channels}
 
 
 def _check_num_classes(architecture: Architecture, num: int, config: ResolvedConfig, name: str) -> None:

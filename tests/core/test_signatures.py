@@ -17,7 +17,7 @@ import pandas
 import printed
 import pytest
 import torch
-from diffusers import DDPMScheduler, UNet2DModel
+from diffusers import DDPMScheduler, DiTTransformer2DModel, UNet2DModel
 from hypothesis import given
 from hypothesis import strategies as st
 from tables import cases
@@ -102,6 +102,11 @@ def labelled_unet():
     return UNet2DModel(4, 1, 1, layers_per_block=1, norm_num_groups=2, num_class_embeds=4, **blocks)
 
 
+def dit():
+    sizes = {"num_attention_heads": 1, "attention_head_dim": 4, "num_layers": 1, "norm_num_groups": 1}
+    return DiTTransformer2DModel(**sizes, in_channels=1, out_channels=1, sample_size=4)
+
+
 def weighting():
     return lab.get_loss_weighting("min_snr", DDPMScheduler())
 
@@ -117,6 +122,7 @@ DRAWN = {"timesteps": lambda: torch.tensor([1, 2]), "losses": lambda: torch.ones
 VALID = {
     "FinderConfig": {},
     "MLPDenoiser": {},
+    "DiTImagePipeline": {"transformer": lambda: dit(), "scheduler": noise_scheduler},
     "LatentImagePipeline": {"unet": lambda: latent_unet(), "scheduler": noise_scheduler},
     "PointDDPMPipeline": {"denoiser": lambda: lab.MLPDenoiser(hidden_size=4), "scheduler": noise_scheduler},
     "LabelledImagePipeline": {"unet": lambda: labelled_unet(), "scheduler": noise_scheduler},
@@ -149,6 +155,10 @@ BESIDE = {
     "TimestepSampler.observe": (lambda: sampler("loss_second_moment").observe, DRAWN),
     "LossWeighting.weights": (lambda: weighting().weights, {"timesteps": DRAWN["timesteps"]}),
     "Parameter": (lambda: Parameter, {"name": "a", "kind": int, "default": 1, "help": "h"}),
+    "DiTImagePipeline()": (
+        lambda: lab.DiTImagePipeline(dit(), DDPMScheduler(num_train_timesteps=4)),
+        {"batch_size": 2, "num_inference_steps": 2},
+    ),
     "LatentImagePipeline()": (
         lambda: lab.LatentImagePipeline(latent_unet(), DDPMScheduler(num_train_timesteps=4)),
         {"batch_size": 2, "num_inference_steps": 2, "output_type": "latent"},
@@ -188,8 +198,8 @@ LATE = {"torch": torch, "pandas": pandas, "Optimizer": torch.optim.Optimizer, "d
 SCHEDULES = [name for name in dir(functions) if name.startswith("get_") and name.endswith("_schedule")]
 
 # Their files import nothing of ours, so they raise what `LabError` is a kind of.
-PIPELINES = ("PointDDPMPipeline()", "LabelledImagePipeline()", "LatentImagePipeline()")
-CLASSES = ("MLPDenoiser", "PointDDPMPipeline", "LabelledImagePipeline", "LatentImagePipeline")
+PIPELINES = ("PointDDPMPipeline()", "LabelledImagePipeline()", "LatentImagePipeline()", "DiTImagePipeline()")
+CLASSES = ("MLPDenoiser", "PointDDPMPipeline", "LabelledImagePipeline", "LatentImagePipeline", "DiTImagePipeline")
 FREE_OF_US = (*CLASSES, "MLPDenoiser()", *PIPELINES)
 
 

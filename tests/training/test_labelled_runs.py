@@ -98,17 +98,7 @@ def test_each_image_has_its_own_label_in_training_and_validation(straight):
     assert "class_labels" not in runs.read_record(output)["train"]  # the record has no word for them yet
 
 
-def test_micro_batches_have_the_labels_of_their_images(folder, tmp_path, straight):
-    seen = train(folder, tmp_path / "run", "--gradient_accumulation_steps=4", "--train_batch_size=2")
-    assert_own_labels(seen)
-    parts = trained_on(seen)
-    updates = [sum(parts[start : start + 4], []) for start in range(0, len(parts), 4)]
-    assert updates == trained_on(straight[1])
-    expected, found = weights_of(straight[0]), weights_of(tmp_path / "run")
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
-
-
+@pytest.mark.slow
 def test_two_processes_share_out_images_with_their_labels(folder, tmp_path, straight):
     seen = train(folder, tmp_path / "run", processes=2)
     assert_own_labels(seen)
@@ -117,17 +107,6 @@ def test_two_processes_share_out_images_with_their_labels(folder, tmp_path, stra
     expected, found = weights_of(straight[0]), weights_of(tmp_path / "run")
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
-
-
-def test_a_run_that_goes_on_is_told_the_same(folder, tmp_path, straight):
-    output = tmp_path / "run"
-    train(folder, output)
-    (output / f"checkpoint-{NUM_UPDATES}" / "trainer.json").unlink()  # as if it had been killed after update 4
-    seen = train(folder, output, "--resume_from_checkpoint=latest")
-    assert_own_labels(seen)
-    assert trained_on(seen)[NUM_UPDATES:] == trained_on(straight[1])[4:]
-    for name, value in weights_of(straight[0]).items():
-        assert torch.equal(weights_of(output)[name], value), name
 
 
 @pytest.mark.parametrize(

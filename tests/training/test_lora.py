@@ -248,17 +248,6 @@ def test_a_rerun_reproduces_it_to_the_bit(lora, tmp_path):
     assert f"{len(again)} of " in found.findings["weights"]
 
 
-@pytest.mark.parametrize("objective", ["ddpm", "flow_matching"])
-def test_the_parts_of_a_batch_are_the_batch(unet, tmp_path, objective):
-    for name, batch, parts in (("whole", 50, 1), ("parts", 10, 5)):
-        more = (f"--train_batch_size={batch}", f"--gradient_accumulation_steps={parts}", f"--objective={objective}")
-        runs.run(*call(tmp_path / name, unet, *more, "--no_evaluation", num_updates=4))
-    (whole, validated), (parts, again) = (runs.read_metrics(tmp_path / name) for name in ("whole", "parts"))
-    for row, other in zip([*whole, *validated], [*parts, *again], strict=True):
-        assert row == pytest.approx(other, rel=1e-4)
-        assert row.get("lr") == other.get("lr")
-
-
 def assert_same_end(first, second, num_updates=NUM_UPDATES):
     names = [f"checkpoint-{num_updates}/{part}/{LORA}" for part in ("unet", "unet_ema")] + [LORA, f"unet/{WEIGHTS}"]
     for name in names:

@@ -71,10 +71,6 @@ class DataKind(ABC):
 
     # --- model -------------------------------------------------------------------------------------------------------
 
-    def known_arguments(self, config: ResolvedConfig) -> dict[str, Any]:
-        """Those of [`data_arguments`] that are known before data are read."""
-        return {}
-
     @abstractmethod
     def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
         """Arguments of any model for these data, by name, that the data decide."""

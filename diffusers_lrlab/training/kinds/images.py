@@ -118,10 +118,6 @@ class Images(DataKind):
             )
         return {**given, "sample_size": resolution}
 
-    def known_arguments(self, config: ResolvedConfig) -> dict[str, Any]:
-        channels, resolution = config.image_shape
-        return {"sample_size": resolution, "in_channels": channels, "out_channels": channels}
-
     def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
         channels, size, _ = data.image_shape
         arguments = {"sample_size": size, "in_channels": channels, "out_channels": channels}

@@ -126,10 +126,6 @@ class Latents(Images):
                 raise must_be(key, given[key], f"{allowed[0] or size}, as of the latents", hint, of=of)
         return {**given, "sample_size": size}
 
-    def known_arguments(self, config: ResolvedConfig) -> dict[str, Any]:
-        channels, size, _ = self.manifest(config).shape
-        return {"sample_size": size, "in_channels": channels, "out_channels": channels}
-
     def pipeline_parts(self, config: ResolvedConfig) -> dict[str, Any]:
         """An autoencoder of the Hub is saved as its source, one of a folder, which others do not have, as a copy."""
         source = self._source(config)
