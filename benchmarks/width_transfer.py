@@ -141,7 +141,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--updates", type=int, default=500)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--shown", type=float, default=0.15, help="range of losses in the plot, above the lowest")
+    parser.add_argument("--shown", type=float, default=0.07, help="range of losses in the plot, above the lowest")
     parser.add_argument("--losses", type=Path, help="JSON file of the losses so far")
     parser.add_argument("--out", type=Path, help="PNG of the plot")
     options = parse(parser, widths=[8, 16], rates=[1e-3, 1e-2], seeds=2, updates=4, batch=8)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
 from ..core.words import counted
 from ..models.width import OPTION, ROLES, SCALED, Width, width_of, width_rule
 from ..optimizers.entries import OPTIMIZERS
@@ -35,8 +35,8 @@ def check_width(config: ResolvedConfig) -> None:
         return
     if TRAIT not in OPTIMIZERS[config.optimizer].traits:
         reason = _REASONS.get(config.optimizer, f"it does not declare the trait {TRAIT!r}")
-        known = " or ".join(name for name, entry in OPTIMIZERS.items() if TRAIT in entry.traits)
-        raise LabError(f"{OPTION}: --optimizer {config.optimizer} has no rule for widths: {reason}. Hint: use {known}.")
+        *names, last = (name for name, entry in OPTIMIZERS.items() if TRAIT in entry.traits)
+        raise must_be("--optimizer", config.optimizer, f"{', '.join(names)} or {last} with {OPTION}", reason)
     traits, kwargs = SCHEDULERS[config.lr_scheduler].traits, config.lr_scheduler_kwargs
     floor = kwargs.get("min_lr", 0.0)
     if (floor and {"floor_of_all", "feedback"} & traits) or (floor is None and "feedback" in traits):
