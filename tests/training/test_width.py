@@ -184,6 +184,45 @@ def test_what_has_no_rule_is_refused_before_data_are_read(options, part):
         resolve_and_check(TrainingConfig(**{"dataset_name": "moons", "width_base": 8, "max_train_steps": 6, **options}))
 
 
+DIT = """
+from diffusers import DiTTransformer2DModel
+
+from diffusers_lrlab import register_denoiser
+from diffusers_lrlab.core.registry import Parameter
+from diffusers_lrlab.data.image_loading import load_image_data
+from diffusers_lrlab.training.kinds.images import Images
+
+sizes = ("num_attention_heads", "attention_head_dim", "num_layers", "num_embeds_ada_norm")
+parameters = tuple(Parameter(name, int, None, name, "[1, inf)") for name in sizes)
+register_denoiser("small_dit", description="a transformer", source="diffusers", parameters=parameters)(DiTTransformer2DModel)
+Images.load_data = lambda kind, config, num: load_image_data(
+    config, config.seed, config.layout(num), {"class_labels": "label"}
+)
+"""
+
+
+def test_a_transformer(tmp_path):
+    """Trained, resumed and recorded with both groups; the zeros of the start have moved."""
+    (tmp_path / "dit.py").write_text(DIT)
+    sizes = "num_attention_heads=4,attention_head_dim=8,num_layers=1,num_embeds_ada_norm=10"
+    own = [option for option in POINTS if not option.startswith(("--dataset_name", "--denoiser", "--width_base"))]
+    own += [f"--import={tmp_path / 'dit.py'}", "--dataset_name=digits", f"--denoiser=small_dit:{sizes}", "--width_base=16"]
+    folder = tmp_path / "run"
+    runs.run(*own, f"--output_dir={folder}")
+    rows, _ = runs.read_metrics(folder)
+    assert all(row["lr_hidden"] == row["lr"] / 2 for row in rows)
+    width = runs.read_record(folder)["train"]["width"]
+    assert (width["width"], width["lr_factors"]["hidden"]) == (32, 0.5)
+    weights = load_file(folder / "unet" / "diffusion_pytorch_model.safetensors")
+    assert all(weights[name].any() for name in width["roles"])
+    shutil.rmtree(folder / "checkpoint-6")
+    runs.run(*own, f"--output_dir={folder}", "--resume_from_checkpoint=latest")
+    resumed = load_file(folder / "unet" / "diffusion_pytorch_model.safetensors")
+    assert all(torch.equal(value, resumed[name]) for name, value in weights.items())
+    error = runs.run(*own, "--width_base=20", f"--output_dir={tmp_path / 'other'}", expect=2)
+    assert "--width_base 20: must be a multiple of the head size, attention_head_dim=8, got 20. Hint" in error
+
+
 def test_a_given_configuration_has_its_width(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embedding_size": 8}))
