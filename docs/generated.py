@@ -25,6 +25,7 @@ from diffusers_lrlab.diffusers_plugin.hook_options import options_table as optio
 from diffusers_lrlab.evaluation.metrics import metrics_table
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.models.registry import DENOISERS
+from diffusers_lrlab.models.width import ROLES, WIDTH_RULES
 from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.objective.process import OBJECTIVES, NoiseProcess, make_process
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
@@ -126,6 +127,16 @@ def equal_noise_table() -> str:
     return markdown_table(("share of ddpm's timesteps", *(f"{share:g}" for share in shares)), rows)
 
 
+def width_table() -> str:
+    """The parameters of each role, by the class of a model."""
+    rows = []
+    for name, rule in WIDTH_RULES.items():
+        patterns = {role: [f"`{pattern}`" for pattern, own in rule.roles.items() if own == role] for role in ROLES}
+        zeros = [f"`{pattern}`" for pattern in rule.zeros] + patterns["output"]
+        rows.append((f"`{name}`", *(", ".join(each) for each in (*patterns.values(), zeros))))
+    return markdown_table(("model", *ROLES, "matrices that start at 0"), rows)
+
+
 TABLES = {
     "main-job": lambda: readme_command(0),
     "test-command": lambda: readme_command(1),
@@ -148,6 +159,7 @@ TABLES = {
     "objectives-common": OBJECTIVES.common_table,
     "noises": NOISES.table,
     "denoisers": DENOISERS.table,
+    "widths": width_table,
     "traits": traits_table,
     "divergence": ON_DIVERGENCE.table,
     "datasets": TOY_DATASETS.table,

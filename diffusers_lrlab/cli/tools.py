@@ -29,10 +29,12 @@ def scale_arguments(parser: argparse.ArgumentParser) -> None:
     add("--train_batch_size", type=int, metavar="B", help="Images per process and micro-batch of the new run.")
     add("--gradient_accumulation_steps", type=int, default=1, metavar="g", help="Its micro-batches (default: %(default)s).")
     add("--num_processes", type=int, default=1, metavar="n", help="Its processes (default: %(default)s).")
+    add("--width_base", type=int, metavar="N", help="Show the rates at other widths, where this is the width of LR.")
+    add("--width", type=int, metavar="W", help="Width of the new model, with --width_base.")
 
 
 def scale(options: argparse.Namespace) -> None:
-    from ..optimizers.scaling import scaling_table
+    from ..optimizers.scaling import scaling_table, width_table
 
     POSITIVE.check("--learning_rate", options.learning_rate, "1e-4 is usual")
     for name in ("train_batch_size", "gradient_accumulation_steps", "num_processes", "base_batch_size"):
@@ -40,6 +42,16 @@ def scale(options: argparse.Namespace) -> None:
     batch, num_parts = options.train_batch_size, options.gradient_accumulation_steps * options.num_processes
     if batch is None and num_parts > 1:
         raise LabError("--gradient_accumulation_steps and --num_processes have no effect without --train_batch_size.")
+    if options.width is not None and options.width_base is None:
+        raise LabError(f"--width {options.width} has no effect without --width_base. Hint: add that, or leave --width out.")
+    if options.width_base is not None:
+        if batch is not None:
+            raise LabError(
+                f"--train_batch_size {batch} has no effect with --width_base, whose table is of widths. Hint: leave one of "
+                "them out."
+            )
+        say(width_table(options.learning_rate, options.width_base, options.width))
+        return
     say(scaling_table(options.learning_rate, options.base_batch_size, batch and batch * num_parts))
 
 

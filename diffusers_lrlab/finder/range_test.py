@@ -17,6 +17,7 @@ from ..core.streams import stream_seed
 from ..core.words import counted
 from ..data.batch import Batch
 from ..evaluation.validation_loss import ValidationLoss
+from ..optimizers.groups import set_learning_rate
 from ..timesteps.bands import scaled_lr
 from ..training.stepping import do_one_update
 from .fixed_noise import FixedNoiseObjective
@@ -143,8 +144,7 @@ def _sweep(
                 f"the data ended after {update} of {counted(settings.num_updates, 'update')}, at a rate of {lr:.3g}"
             )
             break
-        for group in trainer.run.optimizer.param_groups:
-            group["lr"] = float(lr)
+        set_learning_rate(trainer.run.optimizer, float(lr))
         trainer.run.update = update
         with scaled_lr(trainer.run.optimizer, objective.lr_factor(update)):
             if not do_one_update(trainer, batch):

@@ -18,7 +18,7 @@ _SHAPE: dict[str, dict[str, type | tuple[type, ...]]] = {
 }
 _DEEPEST = 50  # levels of nesting
 _LONGEST_LINE, _MOST_LINES = 1 << 20, 1_000_000  # characters of a line of a log; lines
-_COLUMNS = ("lr", "beta1", "loss", "validation_loss", "validation_loss_ema", "grad_norm")
+_COLUMNS = ("lr", "lr_hidden", "beta1", "loss", "validation_loss", "validation_loss_ema", "grad_norm")
 
 
 def read_json(path: Path) -> Any:

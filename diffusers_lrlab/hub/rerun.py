@@ -116,7 +116,7 @@ def compare_runs(then: Path, now: Path, tolerance: float = TOLERANCE) -> Compari
     records = read_record(then), read_record(now)
     rows = read_log(then), read_log(now)
     parts = {
-        "learning rate": _compare_rows(*rows, ("lr", "beta1")),
+        "learning rate": _compare_rows(*rows, ("lr", "lr_hidden", "beta1")),
         "losses": _compare_rows(*rows, ("loss", "validation_loss", "validation_loss_ema", "grad_norm")),
         "results": _compare_results(*(record["train"].get("results") or {} for record in records)),
         "weights": _compare_weights(then, now),

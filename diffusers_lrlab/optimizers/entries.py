@@ -34,6 +34,7 @@ OPTIMIZERS = Registry(
         "adam": "takes the options for Adam, such as `--adam_beta1`",
         "sgd": "takes steps in proportion to the gradient",
         "averages": "averages the weights itself, and has `train()` and `eval()`",
+        "width_rule": "takes `--width_base`: the size of its steps is not that of gradients, and weight decay is decoupled",
     },
     shown_facts={"state_bytes": "state, bytes per parameter"},
     returns=_check_optimizer,
@@ -161,7 +162,7 @@ OPTIMIZERS.register(
     description="Adam with decoupled weight decay",
     source=f"{_TORCH}.AdamW; arXiv 1711.05101",
     parameters=(_beta1(), _BETA2, _EPS, _weight_decay(0.01)),
-    traits=("adam",),
+    traits=("adam", "width_rule"),
     facts={"state_bytes": 8, "elementwise": f"{_RULES}:adamw"},
 )(_made_by("torch.optim:AdamW", can_fuse=True))
 
@@ -230,6 +231,7 @@ OPTIMIZERS.register(
         Parameter("beta2", float, 0.99, "decay of the mean of gradients", "[0, 1)"),
         _weight_decay(),
     ),
+    traits=("width_rule",),
     facts={"state_bytes": 4, "package": "lion-pytorch", "learning_rate_factor": 0.2, "elementwise": f"{_RULES}:lion"},
 )(_made_by("lion_pytorch:Lion"))
 
@@ -282,6 +284,6 @@ OPTIMIZERS.register(
     description="AdamW with its state in 8 bits",
     source="bitsandbytes; arXiv 2110.02861",
     parameters=(_beta1(), _BETA2, _EPS, _weight_decay(0.01)),
-    traits=("adam",),
+    traits=("adam", "width_rule"),
     facts={"state_bytes": 2, "package": "bitsandbytes"},
 )(_made_by("bitsandbytes.optim:AdamW8bit"))  # tensors of fewer than 4096 numbers stay in 32 bits

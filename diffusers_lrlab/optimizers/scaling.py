@@ -1,11 +1,11 @@
-"""Rules that scale a learning rate to another batch size."""
+"""Rules that scale a learning rate to another batch size, and to another width."""
 
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 from ..core.errors import LabError, did_you_mean
-from ..core.ranges import POSITIVE
+from ..core.ranges import COUNT, POSITIVE
 from .entries import OPTIMIZERS
 
 LINEAR_UP_TO = 512  # images, of the rule "guide"
@@ -53,6 +53,20 @@ def scaling_warning(rule: str, optimizer: str) -> str | None:
         f"--scale_lr {rule} is linear, a rule for SGD. For {optimizer}, which normalises gradients, the derived rule is "
         "sqrt (arXiv 2205.10287)."
     )
+
+
+def width_table(learning_rate: float, base: int, width: int | None = None) -> str:
+    """A table of the rates and weight decays of muP for widths of half to 16 times the base, with a row for `width`."""
+    for name, value in (("width_base", base), ("width", width)):
+        COUNT.check(f"--{name}", value, "a width counts the units of a hidden layer")
+    widths = {max(1, round(base * 2.0**power)) for power in range(-1, 5)} | ({width} if width else set())
+    lines = [f"{'width':>10}{'inputs, biases, norms':>24}{'hidden, output':>16}{'their weight decay':>20}"]
+    for each in sorted(widths):
+        mark = "  <- this width" if each == width else "  base" if each == base else ""
+        lines.append(
+            f"{each:>10}{learning_rate:>24.3g}{learning_rate * base / each:>16.3g}{f'x {each / base:.4g}':>20}{mark}"
+        )
+    return "\n".join([*lines, "", "muP (arXiv 2203.03466), by --width_base; `lrlab plan` names the parameters of a model"])
 
 
 def scaling_table(learning_rate: float, base_batch: int, batch: int | None = None) -> str:

@@ -9,6 +9,7 @@ from ..core.words import agreeing, counted
 from ..data.batch import Batch
 from ..finder.fixed_noise import FixedNoiseObjective
 from ..finder.snapshot import restored_afterwards
+from ..optimizers.groups import set_learning_rate
 from ..training.lora import has_lora
 from ..training.sharding import is_sharded
 from ..training.stepping import do_one_update
@@ -88,8 +89,7 @@ def overfit_one_batch(subject: Subject) -> str:
     with restored_afterwards(trainer):
         trainer.run.objective, trainer.log.observer = _OneBatch.now(trainer, 0, evenly=True), None
         trainer.stepper.model.train()
-        for group in trainer.run.optimizer.param_groups:
-            group["lr"] = plan.learning_rate
+        set_learning_rate(trainer.run.optimizer, plan.learning_rate)
         for update in range(_SANITY_UPDATES):
             trainer.run.update, trainer.log.sums = update, torch.zeros_like(trainer.log.sums)
             if not do_one_update(trainer, batch):

@@ -52,6 +52,7 @@ def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, pr
             **({} if plan.autoencoder is None else {"autoencoder": plan.autoencoder}),
             "num_parameters": plan.num_parameters,
             **start_of(plan),
+            **({} if plan.width is None else {"width": plan.width.facts()}),
             "device": str(accelerator.device),
             "mixed_precision": accelerator.mixed_precision,
         },

@@ -14,8 +14,10 @@ from ..data.options import DataConfig
 from ..optimizers.scaling import scaled_learning_rate
 from ..schedules.schedule import Schedule
 from ..timesteps.bands import TimestepLR
-from .learning_options import EMA_OPTIONS, ModelConfig, OptimizerConfig, ScheduleConfig, TimestepConfig
+from .learning_options import ModelConfig, TimestepConfig
+from .optimizer_options import EMA_OPTIONS, OptimizerConfig
 from .run_options import LoopConfig, OutputConfig
+from .schedule_options import ScheduleConfig
 
 
 @dataclass(frozen=True, kw_only=True)

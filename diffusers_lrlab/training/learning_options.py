@@ -1,17 +1,15 @@
-"""Options of model, schedules, timesteps, loss, noise and optimizer."""
+"""Options of model, objective, timesteps, loss and noise."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ..core.options import (
     BIN_LOG,
-    DESTINATION,
     DRAWS,
     EVALUATION,
     OBJECTIVE,
     OUTPUT,
     SPEED,
-    THIS_START,
     UPDATE,
     WHOLE_RUN,
     Need,
@@ -21,17 +19,12 @@ from ..core.options import (
 from ..data.options import LABELS, SIZED
 from ..objective.process import DEFAULT_OBJECTIVE, NUM_STEPS, BetaSchedule, PredictionType
 
-EMA = Need("--use_ema", lambda config: config.use_ema)
-NO_EMA_SPEC = Need("--ema", lambda config: config.ema is None, is_absence=True)
 NO_START = Need(
     "--pretrained_model_name_or_path", lambda config: config.pretrained_model_name_or_path is None, is_absence=True
 )
 START = Need("--pretrained_model_name_or_path", lambda config: config.pretrained_model_name_or_path is not None)
 LORA = Need("--lora_rank", lambda config: config.lora_rank is not None)
 NO_DENOISER = Need("--denoiser", lambda config: config.denoiser is None, is_absence=True)
-EMA_PARAMETER = (EMA, NO_EMA_SPEC)
-EMA_OPTIONS = ("inv_gamma", "power", "max_decay", "start_update", "update_every")  # --ema_*, parameters of warmup_power
-SCALING = Need("--scale_lr linear, sqrt or guide", lambda config: config.scale_lr != "none")
 HELD_OUT = Need("--num_validation_images above 0", lambda config: config.num_validation_images > 0)
 DROPOUT = Need("--label_dropout above 0", lambda config: config.label_dropout > 0)
 BINS = Need("--log_timestep_bins above 0", lambda config: config.log_timestep_bins > 0)
@@ -176,79 +169,6 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduleConfig:
-    """Parameters that control the learning rate and the momentum."""
-
-    _argument_group_name = "learning rate and momentum"
-
-    learning_rate: float | None = option(
-        None,
-        "Peak learning rate, or auto: found by a test of about 600 updates before the run (default with AdamW: 1e-4; 1e-3 "
-        "for embedded image sets, 3e-4 for points).",
-        WHOLE_RUN,
-        range="(0, 1e30]",
-    )
-    auto_learning_rate: bool = option(False, "The same as --learning_rate auto.", THIS_START)
-    scale_lr: Literal["none", "linear", "sqrt", "guide"] = option(
-        "none",
-        "Rule by which the learning rate grows with the images per update, over all micro-batches and processes; `lrlab "
-        "scale` shows the rules.",
-        WHOLE_RUN,
-        finder="refuses",
-    )
-    base_batch_size: int = option(
-        64,
-        "Images per update that --learning_rate is meant for, with --scale_lr.",
-        WHOLE_RUN,
-        range="[1, 1e9]",
-        needs=(SCALING,),
-    )
-    lr_scheduler: str = option(
-        "cosine",
-        "Learning-rate schedule: a name, a spec string NAME:key=value,key=value, or hub:USER/NAME for a published one. "
-        "Names: {names}.",
-        WHOLE_RUN,
-        registry="schedules.registries:SCHEDULERS",
-    )
-    lr_scheduler_source: str | None = option(
-        None,
-        "Commit and hash of a schedule from the Hub; set by --lr_scheduler hub:USER/NAME, not by hand.",
-        DESTINATION,
-        is_internal=True,
-    )
-    lr_scheduler_kwargs: Kwargs = parameters_of("lr_scheduler", WHOLE_RUN, ", such as '{\"step_size\": 500}'")
-    lr_warmup_steps: float | None = option(
-        None,
-        "Warm-up in optimizer updates, or below 1 as a fraction of the run (default: 0.05, upstream 500 updates; 0 for "
-        "schedules that have no warm-up or rise by themselves).",
-        WHOLE_RUN,
-        range="[0, 1e9]",
-    )
-    lr_num_cycles: float | None = option(None, "num_cycles of the schedules that take it.", WHOLE_RUN, range="(0, 1e9]")
-    lr_power: float | None = option(None, "power of the schedules that take it.", WHOLE_RUN, range="(0, 1000]")
-    momentum_scheduler: str | None = option(
-        None,
-        "Schedule of the momentum (beta1), as a name or spec string (default: constant momentum). Names: {names}.",
-        WHOLE_RUN,
-        registry="schedules.registries:MOMENTUM_SCHEDULERS",
-    )
-    momentum_scheduler_kwargs: Kwargs = parameters_of("momentum_scheduler", WHOLE_RUN)
-    strict_lr_audit: bool = option(
-        False, "Stop at the first update whose learning rate or momentum is not the expected one; else report it.", WHOLE_RUN
-    )
-    on_divergence: str = option(
-        "stop",
-        "When loss or weights are no longer finite: stop, or rollback:factor=0.5,max_rollbacks=3 to return to the last "
-        "checkpoint (the one before it if that did not help) with the learning rate times factor, at most max_rollbacks "
-        "times. Weights that are not finite are never checkpointed.",
-        WHOLE_RUN,
-        may_change_on_resume=True,  # until the run has gone back once
-        study="no",
-        registry="training.divergence_rules:ON_DIVERGENCE",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class TimestepConfig:
     """Parameters that control which timesteps are trained when, how strongly, and with which noise."""
 
@@ -295,60 +215,4 @@ class TimestepConfig:
         BIN_LOG,
         range="[1, 1e9]",
         needs=(BINS, HELD_OUT),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """Parameters that control the optimizer, gradient clipping and EMA."""
-
-    _argument_group_name = "optimizer, clipping and EMA"
-
-    optimizer: str = option(
-        "adamw", "Optimizer, as a name or spec string. Names: {names}.", UPDATE, registry="optimizers.entries:OPTIMIZERS"
-    )
-    optimizer_kwargs: Kwargs = parameters_of(
-        "optimizer", UPDATE, ", such as '{\"momentum\": 0.95}'; `lrlab list optimizers` shows them"
-    )
-    adam_beta1: float = option(0.95, "beta1 of adamw, adam and adamw_8bit.", UPDATE, range="[0, 1)")
-    adam_beta2: float = option(0.999, "beta2 of Adam and its relatives.", UPDATE, range="[0, 1)")
-    adam_weight_decay: float = option(1e-6, "Weight decay of Adam and its relatives.", UPDATE, range="[0, 1e6]")
-    adam_epsilon: float = option(1e-8, "Epsilon of Adam and its relatives.", UPDATE, range="(0, 1]")
-    max_grad_norm: float = option(1.0, "Norm to which gradients are clipped; 0 for no clipping.", UPDATE, range="[0, 1e9]")
-    skip_bad_updates: int | None = option(
-        None,
-        "Skip updates with non-finite gradients, at most this many in a row: weights, optimizer and EMA stay, clock "
-        "and data advance. Synchronizes the device at every update (default: off).",
-        WHOLE_RUN,
-        study="no",
-        range="[1, 1e9]",
-    )
-    use_ema: bool = option(
-        True,
-        "Average the weights (exponential moving average) for samples and the saved model: raw weights sample worse. "
-        "Off upstream.",
-        WHOLE_RUN,
-    )
-    ema: str | None = option(
-        None,
-        "Decay of the EMA, as a name or spec string, instead of the --ema_* options (default: warmup_power with those "
-        "options). Names: {names}.",
-        WHOLE_RUN,
-        registry="averaging.forms:EMA_FORMS",
-        needs=(EMA,),
-    )
-    ema_inv_gamma: float = option(
-        1.0, "Inverse gamma of the EMA's warm-up.", WHOLE_RUN, range="(0, 1e9]", needs=EMA_PARAMETER
-    )
-    ema_power: float = option(3 / 4, "Power of the EMA's warm-up.", WHOLE_RUN, range="[0, 1e9]", needs=EMA_PARAMETER)
-    ema_max_decay: float = option(0.9999, "Largest decay of the EMA.", WHOLE_RUN, range="[0, 1)", needs=EMA_PARAMETER)
-    ema_update_every: int = option(
-        1, "Optimizer updates between updates of the EMA.", WHOLE_RUN, range="[1, 1e9]", needs=EMA_PARAMETER
-    )
-    ema_start_update: int = option(
-        0,
-        "Optimizer updates before averaging starts; until then, the EMA is a copy of the weights.",
-        WHOLE_RUN,
-        range="[0, 1e9]",
-        needs=EMA_PARAMETER,
     )

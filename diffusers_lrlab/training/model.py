@@ -15,6 +15,7 @@ from ..models.architecture import Architecture
 from ..models.loading import complete_config, load_model_config
 from ..models.registry import DENOISERS, architecture_of, denoiser_arguments, denoiser_class
 from ..models.start_weights import OPTION, StartWeights, find_start_weights
+from ..models.width import start_for_width, width_of
 from .config import ResolvedConfig
 from .kinds.images import EMBEDDINGS_HINT
 from .kinds.select import component_of, kind_of
@@ -41,6 +42,8 @@ def make_model(config: ResolvedConfig, arguments: dict[str, Any], start: StartWe
     model = build_model(config, arguments)
     if start is not None:
         start.load_into(model)
+    if config.width_base is not None:
+        start_for_width(model, width_of(model, config.width_base))
     return add_lora(model, config)
 
 

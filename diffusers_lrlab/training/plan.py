@@ -18,6 +18,7 @@ from ..data.labels import Classes
 from ..data.layout import BatchLayout
 from ..data.loading import TrainingData
 from ..models.start_weights import StartWeights
+from ..models.width import Width
 from ..objective.process import NoiseProcess
 from ..schedules.expected import schedule_curves
 from ..schedules.registries import SCHEDULERS
@@ -30,6 +31,7 @@ from .lora import add_lora, trained_parameters
 from .model import build_model, classes_of, model_arguments, model_class_of
 from .resolve_schedules import check_floor
 from .resolve_timesteps import objective_spec
+from .width import planned_width
 
 # Most previews and validations, and their share of the training time; cost of a pass without gradients.
 _MOST_PREVIEWS, _PREVIEW_SHARE = 4, 0.05
@@ -60,6 +62,7 @@ class Plan:
     conditions: Conditions = field(default_factory=dict)  # of the model, for no images: `(0, ...)` each
     classes: Classes | None = None  # of labelled data
     start: StartWeights | None = None  # the weights that the model starts from
+    width: Width | None = None  # with --width_base
 
     @property
     def learning_rate(self) -> float:
@@ -195,9 +198,10 @@ def make_plan(
     samples = kind.measured_samples(images_seen, num_held_out, num_images)
     open_ones: dict[str, Any] = {name: num for name, num in samples.items() if getattr(config, name) is None}
     config = dataclasses.replace(config, **open_ones)
+    arguments = model_arguments(config, model_config, data)
     return Plan(
         config=config,
-        model_config=model_arguments(config, model_config, data),
+        model_config=arguments,
         kind=kind,
         data_shape=_shape_in_words(data.image_shape),
         item_shape=data.image_shape,
@@ -215,6 +219,7 @@ def make_plan(
         conditions=data.held_out[:0].conditions,
         classes=classes_of(config, data),
         start=start,
+        width=planned_width(config, arguments),
     )
 
 

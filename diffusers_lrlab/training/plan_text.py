@@ -19,6 +19,7 @@ from .kinds.select import component_of
 from .lora import lora_layers
 from .model import describe_model
 from .plan import Plan
+from .width import width_in_words
 
 _TIMESTEP_WORDS = {
     "timestep_sampler": "sampler",
@@ -26,6 +27,7 @@ _TIMESTEP_WORDS = {
     "timestep_lr": "learning rate",
     "noise": "noise",
 }
+_INDENT = " " * 15  # of further lines
 
 
 def describe_plan(plan: Plan) -> str:
@@ -57,11 +59,12 @@ def describe_plan(plan: Plan) -> str:
         "learning rate": ("auto, found before the run; with the default peak: " if config.auto_learning_rate else "")
         + lrs
         + _scaling_in_words(plan),
+        "width": width_in_words(plan.width, config.optimizer_kwargs.get("weight_decay", 0.0), _INDENT),
         "timesteps": ", ".join(f"{_TIMESTEP_WORDS[option]} {spec}" for option, spec in describe_choices(vars(config))),
         "optimizer": format_spec(config.optimizer, config.optimizer_kwargs) + _momentum_in_words(plan, marks),
         "validation": _validation_in_words(plan),
         "samples": _samples_in_words(plan),
-        "warning": "\n               ".join(_warnings(plan)),
+        "warning": f"\n{_INDENT}".join(_warnings(plan)),
         "output": f"{config.output_dir}/: model_index.json, {component_of(config)}/, scheduler/, README.md, "
         + (f"{LORA_FILE}, " if config.lora_rank is not None and not config.merge_lora else "")
         + f"lrlab/metrics.jsonl, {'lrlab/timesteps.parquet, ' if config.log_timestep_bins else ''}lrlab/run.json, "

@@ -17,6 +17,7 @@ from .resolve import resolve_config
 from .resolve_schedules import check_schedule
 from .resolve_timesteps import check_timesteps
 from .sharding import check_sharding, shard_on_cpu
+from .width import check_width
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +36,7 @@ def resolve_and_check(config: TrainingConfig, finder: bool = False) -> ResolvedC
     check_sharding(resolved, finder)
     check_schedule(resolved)
     check_timesteps(resolved)
+    check_width(resolved)
     return resolved
 
 

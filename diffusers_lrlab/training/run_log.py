@@ -50,8 +50,8 @@ class RunLog:
         rows = (row for row in self.folder.read_metrics() if "loss" in row)
         return next((row.get("unweighted_loss", row["loss"]) for row in rows), None)
 
-    def write_row(self, lr: float, momentum: float | None, bar: tqdm) -> None:
-        """Reads the sums off the device and writes a row; rate and momentum are those of the update just done."""
+    def write_row(self, lrs: dict[str, float], momentum: float | None, bar: tqdm) -> None:
+        """Reads the sums off the device and writes a row; rates and momentum are those of the update just done."""
         run, divergence = self.run, self.divergence
         loss, unweighted, norm = self.mean_losses()  # no columns if every update since the last row was skipped
         self.sums.zero_()
@@ -61,7 +61,7 @@ class RunLog:
         row: dict[str, Any] = {
             "update": run.update - 1,
             "loss": loss,
-            "lr": lr,
+            **lrs,
             "beta1": momentum,
             "grad_norm": norm,
             "images_seen": run.update * run.plan.layout.global_batch,
@@ -77,7 +77,7 @@ class RunLog:
             row["loss_spike_bins"] = spikes
         self.folder.append_metrics(row)
         self.accelerator.log(scalars_of(row), step=run.update)
-        bar.set_postfix(loss="–" if loss is None else f"{loss:.4f}", lr=f"{lr:.3g}", refresh=False)
+        bar.set_postfix(loss="–" if loss is None else f"{loss:.4f}", lr=f"{lrs['lr']:.3g}", refresh=False)
 
     def validate(self) -> None:
         """Writes the validation losses of the raw and the averaged weights; a schedule may follow the former."""

@@ -14,6 +14,7 @@ from ..data.loading import TrainingData
 from ..evaluation.validation_loss import ValidationLoss
 from ..objective.objective import Objective
 from ..optimizers.entries import get_optimizer
+from ..optimizers.groups import LR_GROUP, lr_factor_of
 from ..schedules.audit import ScheduleAudit
 from ..schedules.feedback import FeedbackSchedule
 from ..schedules.momentum import read_momentum
@@ -24,6 +25,7 @@ from .lora import trained_parameters
 from .model import make_model
 from .plan import Plan
 from .resolve_timesteps import objective_spec
+from .width import width_groups
 
 
 class RunState:
@@ -60,7 +62,7 @@ class RunState:
             make_channels_last(self.model)
         # Only dropout draws from the global generators from here on.
         set_seed(stream_seed(config.seed, "dropout", process_index) % 2**32)
-        self.optimizer: Any = get_optimizer(config.optimizer, self.trained, plan.learning_rate, **config.optimizer_kwargs)
+        self.optimizer: Any = self._make_optimizer()
         # accelerate does not prepare them, since its wrapper would step them once per process, by another clock.
         self.schedulers = build_all(plan.schedule, self.optimizer, config.lr_warmup_steps, plan.num_updates)
         self.lr_factors: np.ndarray | None = plan.lr_factors  # on the learning rate of each update
@@ -70,6 +72,13 @@ class RunState:
         self.validation: ValidationLoss | None = None
         if len(data.held_out):
             self.validation = ValidationLoss(data.held_out, self.process, plan.kind.evaluation_batch(plan.layout), device)
+
+    def _make_optimizer(self) -> Any:
+        config, lr = self.config, self.plan.learning_rate
+        params: list[Any] = self.trained
+        if self.plan.width is not None:
+            params = width_groups(trained_parameters(self.model), self.plan.width, lr, config.optimizer_kwargs)
+        return get_optimizer(config.optimizer, params, lr, **config.optimizer_kwargs)
 
     @property
     def trained(self) -> list[torch.nn.Parameter]:
@@ -101,6 +110,12 @@ class RunState:
         return float(self.optimizer.param_groups[0]["lr"])
 
     @property
+    def current_lrs(self) -> dict[str, float]:
+        """The learning rate of each group of parameters, by its column of the log: `lr`, and `lr_NAME` for further ones."""
+        named = (group for group in self.optimizer.param_groups if LR_GROUP in group)
+        return {"lr": self.current_lr} | {f"lr_{group[LR_GROUP]}": float(group["lr"]) for group in named}
+
+    @property
     def current_momentum(self) -> float | None:
         """The current momentum of the optimizer; `None` if it has none."""
         return read_momentum(self.optimizer.param_groups[0])
@@ -112,15 +127,19 @@ class RunState:
 
     def check_schedules(self) -> None:
         """Compares learning rate and momentum of the optimizer with the expected ones at this update."""
+        plan, groups = self.plan, self.optimizer.param_groups
         expected_lr = None
-        if not self.plan.follows_metric:
-            expected_lr = float(self.plan.lrs[self.update]) * (1.0 if self.lr_factor is None else self.lr_factor)
-        expected_momentum = float(self.plan.momenta[self.update]) if self.plan.schedule.sets_momentum else None
+        if not plan.follows_metric:
+            expected_lr = float(plan.lrs[self.update]) * (1.0 if self.lr_factor is None else self.lr_factor)
+        expected_momentum = float(plan.momenta[self.update]) if plan.schedule.sets_momentum else None
+        factors = [lr_factor_of(group) for group in groups]
+        # The momentum of the plan is that of the first group: Muon's others have one of their own.
+        momenta = [expected_momentum] + [None] * (len(groups) - 1)
         self.audit.check(
             self.update,
-            [(self.current_lr, self.current_momentum)],
-            [(expected_lr, expected_momentum)],
-            [self.plan.learning_rate],
+            [(float(group["lr"]), read_momentum(group)) for group in groups],
+            [(expected_lr and expected_lr * factor, beta) for factor, beta in zip(factors, momenta, strict=True)],
+            [plan.learning_rate * factor for factor in factors],
         )
 
     def averaged_weights(self) -> AbstractContextManager[None]:

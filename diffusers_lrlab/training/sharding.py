@@ -69,6 +69,7 @@ def check_sharding(config: ResolvedConfig, finder: bool = False) -> None:
         "--mixed_precision fp16": config.mixed_precision == "fp16",
         "--channels_last": config.channels_last,
         "--lora_rank": config.lora_rank,
+        "--width_base": config.width_base,
     }
     for name, is_given in refused.items():
         if is_given:

@@ -140,7 +140,7 @@ class Trainer:
             with scaled_lr(run.optimizer, run.lr_factor):
                 run.check_schedules()
                 is_done = do_one_update(self, batch)
-                lr, momentum = run.current_lr, run.current_momentum
+                lrs, momentum = run.current_lrs, run.current_momentum
             if not is_done:
                 raise divergence.error()
             divergence.count_skipped(stepper.was_skipped)
@@ -149,7 +149,7 @@ class Trainer:
                 divergence.first_loss = self.log.mean_losses()[1]
             bar.update()
             if run.at_interval(config.logging_steps):
-                self.log.write_row(lr, momentum, bar)
+                self.log.write_row(lrs, momentum, bar)
             run.training_seconds += time.perf_counter() - started
             self.checkpoints.check()
             self._at_boundary()

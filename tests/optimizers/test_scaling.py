@@ -87,9 +87,23 @@ def test_the_calculator(capsys):
     assert "64      0.0001      0.0001      0.0001  base" in shown
 
 
+def test_the_calculator_of_widths(capsys):
+    assert main("scale --learning_rate 1e-3 --width_base 64 --width 384".split()) == 0
+    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line}
+    assert rows["64"] == ["64", "0.001", "0.001", "x", "1", "base"]
+    assert rows["384"][:5] == ["384", "0.001", "0.000167", "x", "6"]
+    assert rows["32"][2] == "0.002"
+
+
 @cases(
     ("arguments", "part"),
     [
+        ("--learning_rate 1e-4 --width 64", "--width 64 has no effect without --width_base"),
+        ("--learning_rate 1e-4 --width_base 0", "--width_base 0: must be a whole number"),
+        (
+            "--learning_rate 1e-4 --width_base 64 --train_batch_size 8",
+            "--train_batch_size 8 has no effect with --width_base",
+        ),
         ("--learning_rate 1e-4 --num_processes 2", "no effect without --train_batch_size"),
         (
             "--learning_rate 1e-4 --train_batch_size 0 --num_processes 0",

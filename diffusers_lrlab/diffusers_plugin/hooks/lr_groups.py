@@ -8,8 +8,8 @@ import torch
 
 from ...core.errors import LabError, must_be
 from ...core.ranges import Range
+from ...optimizers.groups import split_group
 
-LR_FACTOR = "lab_lr_factor"  # a key of parameter groups, saved with the optimizer's state
 _FACTOR = Range("[0, 1e6]")
 
 
@@ -50,17 +50,16 @@ def split_groups(
     `lr` is the learning rate of groups without one; `names` are those of [`parameter_names`].
     """
     _check_patterns([names.get(id(parameter), []) for group in groups for parameter in group["params"]], factors)
+
+    def pattern_of(parameter: torch.nn.Parameter) -> str | None:
+        return _pattern_of(names.get(id(parameter), []), factors)
+
     split = []
     for group in groups:
         rate = group.get("lr", lr)
         if rate is None:
             raise LabError("--lr_groups: the script gives its optimizer no learning rate to multiply. Remove --lr_groups.")
-        parts: dict[str | None, list[torch.nn.Parameter]] = {}
-        for parameter in group["params"]:
-            parts.setdefault(_pattern_of(names.get(id(parameter), []), factors), []).append(parameter)
-        for pattern, parameters in parts.items():
-            factor = 1.0 if pattern is None else factors[pattern]
-            split.append({**group, "params": parameters, "lr": rate * factor, LR_FACTOR: factor})
+        split += split_group(group, rate, pattern_of, {None: 1.0, **factors})
     return split
 
 

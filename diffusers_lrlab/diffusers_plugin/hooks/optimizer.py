@@ -19,10 +19,11 @@ from ...core.errors import LabError
 from ...core.spec import format_spec, merge_spec
 from ...core.words import counted
 from ...optimizers.entries import OPTIMIZERS, check_installed, get_optimizer
+from ...optimizers.groups import LR_FACTOR
 from ..host.hook import Hook, Host
 from ..host.run import HostRun
 from ..script.source import HostScript, NotRecognised, lines_of
-from .lr_groups import LR_FACTOR, as_groups, parameter_names, parse_lr_groups, split_groups
+from .lr_groups import as_groups, parameter_names, parse_lr_groups, split_groups
 
 _NAME = "lab_optimizer"  # a key of parameter groups, saved with the optimizer's state
 

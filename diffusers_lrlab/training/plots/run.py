@@ -60,6 +60,9 @@ def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path, changes: np.ndar
         part.set(xlabel="update", ylabel="momentum (beta1)")
     label = "upper bound (follows the validation loss)" if plan.follows_metric else "expected"
     lrs = plan.lrs * changes
+    if plan.width is not None and (factor := plan.width.factor("hidden")) != 1:
+        axes.plot(lrs * factor, color=GREEN, label=f"{label}, hidden and output matrices (x {factor:.4g})")
+        _plot_some(axes, _of_rows(rows, "lr_hidden"), label=None)
     if (changes != 1).any():
         axes.plot(plan.lrs, color=GREY, linestyle="--", label="expected, before the rollback")
     if plan.lr_factors is None:
@@ -78,7 +81,7 @@ def _of_rows(rows: list[dict[str, Any]], key: str) -> np.ndarray:
     return np.array([(row["update"], row[key]) for row in rows if key in row], np.float64).reshape(-1, 2).T
 
 
-def _plot_some(axes: Axes, points: np.ndarray) -> None:
+def _plot_some(axes: Axes, points: np.ndarray, label: str | None = "applied") -> None:
     """About 40 of these points, as dots."""
     shown = points[:, :: max(1, points.shape[1] // 40)]
-    axes.plot(*shown, "o", color=ORANGE, markersize=3.5, label="applied")
+    axes.plot(*shown, "o", color=ORANGE, markersize=3.5, label=label)

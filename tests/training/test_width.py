@@ -1,0 +1,231 @@
+"""Runs with `--width_base`: rates, log, audit, resume, plan, and what is refused."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import runs
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from helpers import load_data_once
+from safetensors.torch import load_file
+from tables import cases
+
+from diffusers_lrlab import TrainingConfig
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.finder.find import find_lr_of
+from diffusers_lrlab.finder.range_test import FinderConfig
+from diffusers_lrlab.study.stacked.stacks import not_stackable
+from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.plan_text import describe_plan
+from diffusers_lrlab.training.plots.run import plot_lr
+from diffusers_lrlab.training.prepare import resolve_and_check
+from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.trainer import Trainer
+
+POINTS = [
+    "--dataset_name=moons", "--denoiser=mlp:hidden_size=32,num_layers=1,embedding_size=8", "--width_base=8",
+    "--train_batch_size=32", "--num_validation_images=64", "--max_train_steps=6", "--checkpointing_steps=3",
+    "--logging_steps=1", "--learning_rate=1e-2", "--no_evaluation", "--no_preflight", "--cpu_threads=1",
+    "--strict_lr_audit", "--timestep_lr=banded:factors=[1|2]",
+]  # fmt: skip
+
+
+def make_trainer(folder, **options):
+    small = {"dataset_name": "moons", "max_train_steps": 6, "train_batch_size": 32, "num_validation_images": 64}
+    small |= {"denoiser": "mlp:hidden_size=32,num_layers=1,embedding_size=8", "learning_rate": 1e-2, "evaluation": False}
+    config = resolve_config(TrainingConfig(**{**small, "output_dir": str(folder), **options}))
+    data = load_data_once(config)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return Trainer(make_plan(config, data, None), data, Accelerator(cpu=True), RunFolder(folder))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("width") / "run"
+    shown = runs.run(*POINTS, f"--output_dir={folder}")
+    return folder, shown
+
+
+def test_the_log_has_the_rate_of_each_group(whole):
+    folder, _ = whole
+    rows, _ = runs.read_metrics(folder)
+    assert all(row["lr_hidden"] == pytest.approx(row["lr"] / 4, rel=1e-12) for row in rows)
+    assert len({row["lr"] for row in rows}) > 2
+    assert (folder / "lrlab" / "lr.png").exists()
+
+
+def test_the_record_has_the_roles_and_the_audit(whole):
+    record = runs.read_record(whole[0])
+    assert record["config"]["width_base"] == 8
+    width = record["train"]["width"]
+    assert (width["width"], width["base"]) == (32, 8)
+    assert width["lr_factors"] == {"input": 1.0, "vector": 1.0, "hidden": 0.25, "output": 0.25}
+    assert width["roles"]["blocks.0.weight"] == "hidden"
+    assert record["train"]["schedule_audit"]["first_deviating_update"] is None
+
+
+def test_a_resumed_run_ends_with_the_same_bits(whole, tmp_path):
+    folder, _ = whole
+    shutil.copytree(folder, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoint-6")
+    runs.run(*POINTS, f"--output_dir={tmp_path / 'run'}", "--resume_from_checkpoint=latest")
+    weights = [load_file(path / "denoiser" / "diffusion_pytorch_model.safetensors") for path in (folder, tmp_path / "run")]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert runs.read_metrics(folder) == runs.read_metrics(tmp_path / "run")
+
+
+def test_another_base_is_another_run(whole, tmp_path):
+    shutil.copytree(whole[0], tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoint-6")
+    others = [option for option in POINTS if "width_base" not in option]
+    error = runs.run(*others, f"--output_dir={tmp_path / 'run'}", "--resume_from_checkpoint=latest", expect=2)
+    assert "--width_base: 8 then, None now" in error
+
+
+def test_the_audit_sees_each_group(tmp_path):
+    trainer = make_trainer(tmp_path, width_base=8, strict_lr_audit=True)
+    trainer.run.check_schedules()
+    trainer.run.optimizer.param_groups[1]["lr"] = 1.0
+    with pytest.raises(LabError, match="has a learning rate of 1 where the schedule expects"):
+        trainer.run.check_schedules()
+
+
+def states(folder, **options):
+    """Weights and rates of a run that starts from the same weights, whatever its options."""
+    trainer = make_trainer(folder, **options)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in trainer.run.model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 10)
+    for _ in trainer.updates(show_progress=False):
+        pass
+    return trainer.run.model.state_dict(), trainer.run.optimizer.param_groups
+
+
+def test_the_base_itself_trains_as_without_muP(tmp_path):
+    """To the bit, from the same initial weights."""
+    plain, base = (states(tmp_path / str(name), width_base=name) for name in (None, 32))
+    assert len(plain[1]) == len(base[1]) == 1
+    assert plain[1][0]["lr"] == base[1][0]["lr"]
+    assert all(torch.equal(value, base[0][name]) for name, value in plain[0].items())
+    wider, _ = states(tmp_path / "8", width_base=8)
+    assert not torch.equal(plain[0]["blocks.0.weight"], wider["blocks.0.weight"])
+
+
+@cases(
+    "schedule",
+    [
+        "constant", "cosine:min_lr=1e-3", "wsd", "cosine_annealing", "reduce_lr_on_plateau", "one_cycle",
+        "join:schedules=[constant|cosine],boundaries=[0.5]",
+    ],
+)  # fmt: skip
+def test_every_group_follows_the_schedule(tmp_path, schedule):
+    trainer = make_trainer(tmp_path / schedule.partition(":")[0], width_base=8, lr_scheduler=schedule, strict_lr_audit=True)
+    for _ in trainer.updates(show_progress=False):
+        lrs = trainer.run.current_lrs
+        assert lrs["lr_hidden"] == pytest.approx(lrs["lr"] / 4, rel=1e-9)
+
+
+def test_the_finder_keeps_the_factors(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path, width_base=8)
+    seen = []
+    step = trainer.run.optimizer.step
+    monkeypatch.setattr(
+        trainer.run.optimizer, "step", lambda: (seen.append(tuple(trainer.run.current_lrs.values())), step())[1]
+    )
+    find_lr_of(trainer, FinderConfig(num_updates=10, repeats=1))
+    assert len({lr for lr, _ in seen}) > 5
+    assert all(hidden == lr / 4 for lr, hidden in seen)
+
+
+def test_the_plan_shows_the_factors(tmp_path):
+    plan = make_trainer(tmp_path, width_base=8, adam_weight_decay=0.1).run.plan
+    text = describe_plan(plan)
+    assert "width  32, of a base of 8 (muP)" in text
+    assert "learning rate x 1: input layers and embeddings (input.weight)" in text
+    assert "learning rate x 0.25, weight decay x 4: hidden matrices (blocks.*.weight)" in text
+    plot_lr([{"update": 0, "lr": 1e-2, "lr_hidden": 2.5e-3}], plan, tmp_path / "lr.png", changes=torch.ones(6).numpy())
+
+
+def test_a_run_with_groups_is_not_stacked():
+    config = resolve_config(TrainingConfig(dataset_name="moons", width_base=8))
+    reason = not_stackable(SimpleNamespace(config=config), None)
+    assert reason == "stacks have one learning rate per run, and its --width_base gives it several"
+
+
+@cases(
+    ("options", "part"),
+    [
+        ({"width_base": 0}, r"--width_base 0: must be a whole number in \[1, 1e6\], got 0"),
+        (
+            {"optimizer": "sgd"},
+            "--optimizer 'sgd': must be adamw, lion or adamw_8bit with --width_base, got 'sgd'. Hint",
+        ),
+        ({"optimizer": "prodigy"}, "it finds one rate for all parameters by itself"),
+        ({"optimizer": "muon"}, "it orthogonalises the steps"),
+        ({"optimizer": "adam"}, "its weight decay is an L2 penalty"),
+        ({"optimizer": "adafactor"}, "it does not declare the trait 'width_rule'"),
+        ({"dataset_name": "digits"}, "--width_base: a UNet2DModel has no rule for its width: a UNet has a width"),
+        ({"lr_scheduler": "cosine_annealing:eta_min=1e-5"}, "has one floor for all of them. Hint: give it min_lr=0"),
+        ({"lr_scheduler": "greedy"}, "--lr_scheduler greedy has one floor"),
+        (
+            {"pretrained_model_name_or_path": "somewhere"},
+            "--width_base 8 has no effect with --pretrained_model_name_or_path",
+        ),
+        ({"pretrained_model_name_or_path": "somewhere", "lora_rank": 2}, "--width_base 8 has no effect with --lora_rank"),
+    ],
+)
+def test_what_has_no_rule_is_refused_before_data_are_read(options, part):
+    with pytest.raises(LabError, match=part):
+        resolve_and_check(TrainingConfig(**{"dataset_name": "moons", "width_base": 8, "max_train_steps": 6, **options}))
+
+
+DIT = """
+from diffusers import DiTTransformer2DModel
+
+from diffusers_lrlab import register_denoiser
+from diffusers_lrlab.core.registry import Parameter
+from diffusers_lrlab.data.image_loading import load_image_data
+from diffusers_lrlab.training.kinds.images import Images
+
+sizes = ("num_attention_heads", "attention_head_dim", "num_layers", "num_embeds_ada_norm")
+parameters = tuple(Parameter(name, int, None, name, "[1, inf)") for name in sizes)
+register_denoiser("small_dit", description="a transformer", source="diffusers", parameters=parameters)(DiTTransformer2DModel)
+Images.load_data = lambda kind, config, num: load_image_data(
+    config, config.seed, config.layout(num), {"class_labels": "label"}
+)
+"""
+
+
+def test_a_transformer(tmp_path):
+    """Trained, resumed and recorded with both groups; the zeros of the start have moved."""
+    (tmp_path / "dit.py").write_text(DIT)
+    sizes = "num_attention_heads=4,attention_head_dim=8,num_layers=1,num_embeds_ada_norm=10"
+    own = [option for option in POINTS if not option.startswith(("--dataset_name", "--denoiser", "--width_base"))]
+    own += [f"--import={tmp_path / 'dit.py'}", "--dataset_name=digits", f"--denoiser=small_dit:{sizes}", "--width_base=16"]
+    folder = tmp_path / "run"
+    runs.run(*own, f"--output_dir={folder}")
+    rows, _ = runs.read_metrics(folder)
+    assert all(row["lr_hidden"] == row["lr"] / 2 for row in rows)
+    width = runs.read_record(folder)["train"]["width"]
+    assert (width["width"], width["lr_factors"]["hidden"]) == (32, 0.5)
+    weights = load_file(folder / "unet" / "diffusion_pytorch_model.safetensors")
+    assert all(weights[name].any() for name in width["roles"])
+    shutil.rmtree(folder / "checkpoint-6")
+    runs.run(*own, f"--output_dir={folder}", "--resume_from_checkpoint=latest")
+    resumed = load_file(folder / "unet" / "diffusion_pytorch_model.safetensors")
+    assert all(torch.equal(value, resumed[name]) for name, value in weights.items())
+    error = runs.run(*own, "--width_base=20", f"--output_dir={tmp_path / 'other'}", expect=2)
+    assert "--width_base 20: must be a multiple of the head size, attention_head_dim=8, got 20. Hint" in error
+
+
+def test_a_given_configuration_has_its_width(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embedding_size": 8}))
+    shown = runs.run(*(option for option in POINTS if "denoiser" not in option), f"--model_config_name_or_path={path}",
+                     "--dry_run", f"--output_dir={tmp_path / 'run'}")  # fmt: skip
+    assert "error" not in shown
