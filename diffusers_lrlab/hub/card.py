@@ -103,6 +103,7 @@ def _example(kind: DataKind, record: dict[str, Any], folder: Path) -> str:
     location = config["hub_model_id"] if config["push_to_hub"] else str(folder)
     labels = record["train"].get("class_names", [])[:2]
     sampling = {"inference_steps": config["num_inference_steps"], "guidance_scale": config["guidance_scale"]}
+    sampling["label"] = 0 if labels else 1000  # which stands for none
     example = section.example.format(location=location, labels=labels, **sampling)
     if denoiser is None or not DENOISERS[denoiser].is_foreign:
         example += section.without_package.format(location=location)

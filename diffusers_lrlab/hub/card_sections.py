@@ -110,11 +110,34 @@ images = pipeline([0, 1], guidance_scale={guidance_scale}, num_inference_steps={
 ```
 """
 
+_SD3_EXAMPLE = """```python
+import torch
+from diffusers import StableDiffusion3Pipeline
+
+encoders = [part + number for part in ("text_encoder", "tokenizer") for number in ("", "_2", "_3")]
+pipeline = StableDiffusion3Pipeline.from_pretrained("{location}", **dict.fromkeys(encoders))
+label, text = torch.tensor([{label}]), torch.ones(1, 1, 8)
+images = pipeline(
+    prompt_embeds=text,
+    negative_prompt_embeds=text,
+    pooled_prompt_embeds=torch.nn.functional.one_hot(label, 1001)[:, :1000].float(),
+    negative_pooled_prompt_embeds=torch.zeros(1, 1000),
+    guidance_scale={guidance_scale},
+    num_inference_steps={inference_steps},
+).images
+```
+
+The pooled embedding is the class label, one-hot, or zeros for the label 1000, which stands for none. One token of ones
+stands for the text.
+"""
+
 
 def section_of(kind: DataKind, config: dict[str, Any], pipeline: str = "") -> CardSection:
     """The parts of the card of a run, by its recorded configuration and the class of its pipeline."""
     rows = CARD_SECTIONS if config["label_column"] is None else LABELLED_SECTIONS
     section = row_for(kind, rows, CardSection())
+    if pipeline == "StableDiffusion3Pipeline":
+        return replace(section, example=_SD3_EXAMPLE, without_package="")
     if pipeline == "DiTPipeline":
         return replace(section, example=_DIT_EXAMPLE, without_package="")
     if pipeline == "DiTImagePipeline" and config["label_column"] is None:  # is called as the pipeline of latents is

@@ -25,6 +25,12 @@ class Architecture:
         """
         return dict(given)
 
+    def check_run(self, objective: str, latents: Any) -> None:
+        """
+        Raises a `LabError` if the model cannot be trained by this objective, or on this data: the manifest of latents, or
+        `None` for other data.
+        """
+
     def check_start(self, arguments: Mapping[str, Any], model: str) -> None:
         """Raises a `LabError` if weights to start from are those of a model that cannot be trained."""
 

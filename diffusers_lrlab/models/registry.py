@@ -31,24 +31,35 @@ DENOISERS.register(
         Parameter("coordinate_scale", float, 25.0, "factor on coordinates before they are embedded", "(0, inf)"),
     ),
 )("diffusers_lrlab.models.mlp_denoiser:MLPDenoiser")
+_SIZES_OF_TRANSFORMERS = (
+    Parameter("hidden_size", int, None, "numbers of a patch; derived from the number of images: 64 to 384", "[4, 1e5]"),
+    Parameter("num_layers", int, None, "transformer blocks; derived from the number of images: 4 to 12", "[1, 1e4]"),
+    Parameter("num_heads", int, None, "attention heads; derived: heads of 32 numbers", "[1, 1e4]"),
+    Parameter(
+        "patch_size",
+        int,
+        None,
+        "side of a patch; derived: 2, or the nearest that makes 4 to 16 patches along a side",
+        "[1, 1e4]",
+    ),
+)
 DENOISERS.register(
     "dit",
     description="transformer on patches of images or latents, with or without class labels: DiTTransformer2DModel",
     source="DiT, arXiv 2212.09748",
-    parameters=(
-        Parameter("hidden_size", int, None, "numbers of a patch; derived from the number of images: 64 to 384", "[4, 1e5]"),
-        Parameter("num_layers", int, None, "transformer blocks; derived from the number of images: 4 to 12", "[1, 1e4]"),
-        Parameter("num_heads", int, None, "attention heads; derived: heads of 32 numbers", "[1, 1e4]"),
-        Parameter(
-            "patch_size",
-            int,
-            None,
-            "side of a patch; derived: 2, or the nearest that makes 4 to 16 patches along a side",
-            "[1, 1e4]",
-        ),
-    ),
+    parameters=_SIZES_OF_TRANSFORMERS,
     facts={"architecture": "diffusers_lrlab.models.dit:DiT"},
 )("diffusers:DiTTransformer2DModel")
+
+
+DENOISERS.register(
+    "sd3",
+    description="transformer of Stable Diffusion 3 with class labels for texts, by flow matching on latents: "
+    "SD3Transformer2DModel",
+    source="Stable Diffusion 3, arXiv 2403.03206",
+    parameters=_SIZES_OF_TRANSFORMERS,
+    facts={"architecture": "diffusers_lrlab.models.sd3:SD3"},
+)("diffusers:SD3Transformer2DModel")
 
 
 @checked

@@ -189,7 +189,7 @@ class DiTImagePipeline(DiffusionPipeline):
 
     @property
     def _null_label(self) -> int:
-        return self.transformer.config.num_embeds_ada_norm
+        return getattr(self.transformer.config, "num_embeds_ada_norm", 1000)
 
     def _samples(self, labels: torch.Tensor, steps: int, scale: float, generator: torch.Generator | None) -> torch.Tensor:
         """Samples as the model sees them."""

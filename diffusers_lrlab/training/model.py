@@ -72,6 +72,8 @@ def find_start(config: ResolvedConfig, checkpoint: Path | None = None) -> StartW
 def given_model_config(config: ResolvedConfig, start: StartWeights | None = None) -> dict[str, Any] | None:
     """The configuration given for the model, or of the weights that it starts from, checked without data, or `None`."""
     architecture = architecture_of(config.denoiser)
+    folder = latents_folder(config)
+    architecture.check_run(config.objective, None if folder is None else read_latents_manifest(folder))
     if config.num_classes is not None:
         _check_num_classes(architecture, config.num_classes, config, "--num_classes")
     if start is not None:

@@ -78,9 +78,12 @@ def _saved_pipeline(run: RunState, parts: dict[str, Any], model: Any) -> Any:
     if path is None:
         return make_pipeline(run, run.process.scheduler, model)
     taken = inspect.signature(pkgutil.resolve_name(path)).parameters
-    return _pipeline_of(
-        run, path, {name: part for name, part in parts.items() if name in taken}, run.process.scheduler, model
-    )
+    needed = {name for name, own in taken.items() if own.default is own.empty}
+    absent = sorted(needed - {*parts, run.component, "scheduler"})  # encoders of texts
+    parts = {name: part for name, part in parts.items() if name in taken} | dict.fromkeys(absent)
+    pipeline = _pipeline_of(run, path, parts, run.process.scheduler, model)
+    pipeline._optional_components = [*pipeline._optional_components, *absent]  # else diffusers warns of their absence
+    return pipeline
 
 
 def save_pipeline(run: RunState, folder: Path) -> None:

@@ -21,11 +21,12 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from diffusers import UNet2DModel
 from helpers import load_data_once
-from latents import TINY_UNET, save_vae
+from latents import TINY_UNET, TINY_VAE, save_vae
 
 from diffusers_lrlab import TrainingConfig, load_image_dataset
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.latents.encode import EncodeOptions, encode_dataset
-from diffusers_lrlab.models.registry import DENOISERS, denoiser_class
+from diffusers_lrlab.models.registry import DENOISERS, architecture_of, denoiser_class
 from diffusers_lrlab.objective.process import OBJECTIVES, NoiseProcess
 from diffusers_lrlab.study.stacked.member import Member
 from diffusers_lrlab.study.stacked.stack import Stack
@@ -73,6 +74,7 @@ LABELS = {"label_column": "label", "label_dropout": 0.3, "guidance_scale": 2.0}
 OWN = {
     "mlp": {"hidden_size": 16, "num_layers": 1, "embedding_size": 8},
     "dit": {"hidden_size": 16, "num_layers": 2, "num_heads": 2},
+    "sd3": {"hidden_size": 16, "num_layers": 2, "num_heads": 2},
 }
 
 
@@ -100,11 +102,22 @@ def networks():
     return {"unet": images, "lora": images, **by_name}
 
 
+def is_trained(objective, network, data):
+    """Whether a network learns this objective on these data."""
+    latents = SimpleNamespace(shift_factor=TINY_VAE["shift_factor"], autoencoder={"class_name": "AutoencoderKL"})
+    try:
+        architecture_of(network).check_run(objective, latents if data == "latents" else None)
+    except LabError:
+        return False
+    return True
+
+
 ROWS = [
     Row(objective, network, data, has_labels)
     for objective in own(OBJECTIVES)
     for network, kinds in networks().items()
     for data in kinds
+    if network not in DENOISERS or is_trained(objective, network, data)
     for has_labels in ((False, True) if data != "points" else (False,))
 ]
 ROWS += [Row("flow_matching", "unet", "stream", True)]
