@@ -1,0 +1,85 @@
+"""File of records: a line of JSON each, written at once so that nothing is lost however the process ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from typing import Any
+
+import torch
+
+_FLUSH_AFTER = 1.0  # seconds that a value on a device may wait to be read
+
+
+class RecordFile:
+    """Records of this process. A forked process gets a file of its own."""
+
+    def __init__(self, folder: str):
+        self._folder = folder
+        self._file: int | None = None
+        self._process = -1
+        self._waiting: list[dict[str, Any]] = []
+        self._last_flush = 0.0
+
+    def write(self, record: dict[str, Any]) -> None:
+        """
+        Writes a record, in which a tensor stands for its value.
+
+        Tensors on a device are read about once a second: reading each at once would make the host wait for the device.
+        """
+        if self._process != os.getpid():
+            self._open()
+        waits = any(isinstance(value, torch.Tensor) for value in record.values())
+        if not waits and not self._waiting:
+            self._write_line(record)
+            return
+        if not self._waiting:
+            self._last_flush = time.monotonic()
+        self._waiting.append(record)
+        if time.monotonic() - self._last_flush > _FLUSH_AFTER:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._process != os.getpid():
+            return
+        waiting, self._waiting = self._waiting, []
+        for record in waiting:
+            self._write_line(record)
+
+    def _write_line(self, record: dict[str, Any]) -> None:
+        try:
+            text = json.dumps(record, default=lambda value: value.tolist(), separators=(",", ":"))
+            os.write(self._file, f"{text}\n".encode())  # type: ignore[arg-type]
+        except OSError:
+            pass  # a full disk must not end the program
+
+    def _open(self) -> None:
+        self._process, self._waiting = os.getpid(), []
+        rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+        path = os.path.join(self._folder, f"{rank}-{self._process}.jsonl")
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+        except OSError:
+            self._file = os.open(os.devnull, os.O_WRONLY)
+        header = {"torch": torch.__version__, "python": platform.python_version(), "program": sys.argv}
+        self._write_line({"header": {**header, "rank": int(rank) if rank.isdigit() else 0, "process": self._process}})
+
+
+def readable(value: Any) -> Any:
+    """
+    A number, or a copy of a tensor on a device, to be read later; `None` for anything else.
+
+    A distributed tensor is not read: that may be a collective call, for which other processes would have to wait.
+    """
+    if value is None or isinstance(value, (int, float)):
+        return value
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.numel() != 1:
+        return None
+    if value.device.type == "cpu":
+        return value.item()
+    if value.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return None
+    return value.detach().reshape(()).clone() if value.device.type != "meta" else None
