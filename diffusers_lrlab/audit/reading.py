@@ -18,6 +18,7 @@ class AuditedOptimizer:
     name: str = "optimizer"
     group_sizes: list[int] = field(default_factory=list)  # parameters
     dtypes: list[str | None] = field(default_factory=list)  # of learning rates that are tensors
+    weights: str = "Parameter"  # their class
     adapts: bool = False  # multiplies the learning rate by an estimate of its own
     scheduler: dict[str, Any] | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -96,10 +97,12 @@ def _take(process: AuditedProcess, record: dict[str, Any]) -> None:
 
     if "o" in record:
         optimizer(record["o"]).rows.append(record)
+    elif "made" in record:
+        optimizer(record["made"]).name = record["name"]
     elif "optimizer" in record:
         found = optimizer(record["optimizer"])
         found.name, found.group_sizes, found.dtypes = record["name"], record["groups"], record["dtypes"]
-        found.adapts, found.scheduler = record["adapts"], record["scheduler"]
+        found.weights, found.adapts, found.scheduler = record["weights"], record["adapts"], record["scheduler"]
     elif "header" in record:
         process.header, process.rank = record["header"], record["header"]["rank"]
     elif "skipped" in record:

@@ -1,21 +1,17 @@
-"""Report of an audit: at most ten lines of text, and `lr_audit.json`."""
+"""Result of an audit, and its report of at most ten lines."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.files import atomic_file
 from ..core.words import counted
-from .diagnoses import Evidence, Finding, diagnose
-from .expected import Comparison, Expectation, compare, steps_per_update
+from .diagnoses import diagnose
+from .evidence import Evidence, Finding
+from .expected import Comparison, Expectation, compare
 from .reading import AuditedOptimizer, AuditedProcess
 
-FORMAT_VERSION = 1
 _MAX_LINES = 10
 _MAX_OPTIMIZERS = 3  # in the text
 
@@ -51,9 +47,7 @@ class Audit:
         return self.expectation is None or bool(self.sections) and not self.deviates
 
 
-def make_audit(
-    command: list[str], status: int, processes: list[AuditedProcess], expectation: Expectation | None
-) -> Audit:
+def make_audit(command: list[str], status: int, processes: list[AuditedProcess], expectation: Expectation | None) -> Audit:
     """Diagnoses the main process, compares it with the expectation and the other processes with it."""
     sections = []
     main = processes[0] if processes else AuditedProcess()
@@ -131,7 +125,9 @@ def _facts(section: Section) -> list[str]:
     scheduler = optimizer.scheduler["name"] if optimizer.scheduler else "no torch scheduler"
     accumulated = f", {counted(seen.accumulated, 'backward pass')} each" if seen.accumulated else ""
     groups = f", {counted(len(optimizer.group_sizes), 'parameter group')}" if len(optimizer.group_sizes) > 1 else ""
-    first = f"LR audit: {optimizer.name} ({scheduler}), {counted(optimizer.num_updates, 'update', ',')}{accumulated}{groups}."
+    first = (
+        f"LR audit: {optimizer.name} ({scheduler}), {counted(optimizer.num_updates, 'update', ',')}{accumulated}{groups}."
+    )
     lr = seen.lr
     if not np.isfinite(lr).any():
         return [first, "Its learning rate could not be read."]
@@ -178,83 +174,3 @@ def _why_nothing(audit: Audit) -> str:
         passes = counted(num_backward, "backward pass", ",")
         return f"{names} never took a step, although there {'was' if num_backward == 1 else 'were'} {passes}.{about}"
     return f"{names} was made, but never took a step, and there was no backward pass.{about}"
-
-
-# --- JSON -------------------------------------------------------------------------------------------------------------
-
-
-def as_json(audit: Audit) -> dict[str, Any]:
-    """The content of `lr_audit.json`."""
-    main = audit.processes[0] if audit.processes else AuditedProcess()
-    return {
-        "version": FORMAT_VERSION,
-        "command": audit.command,
-        "status": audit.status,
-        "torch": main.header.get("torch"),
-        "python": main.header.get("python"),
-        "num_processes": len([each for each in audit.processes if each.stepped]),
-        "differing_process": audit.differing_process and dict(zip(("rank", "update"), audit.differing_process, strict=True)),
-        "error": (main.end or {}).get("error"),
-        "engines": (main.end or {}).get("engines", []),
-        "discarded_backward_passes": sum(main.discarded),
-        "expected": audit.expectation and asdict(audit.expectation),
-        "as_expected": None if audit.expectation is None else audit.holds,
-        "optimizers": [_section_as_json(section) for section in audit.sections],
-    }
-
-
-def _section_as_json(section: Section) -> dict[str, Any]:
-    optimizer, comparison = section.optimizer, section.comparison
-    scheduler = optimizer.scheduler and {**optimizer.scheduler, "steps_per_update": steps_per_update(optimizer)}
-    return {
-        "name": optimizer.name,
-        "num_updates": optimizer.num_updates,
-        "skipped_updates": optimizer.skipped,
-        "scheduler": scheduler,
-        "groups": _groups_as_json(optimizer, comparison),
-        "backward_passes": _numbers(optimizer.column("b")),
-        "scheduler_steps": _numbers(optimizer.column("s")),
-        "gradient_norm": _numbers(optimizer.column("n")),
-        "max_gradient_norm": _numbers(optimizer.column("c")),
-        "findings": [asdict(finding) for finding in section.findings],
-        "comparison": comparison
-        and {
-            "first_update": comparison.first_update,
-            "largest_deviation": comparison.largest_deviation,
-            "first_deviating_update": comparison.first_deviating_update,
-        },
-    }
-
-
-def _groups_as_json(optimizer: AuditedOptimizer, comparison: Comparison | None) -> list[dict[str, Any]]:
-    """Parameter groups, those with the same values at every update as one entry."""
-    lr, momentum = optimizer.lr, optimizer.of_groups("m")
-    entries: dict[bytes, dict[str, Any]] = {}
-    for group in range(lr.shape[1]):
-        key = lr[:, group].tobytes() + momentum[:, group].tobytes()
-        entry = entries.setdefault(
-            key,
-            {
-                "indices": [],
-                "num_parameters": 0,
-                "dtype": optimizer.dtypes[group] if optimizer.dtypes else None,
-                "lr": _numbers(lr[:, group]),
-                "momentum": _numbers(momentum[:, group]),
-                "expected_lr": None if comparison is None else _numbers(comparison.lr[:, group]),
-            },
-        )
-        entry["indices"].append(group)
-        entry["num_parameters"] += optimizer.group_sizes[group] if optimizer.group_sizes else 0
-    return list(entries.values())
-
-
-def _numbers(values: np.ndarray) -> list[float | None] | None:
-    """`None` for numbers that are not known, or for all if none is."""
-    if not np.isfinite(values).any():
-        return None
-    return [value if np.isfinite(value) else None for value in values.tolist()]
-
-
-def write_json(audit: Audit, path: Path) -> None:
-    with atomic_file(path) as temporary:
-        temporary.write_text(json.dumps(as_json(audit), allow_nan=False) + "\n", encoding="utf-8")

@@ -19,8 +19,9 @@ from ..core.errors import LabError
 from ..core.extras import MissingExtra
 from ..core.files import remove
 from .expected import Expectation
+from .json_file import write_json
 from .reading import read_processes
-from .report import Audit, lines_of, make_audit, write_json
+from .report import Audit, lines_of, make_audit
 
 _STARTUP = Path(__file__).with_name("startup")
 _RECORDS = "LRLAB_AUDIT"  # the folder of records, in the environment of the program

@@ -42,5 +42,6 @@ def _constant(node: Any) -> float | None:
     if len(node.next_functions) > 1 and node.next_functions[1][0] is not None:
         return None
     value = getattr(node, "_saved_other", None)
-    is_number = type(value) is torch.Tensor and value.numel() == 1 and value.device.type == "cpu"
-    return float(value) if is_number else None
+    if type(value) is torch.Tensor and value.numel() == 1 and value.device.type == "cpu":
+        return float(value)
+    return None

@@ -67,14 +67,11 @@ class Watched:
             "name": type(self.optimizer).__name__,
             "groups": [sum(parameter.numel() for parameter in group["params"]) for group in groups],
             "dtypes": [str(lr.dtype) if isinstance(lr := group.get("lr"), torch.Tensor) else None for group in groups],
+            "weights": type(self.first_weight()).__name__,
             "adapts": any(("d" in group and "k" in group) or "scheduled_lr" in group for group in groups),
             "scheduler": None if scheduler is None else describe_scheduler(scheduler),
         }
         self._file.write(described)
-
-    def describe_unused(self) -> None:
-        if not self.num_steps and self.optimizer is not None:
-            self._describe(self._schedulers.of(self.optimizer))
 
     def has_new_weights(self) -> bool:
         """Whether a weight was changed in place since the last call."""
@@ -114,6 +111,7 @@ class Optimizers:
                 return each
         watched = Watched(len(self._all), optimizer, self._file, self._schedulers)
         self._all.append(watched)
+        self._file.write({"made": watched.number, "name": type(optimizer).__name__})
         return watched
 
     def without_hooks(self) -> list[Watched]:
@@ -131,10 +129,6 @@ class Optimizers:
     def reset_backward(self) -> None:
         for each in self._all:
             each.num_backward = 0
-
-    def describe_unused(self) -> None:
-        for each in self:
-            each.describe_unused()
 
 
 def _momentum(group: dict[str, Any]) -> Any:

@@ -96,7 +96,7 @@ class Recorder:
 
     def _notice_unseen_steps(self) -> None:
         """Records steps without hooks, as compiled ones are, by the version counter of a weight."""
-        if torch.compiler.is_compiling() or not self._since_step:
+        if torch.compiler.is_compiling() or not self._since_step or self._steps:
             return
         for watched in self.optimizers.without_hooks():
             if watched.num_backward and watched.has_new_weights():
@@ -135,7 +135,7 @@ class Recorder:
                 self._since_step = 0
                 if watched is None:
                     self.optimizers.reset_backward()
-        if watched is not None:
+        if watched is not None and not self._steps:  # closures, too, delete gradients
             watched.num_backward = 0
 
     def _clip_norm(self, clip: Any, parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
@@ -175,9 +175,8 @@ class Recorder:
 
     def _finish(self) -> None:
         self._notice_unseen_steps()
-        self.optimizers.describe_unused()
         self.file.flush()
-        engines = [name for name in ("deepspeed", "torch.distributed.fsdp", "lightning") if name in sys.modules]
+        engines = [name for name in ("deepspeed",) if name in sys.modules]
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         end: dict[str, Any] = {"backward": self._num_backward, "unused": self._since_step, "engines": engines}
         self.file.write({"end": {**end, "error": None if error is None else type(error).__name__}})

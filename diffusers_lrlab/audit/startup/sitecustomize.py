@@ -1,7 +1,7 @@
 """Loads the recorder into every Python process of an audited program, whichever launcher starts it.
 
-Python imports `sitecustomize` at startup. This one removes its folder from `sys.path`, and then imports the environment's own.
-It must not import `diffusers_lrlab`, which registers schedules and need not be installed here.
+Python imports `sitecustomize` at startup. This one removes its folder from `sys.path`, and then imports the environment's
+own. It must not import `diffusers_lrlab`, which registers schedules and need not be installed here.
 """
 
 import importlib.util

@@ -1,0 +1,72 @@
+"""Each diagnosis names the programs that it is about, and no others."""
+
+import numpy as np
+import pytest
+from programs import COMPILED, PAIRS, audit_of, audits_of_all, names_of
+
+from diffusers_lrlab.audit.diagnoses import DIAGNOSES
+from diffusers_lrlab.audit.report import lines_of
+
+SAME_DIAGNOSIS = {"loaded_lr": "jumped"}
+
+
+def test_every_diagnosis_has_a_pair():
+    named = {SAME_DIAGNOSIS.get(name, name) for name in [*PAIRS, "unseen_steps"]}
+    assert named == {diagnosis.__name__ for diagnosis in DIAGNOSES}
+
+
+@pytest.fixture(scope="module")
+def audits(tmp_path_factory):
+    """By the name of a finding and whether the program has it."""
+    programs = {f"{name}-{kind}": pair[kind] for name, pair in PAIRS.items() for kind in (0, 1)}
+    programs["grid"] = GRID
+    return audits_of_all(programs, tmp_path_factory.mktemp("records"))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_diagnosis_tells_the_wrong_program_from_the_right_one(audits, name):
+    wrong, right = audits[f"{name}-0"], audits[f"{name}-1"]
+    assert any(name in names_of(wrong, index) for index in range(len(wrong.sections)))
+    assert not any(name in names_of(right, index) for index in range(len(right.sections)))
+    for audit in (wrong, right):
+        assert len(lines_of(audit, "Wrote.")) <= 10
+
+
+@pytest.mark.parametrize("right", ["rose_after_end", "still_warming_up", "discarded", "loaded_lr", "clipped_early"])
+def test_a_right_program_has_no_findings(audits, right):
+    assert not names_of(audits[f"{right}-1"])
+
+
+GRID = """
+o = adam(lr=1e-5); s = get_scheduler('cosine', o, 0, 40)
+def rounded():
+    s.step()
+    o.param_groups[0]["lr"] = int(o.param_groups[0]["lr"] / 1e-9) * 1e-9
+train(o, step=rounded)
+"""
+
+
+def test_learning_rates_of_multiples_of_1e_9_are_rounded(audits):
+    assert "rounded" in names_of(audits["grid"])
+    assert "multiples of 1e-9" in "".join(lines_of(audits["grid"], ""))
+
+
+def test_the_cause_of_a_high_end_is_named(audits):
+    finding = audits["too_long-0"].sections[0].findings[0]
+    assert "made for 160 steps, and the run took 40" in finding.text
+    assert "count micro-batches: there are 4 backward passes" in finding.text
+    expected = 0.5 * (1 + np.cos(np.pi * 23 / 144))
+    assert f"{100 * expected:.3g} % of the peak" in finding.text
+
+
+def test_micro_steps_are_named(audits):
+    text = audits["too_short-0"].sections[0].findings[0].text
+    assert "the scheduler was stepped 4 times per update" in text
+    assert "step the scheduler once per update" in text
+
+
+@pytest.mark.slow
+def test_compiled_steps_are_found_by_the_weights(tmp_path):
+    audit = audit_of(COMPILED, tmp_path)
+    assert "unseen_steps" in names_of(audit)
+    np.testing.assert_allclose(audit.sections[0].optimizer.lead, [1e-3 * (1 - n / 40) for n in range(8)], rtol=1e-9)
