@@ -22,8 +22,8 @@ GOAL_MS = 20  # of which the audit may take 1 %
 LOOPS = {
     "bare": (False, 1, 1),
     "audited": (True, 1, 1),
-    "audited, 4 backward passes": (True, 1, 4),
     "bare, 4 backward passes": (False, 1, 4),
+    "audited, 4 backward passes": (True, 1, 4),
     "bare, 100 parameter groups": (False, 100, 1),
     "audited, 100 parameter groups with learning rates of their own": (True, 100, 1),
 }

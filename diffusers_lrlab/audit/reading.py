@@ -40,6 +40,8 @@ class AuditedOptimizer:
         values = np.full((self.num_updates, num_groups), np.nan)
         for row, record in zip(values, self.rows, strict=True):
             given = record.get(key)
+            if isinstance(given, str):
+                given = np.frombuffer(bytes.fromhex(given)).tolist()
             if isinstance(given, list):
                 row[: len(given)] = [np.nan if value is None else value for value in given][:num_groups]
             elif given is not None:
@@ -82,12 +84,10 @@ def read_processes(folder: Path) -> list[AuditedProcess]:
 
 def _read_process(path: Path) -> AuditedProcess:
     process = AuditedProcess()
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            try:
-                _take(process, json.loads(line))
-            except json.JSONDecodeError:
-                continue  # the last line of a killed process
+    # The file is longer than what has been written, and a killed process may not have finished its last line.
+    lines = path.read_bytes().rstrip(b"\0").split(b"\n")[:-1]
+    for line in lines:
+        _take(process, json.loads(line))
     return process
 
 

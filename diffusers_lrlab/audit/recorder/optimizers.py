@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ class Watched:
         self._lr: list[Any] = []
         self._momentum: list[Any] = []
         self._version: int | None = None
+        self._weight: weakref.ref[Any] | None = None
 
     @property
     def optimizer(self) -> Any:
@@ -33,8 +35,10 @@ class Watched:
     def read_lr(self) -> list[Any]:
         """Reads the learning rates and momenta that the coming step uses."""
         groups = getattr(self.optimizer, "param_groups", [])
-        self._lr = [readable(group.get("lr")) for group in groups]
-        self._momentum = [readable(_momentum(group)) for group in groups]
+        self._lr = _readable_all([group.get("lr") for group in groups])
+        betas = [group.get("betas") for group in groups]
+        momenta = [beta[0] if beta else group.get("momentum") for beta, group in zip(betas, groups)]  # noqa: B905
+        self._momentum = _readable_all(momenta)
         return self._lr
 
     def record(self, extra: dict[str, Any]) -> None:
@@ -46,6 +50,8 @@ class Watched:
         for key, values in (("lr", lrs), ("m", momenta)):
             if len(values) == 1:
                 row[key] = values[0]
+            elif {*map(type, values)} == {float}:
+                row[key] = array("d", values).tobytes().hex()  # as decimal numbers, they would take time
             else:
                 row[key] = [value.item() if isinstance(value, torch.Tensor) else value for value in values]
         if scheduler is not None:
@@ -83,8 +89,13 @@ class Watched:
         return None if weight is None or weight.is_inference() else int(weight._version)
 
     def first_weight(self) -> Any:
-        groups = getattr(self.optimizer, "param_groups", [])
-        return next((weight for group in groups for weight in group["params"] if weight.requires_grad), None)
+        """A trained parameter."""
+        weight = None if self._weight is None else self._weight()
+        if weight is None:
+            groups = getattr(self.optimizer, "param_groups", [])
+            weight = next((weight for group in groups for weight in group["params"] if weight.requires_grad), None)
+            self._weight = None if weight is None else weakref.ref(weight)
+        return weight
 
     def count_backward(self) -> None:
         self.num_backward += 1
@@ -131,13 +142,11 @@ class Optimizers:
             each.num_backward = 0
 
 
-def _momentum(group: dict[str, Any]) -> Any:
-    betas = group.get("betas")
-    return betas[0] if isinstance(betas, (tuple, list)) and betas else group.get("momentum")
+def _readable_all(values: list[Any]) -> list[Any]:
+    return values if {*map(type, values)} == {float} else [readable(value) for value in values]
 
 
 def _shortened(values: list[Any]) -> list[Any]:
     """A single value if all groups have the same number."""
-    if len(values) > 1 and not any(isinstance(value, torch.Tensor) for value in values) and len({*values}) == 1:
-        return values[:1]
-    return values
+    is_same = len(values) > 1 and {*map(type, values)} == {float} and len({*values}) == 1
+    return values[:1] if is_same else values
