@@ -21,11 +21,14 @@ def too_long(seen: Evidence) -> Finding | None:
     reason = ""
     if abs(ratio - seen.accumulated) < 0.1 * ratio and seen.accumulated > 1:
         reason = f" It seems to count micro-batches: there are {seen.accumulated} backward passes in an update."
-    remedy = f"give it {round(seen.optimizer.num_updates * max(seen.steps, 0))} steps, and its warm-up in the same unit"
+    warmup = (seen.optimizer.scheduler or {}).get("warmup")
+    made = f"{seen.length:,.0f} steps" + (f", {warmup:,.0f} of them warm-up" if warmup else "")
+    remedy = f"make it for {round(seen.optimizer.num_updates * seen.steps):,} steps"
+    remedy += ", and count its warm-up in the same unit" if warmup else ""
     return Finding(
         "too_long",
-        f"The schedule was made for {seen.length:,.0f} steps, and the run took {seen.taken:,.0f} of them (the scheduler was "
-        f"stepped {stepped_per(seen)}): it ended at {percent(seen.end)} of the peak.{reason} Remedy: {remedy}.",
+        f"The schedule was made for {made}, and the run took {seen.taken:,.0f} of these steps (the scheduler was stepped "
+        f"{stepped_per(seen)}): it ended at {percent(seen.end)} of the peak.{reason} Remedy: {remedy}.",
     )
 
 
@@ -165,14 +168,15 @@ def rounded(seen: Evidence) -> Finding | None:
 
 
 def jumped(seen: Evidence) -> Finding | None:
-    """The learning rate jumps where a state was loaded."""
+    """The learning rate jumps, or is replaced, where a state is loaded."""
     lr = seen.lr
     for loaded in seen.optimizer.loaded:
         before, after = (next((each for each in loaded[key] if each), None) for key in ("before", "after"))
         update = loaded["update"]
-        if before and after and not 1 / _JUMP < after / before < _JUMP and update < len(lr) and lr[update] == after:
+        is_new = bool(before and after) and abs(after / before - 1) > 1e-6
+        if is_new and update < len(lr) and lr[update] != before:  # the program may set it again
             return Finding(
-                "loaded_lr",
+                "jumped",
                 f"The checkpoint loaded before update {update:,} replaced the learning rate {before:.4g} by {after:.4g}: a "
                 "new rate has no effect on a resumed run. Remedy: set it after loading, or start from weights only.",
                 is_problem=False,

@@ -41,6 +41,11 @@ class Watched:
         self._momentum = _readable_all(momenta)
         return self._lr
 
+    def read_peaks(self) -> list[Any]:
+        """Reads the learning rates of all groups before any scheduler, which keeps them beside its own."""
+        groups = getattr(self.optimizer, "param_groups", [])
+        return [readable(group.get("initial_lr", group.get("lr"))) for group in groups]
+
     def record(self, extra: dict[str, Any]) -> None:
         """Writes a step, and what is new about the optimizer before it."""
         scheduler = self._schedulers.of(self.optimizer)

@@ -164,9 +164,9 @@ class Recorder:
 
     def _load(self, load: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         watched = self.optimizers.find(optimizer)
-        before = watched.read_lr()
+        before = watched.read_peaks()
         result = load(optimizer, *args, **kwargs)
-        after = watched.read_lr()
+        after = watched.read_peaks()
         if not any(isinstance(value, torch.Tensor) for value in (*before, *after)):
             self.file.write({"loaded": watched.number, "before": before, "after": after})
         return result

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from programs import audit_of, audits_of_all, names_of
+from audit_programs import audit_of, audits_of_all, names_of
 
 from diffusers_lrlab.audit.expected import Expectation
 from diffusers_lrlab.audit.json_file import as_json

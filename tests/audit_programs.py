@@ -116,7 +116,7 @@ PAIRS = {
         "o = adam(lr=torch.tensor(1e-3, dtype=torch.bfloat16)); train(o)",
         "o = adam(lr=torch.tensor(1e-3)); train(o)",
     ),
-    "loaded_lr": (
+    "jumped by a load": (
         "o = adam(); train(o, 3); state = o.state_dict(); o = adam(lr=1e-4); o.load_state_dict(state); train(o)",
         "o = adam(); train(o, 3); state = o.state_dict(); o = adam(); o.load_state_dict(state); train(o)",
     ),

@@ -1,6 +1,6 @@
 """`lrlab audit` of diffusers' scripts: the same weights, and the curve that ran.
 
-DIFFUSERS_CHECKOUT=path/to/diffusers python -m pytest -m slow tests/diffusers_scripts/test_audit.py
+DIFFUSERS_CHECKOUT=path/to/diffusers python -m pytest -m slow tests/diffusers_scripts/test_script_audit.py
 """
 
 import json
