@@ -173,7 +173,7 @@ def jumped(seen: Evidence) -> Finding | None:
     for loaded in seen.optimizer.loaded:
         before, after = (next((each for each in loaded[key] if each), None) for key in ("before", "after"))
         update = loaded["update"]
-        is_new = bool(before and after) and abs(after / before - 1) > 1e-6
+        is_new = before is not None and after is not None and abs(after / before - 1) > 1e-6
         if is_new and update < len(lr) and lr[update] != before:  # the program may set it again
             return Finding(
                 "jumped",

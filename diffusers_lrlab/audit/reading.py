@@ -71,6 +71,10 @@ class AuditedProcess:
     end: dict[str, Any] | None = None  # `None` if the process was killed
 
     @property
+    def started(self) -> float:
+        return float(self.header.get("started", 0.0))
+
+    @property
     def stepped(self) -> list[AuditedOptimizer]:
         return [each for each in self.optimizers.values() if each.rows]
 
@@ -79,7 +83,7 @@ def read_processes(folder: Path) -> list[AuditedProcess]:
     """The processes that recorded something, the main process of the training first."""
     processes = [_read_process(path) for path in sorted(folder.glob("*.jsonl"))]
     # A launcher imports torch, too, and has rank 0.
-    return sorted(processes, key=lambda each: (not each.stepped, not each.optimizers, each.rank))
+    return sorted(processes, key=lambda each: (not each.stepped, not each.optimizers, each.rank, each.started))
 
 
 def _read_process(path: Path) -> AuditedProcess:

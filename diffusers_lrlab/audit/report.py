@@ -38,6 +38,11 @@ class Audit:
     differing_process: tuple[int, int] | None  # rank, and the first update whose rates are not those of the main process
 
     @property
+    def num_others(self) -> int:
+        """Processes that trained, and do not belong to the main one's training."""
+        return sum(each.rank == self.processes[0].rank and bool(each.stepped) for each in self.processes[1:])
+
+    @property
     def deviates(self) -> bool:
         return any(each.comparison is not None and not each.comparison.holds for each in self.sections)
 
@@ -93,6 +98,9 @@ def lines_of(audit: Audit, files: str) -> list[str]:
     if audit.differing_process is not None:
         rank, update = audit.differing_process
         lines.append(f"Problem: process {rank} had another learning rate than the main process, first at update {update:,}.")
+    if audit.num_others:
+        more = counted(audit.num_others, "other process")
+        lines.append(f"This is the first program of the command that trained; {more} did, too. Audit each by itself.")
     findings = [
         (finding, section) for section in shown for finding in section.findings if not _is_repeated(finding, section, shown)
     ]

@@ -114,7 +114,8 @@ def _signals_passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Leaves Ctrl-C, which the terminal sends to both, to the program, and passes other signals on to it."""
     before = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}
     for name in _FORWARDED:
-        if (number := getattr(signal, name, None)) is not None:
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) != signal.SIG_IGN:  # which nohup sets
             before[number] = signal.signal(number, lambda number, _: process.send_signal(number))
     try:
         yield

@@ -86,6 +86,8 @@ def test_an_expectation_and_the_status_of_the_program(folder):
     run([*RANK, "--expect", "linear", "train.py"], folder, expect=1)
     _, stderr = run([*AUDIT, "--expect", "cosine", "--", sys.executable, "-c", "pass"], folder, expect=1)
     assert "nothing was recorded" in stderr
+    _, stderr = run([*AUDIT, "--", sys.executable, "-c", "import torch"], folder)
+    assert "the program made no torch optimizer and had no backward pass." in stderr
 
 
 def test_launchers_pass_the_recorder_on(folder):

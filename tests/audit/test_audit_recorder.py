@@ -1,9 +1,15 @@
 """The recorder sees every real update, and nothing else."""
 
+import ast
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
-from audit_programs import audit_of, audits_of_all, names_of
+import torch
+from audit_programs import audit_of, audits_of_all, names_of, process_of
 
+from diffusers_lrlab.audit import recorder
 from diffusers_lrlab.audit.expected import Expectation
 from diffusers_lrlab.audit.json_file import as_json
 from diffusers_lrlab.audit.report import lines_of, make_audit
@@ -94,7 +100,6 @@ PROGRAMS = {
     "never": "adam()\nmodel(x).mean().backward()",
     "no backward": "adam()",
     "no optimizer": "model(x).mean().backward()",
-    "nothing": "",
 }
 
 
@@ -176,7 +181,6 @@ def test_a_sequence_of_schedulers_has_the_length_of_both(audits):
         ("never", "AdamW never took a step, although there was 1 backward pass."),
         ("no backward", "AdamW was made, but never took a step, and there was no backward pass."),
         ("no optimizer", "1 backward pass and no torch optimizer."),
-        ("nothing", "the program made no torch optimizer and had no backward pass."),
     ],
 )
 def test_without_updates_the_report_says_what_there_was(audits, program, text):
@@ -239,6 +243,60 @@ def test_accelerate_steps_a_prepared_scheduler_once_per_update(tmp_path):
     assert {*np.diff(optimizer.column("s"))} == {1}
     assert {*optimizer.column("d")[:16]} == {4}  # accelerate divides the loss
     assert names_of(audit) & {"too_long", "summed", "discarded"} == {"too_long"}
+
+
+RECORDER = Path(recorder.__file__).parent
+
+
+@pytest.mark.parametrize("path", [*RECORDER.glob("*.py"), *RECORDER.parent.glob("startup/*.py")], ids=lambda path: path.name)
+def test_what_runs_in_the_program_is_python_3_10_and_needs_torch_alone(path):
+    tree = ast.parse(path.read_text(), feature_version=(3, 10))
+    imported = {
+        alias.name.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+    }
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    imported |= {node.module.partition(".")[0] for node in nodes if node.level == 0}
+    assert imported - {"torch"} <= sys.stdlib_module_names
+    assert {node.level for node in nodes} <= {0, 1}
+
+
+def test_two_programs_of_a_command_are_told_apart(tmp_path):
+    for program in ("train(adam(), 5)", "train(adam(), 7)"):
+        audit = audit_of(program, tmp_path)
+    assert only(audit).num_updates == 5
+    assert "the first program of the command that trained; 1 other process did, too" in " ".join(lines_of(audit, ""))
+
+
+def test_a_full_disk_ends_the_records_and_not_the_program(tmp_path):
+    program = """
+    import os
+    def full(*_): raise OSError(28, "No space left on device")
+    train(o := adam(), 5)
+    os.pwrite = full
+    train(o, 2000)
+    """
+    audit = audit_of(program, tmp_path)
+    assert 5 <= only(audit).num_updates < 2000
+
+
+@pytest.mark.slow
+def test_compiled_training_keeps_its_bits(tmp_path):
+    program = """
+    o = adam(lr=torch.tensor(1e-3)); s = get_scheduler('linear', o, 0, 40)
+    model = torch.compile(model, backend="aot_eager", fullgraph=True)
+    step = torch.compile(o.step, backend="aot_eager")
+    for _ in range(8):
+        model(x).square().mean().backward(); step(); s.step(); o.zero_grad()
+    torch.save(model.state_dict(), "PATH")
+    """
+    weights = []
+    for records in (False, True):
+        path = tmp_path / f"{records}.pt"
+        status, stderr = process_of(program.replace("PATH", str(path)), tmp_path / "records", records=records)
+        assert status == 0, stderr
+        weights.append(torch.load(path))
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
 @pytest.mark.slow

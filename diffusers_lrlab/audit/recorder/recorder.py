@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import multiprocessing
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -174,6 +175,8 @@ class Recorder:
     # --- end ----------------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
+        if not (self.file.is_used or self._num_backward) and multiprocessing.parent_process() is not None:
+            return  # a worker that loads data
         self._notice_unseen_steps()
         self.file.flush()
         engines = [name for name in ("deepspeed",) if name in sys.modules]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-_CHUNK = 2**20  # bytes by which a file grows
+_SMALLEST, _LARGEST = 2**16, 2**20  # bytes by which a file grows
 _ENCODE = json.JSONEncoder(default=lambda value: value.tolist(), separators=(",", ":")).encode
 _FLUSH_AFTER = 1.0  # seconds that a value on a device may wait to be read
 
@@ -38,7 +38,7 @@ class RecordFile:
 
         Tensors on a device are read about once a second: reading each at once would make the host wait for the device.
         """
-        if self._process != os.getpid():
+        if not self.is_used:
             self._open()
         waits = any(isinstance(value, torch.Tensor) for value in record.values())
         if not waits and not self._waiting:
@@ -50,8 +50,13 @@ class RecordFile:
         if time.monotonic() - self._last_flush > _FLUSH_AFTER:
             self.flush()
 
+    @property
+    def is_used(self) -> bool:
+        """Whether this process has written anything."""
+        return self._process == os.getpid()
+
     def flush(self) -> None:
-        if self._process != os.getpid():
+        if not self.is_used:
             return
         waiting, self._waiting = self._waiting, []
         for record in waiting:
@@ -68,7 +73,7 @@ class RecordFile:
 
     def _grow(self, end: int) -> None:
         """Makes room on the disk before it is mapped: an access without room would end the program."""
-        added = max(_CHUNK, end - self._size)
+        added = max(min(max(self._size, _SMALLEST), _LARGEST), end - self._size)
         try:
             written = os.pwrite(self._file, bytes(added), self._size)
             self._memory = mmap.mmap(self._file, self._size + written) if written == added else None
@@ -84,7 +89,12 @@ class RecordFile:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         except OSError:
             self._file = -1
-        header = {"torch": torch.__version__, "python": platform.python_version(), "program": sys.argv}
+        header = {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "program": sys.argv,
+            "started": time.time(),
+        }
         self._write_line({"header": {**header, "rank": int(rank) if rank.isdigit() else 0, "process": self._process}})
 
 
