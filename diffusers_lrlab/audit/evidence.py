@@ -65,7 +65,10 @@ class Evidence:
 
 
 def stepped_per(seen: Evidence) -> str:
-    return f"{times(round(seen.steps))} per update" if seen.steps >= 1 else f"once in {1 / seen.steps:.3g} updates"
+    if seen.steps >= 1 or not seen.steps:
+        return f"{times(round(seen.steps))} per update"
+    num_steps = seen.steps * (seen.optimizer.num_updates - 1)
+    return f"once in {seen.optimizer.num_updates / (num_steps + 1):.3g} updates"
 
 
 def percent(share: float) -> str:

@@ -23,7 +23,7 @@ def too_long(seen: Evidence) -> Finding | None:
         reason = f" It seems to count micro-batches: there are {seen.accumulated} backward passes in an update."
     warmup = (seen.optimizer.scheduler or {}).get("warmup")
     made = f"{seen.length:,.0f} steps" + (f", {warmup:,.0f} of them warm-up" if warmup else "")
-    remedy = f"make it for {round(seen.optimizer.num_updates * seen.steps):,} steps"
+    remedy = f"make it for {round(seen.taken):,} steps"
     remedy += ", and count its warm-up in the same unit" if warmup else ""
     return Finding(
         "too_long",
@@ -71,22 +71,28 @@ def too_short(seen: Evidence) -> Finding | None:
 
 
 def _remedy_for_steps(seen: Evidence) -> str:
-    needed = round(seen.optimizer.num_updates * max(seen.steps, 1))
-    if seen.steps > 1 + CLOSE and abs(seen.steps - seen.accumulated) < 0.1:
+    if _is_stepped_per_micro_batch(seen):
         return "step the scheduler once per update, after optimizer.step(), not once per micro-batch"
-    return f"make it for {needed:,} steps, the updates of the run times the steps of each"
+    return f"make it for {round(seen.taken):,} steps, the updates of the run times the steps of each"
+
+
+def _is_stepped_per_micro_batch(seen: Evidence) -> bool:
+    return seen.accumulated > 1 and abs(seen.steps - seen.accumulated) < 0.1
 
 
 def warmup_scaled(seen: Evidence) -> Finding | None:
     """The warm-up takes fewer updates than the steps it was made for."""
     warmup = (seen.optimizer.scheduler or {}).get("warmup")
-    if not warmup or warmup < 2 or seen.steps < 1 + 2 * CLOSE:
-        return None
-    updates = warmup / seen.steps
+    if not warmup or warmup < 2 or seen.steps < 1 + 2 * CLOSE or too_short(seen) or rose_after_end(seen):
+        return None  # the same cause
+    lasts = counted(warmup / seen.steps, "update", ",.3g")
+    remedy = f"give it {round(warmup * seen.steps):,} steps"
+    if _is_stepped_per_micro_batch(seen):
+        remedy = "step the scheduler once per update, not once per micro-batch"
     return Finding(
         "warmup_scaled",
-        f"The warm-up of {warmup:,.0f} scheduler steps lasts {updates:,.3g} updates, since the scheduler was stepped "
-        f"{stepped_per(seen)}. If you asked for {warmup:,.0f} updates, give it {round(warmup * seen.steps):,} steps.",
+        f"The warm-up of {warmup:,.0f} scheduler steps lasts {lasts}, since the scheduler was stepped {stepped_per(seen)}. "
+        f"If you asked for {warmup:,.0f} updates, {remedy}.",
         is_problem=False,
     )
 

@@ -17,7 +17,7 @@ def test_every_diagnosis_has_a_pair():
 def audits(tmp_path_factory):
     """By the name of a finding and whether the program has it."""
     programs = {f"{name}-{kind}": pair[kind] for name, pair in PAIRS.items() for kind in (0, 1)}
-    programs["grid"] = GRID
+    programs |= {"grid": GRID, "resumed": PAIRS["jumped"][1].replace("0, 40)", "0, 160)")}
     return audits_of_all(programs, tmp_path_factory.mktemp("records"))
 
 
@@ -69,3 +69,22 @@ def test_compiled_steps_are_found_by_the_weights(tmp_path):
     audit = audit_of(COMPILED, tmp_path)
     assert "unseen_steps" in names_of(audit)
     np.testing.assert_allclose(audit.sections[0].optimizer.lead, [1e-3 * (1 - n / 40) for n in range(8)], rtol=1e-9)
+
+
+def test_a_scheduler_by_epoch_is_told_with_its_epochs(audits):
+    assert "once in 10 updates" in audits["rarely_stepped-0"].sections[0].findings[0].text
+
+
+def test_one_cause_is_told_once(audits):
+    for name in ("rose_after_end-0", "too_short-0"):
+        assert "warmup_scaled" not in names_of(audits[name])
+    (finding,) = audits["warmup_scaled-0"].sections[0].findings
+    assert "lasts 5 updates" in finding.text
+    assert "If you asked for 20 updates, step the scheduler once per update" in finding.text
+
+
+def test_the_remedy_of_a_resumed_run_counts_the_updates_before(audits):
+    """A schedule for 160 steps, in a run of 40 whose last 10 updates are audited."""
+    (_, later) = audits["resumed"].sections
+    assert later.evidence.taken == 40
+    assert "make it for 40 steps" in later.findings[0].text
