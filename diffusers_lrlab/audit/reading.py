@@ -92,6 +92,9 @@ def _read_process(path: Path) -> AuditedProcess:
     lines = path.read_bytes().rstrip(b"\0").split(b"\n")[:-1]
     for line in lines:
         _take(process, json.loads(line))
+    for optimizer in process.optimizers.values():
+        # A weight may be changed before the first step. Where hooks see steps, they see all of them.
+        optimizer.rows = [row for row in optimizer.rows if "x" not in row] or optimizer.rows
     return process
 
 

@@ -51,6 +51,15 @@ PROGRAMS = {
             return loss
         for _ in range(4): o.step(closure)
     """,
+    "sharpness-aware": """
+        o = adam()
+        for _ in range(5):
+            model(x).square().mean().backward()
+            with torch.no_grad():
+                model.weight.add_(model.weight.grad, alpha=0.05)
+            o.zero_grad()
+            model(x).square().mean().backward(); o.step(); o.zero_grad()
+    """,
     "failed step": """
         class Fails(torch.optim.SGD):
             def step(self, closure=None):
@@ -135,6 +144,27 @@ def test_backward_passes_in_a_closure_belong_to_its_step(audits):
 
 def test_a_step_that_fails_does_not_hide_later_ones(audits):
     assert only(audits["failed step"]).num_updates == 4
+
+
+def test_gradients_used_outside_of_a_step_are_not_called_deleted(audits):
+    assert only(audits["sharpness-aware"]).num_updates == 5
+    assert not audits["sharpness-aware"].processes[0].discarded
+
+
+def test_an_error_of_the_recorder_ends_the_audit_and_not_the_program(tmp_path):
+    program = """
+    o = adam(); train(o, 5)
+    o.param_groups[0]["betas"] = 1  # which the recorder cannot read, and the program never does
+    class Bare(torch.optim.SGD):
+        pass
+    b = Bare(model.parameters(), lr=0.1); b.param_groups[0]["betas"] = 1
+    train(b, 5)
+    print("went on", file=__import__("sys").stderr)
+    """
+    status, stderr = process_of(program, tmp_path)
+    assert status == 0, stderr
+    assert stderr.count("lrlab audit: recording ends here: TypeError") == 1
+    assert "went on" in stderr
 
 
 def test_optimizers_that_take_turns_are_told_apart(audits):

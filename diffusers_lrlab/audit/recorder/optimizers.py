@@ -118,9 +118,6 @@ class Optimizers:
     def __iter__(self) -> Iterator[Watched]:
         return iter([each for each in self._all if each.optimizer is not None])
 
-    def add(self, optimizer: Any) -> None:
-        self.find(optimizer)
-
     def find(self, optimizer: Any) -> Watched:
         for each in self._all:
             if each.optimizer is optimizer:
