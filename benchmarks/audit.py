@@ -2,12 +2,11 @@
 
     python benchmarks/audit.py
 
-The loop runs bare and with the recorder, in processes that take turns update by update. Prints the extra CPU time of an
-update: mean and standard error.
+Bare updates and updates with the recorder take turns in one loop. Prints the extra CPU time of an update: mean and standard
+error.
 """
 
 import math
-import multiprocessing
 import sys
 import tempfile
 import time
@@ -15,17 +14,16 @@ import time
 import numpy as np
 import torch
 from common import machine, make_parser, parse
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from diffusers_lrlab.audit.recorder.recorder import Recorder
 
 GOAL_MS = 20  # of which the audit may take 1 %
+# Parameter groups and backward passes of an update.
 LOOPS = {
-    "bare": (False, 1, 1),
-    "audited": (True, 1, 1),
-    "bare, 4 backward passes": (False, 1, 4),
-    "audited, 4 backward passes": (True, 1, 4),
-    "bare, 100 parameter groups": (False, 100, 1),
-    "audited, 100 parameter groups with learning rates of their own": (True, 100, 1),
+    "one parameter group": (1, 1),
+    "4 backward passes": (1, 4),
+    "100 parameter groups with learning rates of their own": (100, 1),
 }
 
 
@@ -52,55 +50,67 @@ def updates_of(num_groups, accumulation):
         yield
 
 
-def run(place, is_audited, num_groups, accumulation, updates, folder, turns, results):
-    torch.set_num_threads(1)
-    if is_audited:
+class Recording:
+    """The recorder, whose hooks can be taken out of torch and put back."""
+
+    def __init__(self, folder):
+        schedulers = [kind for kind in vars(torch.optim.lr_scheduler).values() if isinstance(kind, type)]
+        owners = [torch.optim.Optimizer, torch.nn.Module, torch.autograd, torch.nn.utils, torch.nn.utils.clip_grad]
+        owners += [torch.amp.GradScaler, *schedulers]
+        before = [(owner, dict(vars(owner))) for owner in owners]
         Recorder(folder).install()
-    loop, seconds = updates_of(num_groups, accumulation), []
-    for _ in range(updates):
-        turns[place].acquire()
-        begun = time.process_time()
-        next(loop)
-        seconds.append(time.process_time() - begun)
-        turns[(place + 1) % len(turns)].release()
-    results.put((place, seconds))
-
-
-def measure(updates):
-    """Seconds of each update after the first tenth, by name."""
-    context = multiprocessing.get_context("fork")
-    turns = [context.Semaphore(int(place == 0)) for place in range(len(LOOPS))]
-    results = context.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [
-            context.Process(target=run, args=(place, *loop, updates, folder, turns, results))
-            for place, loop in enumerate(LOOPS.values())
+        self.replaced = [
+            (owner, name, value, vars(owner)[name])
+            for owner, attributes in before
+            for name, value in attributes.items()
+            if vars(owner)[name] is not value and callable(value)
         ]
-        for process in processes:
-            process.start()
-        found = dict(results.get(timeout=600) for _ in processes)
-        for process in processes:
-            process.join()
-            if process.exitcode:
-                sys.exit(process.exitcode)
-    return {name: np.array(found[place][updates // 10 :]) for place, name in enumerate(LOOPS)}
+        names = vars(sys.modules[register_optimizer_step_pre_hook.__module__])
+        self.hooks = [
+            (table, dict(table)) for table in (names[f"_global_optimizer_{when}_hooks"] for when in ("pre", "post"))
+        ]
+
+    def switch(self, is_on):
+        for owner, name, original, hooked in self.replaced:
+            setattr(owner, name, hooked if is_on else original)
+        for table, hooks in self.hooks:
+            table.clear()
+            table.update(hooks if is_on else {})
+
+
+def measure(num_groups, accumulation, updates, recording):
+    """Seconds of bare updates and of audited ones of the same loop, in turns, after the first tenth."""
+    recording.switch(True)
+    loop = updates_of(num_groups, accumulation)
+    for _ in range(80):  # the first 64 losses are examined
+        next(loop)
+    seconds = {False: [], True: []}
+    for turn in range(updates):
+        for is_on in (False, True) if turn % 2 else (True, False):
+            recording.switch(is_on)
+            begun = time.process_time()
+            next(loop)
+            seconds[is_on].append(time.process_time() - begun)
+    return [np.array(seconds[is_on][updates // 10 :]) for is_on in (False, True)]
 
 
 def main():
     parser = make_parser(__doc__)
     parser.add_argument("--updates", type=int, default=500)
     options = parse(parser, updates=10)
-    measured = measure(options.updates)
+    torch.set_num_threads(1)
     print(f"{machine()}; {options.updates} updates\n")
-    print(f"| what | ms an update | microseconds more than bare | share of an update of {GOAL_MS} ms |\n|---|---|---|---|")
-    for name, seconds in measured.items():
-        bare = measured[name.replace("audited", "bare").replace(" with learning rates of their own", "")]
-        extra = 1e6 * (seconds - bare)
-        row = [name, f"{1e3 * seconds.mean():.2f}"]
-        if name.startswith("audited"):
-            row += [f"{extra.mean():.0f} ± {extra.std(ddof=1) / math.sqrt(len(extra)):.0f}"]
-            row += [f"{100 * extra.mean() / (1e3 * GOAL_MS):.2f} %"]
-        print(f"| {' | '.join([*row, '', ''][:4])} |")
+    print(
+        f"| what | ms an update, bare | microseconds more, audited | share of an update of {GOAL_MS} ms |\n|---|---|---|---|"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        recording = Recording(folder)
+        for name, loop in LOOPS.items():
+            bare, audited = measure(*loop, options.updates, recording)
+            extra = 1e6 * (audited - bare)
+            error = extra.std(ddof=1) / math.sqrt(len(extra))
+            row = [name, f"{1e3 * bare.mean():.2f}", f"{extra.mean():.0f} ± {error:.0f}"]
+            print(f"| {' | '.join(row)} | {100 * extra.mean() / (1e3 * GOAL_MS):.2f} % |")
 
 
 if __name__ == "__main__":

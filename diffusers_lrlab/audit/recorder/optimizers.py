@@ -129,9 +129,9 @@ class Optimizers:
 
     def without_hooks(self) -> list[Watched]:
         """Those whose steps no hook has seen, and whose weights no other optimizer updates."""
-        unseen = [each for each in self if not each.num_hooks and not each.is_wrapper]
-        if not unseen:
+        if all(each.num_hooks for each in self._all):  # the usual case, before every backward pass
             return []
+        unseen = [each for each in self if not each.num_hooks and not each.is_wrapper]
         updated = [each.first_weight() for each in self if each.num_hooks]
         return [each for each in unseen if not any(each.first_weight() is weight for weight in updated)]
 

@@ -116,7 +116,8 @@ class Recorder:
     def _backward(self, backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if self._in_backward:  # checkpointed activations make a backward pass of their own, perhaps in another thread
             return backward(tensors, *args, **kwargs)
-        self._quietly(self._before_backward, tensors)
+        if self._num_backward < _NUM_LOSSES_EXAMINED or self.optimizers.without_hooks():
+            self._quietly(self._before_backward, tensors)
         self._in_backward = True
         try:
             result = backward(tensors, *args, **kwargs)
