@@ -15,6 +15,7 @@ from typing import Any
 
 import diffusers_lrlab
 from diffusers_lrlab import launch, list_schedulers
+from diffusers_lrlab.audit.diagnoses import DIAGNOSES
 from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.cli.main import COMMANDS, _parser
 from diffusers_lrlab.core.errors import LabError
@@ -50,6 +51,12 @@ def readme_command(number: int) -> str:
 def commands_table() -> str:
     rows = [(f"`lrlab {name}`", command.help, f"`{command.example}`") for name, command in COMMANDS.items()]
     return markdown_table(("command", "what it does", "example"), rows)
+
+
+def audit_findings() -> str:
+    """Every diagnosis of `lrlab audit`, by its name in `lr_audit.json`."""
+    rows = [(f"`{diagnosis.__name__}`", (diagnosis.__doc__ or "").rstrip(".")) for diagnosis in DIAGNOSES]
+    return markdown_table(("finding", "what was seen"), rows)
 
 
 def schedule_names() -> str:
@@ -168,6 +175,7 @@ TABLES = {
     "presets": presets_table,
     "commands": commands_table,
     "launcher-options": options_of_hooks,
+    "audit-findings": audit_findings,
 }
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .. import __version__
 from ..core.errors import LabError, did_you_mean, exit_status, shortened
 from ..core.plugins import load_plugins
-from . import check, completion, data, hub, lists, preview, study, tools, training
+from . import audit, check, completion, data, hub, lists, preview, study, tools, training
 from .output import LabParser, add_import
 
 
@@ -47,6 +47,12 @@ COMMANDS = {
         _PREVIEW,
         preview.preview_arguments,
         preview.preview,
+    ),
+    "audit": Command(
+        "Show which learning rate any torch program really uses, without changing it",
+        "lrlab audit -- python train.py --lr_scheduler cosine",
+        audit.audit_arguments,
+        audit.audit,
     ),
     "data": Command(
         "Export a toy dataset as files that load anywhere, or encode images to latents",

@@ -1,0 +1,230 @@
+"""Diagnoses of the schedule and its length, and of the learning rates themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..core.words import counted
+from .evidence import Evidence, Finding, percent, stepped_per
+
+CLOSE = 0.05  # relative difference of numbers of steps that is no finding
+_JUMP = 1.5  # factor between consecutive updates
+
+
+def too_long(seen: Evidence) -> Finding | None:
+    """The run ends before the schedule, which then ends too high."""
+    if not seen.length or not seen.is_complete or seen.taken >= seen.length * (1 - CLOSE) or seen.steps <= 0:
+        return None
+    if seen.end > 0.999 and np.nanmin(seen.lr[len(seen.lr) // 2 :]) > 0.999 * seen.peak:
+        return None  # a constant rate
+    ratio = seen.length / seen.taken
+    reason = ""
+    if abs(ratio - seen.accumulated) < 0.1 * ratio and seen.accumulated > 1:
+        reason = f" It seems to count micro-batches: there are {seen.accumulated} backward passes in an update."
+    warmup = (seen.optimizer.scheduler or {}).get("warmup")
+    made = f"{seen.length:,.0f} steps" + (f", {warmup:,.0f} of them warm-up" if warmup else "")
+    remedy = f"make it for {round(seen.taken):,} steps"
+    remedy += ", and count its warm-up in the same unit" if warmup else ""
+    return Finding(
+        "too_long",
+        f"The schedule was made for {made}, and the run took {seen.taken:,.0f} of these steps (the scheduler was stepped "
+        f"{stepped_per(seen)}): it ended at {percent(seen.end)} of the peak.{reason} Remedy: {remedy}.",
+    )
+
+
+def rose_after_end(seen: Evidence) -> Finding | None:
+    """The scheduler is stepped beyond its length, where a cosine rises again."""
+    positions = seen.optimizer.column("s")
+    if not seen.length or len(seen.lr) < 3:
+        return None
+    after = np.flatnonzero(positions >= seen.length)
+    if len(after) < 2:
+        return None
+    risen = float(np.nanmax(seen.lr[after]) - seen.lr[after[0]])
+    if risen <= 0.01 * seen.peak:
+        return None
+    return Finding(
+        "rose_after_end",
+        f"The schedule of {seen.length:,.0f} steps ended at update {after[0]:,}, and the learning rate then rose again to "
+        f"{percent((seen.lr[after[0]] + risen) / seen.peak)} of the peak, since the scheduler was stepped "
+        f"{stepped_per(seen)}. Remedy: {_remedy_for_steps(seen)}.",
+    )
+
+
+def too_short(seen: Evidence) -> Finding | None:
+    """The schedule is over long before the run."""
+    positions = seen.optimizer.column("s")
+    if not seen.length or rose_after_end(seen) or seen.taken <= seen.length * (1 + CLOSE):
+        return None
+    if np.ptp(seen.lr) <= 1e-3 * seen.peak:
+        return None
+    ended = np.flatnonzero(positions >= seen.length)
+    first = int(ended[0]) if len(ended) else seen.optimizer.num_updates
+    left = seen.optimizer.num_updates - first
+    if left <= CLOSE * seen.optimizer.num_updates:
+        return None
+    return Finding(
+        "too_short",
+        f"The schedule of {seen.length:,.0f} steps ended at update {first:,}; the other {counted(left, 'update', ',')} had "
+        f"its last learning rate, since the scheduler was stepped {stepped_per(seen)}. Remedy: {_remedy_for_steps(seen)}.",
+    )
+
+
+def _remedy_for_steps(seen: Evidence) -> str:
+    if _is_stepped_per_micro_batch(seen):
+        return "step the scheduler once per update, after optimizer.step(), not once per micro-batch"
+    return f"make it for {round(seen.taken):,} steps, the updates of the run times the steps of each"
+
+
+def _is_stepped_per_micro_batch(seen: Evidence) -> bool:
+    return seen.accumulated > 1 and abs(seen.steps - seen.accumulated) < 0.1
+
+
+def warmup_scaled(seen: Evidence) -> Finding | None:
+    """The warm-up takes fewer updates than the steps it was made for."""
+    warmup = (seen.optimizer.scheduler or {}).get("warmup")
+    if not warmup or warmup < 2 or seen.steps < 1 + 2 * CLOSE or too_short(seen) or rose_after_end(seen):
+        return None  # the same cause
+    lasts = counted(warmup / seen.steps, "update", ",.3g")
+    remedy = f"give it {round(warmup * seen.steps):,} steps"
+    if _is_stepped_per_micro_batch(seen):
+        remedy = "step the scheduler once per update, not once per micro-batch"
+    return Finding(
+        "warmup_scaled",
+        f"The warm-up of {warmup:,.0f} scheduler steps lasts {lasts}, since the scheduler was stepped {stepped_per(seen)}. "
+        f"If you asked for {warmup:,.0f} updates, {remedy}.",
+        is_problem=False,
+    )
+
+
+def still_warming_up(seen: Evidence) -> Finding | None:
+    """The learning rate is highest at the end."""
+    lr = seen.lr
+    if len(lr) < 10 or not seen.is_complete or lr[-1] < seen.peak or lr[-1] <= lr[len(lr) // 2] * (1 + 1e-9):
+        return None
+    return Finding(
+        "still_warming_up",
+        f"The learning rate still rose at the last update, {seen.optimizer.num_updates - 1:,}: the run ended within the "
+        "warm-up. Remedy: shorten the warm-up, or train longer.",
+    )
+
+
+def high_at_end(seen: Evidence) -> Finding | None:
+    """The learning rate still falls at the end, of a scheduler whose length is not known."""
+    lr = seen.lr
+    if seen.length or not seen.is_complete or len(lr) < 10 or seen.end < 0.1:
+        return None
+    last = lr[-max(len(lr) // 10, 3) :]
+    falls = bool(np.all(np.diff(last) < 0))
+    if not falls:
+        return None
+    return Finding(
+        "high_at_end",
+        f"The learning rate still fell at the end, where it was {percent(seen.end)} of its peak. If it should reach its "
+        "lowest value, the schedule is too long for the run: make it for "
+        f"{counted(seen.optimizer.num_updates, 'update', ',')}.",
+        is_problem=False,
+    )
+
+
+def rarely_stepped(seen: Evidence) -> Finding | None:
+    """The scheduler is stepped less often than the optimizer."""
+    if not 0 < seen.steps < 1 - 2 * CLOSE or seen.optimizer.num_updates < 10:
+        return None
+    return Finding(
+        "rarely_stepped",
+        f"The scheduler was stepped {stepped_per(seen)}. That is usual for schedules by epoch; a schedule made for updates "
+        "must be stepped after every optimizer.step().",
+        is_problem=False,
+    )
+
+
+def never_scheduled(seen: Evidence) -> Finding | None:
+    """There is a scheduler, and it is never stepped."""
+    if seen.optimizer.scheduler is None or seen.optimizer.num_updates < 3 or seen.steps != 0:
+        return None
+    if np.ptp(seen.lr) > 0:
+        return None
+    return Finding(
+        "never_scheduled",
+        f"The scheduler ({seen.optimizer.scheduler['name']}) was never stepped, so the learning rate stayed at "
+        f"{seen.lr[-1]:.4g}. Remedy: call scheduler.step() after every optimizer.step().",
+    )
+
+
+def rounded(seen: Evidence) -> Finding | None:
+    """Learning rates in half precision, or cut to a few digits."""
+    coarse = next((dtype for dtype in seen.optimizer.dtypes if dtype in ("torch.bfloat16", "torch.float16")), None)
+    if coarse:
+        text = f"The learning rate is kept in {coarse.removeprefix('torch.')}, which rounds it by up to 0.4 %"
+        return Finding("rounded", f"{text}. Remedy: give the optimizer a Python float, or a float32 tensor.")
+    values = np.unique(seen.lr[np.isfinite(seen.lr) & (seen.lr > 0)])
+    for digits in range(6, 11):
+        scaled = values * 10.0**digits
+        is_grid = np.all(np.abs(scaled - np.round(scaled)) < 1e-6) and scaled.max(initial=0.0) >= 1
+        # A line of round numbers has few different slopes.
+        if is_grid and len(np.unique(np.diff(np.round(scaled)))) >= 5:
+            return Finding(
+                "rounded",
+                f"All learning rates are multiples of 1e-{digits}: the program rounds them, by up to "
+                f"{percent(1 / scaled.max())} of the peak.",
+                is_problem=bool(scaled.max() < 1000),
+            )
+    return None
+
+
+def jumped(seen: Evidence) -> Finding | None:
+    """The learning rate jumps, or is replaced, where a state is loaded."""
+    lr = seen.lr
+    for loaded in seen.optimizer.loaded:
+        before, after = (next((each for each in loaded[key] if each), None) for key in ("before", "after"))
+        update = loaded["update"]
+        is_new = before is not None and after is not None and abs(after / before - 1) > 1e-6
+        if is_new and update < len(lr) and lr[update] != before:  # the program may set it again
+            return Finding(
+                "jumped",
+                f"The checkpoint loaded before update {update:,} replaced the learning rate {before:.4g} by {after:.4g}: a "
+                "new rate has no effect on a resumed run. Remedy: set it after loading, or start from weights only.",
+                is_problem=False,
+            )
+        if update + 2 < len(lr) and lr[update] > 0 and lr[update + 1] > 0:
+            first, second = lr[update + 1] / lr[update], lr[update + 2] / lr[update + 1]
+            if not 1 / _JUMP < first < _JUMP and 1 / _JUMP < second < _JUMP:
+                return Finding(
+                    "jumped",
+                    f"After the state was loaded, update {update:,} ran at {lr[update]:.4g} and the next at "
+                    f"{lr[update + 1]:.4g}. Remedy: load the state of the optimizer and of the scheduler, in this order, "
+                    "before the first update.",
+                )
+    return None
+
+
+def own_estimate(seen: Evidence) -> Finding | None:
+    """Optimizers that multiply the learning rate by their own factor."""
+    if not seen.optimizer.adapts:
+        return None
+    text = f"{seen.optimizer.name} multiplies this learning rate by an estimate of its own, which the audit does not show."
+    return Finding("own_estimate", text, is_problem=False)
+
+
+def unseen_steps(seen: Evidence) -> Finding | None:
+    """Steps that were found by the weights, not by hooks."""
+    if not any(row.get("x") for row in seen.optimizer.rows):
+        return None
+    return Finding(
+        "unseen_steps",
+        "The optimizer's step is compiled, or otherwise hidden from torch's hooks: its updates were found by the change of "
+        "a weight, and the learning rate was read after each.",
+        is_problem=False,
+    )
+
+
+def engine_hides(seen: Evidence) -> Finding | None:
+    """Parts of an update that an engine does out of sight."""
+    if "deepspeed" in (seen.process.end or {}).get("engines", []):
+        text = "DeepSpeed's engine was imported: what it clips, divides and skips by itself is not seen here."
+        return Finding("engine_hides", text, is_problem=False)
+    if seen.optimizer.weights in ("DTensor", "FlatParameter"):
+        text = "FSDP shards the weights: the norm that clipping measures is not read, since that would need other processes."
+        return Finding("engine_hides", text, is_problem=False)
+    return None

@@ -1,0 +1,154 @@
+"""The torch optimizers of a program, and the record of each of their updates."""
+
+from __future__ import annotations
+
+import weakref
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .records import RecordFile, readable
+from .schedulers import Schedulers, describe_scheduler, position
+
+
+class Watched:
+    """An optimizer, with what has happened since its last step."""
+
+    def __init__(self, number: int, optimizer: Any, file: RecordFile, schedulers: Schedulers):
+        self.number, self._reference, self._file, self._schedulers = number, weakref.ref(optimizer), file, schedulers
+        self.num_backward = 0
+        self.num_steps = 0
+        self.num_hooks = 0  # steps that the hooks have seen
+        self.is_wrapper = False  # its step calls that of another optimizer
+        self._described: Any = None
+        self._lr: list[Any] = []
+        self._momentum: list[Any] = []
+        self._version: int | None = None
+        self._weight: weakref.ref[Any] | None = None
+
+    @property
+    def optimizer(self) -> Any:
+        return self._reference()
+
+    def read_lr(self) -> list[Any]:
+        """Reads the learning rates and momenta that the coming step uses."""
+        groups = getattr(self.optimizer, "param_groups", [])
+        self._lr = _readable_all([group.get("lr") for group in groups])
+        betas = [group.get("betas") for group in groups]
+        momenta = [beta[0] if beta else group.get("momentum") for beta, group in zip(betas, groups)]  # noqa: B905
+        self._momentum = _readable_all(momenta)
+        return self._lr
+
+    def read_peaks(self) -> list[Any]:
+        """Reads the learning rates of all groups before any scheduler, which keeps them beside its own."""
+        groups = getattr(self.optimizer, "param_groups", [])
+        return [readable(group.get("initial_lr", group.get("lr"))) for group in groups]
+
+    def record(self, extra: dict[str, Any]) -> None:
+        """Writes a step, and what is new about the optimizer before it."""
+        scheduler = self._schedulers.of(self.optimizer)
+        self._describe(scheduler)
+        lrs, momenta = _shortened(self._lr), _shortened(self._momentum)
+        row: dict[str, Any] = {"o": self.number, "b": self.num_backward, **extra}
+        for key, values in (("lr", lrs), ("m", momenta)):
+            if len(values) == 1:
+                row[key] = values[0]
+            elif {*map(type, values)} == {float}:
+                row[key] = array("d", values).tobytes().hex()  # as decimal numbers, they would take time
+            else:
+                row[key] = [value.item() if isinstance(value, torch.Tensor) else value for value in values]
+        if scheduler is not None:
+            row["s"] = position(scheduler)
+        self._file.write({key: value for key, value in row.items() if value is not None})
+        self.num_backward = 0
+        self.num_steps += 1
+        self.num_hooks += "x" not in extra
+        self._version = self._weight_version()
+
+    def _describe(self, scheduler: Any) -> None:
+        groups = self.optimizer.param_groups
+        state = (len(groups), id(scheduler))
+        if state == self._described:
+            return
+        self._described = state
+        described = {
+            "optimizer": self.number,
+            "name": type(self.optimizer).__name__,
+            "groups": [sum(parameter.numel() for parameter in group["params"]) for group in groups],
+            "dtypes": [str(lr.dtype) if isinstance(lr := group.get("lr"), torch.Tensor) else None for group in groups],
+            "weights": type(self.first_weight()).__name__,
+            "adapts": any(("d" in group and "k" in group) or "scheduled_lr" in group for group in groups),
+            "scheduler": None if scheduler is None else describe_scheduler(scheduler),
+        }
+        self._file.write(described)
+
+    def has_new_weights(self) -> bool:
+        """Whether a weight was changed in place since the last call."""
+        before, self._version = self._version, self._weight_version()
+        return before is not None and before != self._version
+
+    def _weight_version(self) -> int | None:
+        weight = self.first_weight()
+        return None if weight is None or weight.is_inference() else int(weight._version)
+
+    def first_weight(self) -> Any:
+        """A trained parameter."""
+        weight = None if self._weight is None else self._weight()
+        if weight is None:
+            groups = getattr(self.optimizer, "param_groups", [])
+            weight = next((weight for group in groups for weight in group["params"] if weight.requires_grad), None)
+            self._weight = None if weight is None else weakref.ref(weight)
+        return weight
+
+    def count_backward(self) -> None:
+        self.num_backward += 1
+        if self._version is None:
+            self._version = self._weight_version()
+
+
+class Optimizers:
+    """All optimizers of a program that torch's constructor has made."""
+
+    def __init__(self, file: RecordFile, schedulers: Schedulers):
+        self._file, self._schedulers = file, schedulers
+        self._all: list[Watched] = []
+
+    def __iter__(self) -> Iterator[Watched]:
+        return iter([each for each in self._all if each.optimizer is not None])
+
+    def find(self, optimizer: Any) -> Watched:
+        for each in self._all:
+            if each.optimizer is optimizer:
+                return each
+        watched = Watched(len(self._all), optimizer, self._file, self._schedulers)
+        self._all.append(watched)
+        self._file.write({"made": watched.number, "name": type(optimizer).__name__})
+        return watched
+
+    def without_hooks(self) -> list[Watched]:
+        """Those whose steps no hook has seen, and whose weights no other optimizer updates."""
+        if all(each.num_hooks for each in self._all):  # the usual case, before every backward pass
+            return []
+        unseen = [each for each in self if not each.num_hooks and not each.is_wrapper]
+        updated = [each.first_weight() for each in self if each.num_hooks]
+        return [each for each in unseen if not any(each.first_weight() is weight for weight in updated)]
+
+    def count_backward(self) -> None:
+        for each in self._all:
+            each.count_backward()
+
+    def reset_backward(self) -> None:
+        for each in self._all:
+            each.num_backward = 0
+
+
+def _readable_all(values: list[Any]) -> list[Any]:
+    return values if {*map(type, values)} == {float} else [readable(value) for value in values]
+
+
+def _shortened(values: list[Any]) -> list[Any]:
+    """A single value if all groups have the same number."""
+    is_same = len(values) > 1 and {*map(type, values)} == {float} and len({*values}) == 1
+    return values[:1] if is_same else values

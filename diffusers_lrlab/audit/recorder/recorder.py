@@ -1,0 +1,254 @@
+"""Hooks of the recorder: optimizer steps, backward passes, discarded gradients, clipping, scalers and schedulers."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.optim import lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from .losses import loss_divisor
+from .optimizers import Optimizers, Watched
+from .records import RecordFile, readable
+from .schedulers import Schedulers, bare_optimizer
+
+_NUM_LOSSES_EXAMINED = 64
+_OPTIMIZERS = register_optimizer_step_pre_hook.__code__.co_filename
+
+
+class Recorder:
+    """Watches the training of this process."""
+
+    def __init__(self, folder: str):
+        self.file = RecordFile(folder)
+        self.schedulers = Schedulers()
+        self.optimizers = Optimizers(self.file, self.schedulers)
+        self._in_backward = False
+        self._num_backward = 0
+        self._since_step = 0  # backward passes that no optimizer has used
+        self._clip: dict[str, Any] = {}  # of the coming step
+        self._divisor: float | None = None
+        self._num_steps = 0
+        self._steps: list[Watched] = []  # that are running: an optimizer's step may call another's
+        self._has_scaler = self._has_failed = False
+
+    def install(self) -> None:
+        quietly, optimizer, scaler = self._quietly, torch.optim.Optimizer, torch.amp.GradScaler
+        register_optimizer_step_pre_hook(functools.partial(quietly, self._before_step))
+        register_optimizer_step_post_hook(functools.partial(quietly, self._after_step))
+        _wrap(optimizer, "__init__", after=lambda this: quietly(self.optimizers.find, this))
+        _wrap(optimizer, "zero_grad", before=lambda this: quietly(self._on_zero_grad, this))
+        _wrap(optimizer, "load_state_dict", around=self._load)
+        _wrap(torch.nn.Module, "zero_grad", before=lambda this: quietly(self._on_zero_grad, None, this))
+        _wrap(torch.autograd, "backward", around=self._backward)
+        for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
+            _wrap(owner, "clip_grad_norm_", around=self._clip_norm)
+        if hasattr(torch.nn.utils, "clip_grads_with_norm_"):
+            _wrap(torch.nn.utils, "clip_grads_with_norm_", around=self._clip_by_known_norm)
+        _wrap(scaler, "step", around=self._scaler_step)
+        _wrap(scaler, "scale", before=self._on_scale)
+        for kind in vars(lr_scheduler).values():
+            if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler):
+                if "__init__" in vars(kind):
+                    _wrap(kind, "__init__", after=lambda this: quietly(self.schedulers.add, this))
+                if "step" in vars(kind):
+                    _wrap(kind, "step", before=lambda this: quietly(self._notice_unseen_steps))
+        atexit.register(quietly, self._finish)
+
+    def _quietly(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Calls a part of the recorder, whose first error ends the audit and not the program. Not in compiled code."""
+        if torch.compiler.is_compiling() or self._has_failed:
+            return None
+        try:
+            return call(*args)
+        except Exception as error:
+            self._has_failed = True
+            sys.stderr.write(f"lrlab audit: recording ends here: {type(error).__name__}: {error}\n")
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if self._steps and not _is_nested():
+            self._steps.clear()  # left by a step that raised an error
+        watched = self.optimizers.find(optimizer)
+        watched.read_lr()
+        self._steps.append(watched)
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        watched = self.optimizers.find(optimizer)
+        while self._steps and self._steps.pop() is not watched:
+            pass
+        if watched in self._steps:
+            return  # its step called that of its base class
+        for outer in self._steps:
+            outer.is_wrapper = True
+        if not watched.is_wrapper:  # otherwise the optimizer inside it has taken the step
+            self._record_hooked(watched)
+
+    def _record_hooked(self, watched: Watched) -> None:
+        # Set by a gradient scaler whose optimizer checks for overflows itself.
+        found_inf = getattr(watched.optimizer, "found_inf", None)
+        self._record(watched, {} if found_inf is None else {"i": readable(found_inf)})
+
+    def _record(self, watched: Watched, more: dict[str, Any]) -> None:
+        watched.record({**self._clip, "d": self._divisor, **more})
+        self._num_steps += 1
+        self._since_step, self._clip, self._divisor = 0, {}, None
+
+    def _notice_unseen_steps(self) -> None:
+        """Records steps without hooks, as compiled ones are, by the version counter of a weight."""
+        if not self._since_step or self._steps:
+            return
+        for watched in self.optimizers.without_hooks():
+            if watched.num_backward and watched.has_new_weights():
+                watched.read_lr()
+                self._record(watched, {"x": "unseen"})
+
+    # --- gradients ----------------------------------------------------------------------------------------------------
+
+    def _backward(self, backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._in_backward:  # checkpointed activations make a backward pass of their own, perhaps in another thread
+            return backward(tensors, *args, **kwargs)
+        if self._num_backward < _NUM_LOSSES_EXAMINED or self.optimizers.without_hooks():
+            self._quietly(self._before_backward, tensors)
+        self._in_backward = True
+        try:
+            result = backward(tensors, *args, **kwargs)
+        finally:
+            self._in_backward = False
+        self._quietly(self._after_backward)
+        return result
+
+    def _before_backward(self, tensors: Any) -> None:
+        self._notice_unseen_steps()
+        if self._num_backward < _NUM_LOSSES_EXAMINED and not isinstance(tensors, Iterator):
+            self._divisor = loss_divisor(tensors, self._has_scaler)
+
+    def _after_backward(self) -> None:
+        self._num_backward += 1
+        self._since_step += 1
+        self.optimizers.count_backward()
+
+    def _on_zero_grad(self, optimizer: Any, module: Any = None) -> None:
+        self._notice_unseen_steps()
+        watched = None if optimizer is None else self.optimizers.find(optimizer)
+        if self._since_step and not self._steps:
+            self._notice_discarded(watched, module)
+        if watched is not None and not self._steps:  # closures, too, delete gradients
+            watched.num_backward = 0
+
+    def _notice_discarded(self, watched: Watched | None, module: Any) -> None:
+        if watched is None:
+            parameters = [*module.parameters()]
+        else:
+            parameters = [weight for group in watched.optimizer.param_groups for weight in group["params"]]
+        if all(parameter.grad is None for parameter in parameters):
+            return
+        # Some optimizers use gradients outside of their step, as SAM does.
+        if watched is None or not watched.has_new_weights():
+            self.file.write({"discarded": None if watched is None else watched.number, "b": self._since_step})
+        self._since_step = 0
+        if watched is None:
+            self.optimizers.reset_backward()
+
+    def _clip_norm(self, clip: Any, parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
+        norm = clip(parameters, max_norm, *args, **kwargs)
+        self._quietly(self._note_clipping, norm, max_norm)
+        return norm
+
+    def _clip_by_known_norm(self, clip: Any, parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kw: Any) -> None:
+        self._quietly(self._note_clipping, total_norm, max_norm)
+        clip(parameters, max_norm, total_norm, *args, **kw)
+
+    def _note_clipping(self, norm: Any, max_norm: Any) -> None:
+        self._clip = {"n": readable(norm), "c": readable(max_norm), "k": self._clip.get("k", 0) + 1}
+
+    def _on_scale(self, *_: Any) -> None:
+        self._has_scaler = True
+
+    def _scaler_step(self, step: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = self._num_steps
+        result = step(scaler, optimizer, *args, **kwargs)
+        if self._num_steps == before:
+            self._quietly(self._note_skipped, optimizer)
+        return result
+
+    def _note_skipped(self, optimizer: Any) -> None:
+        if (bare := bare_optimizer(optimizer)) is not None:
+            watched = self.optimizers.find(bare)
+            self.file.write({"skipped": watched.number, "b": watched.num_backward})
+            watched.num_backward = self._since_step = 0
+            self._clip = {}
+
+    def _load(self, load: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = self._quietly(self._peaks_of, optimizer)
+        result = load(optimizer, *args, **kwargs)
+        self._quietly(self._note_load, optimizer, before)
+        return result
+
+    def _peaks_of(self, optimizer: Any) -> list[Any]:
+        return self.optimizers.find(optimizer).read_peaks()
+
+    def _note_load(self, optimizer: Any, before: list[Any]) -> None:
+        after = self._peaks_of(optimizer)
+        if not any(isinstance(value, torch.Tensor) for value in (*before, *after)):
+            self.file.write({"loaded": self.optimizers.find(optimizer).number, "before": before, "after": after})
+
+    # --- end ----------------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        if not (self.file.is_used or self._num_backward) and multiprocessing.parent_process() is not None:
+            return  # a worker that loads data
+        self._notice_unseen_steps()
+        self.file.flush()
+        engines = [name for name in ("deepspeed",) if name in sys.modules]
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        end: dict[str, Any] = {"backward": self._num_backward, "unused": self._since_step, "engines": engines}
+        self.file.write({"end": {**end, "error": None if error is None else type(error).__name__}})
+
+
+def _is_nested() -> bool:
+    """Whether the optimizer step that has called a hook runs inside another one."""
+    count, frame = 0, _outward(sys._getframe(1))
+    while frame is not None:  # in torch's function around steps
+        count += 1
+        frame = _outward(frame.f_back, frame.f_code)
+    return count > 1
+
+
+def _outward(frame: FrameType | None, code: CodeType | None = None) -> FrameType | None:
+    """The next frame of torch's module of optimizers, or of one of its functions, in the calling order."""
+    while frame is not None and (frame.f_code is not code if code else frame.f_code.co_filename != _OPTIMIZERS):
+        frame = frame.f_back
+    return frame
+
+
+def _wrap(
+    owner: Any,
+    name: str,
+    before: Callable[..., None] | None = None,
+    after: Callable[..., None] | None = None,
+    around: Callable[..., Any] | None = None,
+) -> None:
+    """Replaces a function by one that also calls `before(self)`, `after(self)` or `around(original, ...)`."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if around is not None:
+            return around(original, *args, **kwargs)
+        if before is not None:
+            before(args[0])
+        result = original(*args, **kwargs)
+        if after is not None:
+            after(args[0])
+        return result
+
+    setattr(owner, name, call)

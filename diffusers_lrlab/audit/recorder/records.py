@@ -1,0 +1,115 @@
+"""File of records: a line of JSON each, in a file that is mapped into memory.
+
+Writing costs no system call, and what is written stays, however the process ends.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import platform
+import sys
+import time
+from typing import Any
+
+import torch
+
+_SMALLEST, _LARGEST = 2**16, 2**20  # bytes by which a file grows
+_ENCODE = json.JSONEncoder(default=lambda value: value.tolist(), separators=(",", ":")).encode
+_FLUSH_AFTER = 1.0  # seconds that a value on a device may wait to be read
+
+
+class RecordFile:
+    """Records of this process. A forked process gets a file of its own."""
+
+    def __init__(self, folder: str):
+        self._folder = folder
+        self._file = -1
+        self._memory: mmap.mmap | None = None  # `None` if there is no room for it
+        self._size = self._position = 0
+        self._process = -1
+        self._waiting: list[dict[str, Any]] = []
+        self._last_flush = 0.0
+
+    def write(self, record: dict[str, Any]) -> None:
+        """
+        Writes a record, in which a tensor stands for its value.
+
+        Tensors on a device are read about once a second: reading each at once would make the host wait for the device.
+        """
+        if not self.is_used:
+            self._open()
+        waits = any(isinstance(value, torch.Tensor) for value in record.values())
+        if not waits and not self._waiting:
+            self._write_line(record)
+            return
+        if not self._waiting:
+            self._last_flush = time.monotonic()
+        self._waiting.append(record)
+        if time.monotonic() - self._last_flush > _FLUSH_AFTER:
+            self.flush()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether this process has written anything."""
+        return self._process == os.getpid()
+
+    def flush(self) -> None:
+        if not self.is_used:
+            return
+        waiting, self._waiting = self._waiting, []
+        for record in waiting:
+            self._write_line(record)
+
+    def _write_line(self, record: dict[str, Any]) -> None:
+        line = f"{_ENCODE(record)}\n".encode()
+        end = self._position + len(line)
+        if end > self._size:
+            self._grow(end)
+        if self._memory is not None:
+            self._memory[self._position : end] = line
+            self._position = end
+
+    def _grow(self, end: int) -> None:
+        """Makes room on the disk before it is mapped: an access without room would end the program."""
+        added = max(min(max(self._size, _SMALLEST), _LARGEST), end - self._size)
+        try:
+            written = os.pwrite(self._file, bytes(added), self._size)
+            self._memory = mmap.mmap(self._file, self._size + written) if written == added else None
+            self._size += written
+        except (OSError, ValueError):
+            self._memory = None
+
+    def _open(self) -> None:
+        self._process, self._waiting, self._memory, self._size, self._position = os.getpid(), [], None, 0, 0
+        rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+        path = os.path.join(self._folder, f"{rank}-{self._process}.jsonl")
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        except OSError:
+            self._file = -1
+        header = {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "program": sys.argv,
+            "started": time.time(),
+        }
+        self._write_line({"header": {**header, "rank": int(rank) if rank.isdigit() else 0, "process": self._process}})
+
+
+def readable(value: Any) -> Any:
+    """
+    A number, or a copy of a tensor on a device, to be read later; `None` for anything else.
+
+    A distributed tensor is not read: that may be a collective call, for which other processes would have to wait.
+    """
+    if value is None or isinstance(value, (int, float)):
+        return value
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.numel() != 1:
+        return None
+    if value.device.type == "cpu":
+        return value.item()
+    if value.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return None
+    return value.detach().reshape(()).clone() if value.device.type != "meta" else None

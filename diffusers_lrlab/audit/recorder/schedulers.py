@@ -1,0 +1,85 @@
+"""The torch schedulers of a program: their positions, and the length they were made for."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+_LENGTH_NAMES = ("num_training_steps", "total_steps", "T_max", "max_steps", "max_train_steps", "total_iters")
+_WARMUP_NAMES = ("num_warmup_steps", "warmup_steps", "warmup_iters")
+
+
+class Schedulers:
+    """All schedulers that the program has made, and which of them an optimizer follows."""
+
+    def __init__(self) -> None:
+        self._made: list[weakref.ref[Any]] = []
+
+    def add(self, scheduler: Any) -> None:
+        if not any(each() is scheduler for each in self._made):
+            self._made.append(weakref.ref(scheduler))
+
+    def of(self, optimizer: Any) -> Any:
+        """The scheduler of an optimizer: the most advanced one, or the last one made, which may contain others."""
+        candidates = [each for each in (made() for made in self._made) if each is not None]
+        own = [each for each in candidates if bare_optimizer(getattr(each, "optimizer", None)) is optimizer]
+        return max(reversed(own), key=position, default=None)
+
+
+def bare_optimizer(optimizer: Any) -> Any:
+    """An optimizer without wrappers, such as accelerate's."""
+    while optimizer is not None and "param_groups" not in vars(optimizer):
+        optimizer = getattr(optimizer, "optimizer", None)
+    return optimizer
+
+
+def position(scheduler: Any) -> int:
+    """How often a scheduler has been stepped."""
+    number = getattr(scheduler, "last_epoch", -1)
+    return int(number) if isinstance(number, (int, float)) else -1
+
+
+def describe_scheduler(scheduler: Any) -> dict[str, Any]:
+    """Name, length and warm-up of a scheduler, in its own steps; `None` where it does not tell."""
+    known = _arguments(scheduler)
+    length = next((known[name] for name in _LENGTH_NAMES if _is_count(known.get(name))), None)
+    warmup = next((known[name] for name in _WARMUP_NAMES if _is_count(known.get(name))), None)
+    name = type(scheduler).__name__
+    parts = getattr(scheduler, "_schedulers", None)
+    milestones = getattr(scheduler, "_milestones", None)
+    if parts and milestones:  # SequentialLR: a short first part is taken for the warm-up
+        last = describe_scheduler(parts[-1])
+        length = milestones[-1] + last["length"] if last["length"] else None
+        warmup = milestones[0] if len(milestones) == 1 else None
+        name = " then ".join(type(part).__name__ for part in parts)
+    return {"name": known.get("__name__") or name, "length": length, "warmup": warmup}
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
+def _arguments(scheduler: Any) -> dict[str, Any]:
+    """What a scheduler was made with: its attributes, and what its function of the step number has been given."""
+    known = dict(vars(scheduler))
+    if type(scheduler).__name__ in ("ConstantLR", "LinearLR"):
+        known["warmup_steps"] = known.pop("total_iters", None)
+    plan = known.get("plan")
+    known |= plan if isinstance(plan, dict) else {}
+    functions = known.get("lr_lambdas") or []
+    for function in functions[:1]:
+        keywords = getattr(function, "keywords", None)
+        if keywords is not None:  # a functools.partial, as in transformers
+            known |= keywords
+            function = function.func
+        code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None)
+        if code is not None and cells is not None:  # a nested function, as in diffusers
+            for name, cell in zip(code.co_freevars, cells):  # noqa: B905
+                try:
+                    known[name] = cell.cell_contents
+                except ValueError:
+                    continue
+        if code is not None:
+            maker = getattr(function, "__qualname__", "").split(".")[0]
+            known["__name__"] = f"LambdaLR of {maker}" if maker else None
+    return known
