@@ -19,7 +19,8 @@ class Library:
     """
     A library with schedules by name: the modules of its `SchedulerType` and of its `TYPE_TO_SCHEDULER_FUNCTION`.
 
-    The launcher records the schedules that are built by `recorded` functions.
+    The launcher records the schedules that `recorded` functions build, and can give them a loss to follow. Other libraries
+    refuse schedules that follow a loss: transformers' `Trainer` steps only its own ones with a loss.
     """
 
     names: str
@@ -30,8 +31,7 @@ class Library:
         """Registers every schedule that the library lacks, as far as its modules are imported. Idempotent."""
         scheduler_type = sys.modules[self.names].SchedulerType
         for name in (*SCHEDULERS, *SCHEDULERS.aliases):
-            # diffusers' own names are left to it and, except `piecewise_constant`, to transformers, which has them too.
-            if name not in scheduler_type._value2member_map_:
+            if name not in scheduler_type._value2member_map_ and self.takes(name):
                 member = _new_member(scheduler_type, name)
                 scheduler_type._member_names_.append(member.name)
                 scheduler_type._member_map_[member.name] = member
@@ -39,6 +39,9 @@ class Library:
         scheduler_type._missing_ = classmethod(functools.partial(_missing, self))
         for value, member in scheduler_type._value2member_map_.items():
             self.add_function(member, value)
+
+    def takes(self, name: str) -> bool:
+        return self.recorded or "feedback" not in SCHEDULERS[name].traits
 
     def add_function(self, member: Any, spec: str) -> None:
         """Adds the function of a member that has none, unless the module of the functions is yet to be imported."""
@@ -88,9 +91,7 @@ def build_for_library(
     return get_scheduler(spec, optimizer, num_warmup_steps, num_training_steps, own, last_epoch)
 
 
-def read_call(
-    spec: str, num_training_steps: int | None, kwargs: dict[str, Any]
-) -> tuple[int | None, dict[str, Any]]:
+def read_call(spec: str, num_training_steps: int | None, kwargs: dict[str, Any]) -> tuple[int | None, dict[str, Any]]:
     """
     The length of the run and the schedule's own parameters, from a trainer's call.
 
@@ -116,6 +117,11 @@ def _missing(library: Library, scheduler_type: Any, value: object) -> Any:
     name, kwargs = merge_spec(value, None)
     if "no_warmup" in SCHEDULERS[name].traits and not kwargs and name != value:
         raise LabError(f"Write {name!r} instead of {value!r}.")
+    if not library.takes(name):
+        raise LabError(
+            f"{value!r} follows a loss, which programs give only to transformers' own 'reduce_lr_on_plateau'. Use that "
+            "name, with lr_scheduler_kwargs, or a schedule that follows no loss, such as 'cosine'."
+        )
     member = _new_member(scheduler_type, value)
     library.add_function(member, value)
     return member

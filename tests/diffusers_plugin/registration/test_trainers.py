@@ -3,6 +3,9 @@
 import ast
 import importlib
 import pickle
+import subprocess
+import sys
+import types
 
 import pytest
 import torch
@@ -11,11 +14,13 @@ from hosts import at_least
 from schedule_rows import BASE, COPIES, Row, close, rows, run
 from tables import cases
 from transformers.trainer_utils import SchedulerType
+from transformers.utils.generic import ExplicitEnum
 
 import diffusers_lrlab
 from diffusers_lrlab import get_scheduler, list_schedulers, lr_curve
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.spec import format_spec
+from diffusers_lrlab.diffusers_plugin.registration import schedules
 from diffusers_lrlab.schedules import functions
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 
@@ -53,6 +58,64 @@ def test_parameters_beside_the_name_run_the_curve(name):
     check(row, transformers.get_scheduler(SchedulerType(name), optimizer, warmup, N, row.kwargs), optimizer)
 
 
+def test_transformers_own_names_have_its_own_functions():
+    """Those that its module defines, whatever was imported first."""
+    for name in OWN:
+        function = optimization.TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]
+        assert function is vars(optimization)[function.__name__]
+    assert optimization.get_scheduler.__module__ == "transformers.optimization"
+
+
+def test_names_that_are_read_before_the_functions_are_imported(monkeypatch):
+    """As `TrainingArguments` does."""
+
+    class Names(ExplicitEnum):
+        linear = "linear"
+
+    monkeypatch.setitem(sys.modules, "library.names", types.SimpleNamespace(SchedulerType=Names))
+    library = schedules.Library("library.names", "library.functions")
+    library.register()
+    spec = Names("rex:d=0.9")
+    table = {Names("linear"): None}
+    module = types.SimpleNamespace(TYPE_TO_SCHEDULER_FUNCTION=table)
+    monkeypatch.setitem(sys.modules, "library.functions", module)
+    library.register(module)
+    assert table[Names("linear")] is None
+    assert {*table} == {*Names, spec}
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=BASE)
+    close(run(table[spec](optimizer, WARMUP, N), optimizer, N)[:, 0, 0], lr_curve("rex:d=0.9", BASE, WARMUP, N))
+
+
+IMPORTS = {
+    "before": "import diffusers_lrlab, transformers",
+    "before, and the functions": "import diffusers_lrlab, transformers.optimization",
+    "after": "import transformers.optimization, diffusers_lrlab",
+    "between": "import transformers.trainer_utils, diffusers_lrlab",
+}
+
+
+@pytest.mark.slow
+def test_names_work_whatever_is_imported_first():
+    code = f"""
+import os, sys, torch
+for name, imports in {IMPORTS!r}.items():
+    child = os.fork()
+    if not child:
+        exec(imports)
+        from transformers.trainer_utils import SchedulerType
+        assert SchedulerType("rex") == "rex", name
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+        scheduler = transformers.get_scheduler(SchedulerType("step:step_size=2,gamma=0.5"), optimizer, 0, 5)
+        assert scheduler.plan["kwargs"]["gamma"] == 0.5
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, name
+import diffusers_lrlab
+diffusers_lrlab.get_rex_schedule(torch.optim.SGD([torch.zeros(1)], lr=1.0), num_training_steps=5)
+assert not [name for name in sys.modules if name.partition(".")[0] in ("transformers", "diffusers")]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
 def test_the_enum_stays_an_enum_of_texts():
     assert {member.value for member in SchedulerType} >= {*NEW, *OWN}
     for spec in (*NEW, "rex:d=0.9", "linear:min_lr_ratio=0.1"):
@@ -71,7 +134,7 @@ def test_wrong_names_and_parameters_are_explained():
         ("cosin", {}, "Did you mean 'cosine'"),
         ("rex:e=1", {}, "it takes d, min_lr"),
         ("rex", {"power": 1.0}, "'rex' does not take 'power'"),
-        ("rex:d=0.9", {"d": 0.8}, "d"),
+        ("rex:d=0.9", {"d": 0.8}, "'d' is given twice"),
         ("rex", {"d": "0.9"}, "must be"),
         ("wsd", {"num_decay_steps": 23}, "that is not 24"),
     ):
@@ -79,6 +142,9 @@ def test_wrong_names_and_parameters_are_explained():
             transformers.get_scheduler(spec, Row("rex", {}).optimizer(), WARMUP, N, kwargs)
     with pytest.raises(ValueError, match="requires `num_training_steps`"):
         transformers.get_scheduler("rex", Row("rex", {}).optimizer(), WARMUP)
+    for spec in ("adaptive", "reduce_lr_on_plateau:patience=2"):  # whose rate would never change, or stay at that of warm-up
+        with pytest.raises(LabError, match=f"'{spec}' follows a loss, .* Use that name, with lr_scheduler_kwargs"):
+            SchedulerType(spec)
     with pytest.raises(ValueError, match="3 is not a valid SchedulerType"):
         SchedulerType(3)
 
@@ -96,8 +162,8 @@ class Line(torch.nn.Module):
 
 
 def trainer(folder, name, **options):
-    options = {"max_steps": N, "warmup_steps": WARMUP, "learning_rate": BASE, "report_to": [], "use_cpu": True, **options}
-    options |= {"save_strategy": "no", "disable_tqdm": True, "logging_steps": 1, "dataloader_pin_memory": False}
+    defaults = {"max_steps": N, "warmup_steps": WARMUP, "learning_rate": BASE, "report_to": [], "use_cpu": True}
+    options = {**defaults, "save_strategy": "no", "disable_tqdm": True, "dataloader_pin_memory": False, **options}
     arguments = transformers.TrainingArguments(str(folder), lr_scheduler_type=name, **options)
     data = [{"x": torch.ones(1)} for _ in range(8)]
     return transformers.Trainer(Line(), arguments, train_dataset=data)
@@ -119,6 +185,18 @@ def test_trainer_runs_the_curve_with_accumulation(tmp_path):
     close(lrs, lr_curve("rex:d=0.9", BASE, WARMUP, 6))
 
 
+@pytest.mark.slow
+def test_trainer_resumes(tmp_path):
+    options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 4}
+    trainer(tmp_path, "rex", **options).train()
+    made, lrs = trainer(tmp_path, "rex", **options), []
+    made.create_optimizer()
+    made.optimizer.register_step_pre_hook(lambda optimizer, *_: lrs.append(optimizer.param_groups[0]["lr"]))
+    made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    close(lrs, lr_curve("rex", BASE, WARMUP, 6)[4:])
+
+
+@pytest.mark.skipif(not at_least("transformers", 5, 0), reason="4.56 cannot resolve its own annotations here")
 def test_the_command_line_of_transformers_knows_the_names(tmp_path):
     parser = transformers.HfArgumentParser(transformers.TrainingArguments)
     command = ["--output_dir", str(tmp_path), "--lr_scheduler_type", "rex", "--lr_scheduler_kwargs", '{"d": 0.9}']
