@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from hosts import at_least
+from launched_here import launch_here
 from schedule_rows import BASE, COPIES, Row, close, rows, run
 from tables import cases
 from transformers.trainer_utils import SchedulerType
@@ -196,7 +197,35 @@ def test_trainer_resumes(tmp_path):
     close(lrs, lr_curve("rex", BASE, WARMUP, 6)[4:])
 
 
-@pytest.mark.skipif(not at_least("transformers", 5, 0), reason="4.56 cannot resolve its own annotations here")
+needs_parser = pytest.mark.skipif(not at_least("transformers", 5, 0), reason="4.56 cannot resolve its own annotations here")
+SCRIPT = """
+import torch, transformers
+
+class Line(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, x):
+        return {"loss": self.layer(x).square().mean()}
+
+(arguments,) = transformers.HfArgumentParser(transformers.TrainingArguments).parse_args_into_dataclasses()
+transformers.Trainer(Line(), arguments, train_dataset=[{"x": torch.ones(1)}] * 64).train()
+"""
+
+
+@needs_parser
+@cases("length", [["--max_steps=6"], ["--num_train_epochs=1.5"]])
+def test_a_script_with_trainer_under_the_launcher(length, tmp_path, capfd):
+    """Its options of length and accumulation have transformers' names."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    options = ["--use_cpu", "--save_strategy=no", "--report_to=none", "--disable_tqdm=true", "--warmup_steps=2"]
+    options += [f"--output_dir={tmp_path}", "--gradient_accumulation_steps=2", "--lr_scheduler_type=wsd:decay_type=1-sqrt"]
+    assert launch_here(tmp_path / "script.py", *options, *length, options=["--strict_lr_audit"]) == 0
+    assert "LR audit: 6 updates, every value that follows the clock was as expected.\n" in capfd.readouterr().err
+
+
+@needs_parser
 def test_the_command_line_of_transformers_knows_the_names(tmp_path):
     parser = transformers.HfArgumentParser(transformers.TrainingArguments)
     command = ["--output_dir", str(tmp_path), "--lr_scheduler_type", "rex", "--lr_scheduler_kwargs", '{"d": 0.9}']
