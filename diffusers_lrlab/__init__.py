@@ -1,7 +1,7 @@
 """Training dynamics of diffusion models, as an extension of diffusers.
 
-Importing this package registers its schedules with `diffusers.optimization` and its pipelines with `diffusers.pipelines`,
-whether these are imported before or after. Everything else is imported on first use.
+Importing this package registers its schedules with `diffusers.optimization` and `transformers.optimization`, and its
+pipelines with `diffusers.pipelines`, whether these are imported before or after. Everything else is imported on first use.
 """
 
 import importlib

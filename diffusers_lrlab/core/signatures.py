@@ -1,5 +1,6 @@
 """Arguments of public functions, checked by the annotations of their signatures."""
 
+import ast
 import functools
 import importlib
 import inspect
@@ -21,9 +22,18 @@ def refusal(what: str, name: str, value: Any, hint: Any, remedy: str) -> LabErro
         remedy = f"give its item instead of the {got}"
     if isinstance(value, dict) and (config := next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)):
         remedy = f"write {described(config).split()[-1]}(**options)"
+    if isinstance(value, str) and reader(hint)(_literal(value)) is not REFUSED:
+        remedy = f"leave out its quotes: {name}={value.strip()}"
     text = shown(value)
     of_type = "" if text.startswith(got) or value is None else f" ({got})"
     return must_be(name, value, described(hint), remedy, of=what, got=f"{text}{of_type}")
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return REFUSED
 
 
 class _Names(dict[str, Any]):

@@ -9,10 +9,11 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ..core.errors import did_you_mean
 from ..core.registry import Entry
 from ..core.signatures import checked
 from .registries import SCHEDULERS
-from .scheduler import get_scheduler
+from .scheduler import get_scheduler, list_schedulers
 
 _DOCUMENTATION = """\
 A scheduler: {description}.
@@ -78,11 +79,12 @@ def _make(name: str) -> Any:
 def __getattr__(name: str) -> Any:
     schedule = name.removeprefix("get_").removesuffix("_schedule")
     if name != f"get_{schedule}_schedule" or schedule not in SCHEDULERS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        names = [f"get_{known}_schedule" for known in list_schedulers()]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{did_you_mean(name, names)}")
     # Stored, so that pickle finds the same function again.
     globals()[name] = _make(schedule)
     return globals()[name]
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *(f"get_{name}_schedule" for name in (*SCHEDULERS, *SCHEDULERS.aliases))])
+    return sorted([*globals(), *(f"get_{name}_schedule" for name in list_schedulers())])

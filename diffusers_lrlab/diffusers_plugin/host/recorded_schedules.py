@@ -45,7 +45,8 @@ def _recorded(on_built: OnBuilt, by_lab: bool, spec: str, host_function: Any = N
         last_epoch: int = -1,
         **kwargs: Any,
     ) -> LRScheduler:
-        schedule = resolve_schedule(spec, {key: value for key, value in kwargs.items() if value is not None})
+        num_training_steps, own = schedules.read_call(spec, num_training_steps, kwargs)
+        schedule = resolve_schedule(spec, own)
         if is_host and not by_lab:
             clock = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
             names = host_function.__code__.co_varnames

@@ -106,16 +106,21 @@ class HostRun:
 
     def count_updates(self) -> int | None:
         """The optimizer updates of the whole run, from the script's arguments and its prepared data."""
-        if self.arguments.get("max_train_steps"):
-            return int(self.arguments["max_train_steps"])
-        epochs = self.arguments.get("num_train_epochs") or self.arguments.get("num_epochs")
+        arguments = self.arguments
+        length = int(arguments.get("max_train_steps") or arguments.get("max_steps") or 0)  # the second is transformers'
+        if length > 0:
+            return length
+        epochs = arguments.get("num_train_epochs") or arguments.get("num_epochs")
         # A loader that was prepared without an optimizer is known when the script iterates over it.
         loader = self.training_loader
         if loader is None and self.accelerator is not None:
             loader = self.accelerator.gradient_state.active_dataloader
         if not epochs or not hasattr(loader, "__len__"):
             return None
-        return int(epochs) * math.ceil(len(loader) / self.accelerator.gradient_accumulation_steps)
+        accumulation = self.accelerator.gradient_accumulation_steps
+        if "max_steps" in arguments:  # transformers' Trainer accumulates by itself
+            accumulation = arguments.get("gradient_accumulation_steps") or accumulation
+        return math.ceil(float(epochs) * math.ceil(len(loader) / accumulation))
 
     def steps_per_update(self, wrapper: Any) -> int:
         """How often accelerate steps a schedule per update, given its wrapper of the schedule."""

@@ -1,1 +1,1 @@
-"""Registration with diffusers: schedules, models and pipelines."""
+"""Registration with diffusers and transformers: schedules, models and pipelines."""

@@ -1,6 +1,6 @@
-"""Registers the lab with diffusers: at once with its imported modules, with others when they are imported.
+"""Registers the lab with diffusers and transformers: at once with imported modules, with others when they are imported.
 
-Importing diffusers takes seconds, so `import diffusers_lrlab` does not import it.
+Importing them takes seconds, so `import diffusers_lrlab` does not import them.
 """
 
 import importlib.abc
@@ -12,11 +12,13 @@ from typing import Any
 
 
 def register() -> None:
-    """Registers schedules and pipelines with diffusers. Idempotent."""
+    """Registers schedules with diffusers and transformers, and pipelines with diffusers. Idempotent."""
     from .pipelines import PIPELINES, register_pipeline, register_pipelines
-    from .schedules import register_schedules
+    from .schedules import LIBRARIES
 
-    _when_imported("diffusers.optimization", register_schedules)
+    for library in LIBRARIES:
+        for module in dict.fromkeys((library.names, library.functions)):
+            _when_imported(module, library.register)
     for name in PIPELINES:
         _when_imported(name, register_pipeline)
     _when_imported("diffusers.pipelines.pipeline_utils", register_pipelines)

@@ -1,5 +1,6 @@
 """Expected and applied learning rates of scripts that pass their schedule to accelerate, and of those that step it alone."""
 
+import functools
 import itertools
 import json
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import transformers
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from diffusers import optimization
@@ -176,21 +178,18 @@ def test_an_epoch_that_ends_within_an_update(hooked):
     assert "NOT as expected from update 1 on" in made.clock.report()
 
 
+@pytest.mark.parametrize("make", [diffusers_lrlab.get_rex_schedule, functools.partial(transformers.get_scheduler, "rex")])
 @pytest.mark.parametrize("fix", [False, True])
 @pytest.mark.parametrize("prepared", [True, False])
-def test_a_curve_is_audited_wherever_it_is_made(hooked, prepared, fix):
-    """As by a class path, which a program calls with the numbers that its user gave."""
+def test_a_curve_is_audited_wherever_it_is_made(hooked, prepared, fix, make):
+    """As by a class path, which a program calls with the numbers that its user gave, or by transformers."""
     made = hooked(fix=fix, lr_warmup_steps=0)  # an option for the program's own schedules
-
-    def make(optimizer):
-        return diffusers_lrlab.get_rex_schedule(optimizer, num_warmup_steps=1, num_training_steps=UPDATES)
-
-    lrs = train(make, prepared=prepared)
+    lrs = train(lambda optimizer: make(optimizer, num_warmup_steps=1, num_training_steps=UPDATES), prepared=prepared)
     np.testing.assert_allclose(lrs, lr_curve("rex", LR, 1, UPDATES), rtol=1e-12)
     assert f"rex: LR audit: {UPDATES} updates, every value that follows the clock was as expected." in made.clock.report()
     assert not any("neither audited" in text for text in made.said)
     again = hooked(fix=fix)
-    lrs = train(lambda optimizer: diffusers_lrlab.get_rex_schedule(optimizer, 1, 2 * UPDATES), prepared=prepared)
+    lrs = train(lambda optimizer: make(optimizer, num_warmup_steps=1, num_training_steps=2 * UPDATES), prepared=prepared)
     expected = lr_curve("rex", LR, 1, UPDATES if fix else 2 * UPDATES)[:UPDATES]
     np.testing.assert_allclose(lrs, expected, rtol=1e-12)
     assert ("every value" if fix else "NOT as expected") in again.clock.report()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from launched_here import launch_here
 
-from diffusers_lrlab.schedules.scheduler import get_scheduler
+from diffusers_lrlab.diffusers_plugin.registration.schedules import build_for_library
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 LIBRARIES = ("torch", "accelerate", "diffusers", "transformers", "argparse", "multiprocessing", "diffusers_lrlab")
@@ -117,4 +117,4 @@ def test_specs_of_a_script_are_not_watched_after_it(tmp_path):
     assert launch_here(SCRIPTS / "host_script.py", f"--output_dir={tmp_path}", f"--lr_scheduler={spec}") == 0
     function = optimization.TYPE_TO_SCHEDULER_FUNCTION[optimization.SchedulerType(spec)]
     assert isinstance(function, functools.partial)
-    assert function.func is get_scheduler
+    assert function.func is build_for_library

@@ -1,0 +1,385 @@
+"""The schedules in `transformers.optimization` and by class path, with the calls that trainers make."""
+
+import ast
+import importlib
+import pickle
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+import transformers
+from hosts import at_least
+from launched_here import launch_here
+from schedule_rows import BASE, COPIES, Row, close, rows, run
+from tables import cases
+from transformers.trainer_utils import SchedulerType
+from transformers.utils.generic import ExplicitEnum
+
+import diffusers_lrlab
+from diffusers_lrlab import get_scheduler, list_schedulers, lr_curve
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.spec import format_spec
+from diffusers_lrlab.diffusers_plugin.registration import schedules
+from diffusers_lrlab.schedules import functions
+from diffusers_lrlab.schedules.registries import SCHEDULERS
+
+optimization = transformers.optimization
+N, WARMUP = 24, 4
+OWN = {
+    *("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"),
+    *("reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay"),
+    *(["greedy"] if at_least("transformers", 5, 4) else []),
+}
+each_row = cases("row", [case for case in rows() if case.values[0].kwargs or case.values[0].name not in OWN])
+NEW = [name for name in list_schedulers() if name not in OWN and "feedback" not in SCHEDULERS[name].traits]
+each_new_name = cases("name", NEW)
+
+
+def check(row, scheduler, optimizer):
+    close(run(scheduler, optimizer, N)[:, 0, 0], row.curve(N, WARMUP))
+
+
+# --- by name, in transformers ----------------------------------------------------------------------------------------
+
+
+@each_row
+def test_a_spec_string_runs_the_curve(row):
+    optimizer = row.optimizer()
+    spec = format_spec(row.name, row.kwargs)
+    check(row, transformers.get_scheduler(spec, optimizer, row.warmup(WARMUP), N), optimizer)
+
+
+@each_new_name
+def test_parameters_beside_the_name_run_the_curve(name):
+    row = Row(name, {"min_lr_ratio": 0.2} if "min_lr_ratio" in {each.name for each in SCHEDULERS[name].common} else {})
+    optimizer = row.optimizer()
+    warmup = row.warmup(WARMUP)
+    check(row, transformers.get_scheduler(SchedulerType(name), optimizer, warmup, N, row.kwargs), optimizer)
+
+
+def test_transformers_own_names_have_its_own_functions():
+    """Those that its module defines, whatever was imported first."""
+    for name in OWN:
+        function = optimization.TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]
+        assert function is vars(optimization)[function.__name__]
+    assert optimization.get_scheduler.__module__ == "transformers.optimization"
+
+
+def test_names_that_are_read_before_the_functions_are_imported(monkeypatch):
+    """As `TrainingArguments` does."""
+
+    class Names(ExplicitEnum):
+        linear = "linear"
+
+    monkeypatch.setitem(sys.modules, "library.names", types.SimpleNamespace(SchedulerType=Names))
+    library = schedules.Library("library.names", "library.functions")
+    library.register()
+    spec = Names("rex:d=0.9")
+    table = {Names("linear"): None}
+    module = types.SimpleNamespace(TYPE_TO_SCHEDULER_FUNCTION=table)
+    monkeypatch.setitem(sys.modules, "library.functions", module)
+    library.register(module)
+    assert table[Names("linear")] is None
+    assert {*table} == {*Names, spec}
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=BASE)
+    close(run(table[spec](optimizer, WARMUP, N), optimizer, N)[:, 0, 0], lr_curve("rex:d=0.9", BASE, WARMUP, N))
+
+
+IMPORTS = {
+    "before": "import diffusers_lrlab, transformers",
+    "before, and the functions": "import diffusers_lrlab, transformers.optimization",
+    "after": "import transformers.optimization, diffusers_lrlab",
+    "between": "import transformers.trainer_utils, diffusers_lrlab",
+}
+
+
+@pytest.mark.slow
+def test_names_work_whatever_is_imported_first():
+    code = f"""
+import os, sys, torch
+for name, imports in {IMPORTS!r}.items():
+    child = os.fork()
+    if not child:
+        exec(imports)
+        from transformers.trainer_utils import SchedulerType
+        assert SchedulerType("rex") == "rex", name
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+        scheduler = transformers.get_scheduler(SchedulerType("step:step_size=2,gamma=0.5"), optimizer, 0, 5)
+        assert scheduler.plan["kwargs"]["gamma"] == 0.5
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, name
+import diffusers_lrlab
+diffusers_lrlab.get_rex_schedule(torch.optim.SGD([torch.zeros(1)], lr=1.0), num_training_steps=5)
+assert not [name for name in sys.modules if name.partition(".")[0] in ("transformers", "diffusers")]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+def test_the_enum_stays_an_enum_of_texts():
+    assert {member.value for member in SchedulerType} >= {*NEW, *OWN}
+    for spec in (*NEW, "rex:d=0.9", "linear:min_lr_ratio=0.1"):
+        member = SchedulerType(spec)
+        assert isinstance(member, str)
+        assert member == spec
+        assert member is SchedulerType(spec)
+        assert pickle.loads(pickle.dumps(member)) is member
+        assert member not in map(SchedulerType, OWN)
+        assert pickle.loads(pickle.dumps(optimization.TYPE_TO_SCHEDULER_FUNCTION[member]))
+    assert "rex:d=0.9" not in [member.value for member in SchedulerType], "spec strings are not listed"
+
+
+def test_wrong_names_and_parameters_are_explained():
+    for spec, kwargs, part in (
+        ("cosin", {}, "Did you mean 'cosine'"),
+        ("rex:e=1", {}, "it takes d, min_lr"),
+        ("rex", {"power": 1.0}, "'rex' does not take 'power'"),
+        ("rex:d=0.9", {"d": 0.8}, "'d' is given twice"),
+        ("rex", {"d": "0.9"}, "must be"),
+        ("wsd", {"num_decay_steps": 23}, "that is not 24"),
+    ):
+        with pytest.raises(LabError, match=part):
+            transformers.get_scheduler(spec, Row("rex", {}).optimizer(), WARMUP, N, kwargs)
+    with pytest.raises(ValueError, match="requires `num_training_steps`"):
+        transformers.get_scheduler("rex", Row("rex", {}).optimizer(), WARMUP)
+    for spec in ("adaptive", "reduce_lr_on_plateau:patience=2"):  # whose rate would never change, or stay at that of warm-up
+        with pytest.raises(LabError, match=f"'{spec}' follows a loss, .* Use that name, with lr_scheduler_kwargs"):
+            SchedulerType(spec)
+    with pytest.raises(ValueError, match="3 is not a valid SchedulerType"):
+        SchedulerType(3)
+
+
+# --- transformers.Trainer --------------------------------------------------------------------------------------------
+
+
+class Line(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, x):
+        return {"loss": self.layer(x).square().mean()}
+
+
+def trainer(folder, name, **options):
+    defaults = {"max_steps": N, "warmup_steps": WARMUP, "learning_rate": BASE, "report_to": [], "use_cpu": True}
+    options = {**defaults, "save_strategy": "no", "disable_tqdm": True, "dataloader_pin_memory": False, **options}
+    arguments = transformers.TrainingArguments(str(folder), lr_scheduler_type=name, **options)
+    data = [{"x": torch.ones(1)} for _ in range(8)]
+    return transformers.Trainer(Line(), arguments, train_dataset=data)
+
+
+@cases("name", [*(name for name in NEW if "no_warmup" not in SCHEDULERS[name].traits), "wsd:decay_type=1-sqrt"])
+def test_trainer_makes_the_schedule(name, tmp_path):
+    made = trainer(tmp_path, name)
+    made.create_optimizer_and_scheduler(N)
+    close(run(made.lr_scheduler, made.optimizer, N)[:, 0, 0], lr_curve(name, BASE, WARMUP, N))
+
+
+def test_trainer_runs_the_curve_with_accumulation(tmp_path):
+    made = trainer(tmp_path, "rex", lr_scheduler_kwargs={"d": 0.9}, max_steps=6, gradient_accumulation_steps=2)
+    lrs = []
+    made.create_optimizer()
+    made.optimizer.register_step_pre_hook(lambda optimizer, *_: lrs.append(optimizer.param_groups[0]["lr"]))
+    made.train()
+    close(lrs, lr_curve("rex:d=0.9", BASE, WARMUP, 6))
+
+
+@pytest.mark.slow
+def test_trainer_resumes(tmp_path):
+    options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 4}
+    trainer(tmp_path, "rex", **options).train()
+    made, lrs = trainer(tmp_path, "rex", **options), []
+    made.create_optimizer()
+    made.optimizer.register_step_pre_hook(lambda optimizer, *_: lrs.append(optimizer.param_groups[0]["lr"]))
+    made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    close(lrs, lr_curve("rex", BASE, WARMUP, 6)[4:])
+
+
+needs_parser = pytest.mark.skipif(not at_least("transformers", 5, 0), reason="4.56 cannot resolve its own annotations here")
+SCRIPT = """
+import torch, transformers
+
+class Line(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, x):
+        return {"loss": self.layer(x).square().mean()}
+
+(arguments,) = transformers.HfArgumentParser(transformers.TrainingArguments).parse_args_into_dataclasses()
+transformers.Trainer(Line(), arguments, train_dataset=[{"x": torch.ones(1)}] * 64).train()
+"""
+
+
+@needs_parser
+@cases("length", [["--max_steps=6"], ["--num_train_epochs=1.5"]])
+def test_a_script_with_trainer_under_the_launcher(length, tmp_path, capfd):
+    """Its options of length and accumulation have transformers' names."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    options = ["--use_cpu", "--save_strategy=no", "--report_to=none", "--disable_tqdm=true", "--warmup_steps=2"]
+    options += [f"--output_dir={tmp_path}", "--gradient_accumulation_steps=2", "--lr_scheduler_type=wsd:decay_type=1-sqrt"]
+    assert launch_here(tmp_path / "script.py", *options, *length, options=["--strict_lr_audit"]) == 0
+    assert "LR audit: 6 updates, every value that follows the clock was as expected.\n" in capfd.readouterr().err
+
+
+@needs_parser
+def test_the_command_line_of_transformers_knows_the_names(tmp_path):
+    parser = transformers.HfArgumentParser(transformers.TrainingArguments)
+    command = ["--output_dir", str(tmp_path), "--lr_scheduler_type", "rex", "--lr_scheduler_kwargs", '{"d": 0.9}']
+    (arguments,) = parser.parse_args_into_dataclasses([*command, "--use_cpu"])
+    assert arguments.lr_scheduler_type == "rex"
+    assert arguments.lr_scheduler_kwargs == {"d": 0.9}
+    assert arguments.to_dict()["lr_scheduler_type"] == "rex"
+
+
+# --- the calls of other trainers -------------------------------------------------------------------------------------
+
+
+def by_name_as_in_sd_scripts(name, optimizer, num_decay_steps=0, **kwargs):
+    """The call of sd-scripts and musubi-tuner for a name that they do not treat themselves."""
+    function = optimization.TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]
+    clock = {"num_warmup_steps": WARMUP, "num_training_steps": N, "num_decay_steps": num_decay_steps}
+    return function(optimizer, **clock, **kwargs)
+
+
+def by_path(path, optimizer, *arguments):
+    """Their call for `--lr_scheduler_type path --lr_scheduler_args arguments`."""
+    kwargs = {}
+    for argument in arguments:
+        key, value = argument.split("=")
+        kwargs[key] = ast.literal_eval(value)
+    module, name = path.rsplit(".", 1)
+    return getattr(importlib.import_module(module), name)(optimizer, **kwargs)
+
+
+@cases(("name", "kwargs"), [("rex", {"d": 0.9}), ("wsd:decay_type=1-sqrt", {}), ("mdlrc", {}), ("step:gamma=0.5", {})])
+def test_a_decay_of_0_steps_is_none(name, kwargs):
+    optimizer = torch.optim.AdamW([torch.zeros(1)], lr=BASE)
+    applied = run(by_name_as_in_sd_scripts(name, optimizer, **kwargs), optimizer, N)
+    close(applied[:, 0, 0], lr_curve(name, BASE, WARMUP, N, kwargs))
+
+
+def test_a_decay_of_more_steps_is_of_wsd_alone():
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=BASE)
+    applied = run(by_name_as_in_sd_scripts("wsd", optimizer, num_decay_steps=5), optimizer, N)
+    close(applied[:, 0, 0], lr_curve("wsd:num_decay_steps=5", BASE, WARMUP, N))
+    with pytest.raises(LabError, match="'rex' does not take 'num_decay_steps'"):
+        by_name_as_in_sd_scripts("rex", optimizer, num_decay_steps=5)
+    with pytest.raises(LabError, match="num_decay_steps"):
+        by_name_as_in_sd_scripts("wsd:num_decay_steps=4", optimizer, num_decay_steps=5)
+
+
+@cases("library", ["diffusers", "transformers"])
+def test_total_iters_is_the_length(library):
+    table = importlib.import_module(f"{library}.optimization")
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=BASE)
+    function = table.TYPE_TO_SCHEDULER_FUNCTION[table.SchedulerType("rex:d=0.9")]
+    applied = run(function(optimizer, total_iters=N, num_warmup_steps=WARMUP), optimizer, N)
+    close(applied[:, 0, 0], lr_curve("rex:d=0.9", BASE, WARMUP, N))
+    with pytest.raises(LabError, match="num_training_steps=9 and total_iters=24, two names of one thing"):
+        function(optimizer, num_training_steps=9, total_iters=N)
+
+
+@cases("name", [name for name in list_schedulers() if "feedback" not in SCHEDULERS[name].traits])
+def test_every_schedule_has_a_path(name):
+    row = Row(name, {})
+    optimizer, warmup = row.optimizer(), row.warmup(WARMUP)
+    path = f"diffusers_lrlab.get_{name}_schedule"
+    scheduler = by_path(path, optimizer, f"num_training_steps={N}", f"num_warmup_steps={warmup}")
+    check(row, scheduler, optimizer)
+    # OneTrainer's CUSTOM: by keyword, with a `last_epoch` of -1 in a new run.
+    optimizer = row.optimizer()
+    scheduler = getattr(diffusers_lrlab, path.rpartition(".")[2])(
+        optimizer=optimizer, last_epoch=-1, num_training_steps=N, num_warmup_steps=warmup
+    )
+    check(row, scheduler, optimizer)
+
+
+def test_onetrainer_resumes_by_last_epoch():
+    """Its schedule is made anew for an optimizer that has an `initial_lr`, with the last update done."""
+    optimizer = torch.optim.SGD([{"params": [torch.zeros(1)], "lr": BASE, "initial_lr": BASE}])
+    scheduler = diffusers_lrlab.get_rex_schedule(optimizer=optimizer, last_epoch=9, num_training_steps=N, d=0.9)
+    close(run(scheduler, optimizer, 5)[:, 0, 0], lr_curve("rex:d=0.9", BASE, 0, N)[10:15])
+
+
+def test_arguments_of_a_command_line_are_read_or_refused():
+    def rex(*arguments):
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=BASE)
+        return by_path("diffusers_lrlab.get_rex_schedule", optimizer, *arguments)
+
+    assert rex("num_training_steps=24.0", "d=0.9", "num_warmup_steps=0.5").plan["num_warmup_steps"] == 12
+    with pytest.raises(LabError, match="Hint: leave out its quotes: d=0.9"):
+        rex("num_training_steps=24", "d='0.9'")
+    with pytest.raises(LabError, match="Hint: leave out its quotes: num_training_steps=24"):
+        rex("num_training_steps='24'")
+    with pytest.raises(LabError, match=r"must be a number.* Hint: help\(get_rex_schedule\)"):
+        rex("num_training_steps=24", "d='high'")
+    with pytest.raises(LabError, match="'rex' needs num_training_steps"):
+        rex()
+    with pytest.raises(AttributeError, match="Did you mean 'get_rex_schedule'"):
+        by_path("diffusers_lrlab.get_rexx_schedule", None)
+    assert {f"get_{name}_schedule" for name in list_schedulers()} <= {*dir(functions)}
+
+
+# --- what trainers do with a scheduler -------------------------------------------------------------------------------
+
+
+def ways(spec="rex:d=0.9"):
+    """The same schedule, made in each way."""
+    for make in (
+        lambda optimizer: get_scheduler(spec, optimizer, WARMUP, N),
+        lambda optimizer: transformers.get_scheduler(spec, optimizer, WARMUP, N),
+        lambda optimizer: importlib.import_module("diffusers").optimization.get_scheduler(
+            spec, optimizer, num_warmup_steps=WARMUP, num_training_steps=N
+        ),
+        lambda optimizer: diffusers_lrlab.get_rex_schedule(optimizer, WARMUP, N, d=0.9),
+    ):
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=BASE)
+        yield make(optimizer), optimizer
+
+
+def test_states_load_across():
+    for saved, optimizer in ways():
+        run(saved, optimizer, 10)
+        for copied in COPIES:
+            for loaded, other in ways():
+                loaded.load_state_dict(copied(saved.state_dict()))
+                close(run(loaded, other, 3)[:, 0, 0], lr_curve("rex:d=0.9", BASE, WARMUP, N)[10:13])
+
+
+@each_new_name
+def test_a_scheduler_has_nothing_that_trainers_overwrite(name):
+    row = Row(name, {})
+    optimizer = row.optimizer()
+    scheduler = get_scheduler(name, optimizer, row.warmup(WARMUP), N)
+    assert isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler)
+    for attribute in ("total_steps", "last_step", "num_update_steps_per_epoch"):
+        assert not hasattr(scheduler, attribute)
+    # ai-toolkit resumes by `step(number of updates)`, of which torch warns.
+    with pytest.warns(UserWarning, match="lr_scheduler.step()|epoch parameter"):
+        scheduler.step(10)
+    close(run(scheduler, optimizer, 5)[:, 0, 0], row.curve(N, WARMUP)[10:15])
+
+
+@cases("accumulation", [1, 4])
+def test_accelerate_steps_it_as_one_of_torch(accumulation):
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
+    models = [torch.nn.Linear(1, 1) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=BASE) for model in models]
+    curve = lr_curve("rex", BASE, WARMUP, N)
+    theirs = torch.optim.lr_scheduler.LambdaLR(optimizers[0], lambda step: curve[min(step, N - 1)] / BASE)
+    ours = diffusers_lrlab.get_rex_schedule(optimizers[1], num_warmup_steps=WARMUP, num_training_steps=N)
+    pairs = [accelerator.prepare(*parts) for parts in zip(models, optimizers, (theirs, ours), strict=True)]
+    for micro_batch in range(N * accumulation):
+        with accelerator.accumulate(pairs[0][0], pairs[1][0]):
+            for model, optimizer, scheduler in pairs:
+                assert optimizer.param_groups[0]["lr"] == pytest.approx(curve[micro_batch // accumulation], rel=1e-12)
+                accelerator.backward(model(torch.ones(1)).sum())
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
