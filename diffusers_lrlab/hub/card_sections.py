@@ -127,9 +127,16 @@ images = pipeline(
 ).images
 ```
 
-The pooled embedding is the class label, one-hot, or zeros for the label 1000, which stands for none. One token of ones
-stands for the text.
+One token of ones stands for the text. The pooled embedding is the class label, one-hot among 1,000.
 """
+
+_SD3_GUIDANCE = {
+    "dropped labels": "Zeros, those of the label 1000 in this code, stand for no label.\n",
+    "all labels": """Keep `guidance_scale=1.0`, which turns guidance off; the pipeline's default is 7. Guidance needs
+predictions for zeros, which the model has not learned without `--label_dropout`.
+""",
+    "no labels": "Zeros, as here, stand for no label. Guidance has no effect: the model was trained without labels.\n",
+}
 
 
 def section_of(kind: DataKind, config: dict[str, Any], pipeline: str = "") -> CardSection:
@@ -137,7 +144,10 @@ def section_of(kind: DataKind, config: dict[str, Any], pipeline: str = "") -> Ca
     rows = CARD_SECTIONS if config["label_column"] is None else LABELLED_SECTIONS
     section = row_for(kind, rows, CardSection())
     if pipeline == "StableDiffusion3Pipeline":
-        return replace(section, example=_SD3_EXAMPLE, without_package="")
+        labels = (
+            "no labels" if config["label_column"] is None else "dropped labels" if config["label_dropout"] else "all labels"
+        )
+        return replace(section, example=_SD3_EXAMPLE + _SD3_GUIDANCE[labels], without_package="")
     if pipeline == "DiTPipeline":
         return replace(section, example=_DIT_EXAMPLE, without_package="")
     if pipeline == "DiTImagePipeline" and config["label_column"] is None:  # is called as the pipeline of latents is

@@ -38,6 +38,10 @@ class Architecture:
         """A new model, ready to be trained."""
         return model
 
+    def idle_parameters(self, model: Any, has_labels: bool) -> tuple[str, ...]:
+        """Beginnings of the names of parameters on which, by the design of the class, no prediction depends."""
+        return ()
+
     def diffusers_pipeline(self, label_dropout: float | None, objective: str, vae: Any) -> str | None:
         """
         "module:class" of diffusers' own pipeline that samples the model, with this dropout of its labels (`None` without

@@ -38,7 +38,11 @@ class SD3(DiT):
         has_shift = latents is not None and bool(latents.shift_factor)
         if not has_shift or latents.autoencoder["class_name"] != "AutoencoderKL":
             hint = "StableDiffusion3Pipeline decodes no others; --denoiser dit learns pixels and any latents"
-            raise must_be("--denoiser", "sd3", "trained on latents of an AutoencoderKL with a shift_factor", hint)
+            got = "pixels"
+            if latents is not None:
+                got = f"{latents.autoencoder['class_name']} with shift_factor={latents.shift_factor}"
+            wanted = "trained on latents of an AutoencoderKL with a shift_factor"
+            raise must_be("--denoiser", "sd3", wanted, hint, got=got)
 
     def check_start(self, arguments: Mapping[str, Any], model: str) -> None:
         for name, wanted in {"pooled_projection_dim": NUM_CLASSES, "joint_attention_dim": TEXT_SIZE}.items():
@@ -50,6 +54,11 @@ class SD3(DiT):
         """The model, which takes labels in place of embeddings of texts."""
         model.register_forward_pre_hook(_labels_as_texts, with_kwargs=True)
         return model
+
+    def idle_parameters(self, model: Any, has_labels: bool) -> tuple[str, ...]:
+        # The last block computes queries of texts, whose attention it drops. Without labels, the pooled embedding is zeros.
+        queries = f"transformer_blocks.{model.config.num_layers - 1}.attn.add_q_proj."
+        return (queries,) if has_labels else (queries, "time_text_embed.text_embedder.linear_1.")
 
     def diffusers_pipeline(self, label_dropout: float | None, objective: str, vae: Any) -> str | None:
         return "diffusers:StableDiffusion3Pipeline"

@@ -9,6 +9,7 @@ from ..core.words import agreeing, counted
 from ..data.batch import Batch
 from ..finder.fixed_noise import FixedNoiseObjective
 from ..finder.snapshot import restored_afterwards
+from ..models.registry import architecture_of
 from ..optimizers.groups import set_learning_rate
 from ..training.lora import has_lora
 from ..training.sharding import is_sharded
@@ -30,6 +31,8 @@ def dead_parameters(subject: Subject) -> str | None:
     frozen = 0 if has_lora(model) else sum(1 for _ in model.parameters()) - len(named)
     if not named:
         return "The model has no trainable parameter."
+    idle = architecture_of(subject.config.denoiser).idle_parameters(model, subject.plan.classes is not None)
+    probed = [(name, parameter) for name, parameter in named if not name.startswith(idle)]
     batch = subject.batch[: min(_PROBED, subject.plan.layout.micro_batch)].to(trainer.accelerator.device)
     if not len(batch):
         return None
@@ -42,7 +45,7 @@ def dead_parameters(subject: Subject) -> str | None:
             loss.backward()
             if not torch.isfinite(loss) or not all(p.grad is None or p.grad.isfinite().all() for _, p in named):
                 return "The loss or a gradient of the untrained model is not finite. Check the data and the model."
-            now = {name for name, parameter in named if parameter.grad is None or not parameter.grad.any()}
+            now = {name for name, parameter in probed if parameter.grad is None or not parameter.grad.any()}
             dead = now if step == 0 else dead & now
             if not dead:
                 break

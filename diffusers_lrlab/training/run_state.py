@@ -25,7 +25,7 @@ from .lora import trained_parameters
 from .model import make_model
 from .plan import Plan
 from .resolve_timesteps import objective_spec
-from .width import width_groups
+from .width import keep_weight_decay, width_groups
 
 
 class RunState:
@@ -75,10 +75,12 @@ class RunState:
 
     def _make_optimizer(self) -> Any:
         config, lr = self.config, self.plan.learning_rate
-        params: list[Any] = self.trained
-        if self.plan.width is not None:
-            params = width_groups(trained_parameters(self.model), self.plan.width, lr, config.optimizer_kwargs)
-        return get_optimizer(config.optimizer, params, lr, **config.optimizer_kwargs)
+        if (width := self.plan.width) is None:
+            return get_optimizer(config.optimizer, self.trained, lr, **config.optimizer_kwargs)
+        groups = width_groups(trained_parameters(self.model), width, lr)
+        optimizer = get_optimizer(config.optimizer, groups, lr, **config.optimizer_kwargs)
+        keep_weight_decay(optimizer, width)
+        return optimizer
 
     @property
     def trained(self) -> list[torch.nn.Parameter]:

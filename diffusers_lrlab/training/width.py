@@ -57,15 +57,8 @@ def planned_width(config: ResolvedConfig, arguments: dict[str, Any]) -> Width | 
         return width_of(model_class_of(config)(**arguments), config.width_base)
 
 
-def width_groups(
-    named: Mapping[str, Any], width: Width, learning_rate: float, optimizer_kwargs: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """
-    Parameter groups of a model: what keeps the learning rate, and what has it times a factor. Equal factors are one group.
-
-    Decoupled weight decay shrinks a weight by the learning rate times `weight_decay` at each update. This product stays, as
-    a part of muP: a group whose rate is multiplied has the `weight_decay` divided by the same factor.
-    """
+def width_groups(named: Mapping[str, Any], width: Width, learning_rate: float) -> list[dict[str, Any]]:
+    """Parameter groups of a model: what keeps the learning rate, and what has it times a factor. Equal factors are one."""
     names = {id(parameter): name for name, parameter in named.items()}
     factors = {width.factor(role) for role in ROLES}
 
@@ -74,11 +67,21 @@ def width_groups(
 
     groups = split_group({"params": [*named.values()]}, learning_rate, factor_of, {each: each for each in factors})
     groups.sort(key=lambda group: group["lr"] != learning_rate)  # the log has the rate of the first group
-    decay = optimizer_kwargs.get("weight_decay", 0.0)
     for group in groups[1:]:
         group[LR_GROUP] = GROUP
-        group["weight_decay"] = decay * width.width / width.base
     return groups
+
+
+def keep_weight_decay(optimizer: Any, width: Width) -> None:
+    """
+    Divides the weight decay of the groups whose learning rate has a factor by this factor.
+
+    Decoupled weight decay shrinks a weight by the learning rate times `weight_decay` at each update. This product stays, as
+    a part of muP.
+    """
+    for group in optimizer.param_groups:
+        if group.get(LR_GROUP) == GROUP and "weight_decay" in group:
+            group["weight_decay"] = group["weight_decay"] * width.width / width.base
 
 
 def width_in_words(width: Width | None, weight_decay: float, indent: str) -> str:

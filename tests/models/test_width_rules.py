@@ -12,7 +12,7 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.models.width import WIDTH_RULES, start_for_width, width_of, width_rule
 from diffusers_lrlab.optimizers.entries import get_optimizer
 from diffusers_lrlab.optimizers.groups import LR_FACTOR
-from diffusers_lrlab.training.width import width_groups
+from diffusers_lrlab.training.width import keep_weight_decay, width_groups
 
 NUM_STEPS, LR = 4, 1e-3
 WIDTHS = (64, 128, 256)
@@ -90,14 +90,16 @@ def test_the_roles_are_those_of_the_shapes(make):
 def test_groups_of_an_optimizer():
     model = make_mlp(128)
     named = dict(model.named_parameters())
-    groups = width_groups(named, width_of(model, 32), 1e-3, {"weight_decay": 0.01})
+    groups = width_groups(named, width_of(model, 32), 1e-3)
     assert [(group["lr"], group[LR_FACTOR]) for group in groups] == [(1e-3, 1.0), (0.25e-3, 0.25)]
-    assert "weight_decay" not in groups[0]
-    assert groups[1]["weight_decay"] * groups[1]["lr"] == pytest.approx(0.01 * 1e-3)
+    # AdamW's own weight decay, which nothing gave.
+    optimizer = torch.optim.AdamW(groups, 1e-3)
+    keep_weight_decay(optimizer, width_of(model, 32))
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.01, 0.04]
     assert [id(value) for value in groups[1]["params"]] == [
         id(named[name]) for name in ("blocks.0.weight", "blocks.1.weight", "output.weight")
     ]
-    (alone,) = width_groups(named, width_of(model, 128), 1e-3, {"weight_decay": 0.01})
+    (alone,) = width_groups(named, width_of(model, 128), 1e-3)
     assert alone["lr"] == 1e-3
     assert [*map(id, alone["params"])] == [*map(id, model.parameters())]
 
@@ -128,7 +130,7 @@ def changes(make, width, unscaled=()):
     found = width_of(model, WIDTHS[0])
     start_for_width(model, found)
     found = replace(found, roles=found.roles | dict.fromkeys(unscaled, "input"))
-    optimizer = get_optimizer("adamw", width_groups(dict(model.named_parameters()), found, LR, {}), LR, weight_decay=0.0)
+    optimizer = get_optimizer("adamw", width_groups(dict(model.named_parameters()), found, LR), LR, weight_decay=0.0)
     inputs = inputs_of(model)
     before = outputs(model.eval(), inputs)
     for _ in range(NUM_STEPS):

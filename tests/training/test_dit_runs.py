@@ -248,3 +248,14 @@ def test_sd3_is_sampled_by_the_pipeline_of_diffusers_as_in_the_run(place, tmp_pa
     np.testing.assert_allclose(found[0], expected, atol=1e-4)
     expected = own([3], guidance_scale=0, generator=torch.Generator().manual_seed(1), **how).images
     np.testing.assert_allclose(found[1], expected, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--label_column=label",)])
+def test_sd3_without_dropped_labels_starts_without_warning_and_says_what_guidance_does(place, tmp_path, more):
+    options = arguments(place, tmp_path / "run", *more, "--objective=flow_matching", data="shifted")
+    options = [option.replace(TINY, TINY.replace("dit:", "sd3:")) for option in options if option != "--no_preflight"]
+    assert "dead_parameters" not in runs.run(*options)
+    card = (tmp_path / "run/README.md").read_text()
+    assert ("Keep `guidance_scale=1.0`" if more else "Guidance has no effect") in card
+    assert "1000 in this code" not in card
