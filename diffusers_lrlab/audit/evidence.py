@@ -60,6 +60,8 @@ class Evidence:
     @property
     def taken(self) -> float:
         """Scheduler steps until the run's end, with those before a resume."""
+        if self.optimizer.final_position is not None:
+            return float(self.optimizer.final_position)
         positions = self.optimizer.column("s")
         return float(positions[-1] + self.steps) if len(positions) and np.isfinite(positions[-1]) else 0.0
 
