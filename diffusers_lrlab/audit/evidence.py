@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -28,11 +29,11 @@ class Evidence:
     optimizer: AuditedOptimizer
     is_complete: bool
 
-    @property
+    @cached_property  # rows of a long run take a second to read
     def lr(self) -> np.ndarray:
         return self.optimizer.lead
 
-    @property
+    @cached_property
     def peak(self) -> float:
         return float(np.nanmax(self.lr, initial=0.0))
 
@@ -60,6 +61,8 @@ class Evidence:
     @property
     def taken(self) -> float:
         """Scheduler steps until the run's end, with those before a resume."""
+        if self.optimizer.final_position is not None:
+            return float(self.optimizer.final_position)
         positions = self.optimizer.column("s")
         return float(positions[-1] + self.steps) if len(positions) and np.isfinite(positions[-1]) else 0.0
 

@@ -46,9 +46,9 @@ def _section_as_json(section: Section) -> dict[str, Any]:
         "skipped_updates": optimizer.skipped,
         "scheduler": scheduler,
         "groups": _groups_as_json(optimizer, comparison),
-        "backward_passes": _numbers(optimizer.column("b")),
-        "scheduler_steps": _numbers(optimizer.column("s")),
-        "gradient_norm": _numbers(optimizer.column("n")),
+        "backward_passes": _counts(optimizer.column("b")),
+        "scheduler_steps": _counts(optimizer.column("s")),
+        "gradient_norm": _norms(optimizer.column("n")),
         "max_gradient_norm": _numbers(optimizer.column("c")),
         "findings": [asdict(finding) for finding in section.findings],
         "comparison": comparison
@@ -89,6 +89,17 @@ def _numbers(values: np.ndarray) -> list[float | None] | None:
     return [value if np.isfinite(value) else None for value in values.tolist()]
 
 
+def _counts(values: np.ndarray) -> list[int | None] | None:
+    numbers = _numbers(values)
+    return None if numbers is None else [None if value is None else int(value) for value in numbers]
+
+
+def _norms(values: np.ndarray) -> list[float | None] | None:
+    """Seven digits, those of float32, to keep the file of a long run small."""
+    numbers = _numbers(values)
+    return None if numbers is None else [None if value is None else float(f"{value:.7g}") for value in numbers]
+
+
 def write_json(audit: Audit, path: Path) -> None:
     with atomic_file(path) as temporary:
-        temporary.write_text(json.dumps(as_json(audit), allow_nan=False) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(as_json(audit), allow_nan=False, separators=(",", ":")) + "\n", encoding="utf-8")

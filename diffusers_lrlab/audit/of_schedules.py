@@ -9,6 +9,9 @@ from .evidence import Evidence, Finding, percent, stepped_per
 
 CLOSE = 0.05  # relative difference of numbers of steps that is no finding
 _JUMP = 1.5  # factor between consecutive updates
+_FEWEST_ROUNDED = 20  # different learning rates
+_MOST_DIFFERENCES = 5  # different third differences of a warm-up and a power
+_STEPWISE = ("StepLR", "MultiStepLR", "ReduceLROnPlateau")  # which jump by themselves
 
 
 def too_long(seen: Evidence) -> Finding | None:
@@ -23,7 +26,10 @@ def too_long(seen: Evidence) -> Finding | None:
         reason = f" It seems to count micro-batches: there are {seen.accumulated} backward passes in an update."
     warmup = (seen.optimizer.scheduler or {}).get("warmup")
     made = f"{seen.length:,.0f} steps" + (f", {warmup:,.0f} of them warm-up" if warmup else "")
-    remedy = f"make it for {round(seen.taken):,} steps"
+    if seen.steps < 1 and abs(seen.length / seen.optimizer.num_updates - 1) < CLOSE:
+        remedy, warmup = "step the scheduler after every optimizer.step(), not once per epoch", None
+    else:
+        remedy = f"make it for {round(seen.taken):,} steps"
     remedy += ", and count its warm-up in the same unit" if warmup else ""
     return Finding(
         "too_long",
@@ -102,6 +108,8 @@ def still_warming_up(seen: Evidence) -> Finding | None:
     lr = seen.lr
     if len(lr) < 10 or not seen.is_complete or lr[-1] < seen.peak or lr[-1] <= lr[len(lr) // 2] * (1 + 1e-9):
         return None
+    if np.any(np.diff(lr) < 0):
+        return None  # a restart
     return Finding(
         "still_warming_up",
         f"The learning rate still rose at the last update, {seen.optimizer.num_updates - 1:,}: the run ended within the "
@@ -143,7 +151,8 @@ def never_scheduled(seen: Evidence) -> Finding | None:
     """There is a scheduler, and it is never stepped."""
     if seen.optimizer.scheduler is None or seen.optimizer.num_updates < 3 or seen.steps != 0:
         return None
-    if np.ptp(seen.lr) > 0:
+    is_stepped_at_end = seen.taken > seen.optimizer.column("s")[-1]  # a single epoch
+    if is_stepped_at_end or np.ptp(seen.lr) > 0:
         return None
     return Finding(
         "never_scheduled",
@@ -158,12 +167,15 @@ def rounded(seen: Evidence) -> Finding | None:
     if coarse:
         text = f"The learning rate is kept in {coarse.removeprefix('torch.')}, which rounds it by up to 0.4 %"
         return Finding("rounded", f"{text}. Remedy: give the optimizer a Python float, or a float32 tensor.")
-    values = np.unique(seen.lr[np.isfinite(seen.lr) & (seen.lr > 0)])
+    lr = seen.lr[np.isfinite(seen.lr) & (seen.lr > 0)]
+    values = np.unique(lr)
+    if len(values) < _FEWEST_ROUNDED:
+        return None  # as by hand
     for digits in range(6, 11):
         scaled = values * 10.0**digits
         is_grid = np.all(np.abs(scaled - np.round(scaled)) < 1e-6) and scaled.max(initial=0.0) >= 1
-        # A line of round numbers has few different slopes.
-        if is_grid and len(np.unique(np.diff(np.round(scaled)))) >= 5:
+        # Lines and powers of round numbers are on a grid, too, and have few different third differences.
+        if is_grid and len(np.unique(np.diff(np.round(lr * 10.0**digits), n=3))) > _MOST_DIFFERENCES:
             return Finding(
                 "rounded",
                 f"All learning rates are multiples of 1e-{digits}: the program rounds them, by up to "
@@ -187,6 +199,8 @@ def jumped(seen: Evidence) -> Finding | None:
                 "new rate has no effect on a resumed run. Remedy: set it after loading, or start from weights only.",
                 is_problem=False,
             )
+        if (seen.optimizer.scheduler or {}).get("name") in _STEPWISE:
+            continue
         if update + 2 < len(lr) and lr[update] > 0 and lr[update + 1] > 0:
             first, second = lr[update + 1] / lr[update], lr[update + 2] / lr[update + 1]
             if not 1 / _JUMP < first < _JUMP and 1 / _JUMP < second < _JUMP:

@@ -22,6 +22,7 @@ class AuditedOptimizer:
     adapts: bool = False  # multiplies the learning rate by an estimate of its own
     scheduler: dict[str, Any] | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
+    final_position: int | None = None  # of the scheduler at the end of the program
     skipped: int = 0  # updates that a gradient scaler skipped
     loaded: list[dict[str, Any]] = field(default_factory=list)  # loads of a state: the next update, rates before and after
 
@@ -121,3 +122,5 @@ def _take(process: AuditedProcess, record: dict[str, Any]) -> None:
         found.loaded.append({"update": found.num_updates, "before": record["before"], "after": record["after"]})
     elif "end" in record:
         process.end = record["end"]
+        for number, position in record["end"].get("positions", {}).items():
+            optimizer(int(number)).final_position = position

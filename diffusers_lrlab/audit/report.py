@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..core.errors import LabError
 from ..core.words import counted
 from .diagnoses import diagnose
 from .evidence import Evidence, Finding
@@ -24,6 +25,7 @@ class Section:
     evidence: Evidence
     findings: list[Finding]
     comparison: Comparison | None
+    not_compared: str | None = None  # why the expectation cannot be: a warm-up longer than a run that ended early, say
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,10 @@ class Audit:
 
     @property
     def deviates(self) -> bool:
-        return any(each.comparison is not None and not each.comparison.holds for each in self.sections)
+        return any(
+            each.not_compared is not None or each.comparison is not None and not each.comparison.holds
+            for each in self.sections
+        )
 
     @property
     def holds(self) -> bool:
@@ -59,8 +64,12 @@ def make_audit(command: list[str], status: int, processes: list[AuditedProcess],
     is_complete = status == 0 and main.end is not None and main.end["error"] is None
     for optimizer in main.stepped:
         evidence = Evidence(main, optimizer, is_complete)
-        comparison = None if expectation is None else compare(optimizer, expectation)
-        sections.append(Section(optimizer, evidence, diagnose(evidence), comparison))
+        comparison = not_compared = None
+        try:
+            comparison = None if expectation is None else compare(optimizer, expectation)
+        except LabError as error:  # known only now, since it depends on the updates that ran
+            not_compared = str(error)
+        sections.append(Section(optimizer, evidence, diagnose(evidence), comparison, not_compared))
     return Audit(command, status, processes, sections, expectation, _differing(processes))
 
 
@@ -91,6 +100,8 @@ def lines_of(audit: Audit, files: str) -> list[str]:
         lines += _facts(section)
         if section.comparison is not None and audit.expectation is not None:
             lines.append(_verdict(section.comparison, audit.expectation))
+        elif section.not_compared is not None and audit.expectation is not None:
+            lines.append(f"Expected {audit.expectation.spec}: cannot be compared. {section.not_compared}")
     if others := audit.sections[len(shown) :]:
         lines.append(f"{counted(len(others), 'more optimizer')} in lr_audit.json.")
     if audit.status:

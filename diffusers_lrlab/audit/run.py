@@ -39,7 +39,12 @@ class AuditOptions:
         """Raises a `LabError` before the program is started."""
         if self.out.exists() and not self.out.is_dir():
             raise LabError(f"--out {str(self.out)!r}: must be a folder, got a file. Hint: lr_audit.png is written into it.")
-        self.out.mkdir(parents=True, exist_ok=True)
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.out).close()
+        except OSError as error:
+            reason = f"got: {error.strerror}"
+            raise LabError(f"--out {str(self.out)!r}: must be a folder that can be written to, {reason}.") from None
         if self.expectation is not None:
             self.expectation.check()
 
@@ -96,6 +101,8 @@ def _run(command: list[str], records: Path) -> int:
     except PermissionError:
         remedy = f"Hint: for a script, `lrlab audit -- python {command[0]} ...`."
         raise LabError(f"{command[0]!r} is not executable. {remedy}") from None
+    except OSError as error:  # a shell script without its first line, say
+        raise LabError(f"{command[0]!r}: {error.strerror}. Hint: for a shell script, `bash {command[0]}`.") from None
     with _signals_passed_on(process):
         status = process.wait()
     return 128 - status if status < 0 else status

@@ -152,3 +152,13 @@ def test_wrong_input_is_refused_before_the_program_starts(tmp_path):
         (["--expect=cosine", "--num_updates=0", "--", "true"], "--num_updates 0: must be a whole number"),
     ):
         assert text in lrlab("audit", f"--out={tmp_path}", *arguments, status=2)
+
+
+def test_a_folder_that_cannot_be_made_and_a_script_without_an_interpreter_are_refused(tmp_path):
+    (tmp_path / "file").touch()
+    text = "must be a folder that can be written to, got: Not a directory"
+    assert text in lrlab("audit", f"--out={tmp_path / 'file' / 'below'}", "--", "true", status=2)
+    script = tmp_path / "script"
+    script.write_text("echo\n")
+    script.chmod(0o755)
+    assert f"Hint: for a shell script, `bash {script}`" in lrlab("audit", f"--out={tmp_path}", "--", str(script), status=2)

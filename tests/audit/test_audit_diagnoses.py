@@ -17,7 +17,7 @@ def test_every_diagnosis_has_a_pair():
 def audits(tmp_path_factory):
     """By the name of a finding and whether the program has it."""
     programs = {f"{name}-{kind}": pair[kind] for name, pair in PAIRS.items() for kind in (0, 1)}
-    programs |= {"grid": GRID, "resumed": PAIRS["jumped"][1].replace("0, 40)", "0, 160)")}
+    programs |= RIGHT | {"grid": GRID, "by epoch": BY_EPOCH, "resumed": PAIRS["jumped"][1].replace("0, 40)", "0, 160)")}
     return audits_of_all(programs, tmp_path_factory.mktemp("records"))
 
 
@@ -36,6 +36,60 @@ def test_a_right_program_has_no_findings(audits, right):
     assert not names_of(audits[f"{right}-1"])
 
 
+# Correct programs whose learning rates or backward passes look unusual, and how many backward passes an update has.
+RIGHT = {
+    "a cosine by epoch": "o = adam(); s = CosineAnnealingLR(o, 4)\nfor _ in range(4): train(o, 10); s.step()",
+    "a single epoch": "o = adam(); s = StepLR(o, 1); train(o, 20); s.step()",
+    "a restart at the end": "o = adam(); s = CosineAnnealingWarmRestarts(o, 10)\nfor _ in range(11): train(o, 4); s.step()",
+    "a square": "o = adam(1e-4); s = PolynomialLR(o, 100, 2); train(o, 100, step=s.step)",
+    "a warm-up and a square": """
+        o = adam(); s = SequentialLR(o, [LinearLR(o, 0.1, total_iters=10), PolynomialLR(o, 100, 2)], [10])
+        train(o, 110, step=s.step)
+    """,
+    "by hand": "o = adam()\nfor lr in (5, 3, 2, 1, .5, .2, .1): o.param_groups[0]['lr'] = lr * 1e-4; train(o, 6)",
+    "a step after a resume": """
+        o = adam(); s = StepLR(o, 10, 0.1); train(o, 9, step=s.step); states = o.state_dict(), s.state_dict()
+        o = adam(); s = StepLR(o, 10, 0.1); o.load_state_dict(states[0]); s.load_state_dict(states[1])
+        train(o, 20, step=s.step)
+    """,
+    "two models clipped": """
+        def clip():
+            for weight in model.parameters(): torch.nn.utils.clip_grad_norm_([weight], 1e4)
+        train(adam(), accumulation=2, before_step=clip)
+    """,
+    "a minimum": "o = adam(); s = CosineAnnealingLR(o, 40, eta_min=3e-4); train(o, step=s.step)",
+    "one cycle": "o = adam(); s = OneCycleLR(o, 1e-2, total_steps=40); train(o, step=s.step)",
+    "adversarial": """
+        d, g = torch.nn.Linear(4, 1), adam()
+        o = torch.optim.Adam(d.parameters(), 1e-3)
+        for _ in range(10):
+            fake = model(x)
+            (d(x).mean() - d(fake.detach()).mean()).backward(); o.step(); o.zero_grad()
+            d.requires_grad_(False); d(fake).mean().backward(); g.step(); g.zero_grad(); d.requires_grad_(True)
+    """,
+    "adversarial, by modules": """
+        d, g = torch.nn.Linear(4, 1), adam()
+        o = torch.optim.Adam(d.parameters(), 1e-3)
+        for _ in range(10):
+            d.zero_grad(); fake = model(x); (d(x).mean() - d(fake.detach()).mean()).backward(); o.step()
+            model.zero_grad(); d(fake).mean().backward(); g.step()
+    """,
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_an_unusual_program_has_no_findings(audits, name):
+    for index, section in enumerate(audits[name].sections):
+        assert not names_of(audits[name], index) - {"rarely_stepped"}
+        if "adversarial" in name:
+            assert section.evidence.accumulated == 1
+
+
+def test_a_scheduler_for_updates_that_is_stepped_by_epoch_is_to_be_stepped_more_often(audits):
+    assert "Remedy: step the scheduler after every optimizer.step()" in audits["by epoch"].sections[0].findings[0].text
+
+
+BY_EPOCH = "o = adam(); s = CosineAnnealingLR(o, 40)\nfor _ in range(4): train(o, 10); s.step()"
 GRID = """
 o = adam(lr=1e-5); s = get_scheduler('cosine', o, 0, 40)
 def rounded():

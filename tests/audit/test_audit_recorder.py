@@ -247,6 +247,19 @@ def test_an_expectation_is_compared_update_by_update(audits, case):
     assert ("NOT as expected" in " ".join(lines_of(audit, ""))) == (first is not None)
 
 
+def test_a_run_too_short_for_the_expectation_is_still_reported(audits):
+    audit = make_audit([], 0, audits["expected"].processes, Expectation("cosine", num_warmup_steps=50))
+    assert not audit.holds
+    assert "Expected cosine: cannot be compared. Warm-up of 50 updates does not fit" in "\n".join(lines_of(audit, ""))
+    assert as_json(audit)["as_expected"] is False
+
+
+def test_counts_in_the_file_are_whole_numbers(audits):
+    section = as_json(audits["expected"])["optimizers"][0]
+    assert section["scheduler_steps"] == list(range(40))
+    assert {*map(type, section["scheduler_steps"] + section["backward_passes"])} == {int}
+
+
 ACCELERATE = """
 from accelerate import Accelerator
 accelerator = Accelerator(gradient_accumulation_steps=4)

@@ -20,6 +20,7 @@ class Watched:
         self.number, self._reference, self._file, self._schedulers = number, weakref.ref(optimizer), file, schedulers
         self.num_backward = 0
         self.num_steps = 0
+        self.position: int | None = None  # of its scheduler after its last step
         self.num_hooks = 0  # steps that the hooks have seen
         self.is_wrapper = False  # its step calls that of another optimizer
         self._described: Any = None
@@ -102,6 +103,14 @@ class Watched:
             self._weight = None if weight is None else weakref.ref(weight)
         return weight
 
+    def note_position(self) -> None:
+        if (scheduler := self._schedulers.of(self.optimizer)) is not None:
+            self.position = position(scheduler)
+
+    def has_gradients(self) -> bool:
+        groups = getattr(self.optimizer, "param_groups", [])
+        return any(weight.grad is not None for group in groups for weight in group["params"])
+
     def count_backward(self) -> None:
         self.num_backward += 1
         if self._version is None:
@@ -136,12 +145,23 @@ class Optimizers:
         return [each for each in unseen if not any(each.first_weight() is weight for weight in updated)]
 
     def count_backward(self) -> None:
+        is_only = len(self._all) == 1
         for each in self._all:
-            each.count_backward()
+            if is_only or each.has_gradients():  # a generator has none of its discriminator's backward passes
+                each.count_backward()
 
-    def reset_backward(self) -> None:
-        for each in self._all:
-            each.num_backward = 0
+    def reset_backward(self, module: Any) -> None:
+        """Starts the count anew for optimizers of a module whose gradients are deleted."""
+        counted = [each for each in self if each.num_backward]
+        if counted:
+            weights = {id(weight) for weight in module.parameters()}
+            for each in counted:
+                if id(each.first_weight()) in weights:
+                    each.num_backward = 0
+
+    def positions(self) -> dict[int, int]:
+        """The last positions of the schedulers by the number of the optimizer."""
+        return {each.number: each.position for each in self._all if each.position is not None}
 
 
 def _readable_all(values: list[Any]) -> list[Any]:

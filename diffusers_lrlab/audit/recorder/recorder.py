@@ -34,6 +34,7 @@ class Recorder:
         self._num_backward = 0
         self._since_step = 0  # backward passes that no optimizer has used
         self._clip: dict[str, Any] = {}  # of the coming step
+        self._clipped_after = 0  # backward passes before the last clipping
         self._divisor: float | None = None
         self._num_steps = 0
         self._steps: list[Watched] = []  # that are running: an optimizer's step may call another's
@@ -59,7 +60,12 @@ class Recorder:
                 if "__init__" in vars(kind):
                     _wrap(kind, "__init__", after=lambda this: quietly(self.schedulers.add, this))
                 if "step" in vars(kind):
-                    _wrap(kind, "step", before=lambda this: quietly(self._notice_unseen_steps))
+                    _wrap(
+                        kind,
+                        "step",
+                        before=lambda this: quietly(self._notice_unseen_steps),
+                        after=lambda this: quietly(self._note_position, this),
+                    )
         atexit.register(quietly, self._finish)
 
     def _quietly(self, call: Callable[..., Any], *args: Any) -> Any:
@@ -111,6 +117,10 @@ class Recorder:
                 watched.read_lr()
                 self._record(watched, {"x": "unseen"})
 
+    def _note_position(self, scheduler: Any) -> None:
+        if (optimizer := bare_optimizer(getattr(scheduler, "optimizer", None))) is not None:
+            self.optimizers.find(optimizer).note_position()
+
     # --- gradients ----------------------------------------------------------------------------------------------------
 
     def _backward(self, backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -141,8 +151,11 @@ class Recorder:
         watched = None if optimizer is None else self.optimizers.find(optimizer)
         if self._since_step and not self._steps:
             self._notice_discarded(watched, module)
-        if watched is not None and not self._steps:  # closures, too, delete gradients
-            watched.num_backward = 0
+        if not self._steps:  # closures, too, delete gradients
+            if watched is not None:
+                watched.num_backward = 0
+            else:
+                self.optimizers.reset_backward(module)
 
     def _notice_discarded(self, watched: Watched | None, module: Any) -> None:
         if watched is None:
@@ -155,8 +168,6 @@ class Recorder:
         if watched is None or not watched.has_new_weights():
             self.file.write({"discarded": None if watched is None else watched.number, "b": self._since_step})
         self._since_step = 0
-        if watched is None:
-            self.optimizers.reset_backward()
 
     def _clip_norm(self, clip: Any, parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
         norm = clip(parameters, max_norm, *args, **kwargs)
@@ -168,7 +179,10 @@ class Recorder:
         clip(parameters, max_norm, total_norm, *args, **kw)
 
     def _note_clipping(self, norm: Any, max_norm: Any) -> None:
-        self._clip = {"n": readable(norm), "c": readable(max_norm), "k": self._clip.get("k", 0) + 1}
+        # Clipping the parameters of several models one after another counts once.
+        is_new = self._clipped_after != self._num_backward
+        self._clipped_after = self._num_backward
+        self._clip = {"n": readable(norm), "c": readable(max_norm), "k": self._clip.get("k", 0) + is_new}
 
     def _on_scale(self, *_: Any) -> None:
         self._has_scaler = True
@@ -211,6 +225,7 @@ class Recorder:
         engines = [name for name in ("deepspeed",) if name in sys.modules]
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         end: dict[str, Any] = {"backward": self._num_backward, "unused": self._since_step, "engines": engines}
+        end["positions"] = self.optimizers.positions()
         self.file.write({"end": {**end, "error": None if error is None else type(error).__name__}})
 
 
