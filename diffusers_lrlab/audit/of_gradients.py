@@ -45,8 +45,8 @@ def summed(seen: Evidence) -> Finding | None:
     return Finding(
         "summed",
         f"The gradients of {n} backward passes are added up in an update, and no loss is divided by {n}. If these are "
-        f"micro-batches, the gradient is {n} times that of their average: SGD takes steps {n} times as long, and clipping "
-        f"acts earlier. Remedy: (loss / {n}).backward(), if your loss is not averaged elsewhere.",
+        f"micro-batches, the gradient is their sum, not their average: steps of SGD are longer by a factor of {n}, and "
+        f"clipping acts earlier. Remedy: (loss / {n}).backward(), if your loss is not averaged elsewhere.",
         is_problem=False,
     )
 

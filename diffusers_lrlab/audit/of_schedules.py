@@ -29,7 +29,7 @@ def too_long(seen: Evidence) -> Finding | None:
     if seen.steps < 1 and abs(seen.length / seen.optimizer.num_updates - 1) < CLOSE:
         remedy, warmup = "step the scheduler after every optimizer.step(), not once per epoch", None
     else:
-        remedy = f"make it for {round(seen.taken):,} steps"
+        remedy = f"make it for {counted(round(seen.taken), 'step', ',')}"
     remedy += ", and count its warm-up in the same unit" if warmup else ""
     return Finding(
         "too_long",
@@ -79,7 +79,7 @@ def too_short(seen: Evidence) -> Finding | None:
 def _remedy_for_steps(seen: Evidence) -> str:
     if _is_stepped_per_micro_batch(seen):
         return "step the scheduler once per update, after optimizer.step(), not once per micro-batch"
-    return f"make it for {round(seen.taken):,} steps, the updates of the run times the steps of each"
+    return f"make it for {counted(round(seen.taken), 'step', ',')}, the updates of the run times the steps of each"
 
 
 def _is_stepped_per_micro_batch(seen: Evidence) -> bool:
@@ -92,7 +92,7 @@ def warmup_scaled(seen: Evidence) -> Finding | None:
     if not warmup or warmup < 2 or seen.steps < 1 + 2 * CLOSE or too_short(seen) or rose_after_end(seen):
         return None  # the same cause
     lasts = counted(warmup / seen.steps, "update", ",.3g")
-    remedy = f"give it {round(warmup * seen.steps):,} steps"
+    remedy = f"give it {counted(round(warmup * seen.steps), 'step', ',')}"
     if _is_stepped_per_micro_batch(seen):
         remedy = "step the scheduler once per update, not once per micro-batch"
     return Finding(

@@ -42,9 +42,9 @@ class Architecture:
         """Beginnings of the names of parameters on which, by the design of the class, no prediction depends."""
         return ()
 
-    def diffusers_pipeline(self, label_dropout: float | None, objective: str, vae: Any) -> str | None:
+    def diffusers_pipeline(self, label_dropout: float | None, scheduler: Any, vae: Any) -> str | None:
         """
         "module:class" of diffusers' own pipeline that samples the model, with this dropout of its labels (`None` without
-        labels) and this autoencoder (`None` for pixels); `None` if there is none.
+        labels), this scheduler and this autoencoder (`None` for pixels); `None` if there is none.
         """
         return None

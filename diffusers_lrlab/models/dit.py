@@ -74,13 +74,14 @@ class DiT(Architecture):
         model.register_forward_pre_hook(_tell_no_label, with_kwargs=True)
         return model
 
-    def diffusers_pipeline(self, label_dropout: float | None, objective: str, vae: Any) -> str | None:
+    def diffusers_pipeline(self, label_dropout: float | None, scheduler: Any, vae: Any) -> str | None:
         """
         `DiTPipeline` samples latents of an autoencoder without a shift, by schedulers with `scale_model_input`. It guides by
         default, which needs dropped labels.
         """
         config = getattr(vae, "config", None)
-        is_sampled = bool(label_dropout) and objective == "ddpm" and type(vae).__name__ == "AutoencoderKL"
+        is_scaled = hasattr(scheduler, "scale_model_input")
+        is_sampled = bool(label_dropout) and is_scaled and type(vae).__name__ == "AutoencoderKL"
         is_decoded = bool(getattr(config, "scaling_factor", None)) and not getattr(config, "shift_factor", None)
         return "diffusers:DiTPipeline" if is_sampled and is_decoded else None
 

@@ -60,7 +60,7 @@ class SD3(DiT):
         queries = f"transformer_blocks.{model.config.num_layers - 1}.attn.add_q_proj."
         return (queries,) if has_labels else (queries, "time_text_embed.text_embedder.linear_1.")
 
-    def diffusers_pipeline(self, label_dropout: float | None, objective: str, vae: Any) -> str | None:
+    def diffusers_pipeline(self, label_dropout: float | None, scheduler: Any, vae: Any) -> str | None:
         return "diffusers:StableDiffusion3Pipeline"
 
 

@@ -60,8 +60,8 @@ class DiTImagePipeline(DiffusionPipeline):
     r"""
     Pipeline for images by a DiT of pixels or latents.
 
-    diffusers' `DiTPipeline` needs latents, class labels and a scheduler of DDPM; this one does not. With a guidance scale
-    \(s\) other than 1, the prediction at each step is
+    diffusers' `DiTPipeline` needs latents, class labels and a scheduler with `scale_model_input`; this one does not. With a
+    guidance scale \(s\) other than 1, the prediction at each step is
     \(\epsilon(x, \emptyset) + s\,(\epsilon(x, c) - \epsilon(x, \emptyset))\) (arXiv 2207.12598 has \(s = 1 + w\)), where
     \(\emptyset\) is the last label of the model's table.
 

@@ -74,7 +74,7 @@ def _saved_pipeline(run: RunState, parts: dict[str, Any], model: Any) -> Any:
     config, vae = run.config, parts.get("vae")
     vae = vae.load(config.cache_dir) if isinstance(vae, Reference) else vae
     label_dropout = None if run.plan.classes is None else config.label_dropout
-    path = architecture_of(config.denoiser).diffusers_pipeline(label_dropout, config.objective, vae)
+    path = architecture_of(config.denoiser).diffusers_pipeline(label_dropout, run.process.scheduler, vae)
     if path is None:
         return make_pipeline(run, run.process.scheduler, model)
     taken = inspect.signature(pkgutil.resolve_name(path)).parameters

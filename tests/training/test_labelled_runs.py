@@ -174,6 +174,7 @@ def test_a_model_is_called_with_the_conditions_by_their_keywords(conditional):
 
 def test_runs_with_conditions_are_not_stacked(conditional):
     """Whose networks are computed as one, which takes points and timesteps alone."""
-    spec = SimpleNamespace(config=SimpleNamespace(denoiser=None, lora_rank=None, mixed_precision=None, data_kind="points"))
+    config = SimpleNamespace(denoiser=None, lora_rank=None, width_base=None, mixed_precision=None, data_kind="points")
+    spec = SimpleNamespace(config=config)
     reason = not_stackable(spec, SimpleNamespace(data=lambda _: conditional.run.data))
     assert reason == "stacks have no conditions, and its model takes class_labels"
