@@ -181,6 +181,7 @@ def test_it_resumes(data, tmp_path, finished):
     assert torch.equal(straight.linear.weight, resumed.linear.weight)
 
 
+@pytest.mark.slow
 def test_it_runs_in_a_study(data, tmp_path):
     spec = {
         "title": "Vectors",

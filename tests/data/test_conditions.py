@@ -97,6 +97,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @cases(("write", "options", "how"), list(FORMS.values()), ids=list(FORMS))
 @cases("corrupt", [(), CORRUPT], ids=["whole", "corrupt"])
 def test_each_image_has_the_label_of_its_row(tmp_path, write, options, how, corrupt):

@@ -105,6 +105,7 @@ def test_numbers_are_stored_in_the_given_type(few, vae, tmp_path, dtype, capsys)
         assert torch.equal(half[name], values.to(getattr(torch, dtype)))
 
 
+@pytest.mark.slow
 def test_a_killed_encode_goes_on_to_the_same_bits(encoded, vae, tmp_path):
     folder = tmp_path / "digits"
     words = ("--vae", vae, "--flip", "--label_column", "label", "--shard_size", "500", "--batch_size", "100")

@@ -25,6 +25,7 @@ from diffusers_lrlab.training.resolve import resolve_config
 BLOCKS = printed.blocks("python")
 NEEDS_A_RUN = ("from_pretrained",)  # these are run by the slow test
 NEEDS_A_FILE = ("@register_denoiser",)  # tests/models/test_denoisers.py has it in one
+TRAINS = ("range(600)",)  # for half a minute
 
 
 @pytest.fixture
@@ -71,10 +72,15 @@ def test_imports_are_there(block):
                     importlib.import_module(alias.name)
 
 
+def snippets():
+    for block in BLOCKS:
+        if not any(text in block.code for text in NEEDS_A_RUN + NEEDS_A_FILE):
+            is_slow = any(text in block.code for text in TRAINS)
+            yield pytest.param(block, id=str(block), marks=pytest.mark.slow if is_slow else ())
+
+
 @pytest.mark.usefixtures("without_training")
-@pytest.mark.parametrize(
-    "block", [block for block in BLOCKS if not any(text in block.code for text in NEEDS_A_RUN + NEEDS_A_FILE)], ids=str
-)
+@pytest.mark.parametrize("block", snippets())
 def test_a_snippet_runs(block, names, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with printed.registrations_undone():

@@ -33,6 +33,7 @@ def test_the_reader_of_classes_has_not_seen_held_out_images():
     assert "1,541 training images" in reader.description
 
 
+@pytest.mark.slow
 def test_kinds_of_shapes_are_read_by_their_factors():
     config = resolve_config(TrainingConfig(dataset_name="shapes", label_column="label"))
     data = load_data(config)

@@ -15,6 +15,7 @@ def tensors(dataset):
     return normalise(torch.from_numpy(images).permute(0, 3, 1, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IMAGE_DATASETS)
 def test_real_images_are_nearer_than_blurred_and_random_ones(name):
     is_made = "made" in IMAGE_DATASETS[name].traits

@@ -109,6 +109,7 @@ def test_samples_are_drawn_for_them_as_for_digits(folder, seen, monkeypatch):
         resolve_config(TrainingConfig(**options_of(folder), output_dir="run", frechet_samples=20))
 
 
+@pytest.mark.slow
 def test_a_study_measures_images_by_them(folder, tmp_path, seen):
     arms = {"constant": {"lr_scheduler": "constant"}, "rex": {"lr_scheduler": "rex"}}
     base, datasets = spec_parts(folder)

@@ -172,6 +172,7 @@ def test_a_metric_of_a_run_gives_numbers_by_name(value, called):
     assert "test_metric_values.py:" in str(error.value)
 
 
+@pytest.mark.slow
 @cases("value, called, of", [(*REFUSED["text"], "samples"), (*REFUSED_OF_RUNS["list_in_a_dict"], "run")])
 def test_a_run_names_the_metric_however_often_it_is_resumed(value, called, of, finished, capsys):
     register("refused", value, of=of)
@@ -232,6 +233,7 @@ def no_report(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
 
 
+@pytest.mark.slow
 def test_a_study_keeps_every_number(tmp_path, no_report):
     given = NUMBERS | WHOLE | {"nan": math.nan}
     for name, value in given.items():

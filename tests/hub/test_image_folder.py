@@ -52,6 +52,7 @@ def test_its_card_and_picture(folder):
     assert ParquetFile(folder / "data" / "train-00000-of-00001.parquet").num_row_groups > 8
 
 
+@pytest.mark.slow
 def test_a_run_streams_it(folder, tmp_path):
     options = ["--resolution", "16", "--max_train_steps", "2", "--train_batch_size", "4", "--num_validation_images", "4"]
     options += [

@@ -74,6 +74,7 @@ def whole_and_resumed(tmp_path_factory):
     return whole, resumed
 
 
+@pytest.mark.slow
 def test_a_run_that_follows_losses_resumes_to_the_same_bits(whole_and_resumed):
     whole, resumed = whole_and_resumed
     for checkpoint in ("checkpoint-10", f"checkpoint-{NUM_UPDATES}"):

@@ -81,6 +81,7 @@ def test_it_has_a_card(finished):
     assert "| Objective | `flow_matching` |\n| Noise schedule | 100 timesteps, shift 3 |" in card
 
 
+@pytest.mark.slow
 def test_it_resumes_and_only_itself(finished, tiny, tmp_path):
     options = {**tiny, "logging_steps": 1, "cpu_threads": 1, "output_dir": str(tmp_path / "again")}
     train(TrainingConfig(**options, objective="flow_matching:shift=3"))

@@ -60,6 +60,7 @@ def index_of(folder):
     return json.loads((folder / "model_index.json").read_text())
 
 
+@pytest.mark.slow
 def test_the_index_names_the_source_and_there_are_no_weights(run, reference):
     assert index_of(run)["vae"] == ["diffusers", "AutoencoderKL"]
     assert saved_references(index_of(run)) == {"vae": reference}

@@ -9,6 +9,7 @@ from PIL import Image
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 
 
+@pytest.mark.slow
 def test_densities_and_weights_are_shown_as_they_are(tmp_path):
     out = tmp_path / "densities.png"
     arguments = ["--timestep_sampler", "speed", "--timestep_sampler", "clts", "--loss_weighting", "min_snr"]

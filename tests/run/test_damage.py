@@ -132,6 +132,7 @@ def test_a_damaged_study_is_mended_by_its_command(made, tmp_path, capsys):
     assert said(capsys, "check", folder)[0] == 0
 
 
+@pytest.mark.slow
 def test_a_study_that_was_killed_while_its_report_was_written_is_not_damaged(made, tmp_path, capsys, monkeypatch):
     import diffusers_lrlab.study.report.report as report
 

@@ -117,6 +117,7 @@ def test_a_metric_may_have_the_name_of_a_column(stacked, tmp_path):
     assert again.notes == {"metrics": []}
 
 
+@pytest.mark.slow
 def test_a_card_is_whole_after_a_report_of_it(reported, tmp_path, capsys):
     card = tmp_path / "card"
     assert main(["study", "card", str(reported), f"--out={card}"]) == 0
@@ -234,6 +235,7 @@ def test_what_is_no_study_cannot_be_read(beside, tmp_path):
         lab.read_study(done)
 
 
+@pytest.mark.slow
 def test_a_study_is_run_from_python(home, stacked, tmp_path, monkeypatch):
     """By a dict, as by the file that has it: numbers of numpy and tuples are taken."""
     monkeypatch.chdir(home)

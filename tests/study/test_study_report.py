@@ -744,7 +744,8 @@ def inches_of(path):
     return float(re.search(pattern, text)[1]) / 72
 
 
-@pytest.mark.parametrize("form", ["pdf", *(pytest.param(form, marks=pytest.mark.slow) for form in ("png", "svg"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["pdf", "png", "svg"])
 def test_figures_for_a_paper_are_beside_the_report(tmp_path, form):
     results, summary = made_up_study(("a", "b"), ("dino",), seeds=2)
     for result in results:

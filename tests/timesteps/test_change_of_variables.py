@@ -132,6 +132,7 @@ BY_NOISE_LEVEL = {
 }
 
 
+@pytest.mark.slow
 @cases("spec", BY_NOISE_LEVEL)
 @cases("scheduler", SCHEDULERS)
 def test_densities_over_the_noise_level_are_one_under_every_objective(spec, scheduler):

@@ -162,6 +162,7 @@ def config_of(folder, output, **options):
     return TrainingConfig(**{**given, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["ddpm:num_steps=50,beta_schedule=squaredcos_cap_v2", "flow_matching:num_steps=50"])
 def test_a_trained_model_samples_the_classes_apart(grey, tmp_path, objective):
     """Bright and dark; the null label samples both, and guidance moves the classes further apart."""

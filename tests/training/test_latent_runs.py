@@ -201,6 +201,7 @@ def test_the_forecast_knows_the_autoencoder(place):
     assert twice.activations == pytest.approx(2 * found.activations, rel=0.1)
 
 
+@pytest.mark.slow
 def test_an_autoencoder_of_the_hub_is_saved_as_its_commit(place, hub, tmp_path):
     files = {path.name: path.read_bytes() for path in (place / "vae").iterdir()}
     hub.put("user/pipeline", {f"vae/{name}": content for name, content in files.items()})

@@ -228,6 +228,7 @@ def test_it_loads_as_printed(lora, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_with_labels_its_card_loads_it_alone(tmp_path):
     start = model(tmp_path / "start", num_class_embeds=10)
     runs.run(*call(tmp_path / "run", start, "--label_column=label", num_updates=1))
@@ -340,6 +341,7 @@ def test_it_is_saved_as_peft_and_diffusers_do_and_merges_without_touching_the_mo
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_transformer_with_labels(tmp_path):
     """A DiT: trained, killed, resumed, saved, loaded by diffusers alone, and merged."""
     start = model(tmp_path / "start", DiTTransformer2DModel, DIT)

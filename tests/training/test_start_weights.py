@@ -236,6 +236,7 @@ def test_a_named_denoiser_knows_the_labels_of_the_data(models, tmp_path, start, 
             run_training(TrainingConfig(**options, denoiser="labelled_unet", output_dir=str(tmp_path / "run")))
 
 
+@pytest.mark.slow
 def test_a_start_on_the_hub_is_recorded_by_its_commit_which_a_rerun_takes(models, tmp_path, hub):
     files = {f"unet/{name}": (models / "unet" / name).read_bytes() for name in ("config.json", WEIGHTS)}
     index = {"_class_name": "DDPMPipeline", "unet": ["diffusers", "UNet2DModel"]}
