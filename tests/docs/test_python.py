@@ -80,7 +80,7 @@ def snippets():
 
 
 @pytest.mark.usefixtures("without_training")
-@pytest.mark.parametrize("block", snippets())
+@pytest.mark.parametrize("block", [*snippets()])
 def test_a_snippet_runs(block, names, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with printed.registrations_undone():
