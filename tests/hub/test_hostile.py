@@ -100,9 +100,9 @@ def test_a_hundred_hostile_repositories(hub, place, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_fifty_hostile_records(hub, place, seed):
+def test_hostile_records(hub, place, seed):
     draw = random.Random(seed)
-    for number in range(25):
+    for number in range(15):
         shutil.rmtree(place / "record", ignore_errors=True)
         run_folder(place / "record", megabytes=0)
         file = place / "record" / "lrlab" / "run.json"
