@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from diffusers import DiTPipeline, DiTTransformer2DModel
+from diffusers import DDPMScheduler, DiTPipeline, DiTTransformer2DModel, FlowMatchEulerDiscreteScheduler
 from diffusers.models.embeddings import LabelEmbedding
 from helpers import config, load_data_once
 
@@ -191,14 +191,14 @@ def test_diffusers_samples_what_its_pipeline_can():
             self.config = type("Config", (), config)
 
     vae = AutoencoderKL(scaling_factor=0.5)
-    pipeline = DiT().diffusers_pipeline
-    assert pipeline(0.1, "ddpm", vae) == f"diffusers:{DiTPipeline.__name__}"
+    pipeline, ddpm = DiT().diffusers_pipeline, DDPMScheduler()
+    assert pipeline(0.1, ddpm, vae) == f"diffusers:{DiTPipeline.__name__}"
     for case in (
-        (None, "ddpm", vae),
-        (0.0, "ddpm", vae),
-        (0.1, "flow_matching", vae),
-        (0.1, "ddpm", None),
-        (0.1, "ddpm", AutoencoderKL(scaling_factor=0.5, shift_factor=0.1)),
-        (0.1, "ddpm", AutoencoderKL(scaling_factor=None)),
+        (None, ddpm, vae),
+        (0.0, ddpm, vae),
+        (0.1, FlowMatchEulerDiscreteScheduler(), vae),
+        (0.1, ddpm, None),
+        (0.1, ddpm, AutoencoderKL(scaling_factor=0.5, shift_factor=0.1)),
+        (0.1, ddpm, AutoencoderKL(scaling_factor=None)),
     ):
         assert pipeline(*case) is None
