@@ -99,10 +99,10 @@ def test_a_hundred_hostile_repositories(hub, place, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_hostile_records(hub, place, seed):
+@pytest.mark.parametrize("seed", range(4))
+def test_a_hundred_hostile_records(hub, place, seed):
     draw = random.Random(seed)
-    for number in range(15):
+    for number in range(25):
         shutil.rmtree(place / "record", ignore_errors=True)
         run_folder(place / "record", megabytes=0)
         file = place / "record" / "lrlab" / "run.json"
