@@ -29,7 +29,7 @@ class Evidence:
     optimizer: AuditedOptimizer
     is_complete: bool
 
-    @cached_property  # rows of a long run take a second to read
+    @property
     def lr(self) -> np.ndarray:
         return self.optimizer.lead
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 @dataclass
 class AuditedOptimizer:
-    """What was recorded of an optimizer: a row for each update, a column for each parameter group."""
+    """Records of an optimizer: a row for each update, a column for each parameter group."""
 
     number: int
     name: str = "optimizer"
@@ -49,11 +50,11 @@ class AuditedOptimizer:
                 row[:] = given
         return values
 
-    @property
+    @cached_property  # rows of a long run take a second to read
     def lr(self) -> np.ndarray:
         return self.of_groups("lr")
 
-    @property
+    @cached_property
     def lead(self) -> np.ndarray:
         """The learning rate of the first group that has any, at each update."""
         lr = self.lr
@@ -63,7 +64,7 @@ class AuditedOptimizer:
 
 @dataclass
 class AuditedProcess:
-    """What one process of the program recorded."""
+    """Records of one process of the program."""
 
     rank: int = 0
     header: dict[str, Any] = field(default_factory=dict)

@@ -171,7 +171,7 @@ def _verdict(comparison: Comparison, expectation: Expectation) -> str:
 
 
 def _why_nothing(audit: Audit) -> str:
-    """What is known of a program without an update of a torch optimizer."""
+    """Explains why no update of a torch optimizer was recorded."""
     if not audit.processes:
         return (
             "nothing was recorded: the command started no Python process that imports torch, or started it with -E or -I, "

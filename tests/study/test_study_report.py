@@ -747,7 +747,7 @@ def inches_of(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["pdf", "png", "svg"])
 def test_figures_for_a_paper_are_beside_the_report(tmp_path, form):
-    results, summary = made_up_study(("a", "b"), ("dino",), seeds=2)
+    results, summary = made_up_study(("a", "b"), ("dino", "moons"), seeds=2)
     for result in results:
         result.results = {"kl": result.results["kl"]}
     summary = summary_of(results, ["a", "b"], "a")
