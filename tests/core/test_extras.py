@@ -4,10 +4,10 @@ import json
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from diffusers_lrlab.cli.main import COMMANDS
 from diffusers_lrlab.core.extras import EXTRAS, MissingExtra, require_extra
