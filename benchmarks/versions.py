@@ -184,9 +184,7 @@ def print_comparison(old, new):
         rows = [each.get(name, "missing") for each in (old, new)]
         reasons = [row for row in rows if isinstance(row, str)]
         if len(reasons) == 1:
-            notes.append(
-                f"only in {'this' if rows[1] is not reasons[0] else 'the other'} environment: {name} ({reasons[0]})"
-            )
+            notes.append(f"only {'there' if rows[1] is reasons[0] else 'here'}: {name} ({reasons[0]})")
         if reasons:
             continue
         found = difference(*rows)

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -119,7 +118,8 @@ OLD = {"torch": "2.6.0+cu124", "diffusers": "0.32.1", "accelerate": "1.6.0"}
 
 @pytest.fixture
 def environment_of_sd_scripts(monkeypatch):
-    monkeypatch.setattr(extras, "version_of", lambda name: OLD.get(name) or version(name))
+    monkeypatch.setattr(extras, "version_of", lambda name: OLD.get(name, "99"))
+    monkeypatch.setattr(extras, "_is_installed", lambda package: True)
 
 
 def test_training_names_the_versions_that_are_too_old(environment_of_sd_scripts):
