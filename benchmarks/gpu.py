@@ -37,7 +37,7 @@ from template import BATCH, plain_updates
 from diffusers_lrlab.core import extras
 
 # Nothing here reads a data set or draws a picture, which is what training wants these packages for.
-extras.EXTRAS.update(train=(), study=())
+extras.EXTRAS.update(plots={}, train={}, study={})
 
 UNET = {"sample_size": 32, "in_channels": 3, "out_channels": 3, "layers_per_block": 2}
 UNET |= {"block_out_channels": (128, 256, 256, 256), "norm_num_groups": 32, "dropout": 0.0}

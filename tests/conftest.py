@@ -10,13 +10,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from blank_pictures import leave_pictures_blank
-from hosts import HAS_GREEDY
+from hosts import HAS_GREEDY, HAS_TRAINING
 from hub_server import HubServer
+from skipped_rooms import SkippedRooms
 
 if not HAS_GREEDY:
     # `greedy` is transformers' own: where it is not there yet, what builds it is skipped.
     skip = SimpleNamespace(GreedyWithWarmup=lambda *_, **__: pytest.skip("this transformers has no GreedyLR"))
     sys.modules["diffusers_lrlab.schedules.greedy_lr"] = skip
+
+if not HAS_TRAINING:
+    sys.meta_path.insert(0, SkippedRooms())
 
 
 # Collecting garbage looks at every object there is, a million after the imports of the tests, and accelerate and statsmodels

@@ -1,10 +1,19 @@
-"""Which versions are tested: those of constraints-oldest.txt lack some of what newer ones have."""
+"""Which versions are tested: the oldest lack some of what newer ones have."""
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 
 def at_least(package, major, minor):
     return tuple(map(int, version(package).split(".")[:2])) >= (major, minor)
 
 
+def is_there(package):
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
+
+
+# Schedules, samplers, audit and launcher are tested with older versions, too, and without what only training needs.
+HAS_TRAINING = at_least("torch", 2, 11) and at_least("diffusers", 0, 35) and is_there("datasets")
 HAS_GREEDY = at_least("transformers", 5, 4)

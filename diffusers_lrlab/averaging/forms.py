@@ -1,9 +1,10 @@
 """How fast an exponential moving average forgets: its decay as a function of the updates done, by name."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
+from typing_extensions import Self
 
 from ..core.errors import LabError
 from ..core.registered import Unusable, real_values

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from .extras import FOR_DEVELOPERS
+from .extras import FOR_DEVELOPERS, version_of
 from .plugins import loaded_plugins, plugin_packages
 from .words import counted
 
@@ -51,15 +51,8 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-def version_of(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def missing_packages() -> dict[str, list[str]]:
-    """Optional dependencies of users that are not installed, by the extra that brings them."""
+    """Optional dependencies of users that are not installed, or are too old, by the extra that brings them."""
     from packaging.requirements import Requirement
 
     missing: dict[str, list[str]] = {}
@@ -68,8 +61,10 @@ def missing_packages() -> dict[str, list[str]]:
         for requirement in map(Requirement, importlib.metadata.requires("diffusers_lrlab") or []):
             wanted = requirement.marker is not None and requirement.marker.evaluate({"extra": extra})
             always = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-            if wanted and not always and version_of(requirement.name) is None:
-                missing.setdefault(extra, []).append(requirement.name)
+            found = version_of(requirement.name)
+            is_new_enough = found is not None and requirement.specifier.contains(found, prereleases=True)
+            if wanted and not always and not is_new_enough:
+                missing.setdefault(extra, []).append(requirement.name if found is None else str(requirement).split(";")[0])
     return missing
 
 

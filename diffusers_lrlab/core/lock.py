@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -54,7 +54,7 @@ def locked(folder: Path, option: str) -> Iterator[None]:
     except OSError as error:
         text = f"{option} {str(folder)!r} cannot be made or written to ({error.strerror}). Give another folder."
         raise LabError(text) from None
-    me = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    me = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     try:
         write_text(holder, me)
         yield

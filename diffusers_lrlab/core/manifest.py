@@ -22,8 +22,11 @@ class DamagedManifest(LabError):
 
 def file_sums(path: Path) -> Sums:
     """Size and hash of a file."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+        return {"size": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
 def sums_of_bytes(content: bytes) -> Sums:

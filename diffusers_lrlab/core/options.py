@@ -12,7 +12,9 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
+
+from typing_extensions import Self
 
 from .annotations import REFUSED, reader
 from .errors import Interrupted, LabError, shown

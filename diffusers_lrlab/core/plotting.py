@@ -13,7 +13,7 @@ BLUE, ORANGE, GREEN, GREY, DARK = *COLORS[:3], "#999999", "#555555"
 
 def new_figure(width: float, height: float, dpi: int) -> Any:
     """A figure that needs no display; sizes in inches."""
-    require_extra("train", "Plotting", ["matplotlib"])
+    require_extra("plots", "Plotting", ["matplotlib"])
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

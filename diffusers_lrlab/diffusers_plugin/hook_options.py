@@ -48,8 +48,8 @@ def check(options: argparse.Namespace) -> None:
         raise LabError(f"--strict has no effect without one of {needed}. Add one, or remove --strict.")
     active = _without_idle(options) if options.find_lr else options
     for name, entry in HOOKS.items():
-        if entry.packages and entry.is_asked(active):
-            require_extra("train", shown(options, [name]), entry.packages)
+        if entry.extra and entry.is_asked(active):
+            require_extra(entry.extra, shown(options, [name]))
 
 
 def _missing(entry: HookEntry, option: HookOption, options: argparse.Namespace) -> str:

@@ -50,7 +50,7 @@ class HookEntry:
     settings: tuple[HookOption, ...] = ()  # have no effect without one of `options`, unless `is_always_there`
     needs: tuple[str, ...] = ()  # earlier rows: all of them are used, or none
     also_for: tuple[str, ...] = ()  # options of other rows for which the hook may be needed
-    packages: tuple[str, ...] = ()  # of the extra "train"
+    extra: str = ""  # which it needs
     is_always_there: bool = False
 
     @property
@@ -131,7 +131,7 @@ HOOKS: dict[str, HookEntry] = {
     "log": HookEntry(
         module="log",
         needs=("timesteps",),
-        packages=("matplotlib", "pyarrow"),
+        extra="plots",
         options=(
             HookOption(
                 name="log_timesteps",
@@ -216,7 +216,7 @@ HOOKS: dict[str, HookEntry] = {
     ),
     "find_lr": HookEntry(
         module="find_lr",
-        packages=("matplotlib", "scipy"),
+        extra="train",
         options=(
             HookOption(
                 name="find_lr",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from typing_extensions import Self
 
 from ..core.streams import block_randn, stream_generator, stream_seed
 from ..objective.objective import Objective

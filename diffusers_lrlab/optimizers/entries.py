@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError
+from ..core.extras import require_version
 from ..core.registered import unusable
 from ..core.registry import Entry, Parameter, Registry
 from ..core.signatures import checked
@@ -42,9 +43,9 @@ OPTIMIZERS = Registry(
 """
 Entries are functions `f(params, lr, **parameters) -> Optimizer`.
 
-Facts: `state_bytes`, per parameter in float32; `package`, which must be installed; `learning_rate`, the default, or
-`learning_rate_factor`, a factor on the default for AdamW; `elementwise`, "module:name" of the [`Rule`] of an elementwise
-optimizer for many runs at once.
+Facts: `state_bytes`, per parameter in float32; `package`, which must be installed; `torch`, its oldest version;
+`learning_rate`, the default, or `learning_rate_factor`, a factor on the default for AdamW; `elementwise`, "module:name" of
+the [`Rule`] of an elementwise optimizer for many runs at once.
 """
 
 register_optimizer = OPTIMIZERS.register
@@ -125,7 +126,10 @@ def _with_a_list(group: Any) -> Any:
 
 
 def check_installed(name: str) -> None:
-    package = OPTIMIZERS[name].facts.get("package")
+    facts = OPTIMIZERS[name].facts
+    if "torch" in facts:
+        require_version(f"The optimizer {name!r}", "torch", facts["torch"])
+    package = facts.get("package")
     if package and importlib.util.find_spec(package.replace("-", "_")) is None:
         raise LabError(f"The optimizer {name!r} needs the package {package!r}: pip install {package}.")
 
@@ -245,7 +249,7 @@ OPTIMIZERS.register(
         Parameter("beta2", float, 0.999, "AdamW's", "[0, 1)"),
         _weight_decay(0.01),
     ),
-    facts={"state_bytes": 4},
+    facts={"state_bytes": 4, "torch": "2.9"},
 )(_made_by("diffusers_lrlab.optimizers.muon:MuonWithAdamW"))
 
 

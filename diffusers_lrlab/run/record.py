@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ _ROOM = 64 * 1024  # bytes, several times the size of a record
 
 def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, previous: dict[str, Any]) -> dict[str, Any]:
     """The record of a run that begins, or that resumes the one with the record `previous`."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     before, command = previous.get("run", {}), launch_command()
     names = before.get("program_registrations", [] if command or before else program_registrations(asked))
     return {
@@ -111,7 +111,7 @@ def recorded(trainer: Trainer, record: dict[str, Any]) -> Iterator[None]:
         raise
     finally:
         is_whole = record["run"]["status"] == "finished"
-        record["run"]["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
+        record["run"]["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
         record["run"]["seconds"] += time.perf_counter() - started
         record["train"] |= training_figures(trainer)
         try:

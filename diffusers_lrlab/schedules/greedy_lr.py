@@ -4,19 +4,12 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ..core.extras import MissingExtra, require_extra
+from ..core.extras import require_version
 from .feedback import HostFeedback
 from .momentum import initial_lrs
 
-require_extra("train", "The schedule 'greedy'", ["transformers"])
-
-try:
-    from transformers.optimization import GreedyLR
-except ImportError:
-    raise MissingExtra(
-        "The schedule 'greedy' is transformers' GreedyLR, which the installed version does not have. Install transformers "
-        "5.4 or later: pip install -U transformers"
-    ) from None
+require_version("The schedule 'greedy'", "transformers", "5.4")
+from transformers.optimization import GreedyLR  # noqa: E402
 
 
 class GreedyWithWarmup(HostFeedback, GreedyLR):  # type: ignore[misc]

@@ -2,8 +2,9 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
+from typing_extensions import Self
 from yaml.representer import SafeRepresenter
 
 from ..core.errors import LabError

@@ -8,10 +8,11 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
+from typing_extensions import Self
 
 from ..core.files import SHARED, atomic_folder, full_disk_explained, remove, temporary_beside
 from .checkpoints import Contents, contents_of, save_shards

@@ -4,16 +4,21 @@ import json
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
+import torch
+from torch.optim import SGD
 
+from diffusers_lrlab import get_optimizer, get_scheduler
 from diffusers_lrlab.cli.main import COMMANDS
-from diffusers_lrlab.core.extras import EXTRAS, MissingExtra, require_extra
+from diffusers_lrlab.core import extras
+from diffusers_lrlab.core.extras import EXTRAS, ON_PYPI, MissingExtra, require_extra
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests" / "scripts"
+CORE = ("accelerate", "diffusers", "torch")  # which are always there
 GET = "import torch, diffusers_lrlab; o = torch.optim.AdamW([torch.zeros(1)], lr=1e-3); diffusers_lrlab."
 
 # Commands that need an extra have something else that is wrong, so that they end soon where they have it.
@@ -30,10 +35,12 @@ NEEDS = {
     f"-c '{GET}get_momentum_scheduler(\"demon\", o, num_training_steps=10)'": None,
     "-c 'import diffusers_lrlab as d; d.get_timestep_sampler(\"clts\", 1000, 10).sample(4, 0)'": None,
     '-c \'import diffusers_lrlab as d; [getattr(d, name) for name in ("MLPDenoiser", "PointDDPMPipeline")]\'': None,
-    "lrlab preview --lr_scheduler rex --num_training_steps 10 --out curve.png": "train",
+    "lrlab preview --lr_scheduler rex --num_training_steps 10 --out curve.png": "plots",
+    f"-m diffusers_lrlab.launch --log_timesteps {SCRIPTS / 'own_script.py'}": "plots",
+    f"-m diffusers_lrlab.launch --find_lr {SCRIPTS / 'own_script.py'}": "train",
     "lrlab data export moons points --n 10 --n_test 0": "train",
     "lrlab plan --lr_scheduler cosin": "train",
-    "lrlab schedule published --lr_scheduler rex": "train",
+    "lrlab schedule published --lr_scheduler rex": "plots",
     "lrlab push nothing --repo_id user/name": "train",
     "lrlab pull user": "train",
     "lrlab rerun nothing": "train",
@@ -49,7 +56,6 @@ NEEDS = {
     "-c 'from diffusers_lrlab import find_lr'": "train",
     "-c 'from diffusers_lrlab import TrainingConfig'": "train",
     "-c 'from diffusers_lrlab import load_toy_dataset as load; load(\"dino\", 10)'": "train",
-    f"-c '{GET}get_scheduler(\"greedy\", o, 0, 10)'": "train",
     "lrlab study list": "study",
     "lrlab study run cosin --out study": "study",
     "run_study.py cosin --out study": "study",
@@ -68,10 +74,10 @@ def outcomes(hidden, cwd):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hidden", [("train", "study"), ("study",)], ids=" and ".join)
+@pytest.mark.parametrize("hidden", [("plots", "train", "study"), ("train", "study"), ("study",)], ids=" and ".join)
 def test_a_missing_package_is_named_with_its_extra(hidden, tmp_path):
     # peft needs packages of train, so it is nowhere without them.
-    packages = [package for extra in (*hidden, "lora") for package in EXTRAS[extra]]
+    packages = [package for extra in (*hidden, "lora") for package in EXTRAS[extra] if package not in CORE]
     for command, (status, stderr) in outcomes(packages, tmp_path).items():
         if NEEDS[command] in hidden:
             assert status in (1, 2), (command, stderr)
@@ -88,12 +94,17 @@ def test_every_command_is_in_the_table():
     assert named | {"upstream-patch"} == {*COMMANDS}
 
 
+def declared(lines):
+    """From each package of a list of requirements to its lower bound."""
+    return dict(match.groups() for line in lines if (match := re.match(r"([\w-]+)>=([\d.]+)", line)))
+
+
 def test_extras_are_those_of_the_project():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    installed_as = {"data_morph": "data-morph-ai", "sklearn": "scikit-learn"}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for extra, packages in EXTRAS.items():
-        declared = {re.match(r"[\w-]+", line)[0].lower() for line in project["optional-dependencies"][extra]}
-        assert {installed_as.get(package, package) for package in packages} <= declared
+        bounds = declared(extras[extra])
+        for package, bound in packages.items():
+            assert bounds[ON_PYPI.get(package, package)] == bound, package
 
 
 def test_what_is_there_is_not_missed():
@@ -101,3 +112,51 @@ def test_what_is_there_is_not_missed():
     with pytest.raises(MissingExtra, match=r"This needs no_such_package, not installed here\..*lrlab\[study\]"):
         require_extra("study", "This", ["json", "no_such_package"])
     assert issubclass(MissingExtra, ImportError)
+
+
+OLD = {"torch": "2.6.0+cu124", "diffusers": "0.32.1", "accelerate": "1.6.0"}
+
+
+@pytest.fixture
+def environment_of_sd_scripts(monkeypatch):
+    monkeypatch.setattr(extras, "version_of", lambda name: OLD.get(name, "99"))
+    monkeypatch.setattr(extras, "_is_installed", lambda package: True)
+
+
+def test_training_names_the_versions_that_are_too_old(environment_of_sd_scripts):
+    with pytest.raises(MissingExtra) as refused:
+        require_extra("train", "Training")
+    needs = (
+        "Training needs accelerate 1.10 or later (1.6.0 is installed), diffusers 0.35 or later (0.32.1 is installed), "
+        "torch 2.11 or later (2.6.0+cu124 is installed). "
+    )
+    assert str(refused.value).startswith(needs)
+    assert str(refused.value).endswith("an environment of its own: pip install 'diffusers_lrlab[train]'")
+
+
+def test_training_names_what_is_missing_beside_what_is_too_old(environment_of_sd_scripts, monkeypatch):
+    monkeypatch.setattr(extras, "_is_installed", lambda package: package not in ("datasets", "sklearn"))
+    with pytest.raises(MissingExtra, match=r"^Training needs datasets, sklearn, not installed here, accelerate 1\.10 or"):
+        require_extra("train", "Training")
+
+
+def test_plots_do_not_ask_for_the_versions_of_training(environment_of_sd_scripts):
+    require_extra("plots", "Plotting", ["matplotlib"])
+    require_extra("plots", "--log_timesteps")
+
+
+@pytest.mark.parametrize(
+    ("make", "needs"),
+    [
+        (lambda: get_scheduler("greedy", SGD([torch.zeros(1)], lr=1e-3), 0, 10), "'greedy' needs transformers 5.4 or"),
+        (lambda: get_optimizer("muon", [torch.zeros(2, 2)], 1e-3), "'muon' needs torch 2.9 or later (2.6.0 is"),
+    ],
+    ids=["greedy", "muon"],
+)
+def test_what_an_older_library_lacks_says_which_version_has_it(make, needs, monkeypatch):
+    monkeypatch.delitem(sys.modules, "diffusers_lrlab.schedules.greedy_lr", raising=False)
+    monkeypatch.setattr(extras, "version_of", {"torch": "2.6.0", "transformers": "4.49.0"}.get)
+    with pytest.raises(MissingExtra, match=re.escape(needs)) as refused:
+        make()
+    package = needs.split()[2]
+    assert str(refused.value).endswith(f"pip install '{package}>={needs.split()[3]}'")

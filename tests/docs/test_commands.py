@@ -5,13 +5,13 @@ import json
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import latents
 import printed
 import pytest
 import runs
+import tomllib
 from helpers import image_folder, load_data
 from tables import cases
 

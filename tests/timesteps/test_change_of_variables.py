@@ -227,11 +227,17 @@ SCHEMES = [
 ]
 
 
+def seeded_draws(scheme, count, arguments, seed):
+    """Draws of diffusers, whose older versions take no generator."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return compute_density_for_timestep_sampling(scheme, count, **arguments)
+
+
 @cases(("scheme", "arguments", "spec"), SCHEMES)
 def test_draws_of_diffusers_functions_are_of_our_density(scheme, arguments, spec):
     """A chi-square test of 200,000 draws, as diffusers' scripts turn them into entries of the table."""
-    generator = torch.Generator().manual_seed(0)
-    u = compute_density_for_timestep_sampling(scheme, 200_000, **arguments, generator=generator)
+    u = seeded_draws(scheme, 200_000, arguments, seed=0)
     entries = (u * T).long().clamp(max=T - 1)
     found = torch.bincount(T - 1 - entries, minlength=T).view(50, -1).sum(1).double().numpy()
     probabilities = get_timestep_sampler(spec, noise_scheduler=FLOW).probabilities(0).view(50, -1).sum(1).numpy()
@@ -253,8 +259,7 @@ def test_our_draws_are_of_the_density_of_diffusers_functions(scheme, arguments, 
 @cases(("scheme", "arguments", "spec"), SCHEMES)
 def test_the_same_draws_give_the_same_sigmas(scheme, arguments, spec):
     """Our density at the quantile of each of diffusers' draws is at its sigma, to 1e-7."""
-    seed = torch.Generator().manual_seed(2)
-    u = compute_density_for_timestep_sampling(scheme, 500, **arguments, generator=seed).double().numpy()
+    u = seeded_draws(scheme, 500, arguments, seed=2).double().numpy()
     entries = (u * T).astype(np.int64).clip(max=T - 1)
     cumulative = np.concatenate([[0], get_timestep_sampler(spec, noise_scheduler=SHIFTED).probabilities(0).numpy().cumsum()])
     # diffusers' own quantile of the border of each draw's entry, and ours.

@@ -1,6 +1,6 @@
 """The executor that computes runs one after the other, with the ordinary trainer."""
 
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from accelerate.state import AcceleratorState, GradientState
@@ -24,7 +24,7 @@ def run_local(specs: list[RunSpec], study: StudyContext) -> None:
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
         path = study.folder.path / "local" / spec.id
-        started = datetime.now(UTC).isoformat(timespec="seconds")
+        started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         plan, data = study.plan(spec, str(path))
         folder, checkpoint = _interrupted_run(path, data, study)
         trainer = Trainer(plan, data, make_accelerator(plan.config), folder)

@@ -1,7 +1,7 @@
 """Measures a trained run and writes its record, for members of stacks and single runs alike."""
 
 import time
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,7 +58,7 @@ def record_run(
         "error": error,
         "executor": executor,
         "started": started,
-        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+        "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     study.keep(spec, {"run": about, **sections, "weights": None, "config": spec.fields, "meta": study.meta}, weights)
 

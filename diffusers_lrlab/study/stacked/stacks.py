@@ -5,7 +5,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,7 @@ def _find_saved(study: StudyContext, specs: list[RunSpec]) -> _Saved:
     """
     specs = study.folder.missing(specs)
     furthest = -1
-    found: _Saved = (specs, {}, datetime.now(UTC).isoformat(timespec="seconds"))
+    found: _Saved = (specs, {}, datetime.now(timezone.utc).isoformat(timespec="seconds"))
     wanted = {spec.id: study.data(spec).fingerprint for spec in specs}
     for path in sorted(path for path in study.folder.stacks.glob("*") if _NAME.fullmatch(path.name)):
         try:
