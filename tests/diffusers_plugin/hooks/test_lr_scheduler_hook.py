@@ -1,11 +1,15 @@
 """`--lr_scheduler` of the launcher: the rates that the steps of an optimizer see, in programs that know nothing of it."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import started
 from launched_here import launch_here
+from runs import environment
 from schedule_rows import close
 from tables import cases
 
@@ -174,7 +178,7 @@ for update in range(14):
     shown.append([group["lr"] for group in optimizer.param_groups])
 """
     seen, shown, _ = train(loop % fused, options=[REX, "--num_updates=12"])
-    curve, rows = lr_curve("rex", LR, 0, N), [0, *range(5), 5, *range(5, 12)]
+    curve, rows = lr_curve("rex", LR, 0, N), [0, *range(5), *range(4, 12)]
     check(seen, curve[rows] if fused else curve)
     close(shown[:-1, 0], curve[rows][1:])
 
@@ -400,15 +404,16 @@ def test_programs_that_cannot_be_driven_are_refused(case, launch):
 
 
 @pytest.mark.slow
-def test_a_compiled_step_is_refused(launch):
-    program = (
-        PROGRAM
-        + COSINE
-        + LOOP.replace("optimizer.step()", "step()").replace(
-            "\nfor", "\nstep = torch.compile(optimizer.step, backend='eager')\nfor"
-        )
-    )
-    assert "is compiled (torch.compile)" in launch(program, status=2)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method", "ignore:Detected call of `lr_scheduler.step")
+@cases("compiled", ["optimizer.step", "lambda: optimizer.step()"])
+def test_a_compiled_step_has_the_right_rate_or_is_refused(compiled, launch, tmp_path):
+    """torch calls the hooks around a compiled method, and leaves them out of a compiled function that calls it."""
+    make = f"step = torch.compile({compiled}, backend='eager')\n"
+    program = PROGRAM.replace("AdamW([", "torch.optim.AdamW([") + make + COSINE + LOOP.replace("optimizer.step()", "step()")
+    if compiled == "optimizer.step":
+        assert "LR audit: 12 updates, every value" in launch(program)
+    else:
+        assert "no step of AdamW is seen. Its step is compiled (torch.compile)" in launch(program, status=2)
 
 
 @pytest.mark.parametrize(
@@ -490,3 +495,68 @@ def test_explain_tells_what_is_replaced(tmp_path):
     assert "the schedule is replaced that is made at line 17" in told(PROGRAM + COSINE)
     assert "the optimizer (made at line 16) gets a schedule, of which this file makes none" in told(PROGRAM)
     assert "not here: it makes no scheduler and no optimizer in this file" in told("import trainer\ntrainer.main()\n")
+
+
+# --- several processes -----------------------------------------------------------------------------------------------
+
+PREPARED = """
+import json, sys
+import torch
+from accelerate import Accelerator
+from torch.optim import lr_scheduler as S
+
+class AdamW(torch.optim.AdamW):
+    def step(self, closure=None):
+        seen.append(self.param_groups[0]["lr"])
+        return super().step(closure)
+
+first, last = (int(word) for word in sys.argv[1:3])
+seen, shown = [], []
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+model = torch.nn.Linear(2, 1)
+optimizer = AdamW(model.parameters(), lr=1e-3)
+# As ai-toolkit: as long as the updates, though accelerate steps it once per process.
+scheduler = S.SequentialLR(optimizer, [S.LinearLR(optimizer), S.CosineAnnealingLR(optimizer, T_max=10)], milestones=[2])
+loader = torch.utils.data.DataLoader(torch.ones(96, 2), batch_size=1)
+model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+if first:
+    accelerator.load_state("state")
+    loader = accelerator.skip_first_batches(loader, 4 * first)
+for batch in loader:
+    with accelerator.accumulate(model):
+        accelerator.backward(model(batch).sum())
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    if accelerator.sync_gradients:
+        shown.append(scheduler.get_last_lr()[0])
+    if first + len(seen) == last and accelerator.sync_gradients:
+        break
+accelerator.save_state("state")
+with open(f"seen-{accelerator.process_index}.json", "w") as file:
+    json.dump([seen, shown], file)
+accelerator.wait_for_everyone()
+accelerator.end_training()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_with_accumulation_resume_on_the_curve(tmp_path):
+    """By `accelerate launch` itself, and the second part by `torchrun`."""
+    (tmp_path / "program.py").write_text(PREPARED)
+    ours = ["-m", "diffusers_lrlab.launch", "--lr_scheduler=rex:d=0.9", "--num_updates=12", "--num_warmup_steps=2"]
+    by_accelerate = ["accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no"]
+    by_accelerate += ["--main_process_port", str(started.free_port())]
+    by_torchrun = ["torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    env = {**environment(), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONWARNINGS": "ignore"}
+    curve = lr_curve("rex:d=0.9", LR, 2, N)
+    for launcher, first, last in (([*by_accelerate, "--dynamo_backend=no"], 0, 5), (by_torchrun, 5, 12)):
+        command = [sys.executable, "-m", *launcher, *ours, "--strict_lr_audit", "program.py", str(first), str(last)]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, done.stderr
+        for rank in range(2):
+            seen, shown = json.loads((tmp_path / f"seen-{rank}.json").read_text())
+            close(seen, curve[first:last])
+            close(shown[:-1], curve[first + 1 : last])
+        assert done.stderr.count("replaces SequentialLR (LinearLR, CosineAnnealingLR) of AdamW: 12 updates") == 1
+        assert ("It goes on at update 5." in done.stderr) == bool(first)
