@@ -42,7 +42,7 @@ def test_other_folders_and_trainers_are_refused(folder, tmp_path_factory, capsys
     assert main(["plugin", "ai-toolkit", str(other)]) == 2
     assert "must be the folder of ai-toolkit" in capsys.readouterr().err
     assert main(["plugin", "kohya", str(folder)]) == 2
-    assert "NAME 'kohya': must be one of ai-toolkit, got 'kohya'" in capsys.readouterr().err
+    assert "NAME='kohya': must be one of ai-toolkit, got 'kohya'" in capsys.readouterr().err
     path = folder / "extensions" / "diffusers_lrlab" / "__init__.py"
     path.parent.mkdir()
     path.write_text("mine")
