@@ -155,6 +155,8 @@ class LrSchedulerHook:
             self._running.clear()  # left by a step that raised an error
         is_inside = any(each is optimizer or self._is_driven(each) for each in self._running)
         self._running.append(optimizer)
+        if self._watched is not None:
+            self._watched.is_paused = is_inside
         if is_inside:
             return
         if self._driven is None and (not self._scheduled or any(each.optimizer is optimizer for each in self._scheduled)):

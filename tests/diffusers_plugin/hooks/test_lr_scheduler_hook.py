@@ -35,6 +35,7 @@ def backward():
 
 seen, shown = [], []
 model = torch.nn.Linear(2, 2)
+torch.optim.AdamW([torch.zeros(1)])  # so that torch also hooks the step of the base class
 optimizer = AdamW([{"params": [model.weight]}, {"params": [model.bias], "lr": 5e-4}], lr=1e-3)
 """
 LOOP = """
@@ -492,8 +493,8 @@ def test_explain_tells_what_is_replaced(tmp_path):
         (tmp_path / "program.py").write_text(text)
         return next(line for line in explain(HostScript(str(tmp_path / "program.py"))).splitlines() if " --lr_sch" in line)
 
-    assert "the schedule is replaced that is made at line 17" in told(PROGRAM + COSINE)
-    assert "the optimizer (made at line 16) gets a schedule, of which this file makes none" in told(PROGRAM)
+    assert "the schedule is replaced that is made at line 18" in told(PROGRAM + COSINE)
+    assert "the optimizer (made at line 17) gets a schedule, of which this file makes none" in told(PROGRAM)
     assert "not here: it makes no scheduler and no optimizer in this file" in told("import trainer\ntrainer.main()\n")
 
 
