@@ -121,6 +121,13 @@ class _Parser(argparse.ArgumentParser):
         super().error(shortened_message(message))
 
 
+class _PassedOn(argparse.Action):
+    """Keeps an option as it was spelt, with its value."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, f"{option_string}={values}")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The options of the hooks and of the launcher, and the script with its arguments."""
     parser = _Parser(
@@ -134,6 +141,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--strict", action="store_true", help="Stop with an error if one of these options cannot be used in the script.")
     add("--explain", action="store_true", help="Only print what each option would do in the script, and its faults.")
     add("--import", dest="plugins", metavar="FILE_OR_MODULE", help="Python files or modules that register schedules.")
+    local_rank = "Of DeepSpeed's or torch's launcher: passed on to the script."
+    add("--local_rank", "--local-rank", action=_PassedOn, metavar="N", help=local_rank)
     add("script", metavar="SCRIPT.py", help="The unmodified script.")
     add("arguments", nargs=argparse.REMAINDER, help="Its own arguments.")
     return parser
@@ -142,6 +151,8 @@ def make_parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Runs the script that the command line names, and exits as it does."""
     options = make_parser().parse_args(sys.argv[1:])
+    if options.local_rank is not None:
+        options.arguments = [options.local_rank, *options.arguments]
     try:
         hook_options.check_numbers(options)
         if options.explain:
@@ -171,6 +182,10 @@ def _launch(options: argparse.Namespace, patches: Patches) -> None:
             run_script(options.script, options.arguments)
         except RangeTestDone:
             pass
+        except SystemExit as end:
+            if end.code in (None, 0):
+                hooks.check_used()
+            raise
         hooks.check_used()
         if test is not None and hooks.find_lr is not None:
             test.finish(hooks.find_lr)

@@ -105,6 +105,12 @@ COMMANDS = {
         tools.upstream_patch_arguments,
         tools.upstream_patch,
     ),
+    "plugin": Command(
+        "Write a plug-in for another trainer, by which it takes these schedules by name",
+        "lrlab plugin ai-toolkit ~/ai-toolkit",
+        tools.plugin_arguments,
+        tools.plugin,
+    ),
     "env": Command(
         "Show versions, devices and missing packages, for bug reports",
         "lrlab env",

@@ -1,4 +1,4 @@
-"""`lrlab plan`, `scale`, `upstream-patch` and `env`."""
+"""`lrlab plan`, `scale`, `upstream-patch`, `plugin` and `env`."""
 
 import argparse
 from pathlib import Path
@@ -77,6 +77,17 @@ def upstream_patch(options: argparse.Namespace) -> None:
         raise LabError(f"--script is for lr-clock, not for the schedule {options.name!r}. Leave it out.")
     made = patch.upstream_patch(options.name, options.diffusers, out=options.out, branch=options.branch)
     say(f"Wrote {made}." if options.out else f"Committed to the new branch {made} of {options.diffusers}.")
+
+
+def plugin_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="The trainer: ai-toolkit.")
+    parser.add_argument("dir", type=Path, metavar="DIR", help="The folder where it is installed.")
+
+
+def plugin(options: argparse.Namespace) -> None:
+    from ..upstream.trainer_plugins import write_plugin
+
+    say(f"Wrote {write_plugin(options.name, options.dir)}. {options.name} now takes all names of `lrlab list schedulers`.")
 
 
 def environment_arguments(parser: argparse.ArgumentParser) -> None:

@@ -52,6 +52,7 @@ class HookEntry:
     also_for: tuple[str, ...] = ()  # options of other rows for which the hook may be needed
     extra: str = ""  # which it needs
     is_always_there: bool = False
+    must_act: bool = False  # a program where it has nothing to act on is an error without --strict, too
 
     @property
     def title(self) -> str:
@@ -103,6 +104,26 @@ HOOKS: dict[str, HookEntry] = {
         ),
     ),
     "updates": HookEntry(module="update_log", is_always_there=True),
+    "lr_scheduler": HookEntry(
+        module="lr_scheduler",
+        must_act=True,
+        options=(
+            HookOption(
+                name="lr_scheduler",
+                metavar="SPEC",
+                help="Replace the scheduler of any torch program by this one, or give it one.",
+            ),
+        ),
+        settings=(
+            HookOption(
+                name="num_warmup_steps",
+                value_type=float,
+                metavar="W",
+                range=Range("[0, inf)"),
+                help="Warm-up of --lr_scheduler, in updates, or below 1 as a fraction of the run (0).",
+            ),
+        ),
+    ),
     "timesteps": HookEntry(
         module="timesteps",
         options=(

@@ -45,7 +45,10 @@ class InstalledHooks:
         return cast(FindLrHook | None, self.made.get("find_lr"))
 
     def check_used(self) -> None:
-        """After the script's end: with `--strict`, a hook that never acted is an error."""
+        """After the script's end: a hook that must act and never did is an error; with `--strict`, any hook."""
+        for name, hook in self.made.items():
+            if HOOKS[name].must_act and not hook.num_seen:
+                raise LabError(hook.report())
         requested = [hook for name, hook in self.made.items() if not HOOKS[name].is_always_there]
         unused = [text for hook in requested if not hook.num_seen and (text := hook.report())]
         clock, run = clock_of(self.host), self.host.run

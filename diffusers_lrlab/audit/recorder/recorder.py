@@ -81,7 +81,7 @@ class Recorder:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
-        if self._steps and not _is_nested():
+        if self._steps and not is_nested_step():
             self._steps.clear()  # left by a step that raised an error
         watched = self.optimizers.find(optimizer)
         watched.read_lr()
@@ -229,7 +229,7 @@ class Recorder:
         self.file.write({"end": {**end, "error": None if error is None else type(error).__name__}})
 
 
-def _is_nested() -> bool:
+def is_nested_step() -> bool:
     """Whether the optimizer step that has called a hook runs inside another one."""
     count, frame = 0, _outward(sys._getframe(1))
     while frame is not None:  # in torch's function around steps

@@ -6,6 +6,7 @@ the schedule's clock with the updates that the script will do, corrects it if as
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, cast
 
 from torch.optim.lr_scheduler import LRScheduler
@@ -34,7 +35,9 @@ def make(host: Host) -> Hook:
     # A range test has its own number of updates, and its learning rates are not the schedule's.
     options, is_training = host.options, host.range_test is None
     num_updates = options.num_updates if is_training else None
-    return HostClock(host.run, options.fix_lr_clock, options.strict_lr_audit, num_updates, compares=is_training)
+    clock = HostClock(host.run, options.fix_lr_clock, options.strict_lr_audit, num_updates, compares=is_training)
+    clock.is_replaced = options.lr_scheduler is not None
+    return clock
 
 
 def clock_of(host: Host) -> "HostClock":
@@ -56,11 +59,14 @@ class HostClock:
         self.watched: list[WatchedSchedule] = []  # schedules of the clock
         self.followers: list[WatchedFeedback] = []  # schedules that follow a loss
         self.has_loss = False  # whether another hook gives the followers a loss
+        self.is_replaced = False  # whether --lr_scheduler of the launcher replaces the script's schedules
+        self.begin_early: Callable[[], None] | None = None  # of its hook, for others that ask for the update
 
     def install(self) -> None:
         """Wraps the functions by which scripts build, prepare and step schedules."""
-        record_schedules(self.run.patches, self._on_built, by_lab=self.fix)
-        self._follow_curves()
+        if not self.is_replaced:
+            record_schedules(self.run.patches, self._on_built, by_lab=self.fix)
+            self._follow_curves()
         self._follow_preparation()
         self.run.on_prepared.append(self._resolve_known_clocks)
         self.run.on_update.append(self._advance_followers)
@@ -92,6 +98,13 @@ class HostClock:
         self.watched.append(watched)
         return watched
 
+    def follow(self, scheduler: CurveLR, num_updates: int | None) -> WatchedSchedule:
+        """Watches a schedule that is stepped once per update, of the right length."""
+        clock = Progress(0, scheduler.plan["num_training_steps"], scheduler.plan["num_warmup_steps"])
+        watched = self._watch(scheduler.schedule, scheduler, clock)
+        watched.resolve_clock, watched.is_prepared, watched.num_updates = None, True, num_updates
+        return watched
+
     def _follow_preparation(self) -> None:
         """Resolves clocks once everything is prepared, or before the first update if the data are prepared later."""
         from accelerate import Accelerator
@@ -101,7 +114,9 @@ class HostClock:
             self.run.accelerator = accelerator
             wrapper = prepare_scheduler(accelerator, scheduler)
             watched = self._find(scheduler)
-            if watched is None:
+            if self.is_replaced:
+                pass
+            elif watched is None:
                 self._report_unwatched(scheduler)
             elif isinstance(watched, WatchedFeedback):
                 watched.own_steps_per_update = self.run.steps_per_update(wrapper)
@@ -184,7 +199,9 @@ class HostClock:
 
     @property
     def counts(self) -> bool:
-        """Whether a schedule that the script built counts its updates."""
+        """Whether a schedule counts the script's updates."""
+        if self.begin_early is not None:
+            self.begin_early()
         return bool(self.watched or self.has_loss and self.followers)
 
     @property
@@ -285,4 +302,5 @@ class HostClock:
     def report(self) -> str:
         """The result of the audit, a line for each schedule."""
         nothing = "LR audit: no optimizer step followed a schedule from diffusers.optimization.get_scheduler."
+        nothing = "" if self.is_replaced else nothing
         return "\n".join([each.report() for each in self._audited()] or [nothing])

@@ -45,6 +45,7 @@ class WatchedSchedule:
         # Compares or corrects the clock, once its steps and the length of the run are known.
         self.resolve_clock: Callable[[], None] | None = None
         self.is_prepared = False  # whether accelerate steps it
+        self.is_paused = False  # the optimizer's step has called that of its base class
         optimizer.register_step_pre_hook(self._before_step)
 
     def lrs(self, num_updates: int) -> tuple[np.ndarray, np.ndarray]:
@@ -102,6 +103,8 @@ class WatchedSchedule:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Audits the coming update."""
+        if self.is_paused:
+            return
         if self.resolve_clock is not None:
             self.resolve_clock()
         if self.update is None:

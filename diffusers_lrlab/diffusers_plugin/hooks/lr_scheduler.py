@@ -1,0 +1,292 @@
+"""Replaces the learning rate scheduler of any torch program, for programs with closed lists of schedulers or none.
+
+The optimizer's real steps are counted, by torch's hooks around them. Before each, its rates are set to those of the
+schedule. What the program's own schedulers write in between is put back, however they are chained or stepped.
+"""
+
+import ast
+import os
+import sys
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LinearLR, LRScheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ...audit.recorder.recorder import is_nested_step
+from ...audit.recorder.schedulers import bare_optimizer, describe_scheduler
+from ...core.errors import LabError, is_first_process
+from ...core.words import counted
+from ...schedules.expected import resolve_length
+from ...schedules.resolve import describe_schedule, resolve_schedule
+from ...schedules.schedule import ENDLESS, Schedule
+from ..host.driven_optimizer import DrivenOptimizer
+from ..host.hook import Hook, Host
+from ..host.watched_schedule import WatchedSchedule
+from ..script.source import HostScript, NotRecognised, lines_of
+from .clock import HostClock, clock_of
+
+_OWN_OPTIONS = ("--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type")
+
+
+def recognise(script: HostScript) -> str:
+    torch_names = {name for name, value in vars(torch.optim.lr_scheduler).items() if isinstance(value, type)}
+    made = [
+        call
+        for call in script.nodes(ast.Call)
+        if (name := ast.unparse(call.func).rpartition(".")[2]) in torch_names or name == "get_scheduler"
+    ]
+    if made:
+        return f"the schedule is replaced that is made at {lines_of(made)}"
+    optimizers = [call for call in script.nodes(ast.Call) if {"lr", "betas"} & {keyword.arg for keyword in call.keywords}]
+    if optimizers:
+        return f"the optimizer (made at {lines_of(optimizers)}) gets a schedule, of which this file makes none"
+    raise NotRecognised("it makes no scheduler and no optimizer in this file; those of its modules are found when it runs")
+
+
+def make(host: Host) -> Hook:
+    options = host.options
+    spec, warmup = options.lr_scheduler, options.num_warmup_steps or 0
+    warmup = int(warmup) if float(warmup).is_integer() else warmup
+    schedule = resolve_schedule(spec)
+    if schedule.follows_metric:
+        raise LabError(
+            f"--lr_scheduler {spec}: must be a function of the update, got a schedule that follows a loss, which this "
+            "option cannot read from a program. Hint: 'cosine' or 'wsd'."
+        )
+    if options.fix_lr_clock:
+        raise LabError(
+            "--fix_lr_clock has no effect with --lr_scheduler, whose schedule takes one step per update. Remove it."
+        )
+    own = [word for word in options.arguments if word.partition("=")[0] in _OWN_OPTIONS]
+    if own:
+        raise LabError(
+            f"--lr_scheduler {spec}: must be the only schedule, got another one for the program itself ({own[0]} after its "
+            "name). Hint: leave one of them out."
+        )
+    if options.num_updates is not None or warmup:
+        resolve_length(schedule, warmup, options.num_updates or ENDLESS)
+    return LrSchedulerHook(clock_of(host), schedule, warmup)
+
+
+class LrSchedulerHook:
+    """Drives the one optimizer that the program trains with: that of its schedulers or, without any, the one that steps."""
+
+    def __init__(self, clock: HostClock, schedule: Schedule, num_warmup_steps: float):
+        self.clock, self.run, self.schedule, self.num_warmup_steps = clock, clock.run, schedule, num_warmup_steps
+        self.option = f"--lr_scheduler {describe_schedule(schedule)}"
+        self.num_seen = 0  # updates
+        self._num_optimizers = 0  # made by the program
+        self._scheduled: list[DrivenOptimizer] = []  # with a scheduler
+        self._driven: DrivenOptimizer | None = None
+        self._watched: WatchedSchedule | None = None  # in the clock's audit
+        self._running: list[Optimizer] = []  # optimizers in their steps: one may call another
+        self._depth = 0  # of calls of schedulers, which may call others
+
+    def install(self) -> None:
+        patches = self.run.patches
+
+        def follow_new(cls: type[LRScheduler], **kwargs: Any) -> None:
+            super(LRScheduler, cls).__init_subclass__(**kwargs)
+            self._follow(cls)
+
+        def make_and_count(init: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            self._num_optimizers += 1
+            init(optimizer, *args, **kwargs)
+
+        for cls in _with_subclasses(LRScheduler):
+            self._follow(cls)
+        patches.replace(LRScheduler, "__init_subclass__", classmethod(follow_new))
+        patches.wrap(Optimizer, "__init__", make_and_count)
+        patches.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+        patches.callback(register_optimizer_step_post_hook(self._after_step).remove)
+        self.clock.begin_early = self._begin_early
+
+    # --- the program's schedulers -------------------------------------------------------------------------------------
+
+    def _follow(self, cls: type[LRScheduler]) -> None:
+        for name, around in (("__init__", self._make), ("step", self._step)):
+            if name in vars(cls):
+                self.run.patches.wrap(cls, name, around)
+
+    def _make(self, make: Any, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
+        optimizers = [] if self._depth else _optimizers_in([*args, *kwargs.values()])
+        if not optimizers:
+            make(scheduler, *args, **kwargs)
+            return
+        driven = self._find(optimizers[0])
+        rates = driven.rates()
+        self._call(make, scheduler, *args, **kwargs)
+        driven.schedulers.append(scheduler)
+        if driven not in self._scheduled:
+            self._scheduled.append(driven)
+        driven.put_back(rates)
+
+    def _step(self, step: Any, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
+        optimizer = bare_optimizer(getattr(scheduler, "optimizer", None))
+        if self._depth or optimizer is None:
+            step(scheduler, *args, **kwargs)
+            return
+        driven = self._find(optimizer)
+        if not self.num_seen:
+            driven.check_steps_are_seen()
+        rates = driven.rates()
+        self._call(step, scheduler, *args, **kwargs)
+        sets_position = isinstance(kwargs.get("epoch", args[0] if args else None), int)
+        driven.num_scheduler_steps = 0 if sets_position else driven.num_scheduler_steps + 1
+        driven.put_back(rates)
+
+    def _call(self, call: Any, *args: Any, **kwargs: Any) -> None:
+        self._depth += 1
+        try:
+            call(*args, **kwargs)
+        finally:
+            self._depth -= 1
+
+    def _find(self, optimizer: Optimizer) -> DrivenOptimizer:
+        known = [*self._scheduled, *([self._driven] if self._driven else [])]
+        return next((each for each in known if each.optimizer is optimizer), None) or DrivenOptimizer(optimizer)
+
+    # --- the optimizer's steps ----------------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._running and not is_nested_step():
+            self._running.clear()  # left by a step that raised an error
+        is_inside = any(each is optimizer or self._is_driven(each) for each in self._running)
+        self._running.append(optimizer)
+        if self._watched is not None:
+            self._watched.is_paused = is_inside
+        if is_inside:
+            return
+        if self._driven is None and (not self._scheduled or any(each.optimizer is optimizer for each in self._scheduled)):
+            self._begin(self._find(optimizer))
+        driven, watched = self._driven, self._watched
+        if driven is None or watched is None:
+            return
+        if driven.optimizer is not optimizer:
+            self._refuse_second(driven, optimizer)
+            return
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise LabError(f"{self.option}: a step in a CUDA graph has the same rate at every replay. Switch the graph off.")
+        watched.update = driven.before_step()
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        while self._running and self._running.pop() is not optimizer:
+            pass
+        driven, watched = self._driven, self._watched
+        if driven is None or watched is None or driven.optimizer is not optimizer:
+            return
+        if any(each is optimizer for each in self._running):
+            return  # its step called that of its base class
+        # Set by a gradient scaler whose optimizer leaves out overflowing updates itself.
+        found_inf = getattr(optimizer, "found_inf", None)
+        was_skipped = found_inf is not None and bool(found_inf)
+        self.num_seen += not was_skipped
+        watched.update = driven.after_step(was_skipped)
+
+    def _is_driven(self, optimizer: Optimizer) -> bool:
+        return self._driven is not None and self._driven.optimizer is optimizer
+
+    def _refuse_second(self, driven: DrivenOptimizer, optimizer: Optimizer) -> None:
+        """An optimizer without a scheduler may train beside one with a scheduler."""
+        has_scheduler = any(each.optimizer is optimizer for each in self._scheduled)
+        if has_scheduler or not driven.schedulers:
+            which = "each with a scheduler" if has_scheduler else "and no scheduler that would tell which one to drive"
+            first, second = type(driven.optimizer).__name__, type(optimizer).__name__
+            raise LabError(
+                f"{self.option}: must have one optimizer to drive, got two ({first} and {second}), {which}. Hint: make the "
+                "schedules in the program, by diffusers_lrlab.get_scheduler."
+            )
+
+    # --- beginning ----------------------------------------------------------------------------------------------------
+
+    def _begin_early(self) -> None:
+        """Before the first step, for hooks that ask which update comes."""
+        if self._driven is None and len(self._scheduled) == 1:
+            self._begin(self._scheduled[0])
+
+    def _begin(self, driven: DrivenOptimizer) -> None:
+        num_updates, source = self._length(driven)
+        is_endless = "endless" in self.schedule.traits and self.schedule.momentum is None
+        if num_updates is None and (not is_endless or 0 < self.num_warmup_steps < 1):
+            raise LabError(
+                f"{self.option}: needs the number of updates of the run, which {source}. Hint: give --num_updates N before "
+                "the program's name."
+            )
+        warmup, total = resolve_length(self.schedule, self.num_warmup_steps, num_updates)
+        self._depth += 1  # the curve is a scheduler, too
+        curve = driven.drive(self.schedule, warmup, total)
+        self._depth -= 1
+        self._driven, self._watched = driven, self.clock.follow(curve, num_updates)
+        self._announce(driven, f"{counted(num_updates, 'update', ',')} ({source})" if num_updates else "no end", warmup)
+
+    def _length(self, driven: DrivenOptimizer) -> tuple[int | None, str]:
+        """The updates of the run and who says so, or `None` and why it is not known."""
+        if self.clock.num_updates is not None:
+            return self.clock.num_updates, "--num_updates"
+        if (known := self.run.count_updates()) is not None:
+            return known, "by the program's arguments"
+        for scheduler in driven.outermost():
+            if (steps := _length_of(scheduler)) is None:
+                continue
+            name = type(scheduler).__name__
+            num_processes = int(os.environ.get("WORLD_SIZE", 1))
+            accumulates = getattr(self.run.accelerator, "gradient_accumulation_steps", 1) > 1 or driven.num_scheduler_steps
+            if num_processes > 1 or accumulates:
+                reason = f"with {num_processes} processes" if num_processes > 1 else "with accumulated gradients"
+                return None, f"the {steps:,} steps of {name} do not tell {reason}"
+            return steps, f"the length of {name}; --num_updates sets another"
+        return None, f"neither the program's arguments nor {driven.replaced() or 'a scheduler'} tells"
+
+    def _announce(self, driven: DrivenOptimizer, length: str, warmup: int) -> None:
+        optimizer = type(driven.optimizer).__name__
+        replaced = f"replaces {driven.replaced()} of {optimizer}"
+        if not driven.schedulers:
+            replaced = f"drives {optimizer}, for which the program makes no scheduler"
+        peak = max(group["initial_lr"] for group in driven.optimizer.param_groups)
+        text = f"{self.option} {replaced}: {length}, {warmup} of them warm-up, from a learning rate of {peak:.4g}."
+        if done := driven.update:
+            text += f" It goes on at update {done}."
+        if is_first_process():
+            sys.stderr.write(f"diffusers_lrlab: {text}\n")
+
+    def report(self) -> str:
+        """Empty if it acted, since the clock reports the rates."""
+        if self.num_seen:
+            return ""
+        if not self._num_optimizers:
+            return f"{self.option}: the program ended without making a torch optimizer, so there was nothing to drive."
+        return (
+            f"{self.option}: the program ended before a step of its optimizer was seen. Either it did not train, or its "
+            "steps are compiled (torch.compile) or fused into the backward pass: switch that off."
+        )
+
+
+def _with_subclasses(cls: type[LRScheduler]) -> set[type[LRScheduler]]:
+    return {cls}.union(*map(_with_subclasses, cls.__subclasses__()))
+
+
+def _optimizers_in(values: Any) -> list[Optimizer]:
+    """The optimizers among a constructor's arguments, or of schedulers among them."""
+    found: list[Optimizer] = []
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            found += _optimizers_in(value)
+        elif isinstance(value, Optimizer):
+            found += [bare_optimizer(value)]
+        elif isinstance(value, LRScheduler):
+            found += [bare_optimizer(value.optimizer)]
+    return found
+
+
+def _length_of(scheduler: Any) -> int | None:
+    """The length that a scheduler was made for, in its own steps."""
+    parts = getattr(scheduler, "_schedulers", [])
+    if parts and not hasattr(scheduler, "_milestones"):  # ChainedScheduler
+        return max((length for part in parts if (length := _length_of(part))), default=None)
+    length = describe_scheduler(scheduler)["length"]
+    last = parts[-1] if parts else scheduler
+    if length is None and isinstance(last, LinearLR) and last.end_factor < last.start_factor:  # not a warm-up
+        length = last.total_iters + (scheduler._milestones[-1] if parts else 0)
+    return int(length) if length else None

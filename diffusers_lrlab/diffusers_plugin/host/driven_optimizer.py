@@ -1,0 +1,186 @@
+"""A program's optimizer whose learning rates follow a schedule of the launcher, by its real steps."""
+
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler
+
+from ...core.errors import LabError
+from ...schedules.momentum import read_momentum, write_lrs, write_momentum
+from ...schedules.schedule import Schedule
+from ...schedules.scheduler import CurveLR
+
+COUNT = "lrlab_update"
+"""The number of updates done: a key of parameter groups, and an attribute of schedulers, so that checkpoints contain it."""
+
+
+class DrivenOptimizer:
+    """
+    An optimizer, and the schedulers that the program makes for it.
+
+    Schedulers keep their own state and do what they always do, but what they write into the optimizer is replaced. Once
+    `curve` is there, the rates are those of the schedule at the number of steps that the optimizer has taken.
+    """
+
+    def __init__(self, optimizer: Optimizer):
+        self.optimizer = optimizer
+        self.schedulers: list[LRScheduler] = []
+        self.num_scheduler_steps = 0  # by the program, since it set their position
+        self.curve: CurveLR | None = None
+        self._momenta = [read_momentum(group) for group in optimizer.param_groups]  # before any scheduler
+        self._rates: list[Any] = []  # of the curve, as written
+        self._may_differ = True  # the coming step may find other rates, as after a resume
+        self._parts: list[int] = []
+        self._weight_version: int | None = None
+
+    # --- the program's schedulers -------------------------------------------------------------------------------------
+
+    def rates(self) -> list[Any]:
+        """Copies of the learning rates, to be put back after a scheduler has written its own."""
+        return [_copy(group["lr"]) for group in self.optimizer.param_groups]
+
+    def put_back(self, rates: list[Any]) -> None:
+        """Replaces what a scheduler has written."""
+        curve = self.curve
+        if curve is not None and curve.schedule.sets_momentum:
+            self._write(curve, curve.last_epoch)
+            return
+        groups = self.optimizer.param_groups
+        for group, momentum in zip(groups, self._momenta, strict=False):
+            if momentum is not None and read_momentum(group) != momentum:
+                write_momentum(group, momentum)
+        write_lrs(groups, self._rates or rates)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Shows schedulers the real rates, which programs print, and the number of updates, which they save."""
+        for scheduler in self.schedulers:
+            scheduler._last_lr = self.rates()
+            if self.curve is not None:
+                vars(scheduler)[COUNT] = self.update
+
+    def outermost(self) -> list[LRScheduler]:
+        """The schedulers that are not parts of others."""
+        parts = {id(part) for scheduler in self.schedulers for part in _parts_of(scheduler)}
+        return [scheduler for scheduler in self.schedulers if id(scheduler) not in parts]
+
+    def replaced(self) -> str:
+        """The classes of the schedulers, such as `"SequentialLR (LinearLR, CosineAnnealingLR)"`."""
+        names = []
+        for scheduler in self.outermost():
+            parts = ", ".join(type(part).__name__ for part in _parts_of(scheduler))
+            names.append(f"{type(scheduler).__name__}{f' ({parts})' if parts else ''}")
+        return " and ".join(names)
+
+    # --- the schedule of the launcher ---------------------------------------------------------------------------------
+
+    @property
+    def update(self) -> int:
+        """The coming update."""
+        return int(self.curve.last_epoch) if self.curve is not None else 0
+
+    def drive(self, schedule: Schedule, num_warmup_steps: int, num_updates: int) -> CurveLR:
+        """Begins to set the rates, at the update where the program goes on after a resume."""
+        groups = self.optimizer.param_groups
+        if any(group["lr"] is None for group in groups):
+            name = type(self.optimizer).__name__
+            raise LabError(
+                f"--lr_scheduler: {name} has no learning rate (lr=None), but computes its own. Give it one, such as "
+                "relative_step=False and lr=1e-5 of Adafactor."
+            )
+        done = self._updates_before()
+        for group, peak in zip(groups, self._peaks(done), strict=True):
+            group["initial_lr"] = peak
+        curve = self.curve = CurveLR(self.optimizer, schedule, num_warmup_steps, num_updates)
+        self.optimizer.register_load_state_dict_post_hook(self._expect_other_rates)
+        self._write(curve, done)
+        return curve
+
+    def _updates_before(self) -> int:
+        """Updates before this process: of a checkpoint, by the best evidence there is."""
+        group, schedulers = self.optimizer.param_groups[0], self.schedulers
+        counts = [each[COUNT] for each in (group, *map(vars, schedulers)) if COUNT in each]
+        if counts:
+            return int(counts[0])
+        # A checkpoint that was made without this option: Adam and its relatives count their steps.
+        steps = next((state["step"] for state in self.optimizer.state.values() if "step" in state), 0)
+        last = max((int(getattr(each, "last_epoch", 0)) for each in self.outermost()), default=0)
+        return int(steps) or max(last - self.num_scheduler_steps, 0)
+
+    def _peaks(self, done: int) -> list[float]:
+        groups = self.optimizer.param_groups
+        peaks = [group.get("initial_lr", group["lr"]) if done else group["lr"] for group in groups]
+        peaks = [group.get("max_lr", peak) for group, peak in zip(groups, peaks, strict=True)]  # of OneCycleLR
+        for scheduler in self.schedulers:
+            peaks = scheduler.max_lrs if isinstance(scheduler, CyclicLR) else peaks
+        return [float(peak) for peak in peaks]
+
+    def _write(self, curve: CurveLR, update: int) -> None:
+        curve.move_to(update)
+        for group in self.optimizer.param_groups:
+            group[COUNT] = update
+        self._rates = self.rates()
+        self._publish()
+
+    def _expect_other_rates(self, *_: Any) -> None:
+        self._may_differ = True
+
+    def before_step(self) -> int:
+        """Sets the rates of the coming update, and returns its number."""
+        self._check_parts()
+        update = int(self.optimizer.param_groups[0].get(COUNT, self.update))  # another one if its state was loaded
+        if self.curve is not None and (self._may_differ or update != self.update or not self._has_its_rates()):
+            self._write(self.curve, update)
+            self._may_differ = False
+        return update
+
+    def after_step(self, was_skipped: bool) -> int:
+        """Sets the rates of the next update, and returns its number."""
+        if self.curve is not None:
+            self._write(self.curve, self.update + (not was_skipped))
+        return self.update
+
+    # --- errors -------------------------------------------------------------------------------------------------------
+
+    def _check_parts(self) -> None:
+        parts = [id(group["params"][0]) if group["params"] else 0 for group in self.optimizer.param_groups]
+        self._parts = self._parts or parts
+        if parts != self._parts:
+            raise LabError(
+                "--lr_scheduler: the parameter groups of the optimizer are others than at its first step. Either its engine "
+                "updates them one at a time, as ZeRO of DeepSpeed does (use its stage 0, or a single parameter group), or "
+                "the program has added a group, whose rate would follow no schedule."
+            )
+
+    def _has_its_rates(self) -> bool:
+        """Whether the rates are those that were written; a `LabError` if other code has set them."""
+        for group, lr in zip(self.optimizer.param_groups, self._rates, strict=True):
+            if isinstance(lr, torch.Tensor):  # comparing would wait for its device
+                return False
+            if group["lr"] != lr:
+                raise LabError(
+                    f"--lr_scheduler: the program itself set a learning rate of {group['lr']:.4g} where the schedule has "
+                    f"{lr:.4g}, not by a torch scheduler, which would be replaced. Switch that off in the program, or "
+                    "remove --lr_scheduler."
+                )
+        return True
+
+    def check_steps_are_seen(self) -> None:
+        """Before a scheduler's step: raises a `LabError` if weights change by steps without hooks."""
+        groups = self.optimizer.param_groups
+        weight = next((weight for group in groups for weight in group["params"] if weight.requires_grad), None)
+        before, self._weight_version = self._weight_version, None if weight is None else weight._version
+        if before is not None and before != self._weight_version:
+            raise LabError(
+                f"--lr_scheduler: the weights change, but no step of {type(self.optimizer).__name__} is seen. Its step is "
+                "compiled (torch.compile), or fused into the backward pass. Switch that off in the program."
+            )
+
+
+def _parts_of(scheduler: LRScheduler) -> list[LRScheduler]:
+    return list(getattr(scheduler, "_schedulers", []))
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value

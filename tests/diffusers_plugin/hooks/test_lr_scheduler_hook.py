@@ -1,0 +1,569 @@
+"""`--lr_scheduler` of the launcher: the rates that the steps of an optimizer see, in programs that know nothing of it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import started
+from launched_here import launch_here
+from runs import environment
+from schedule_rows import close
+from tables import cases
+
+from diffusers_lrlab import lr_curve
+from diffusers_lrlab.diffusers_plugin.explain import explain
+from diffusers_lrlab.diffusers_plugin.script.source import HostScript
+from diffusers_lrlab.schedules.expected import schedule_curves
+from diffusers_lrlab.schedules.resolve import resolve_schedule
+
+LR, N = 1e-3, 12
+PROGRAM = """
+import json, os, sys
+import torch
+from torch.optim import lr_scheduler as S
+
+class AdamW(torch.optim.AdamW):
+    def step(self, closure=None):
+        seen.append([[group["lr"], group["betas"][0]] for group in self.param_groups])
+        return super().step(closure)
+
+def backward():
+    model(torch.ones(2)).sum().backward()
+
+seen, shown = [], []
+model = torch.nn.Linear(2, 2)
+torch.optim.AdamW([torch.zeros(1)])  # so that torch also hooks the step of the base class
+optimizer = AdamW([{"params": [model.weight]}, {"params": [model.bias], "lr": 5e-4}], lr=1e-3)
+"""
+LOOP = """
+for update in range(12):
+    backward()
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()
+    shown.append([*scheduler.get_last_lr()])
+"""
+COSINE = "scheduler = S.CosineAnnealingLR(optimizer, T_max=12)\n"
+END = """
+with open("seen.json", "w") as file:
+    json.dump({"seen": seen, "shown": shown}, file)
+"""
+REX = "--lr_scheduler=rex"
+
+
+@pytest.fixture
+def launch(tmp_path, monkeypatch, capfd):
+    """Runs a program in this process, and returns its stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(program, options=(REX,), arguments=(), status=0):
+        (tmp_path / "program.py").write_text(program)
+        found = launch_here(tmp_path / "program.py", *arguments, options=options)
+        stderr = capfd.readouterr().err
+        assert found == status, stderr
+        return stderr
+
+    return run
+
+
+@pytest.fixture
+def train(tmp_path, launch):
+    """Runs a program; returns the learning rates and momenta that the steps saw, the shown rates, and stderr."""
+
+    def run(*parts, **how):
+        stderr = launch("".join((PROGRAM, *parts, END)), **how)
+        written = json.loads((tmp_path / "seen.json").read_text())
+        return np.array(written["seen"]), np.array(written["shown"]), stderr
+
+    return run
+
+
+def check(seen, curve, shown=None):
+    """Both groups follow the curve, from 1e-3 and from half of it; the program shows the rate of the coming update."""
+    close(seen[:, 0, 0], curve)
+    close(seen[:, 1, 0], curve / 2)
+    if shown is not None:
+        close(shown[:-1, 0], curve[1:])
+        close(shown[:-1, 1], curve[1:] / 2)
+
+
+CHAINS = {
+    "LambdaLR": "scheduler = S.LambdaLR(optimizer, lambda step: 1 / (step + 1))",
+    "ConstantLR": "scheduler = S.ConstantLR(optimizer)",
+    "CosineAnnealingLR": COSINE,
+    "OneCycleLR": "scheduler = S.OneCycleLR(optimizer, max_lr=[1e-3, 5e-4], total_steps=20)",
+    "CyclicLR": "scheduler = S.CyclicLR(optimizer, [1e-5, 1e-5], [1e-3, 5e-4])",
+    "SequentialLR (LinearLR, CosineAnnealingLR)": """
+first = S.LinearLR(optimizer, total_iters=3)
+scheduler = S.SequentialLR(optimizer, [first, S.CosineAnnealingLR(optimizer, T_max=9)], milestones=[3])
+""",
+    "ChainedScheduler (ConstantLR, ExponentialLR)": """
+scheduler = S.ChainedScheduler([S.ConstantLR(optimizer), S.ExponentialLR(optimizer, 0.5)])
+""",
+    "Own": """
+class Own(S.LRScheduler):
+    def __init__(self, name, optimizer):
+        self.name = name
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [0.5 * group["lr"] for group in self.optimizer.param_groups]
+
+    def step(self, epoch=None):
+        super().step(epoch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = round(group["lr"], 4)
+
+scheduler = Own("halves", optimizer)
+""",
+    "ReduceLROnPlateau": """
+scheduler = S.ReduceLROnPlateau(optimizer, patience=0)
+scheduler.step(0.0)
+step = scheduler.step
+scheduler.step = lambda: step(1.0)
+""",
+    "StepLR and ExponentialLR": """
+other = S.StepLR(optimizer, 1)
+scheduler = S.ExponentialLR(optimizer, 0.5)
+""",
+}
+SPECS = ["rex:d=0.9", "wsd:decay_type=1-sqrt", "step:gamma=0.5,step_size=3", "cosine_with_min_lr:min_lr_ratio=0.1", "mdlrc"]
+
+
+@cases(("name", "spec"), [(name, SPECS[index % len(SPECS)]) for index, name in enumerate(CHAINS)])
+def test_whatever_the_program_makes_is_replaced(name, spec, train):
+    options = [f"--lr_scheduler={spec}", f"--num_updates={N}", "--num_warmup_steps=2", "--strict_lr_audit"]
+    seen, shown, stderr = train(CHAINS[name], LOOP, options=options)
+    curve, momenta = schedule_curves(resolve_schedule(spec), LR, 0.9, 2, N)
+    check(seen, curve, shown)
+    close(seen[:, :, 1], np.stack([momenta, momenta], 1))
+    assert (
+        f"replaces {name} of AdamW: 12 updates (--num_updates), 2 of them warm-up, from a learning rate of 0.001" in stderr
+    )
+    assert "LR audit: 12 updates, every value that follows the clock was as expected" in stderr
+
+
+NO_SCHEDULER = LOOP.replace("    scheduler.step()\n", "").replace("scheduler.get_last_lr()", "[1.0]")
+
+
+def test_a_program_without_a_scheduler_gets_one(train):
+    seen, _, stderr = train(NO_SCHEDULER, options=[REX, "--num_updates=12"])
+    check(seen, lr_curve("rex", LR, 0, N))
+    assert "--lr_scheduler rex drives AdamW, for which the program makes no scheduler: 12 updates" in stderr
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@cases("by_micro_batch", [False, True])
+def test_updates_are_counted_and_not_micro_batches_nor_calls_of_the_scheduler(by_micro_batch, train):
+    step = "    for micro in range(4):\n        backward()\n" + "        scheduler.step()\n" * by_micro_batch
+    seen, _, _ = train(COSINE, LOOP.replace("    backward()\n", step), options=[REX, "--num_updates=12"])
+    check(seen, lr_curve("rex", LR, 0, N))
+
+
+@cases("fused", [False, True])
+def test_updates_that_a_gradient_scaler_skips_are_not_counted(fused, train):
+    """The fused optimizer takes the step and leaves it out itself."""
+    loop = """
+groups = [{key: group[key] for key in ("params", "lr")} for group in optimizer.param_groups]
+optimizer = AdamW(groups, fused=%s)
+scheduler = S.CosineAnnealingLR(optimizer, T_max=12)
+scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+for update in range(14):
+    loss = model(torch.ones(2)).sum()
+    scaler.scale(loss * (float("inf") if update in (0, 5) else 1)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    shown.append([group["lr"] for group in optimizer.param_groups])
+"""
+    seen, shown, _ = train(loop % fused, options=[REX, "--num_updates=12"])
+    curve, rows = lr_curve("rex", LR, 0, N), [0, *range(5), *range(4, 12)]
+    check(seen, curve[rows] if fused else curve)
+    close(shown[:-1, 0], curve[rows][1:])
+
+
+def test_rates_in_tensors_are_filled(train):
+    tensors = "for group in optimizer.param_groups:\n    group['lr'] = torch.tensor(group['lr'], dtype=torch.float64)\n"
+    kept = "held = optimizer.param_groups[0]['lr']\n"
+    end = "assert optimizer.param_groups[0]['lr'] is held\nseen = [[[float(x) for x in g] for g in row] for row in seen]\n"
+    record = LOOP.replace("scheduler.get_last_lr()", "map(float, scheduler.get_last_lr())")
+    program = PROGRAM.replace('group["lr"], group', 'float(group["lr"]), group')
+    seen, shown, _ = train(program, tensors, kept, COSINE, record, end)
+    check(seen, lr_curve("rex", LR, 0, N), shown)
+
+
+# --- resuming --------------------------------------------------------------------------------------------------------
+
+STOPPED = """
+first, last = (int(word) for word in sys.argv[1:3])
+if first:
+    state = torch.load("checkpoint")
+    {load}
+for update in range(first, last):
+    backward()
+    optimizer.step()
+    {step}
+    optimizer.zero_grad()
+torch.save({{"optimizer": optimizer.state_dict(), "scheduler": {scheduler}, "update": last}}, "checkpoint")
+"""
+OPTIMIZER, SCHEDULER = (f"{name}.load_state_dict(state['{name}'])" for name in ("optimizer", "scheduler"))
+LOADS = {
+    "optimizer_then_scheduler": f"{OPTIMIZER}; {SCHEDULER}",
+    "scheduler_then_optimizer": f"{SCHEDULER}; {OPTIMIZER}",
+    "optimizer": OPTIMIZER,
+    "scheduler": SCHEDULER,
+    # ai-toolkit: sets the rates anew, makes its scheduler afterwards, and moves it.
+    "ai-toolkit": f"{OPTIMIZER}; optimizer.param_groups[0]['lr'] = 1e-3; optimizer.param_groups[1]['lr'] = 5e-4; "
+    "scheduler = S.CosineAnnealingLR(optimizer, T_max=12); scheduler.step(state['update'])",
+    "position": "scheduler.step(state['update'])",
+    # OneTrainer: made anew at the last update.
+    "last_epoch": "scheduler = S.CosineAnnealingLR(optimizer, T_max=12, last_epoch=state['update'] - 1)",
+}
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter", "ignore:Detected call of `lr_scheduler.step")
+@cases("load", LOADS)
+def test_a_resumed_program_goes_on_where_it_was(load, train):
+    make = "scheduler = S.SequentialLR(optimizer, [S.LinearLR(optimizer), S.CosineAnnealingLR(optimizer, T_max=12)], [3])\n"
+    make = COSINE if load in ("position", "last_epoch", "ai-toolkit") else make
+    parts = make, STOPPED.format(load=LOADS[load], step="scheduler.step()", scheduler="scheduler.state_dict()")
+    how = {"options": [REX, "--num_updates=12", "--num_warmup_steps=2", "--strict_lr_audit"]}
+    curve = lr_curve("rex", LR, 2, N)
+    seen, _, _ = train(*parts, arguments=[0, 5], **how)
+    check(seen, curve[:5])
+    seen, _, stderr = train(*parts, arguments=[5, 12], **how)
+    check(seen, curve[5:])
+    assert "It goes on at update 5." in stderr
+
+
+def test_a_program_without_a_scheduler_is_resumed_by_its_optimizer(train):
+    program = STOPPED.format(load=OPTIMIZER, step="", scheduler="None")
+    for first, last in ((0, 5), (5, 12)):
+        seen, _, _ = train(program, arguments=[first, last], options=[REX, "--num_updates=12"])
+        check(seen, lr_curve("rex", LR, 0, N)[first:last])
+
+
+@cases("stepped", [1, 2])
+def test_a_checkpoint_from_before_the_option(stepped, train, launch):
+    """Adam counts its steps, while a scheduler may have been stepped for each process."""
+    step = "; ".join(["scheduler.step()"] * stepped)
+    program = (
+        PROGRAM
+        + COSINE
+        + STOPPED.format(load=LOADS["optimizer_then_scheduler"], step=step, scheduler="scheduler.state_dict()")
+    )
+    launch(program, arguments=[0, 5], options=[])
+    seen, _, _ = train(program.removeprefix(PROGRAM), arguments=[5, 12], options=[REX, "--num_updates=12"])
+    check(seen, lr_curve("rex", LR, 0, N)[5:])
+
+
+def test_a_state_that_is_loaded_again_sets_the_run_back(train):
+    loop = "import copy\n" + LOOP + "    if update == 2: state = copy.deepcopy(optimizer.state_dict())\n"
+    loop += "    if update == 5: optimizer.load_state_dict(state)\n"
+    seen, _, _ = train(COSINE, loop)
+    check(seen, lr_curve("rex", LR, 0, N)[[*range(6), *range(3, 9)]])
+
+
+# --- the length of the run -------------------------------------------------------------------------------------------
+
+LENGTHS = {
+    "S.CosineAnnealingLR(optimizer, T_max=15)": "15 updates (the length of CosineAnnealingLR;",
+    "S.PolynomialLR(optimizer, total_iters=15)": "15 updates (the length of PolynomialLR;",
+    "S.LinearLR(optimizer, 1.0, 0.0, total_iters=15)": "15 updates (the length of LinearLR;",
+    "S.OneCycleLR(optimizer, 1e-3, total_steps=15)": "15 updates (the length of OneCycleLR;",
+    "S.SequentialLR(optimizer, [S.LinearLR(optimizer), S.LinearLR(optimizer, 1.0, 0.0, 12)], [3])": "length of Sequ",
+    "S.ChainedScheduler([S.LinearLR(optimizer), S.CosineAnnealingLR(optimizer, 15)])": "15 updates (the length of Chained",
+}
+
+
+@cases("made", LENGTHS)
+def test_the_length_is_that_of_the_programs_scheduler(made, train):
+    seen, _, stderr = train(f"scheduler = {made}\n", LOOP)
+    close(seen[:, 0, 0], lr_curve("rex", LR, 0, 15)[:N])
+    assert LENGTHS[made] in stderr
+    assert "The script did 12 updates instead of the expected 15" in stderr
+
+
+def test_the_programs_arguments_say_more_than_its_scheduler(train):
+    parse = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--max_train_steps', type=int)\n"
+    seen, _, stderr = train(parse + "parser.parse_args()\n", COSINE, LOOP, arguments=["--max_train_steps=14"])
+    close(seen[:, 0, 0], lr_curve("rex", LR, 0, 14)[:N])
+    assert "14 updates (by the program's arguments)" in stderr
+
+
+def test_a_schedule_without_an_end_needs_no_length(train):
+    options = ["--lr_scheduler=constant_with_warmup", "--num_warmup_steps=3"]
+    seen, _, stderr = train(NO_SCHEDULER, options=options)
+    check(seen, lr_curve("constant_with_warmup", LR, 3, N))
+    assert "no end, 3 of them warm-up" in stderr
+
+
+UNKNOWN = {
+    "none": (NO_SCHEDULER, "neither the program's arguments nor a scheduler tells"),
+    "no_length": ("scheduler = S.StepLR(optimizer, 3)\n" + LOOP, "neither the program's arguments nor StepLR tells"),
+    "warm-up": ("scheduler = S.LinearLR(optimizer)\n" + LOOP, "neither the program's arguments nor LinearLR tells"),
+    "processes": (
+        "os.environ['WORLD_SIZE'] = '2'\n" + COSINE + LOOP,
+        "the 12 steps of CosineAnnealingLR do not tell with 2 processes",
+    ),
+}
+
+
+@cases("case", UNKNOWN)
+def test_a_length_that_nothing_tells_is_an_error(case, launch, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    stderr = launch(PROGRAM + UNKNOWN[case][0], status=2)
+    assert f"error: --lr_scheduler rex: needs the number of updates of the run, which {UNKNOWN[case][1]}" in stderr
+    assert "Hint: give --num_updates N before the program's name." in stderr
+
+
+# --- wrong input -----------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "no_optimizer": ("print('hello')", "the program ended without making a torch optimizer"),
+    "ends_by_exit": ("raise SystemExit(0)", "the program ended without making a torch optimizer"),
+    "never_steps": (PROGRAM + COSINE + "backward()\n", "the program ended before a step of its optimizer was seen"),
+    "two": (
+        PROGRAM + "other = AdamW(model.parameters(), lr=1e-3)\nS.StepLR(other, 3)\n" + COSINE + LOOP + "    other.step()\n",
+        "must have one optimizer to drive, got two (AdamW and AdamW), each with a scheduler",
+    ),
+    "two_without": (
+        PROGRAM + "other = torch.optim.SGD(model.parameters(), lr=1e-3)\n" + NO_SCHEDULER + "    other.step()\n",
+        "got two (AdamW and SGD), and no scheduler that would tell which one to drive",
+    ),
+    "own_rates": (
+        PROGRAM + NO_SCHEDULER + "    optimizer.param_groups[1]['lr'] = 1e-4\n",
+        "the program itself set a learning rate of 0.0001 where the schedule has 0.00047",
+    ),
+    "own_scheduler_class": (
+        PROGRAM
+        + """
+class NotOfTorch:
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self):
+        for group in self.optimizer.param_groups:
+            group["lr"] = 2e-4
+
+    def get_last_lr(self):
+        return [2e-4]
+
+scheduler = NotOfTorch(optimizer)
+"""
+        + LOOP,
+        "not by a torch scheduler, which would be replaced",
+    ),
+    "fused_backward": (
+        PROGRAM
+        + COSINE
+        + """
+for update in range(3):
+    backward()
+    with torch.no_grad():
+        model.weight -= 1e-3 * model.weight.grad
+    scheduler.step()
+""",
+        "the weights change, but no step of AdamW is seen",
+    ),
+    "no_rate": (
+        PROGRAM + "for group in optimizer.param_groups:\n    group['lr'] = None\n" + NO_SCHEDULER,
+        "AdamW has no learning rate (lr=None), but computes its own",
+    ),
+    "a_new_group": (
+        PROGRAM
+        + NO_SCHEDULER
+        + "    if update == 2: optimizer.add_param_group({'params': [torch.nn.Parameter(torch.ones(1))]})\n",
+        "the parameter groups of the optimizer are others than at its first step",
+    ),
+    "groups_in_turn": (
+        PROGRAM
+        + """
+groups = optimizer.param_groups
+for update in range(3):
+    backward()
+    for group in groups:  # as ZeRO does
+        optimizer.param_groups = [group]
+        optimizer.step()
+    optimizer.param_groups = groups
+""",
+        "updates them one at a time, as ZeRO of DeepSpeed does",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@cases("case", REFUSED)
+def test_programs_that_cannot_be_driven_are_refused(case, launch):
+    program, message = REFUSED[case]
+    stderr = launch(program, options=[REX, "--num_updates=12"], status=2)
+    assert "error: --lr_scheduler" in stderr
+    assert message in stderr
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method", "ignore:Detected call of `lr_scheduler.step")
+@cases("compiled", ["optimizer.step", "lambda: optimizer.step()"])
+def test_a_compiled_step_has_the_rates_of_the_curve(compiled, launch):
+    """By the weights, whose gradients are 1."""
+    make = f"step = torch.compile({compiled}, backend='eager')\nstart = model.weight.detach().clone()\n"
+    program = PROGRAM.replace("AdamW([", "torch.optim.SGD([") + make + COSINE + LOOP.replace("optimizer.step()", "step()")
+    moved = float(lr_curve("rex", LR, 0, N).sum())
+    end = f"torch.testing.assert_close(start - model.weight, torch.full((2, 2), {moved}), rtol=1e-4, atol=1e-6)\n"
+    assert "LR audit: 12 updates, every value" in launch(program + end)
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "message"),
+    [
+        (["--lr_scheduler=rexx"], [], "Did you mean 'rex'?"),
+        (["--lr_scheduler=rex:e=1"], [], "it takes d, min_lr"),
+        (["--lr_scheduler=adaptive"], [], "must be a function of the update, got a schedule that follows a loss"),
+        ([REX], ["--lr_scheduler", "cosine"], "must be the only schedule, got another one for the program itself"),
+        ([REX], ["--lr_scheduler_type=cosine"], "(--lr_scheduler_type=cosine after its name). Hint: leave one of them out."),
+        ([REX, "--fix_lr_clock"], [], "--fix_lr_clock has no effect with --lr_scheduler"),
+        (["--num_warmup_steps=3"], [], "--num_warmup_steps 3.0 has no effect without --lr_scheduler"),
+        ([REX, "--num_warmup_steps=-1"], [], "--num_warmup_steps -1.0: must be a number in [0, inf)"),
+        ([REX, "--num_updates=5", "--num_warmup_steps=5"], [], "Warm-up of 5 updates does not fit into a run of 5 updates"),
+        (["--lr_scheduler=constant", "--num_warmup_steps=5"], [], "'constant' has no warm-up"),
+        ([REX, "--num_warmup_steps=1.5"], [], "neither a whole number of updates"),
+        (["--lr_scheduler=constant", "--num_warmup_steps=0.5"], [], "'constant' has no warm-up"),
+    ],
+)
+def test_wrong_options_are_refused_before_the_program_runs(options, arguments, message, launch):
+    stderr = launch("raise SystemExit('it ran')", options=options, arguments=arguments, status=2)
+    assert message in stderr
+
+
+def test_an_optimizer_without_a_scheduler_may_train_beside_it(train):
+    other = "other = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1e-3)\n"
+    loop = LOOP.replace("optimizer.step()", "other.step(); optimizer.step(); assert other.param_groups[0]['lr'] == 1e-3")
+    seen, shown, _ = train(other, COSINE, loop)
+    check(seen, lr_curve("rex", LR, 0, N), shown)
+
+
+def test_a_step_that_fails_and_is_tried_again_counts_once(train):
+    failing = """
+    def fail():
+        raise RuntimeError
+    try:
+        optimizer.step(fail)
+    except RuntimeError:
+        seen.pop()
+    optimizer.step()
+"""
+    seen, shown, _ = train(COSINE, LOOP.replace("    optimizer.step()\n", failing))
+    check(seen, lr_curve("rex", LR, 0, N), shown)
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+
+@cases("option", ["--local_rank=3", "--local-rank=3"])
+def test_the_local_rank_before_the_name_is_passed_on(option, launch):
+    """As `deepspeed --module` puts it, and older `torch.distributed.launch`."""
+    program = "import json, pathlib, sys\npathlib.Path('seen.json').write_text(json.dumps(sys.argv[1:]))"
+    launch(program, options=[option, "--num_updates=3"], arguments=["--deepspeed", "--config", "x.toml"])
+    assert json.loads(Path("seen.json").read_text()) == [option, "--deepspeed", "--config", "x.toml"]
+
+
+def test_nothing_is_left_in_torch(train):
+    from torch.optim import Optimizer, lr_scheduler, optimizer
+
+    def found():
+        hooks = optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks
+        classes = [value for value in vars(lr_scheduler).values() if isinstance(value, type)]
+        return [
+            *map(len, hooks),
+            Optimizer.__init__,
+            *(vars(each).get(name) for each in classes for name in ("__init__", "step")),
+        ]
+
+    before = found()
+    train(COSINE, LOOP)
+    assert found() == before
+
+
+def test_explain_tells_what_is_replaced(tmp_path):
+    def told(text):
+        (tmp_path / "program.py").write_text(text)
+        return next(line for line in explain(HostScript(str(tmp_path / "program.py"))).splitlines() if " --lr_sch" in line)
+
+    assert "the schedule is replaced that is made at line 18" in told(PROGRAM + COSINE)
+    assert "the optimizer (made at line 17) gets a schedule, of which this file makes none" in told(PROGRAM)
+    assert "not here: it makes no scheduler and no optimizer in this file" in told("import trainer\ntrainer.main()\n")
+
+
+# --- several processes -----------------------------------------------------------------------------------------------
+
+PREPARED = """
+import json, sys
+import torch
+from accelerate import Accelerator
+from torch.optim import lr_scheduler as S
+
+class AdamW(torch.optim.AdamW):
+    def step(self, closure=None):
+        seen.append(self.param_groups[0]["lr"])
+        return super().step(closure)
+
+first, last = (int(word) for word in sys.argv[1:3])
+seen, shown = [], []
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+model = torch.nn.Linear(2, 1)
+optimizer = AdamW(model.parameters(), lr=1e-3)
+# As ai-toolkit: as long as the updates, though accelerate steps it once per process.
+scheduler = S.SequentialLR(optimizer, [S.LinearLR(optimizer), S.CosineAnnealingLR(optimizer, T_max=10)], milestones=[2])
+loader = torch.utils.data.DataLoader(torch.ones(96, 2), batch_size=1)
+model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+if first:
+    accelerator.load_state("state")
+    loader = accelerator.skip_first_batches(loader, 4 * first)
+for batch in loader:
+    with accelerator.accumulate(model):
+        accelerator.backward(model(batch).sum())
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    if accelerator.sync_gradients:
+        shown.append(scheduler.get_last_lr()[0])
+    if first + len(seen) == last and accelerator.sync_gradients:
+        break
+accelerator.save_state("state")
+with open(f"seen-{accelerator.process_index}.json", "w") as file:
+    json.dump([seen, shown], file)
+accelerator.wait_for_everyone()
+accelerator.end_training()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_with_accumulation_resume_on_the_curve(tmp_path):
+    """By `accelerate launch` itself, and the second part by `torchrun`."""
+    (tmp_path / "program.py").write_text(PREPARED)
+    ours = ["-m", "diffusers_lrlab.launch", "--lr_scheduler=rex:d=0.9", "--num_updates=12", "--num_warmup_steps=2"]
+    by_accelerate = [
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes=2",
+        "--num_machines=1",
+        "--mixed_precision=no",
+    ]
+    by_accelerate += ["--main_process_port", str(started.free_port())]
+    by_torchrun = ["torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    env = {**environment(), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONWARNINGS": "ignore"}
+    curve = lr_curve("rex:d=0.9", LR, 2, N)
+    for launcher, first, last in (([*by_accelerate, "--dynamo_backend=no"], 0, 5), (by_torchrun, 5, 12)):
+        command = [sys.executable, "-m", *launcher, *ours, "--strict_lr_audit", "program.py", str(first), str(last)]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, done.stderr
+        for rank in range(2):
+            seen, shown = json.loads((tmp_path / f"seen-{rank}.json").read_text())
+            close(seen, curve[first:last])
+            close(shown[:-1], curve[first + 1 : last])
+        assert done.stderr.count("replaces SequentialLR (LinearLR, CosineAnnealingLR) of AdamW: 12 updates") == 1
+        assert ("It goes on at update 5." in done.stderr) == bool(first)
