@@ -247,7 +247,7 @@ def draw(results, path):
     shown = [each for each in results if len(each.lr)]
     rows = -(-len(shown) // 2)
     figure = new_figure(4.2, 0.6 + 1.3 * rows, dpi=200)
-    panels = figure.subplots(rows, 2, squeeze=False, sharey=True).flat
+    panels = figure.subplots(rows, 2, squeeze=False).flat
     for axes, each in itertools.zip_longest(panels, shown):
         if each is None:
             axes.set_visible(False)
@@ -255,9 +255,10 @@ def draw(results, path):
         plain_axes(axes)
         axes.plot(each.expected, color=GREY, linewidth=3.5, alpha=0.7)
         axes.plot(each.lr, color=BLUE if each.is_as_asked else ORANGE, linewidth=1.4)
-        axes.set_title("\n".join(textwrap.wrap(each.row.asked, 26)), fontsize=7.5, loc="left", color=DARK)
+        title = "\n".join(textwrap.wrap(each.row.asked, 28, break_long_words=False))
+        axes.set_title(title, fontsize=7.5, loc="left", color=DARK)
         axes.tick_params(labelsize=7)
-        axes.set_ylim(-0.05, None)
+        axes.set_ylim(-0.05, 1.08 * max(1.0, each.lr.max()))
         axes.locator_params(axis="x", nbins=4)
     styles = {"asked": (GREY, 3.5), "ran as asked": (BLUE, 1.4), "ran otherwise": (ORANGE, 1.4)}
     lines = [Line2D([], [], color=color, linewidth=width, label=name) for name, (color, width) in styles.items()]
