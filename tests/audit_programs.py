@@ -104,6 +104,10 @@ PAIRS = {
         "o = adam(); s = get_scheduler('constant_with_warmup', o, 100); train(o, step=s.step)",
         "o = adam(); s = get_scheduler('constant_with_warmup', o, 10); train(o, step=s.step)",
     ),
+    "high_at_first": (
+        "o = adam(); s = LambdaLR(o, lambda n: 0.6 if n == 0 else min(n / 20, 1)); train(o, step=s.step)",
+        "o = adam(); s = LambdaLR(o, lambda n: min(n / 20, 1)); train(o, step=s.step)",
+    ),
     "never_scheduled": (
         "o = adam(); s = get_scheduler('linear', o, 0, 40); train(o)",
         "o = adam(); train(o)",

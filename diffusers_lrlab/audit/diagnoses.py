@@ -15,6 +15,7 @@ DIAGNOSES: tuple[Callable[[Evidence], Finding | None], ...] = (
     of_schedules.rose_after_end,
     of_schedules.too_short,
     of_schedules.still_warming_up,
+    of_schedules.high_at_first,
     of_schedules.never_scheduled,
     of_gradients.discarded,
     of_schedules.rounded,

@@ -199,8 +199,8 @@ def jumped(seen: Evidence) -> Finding | None:
                 "new rate has no effect on a resumed run. Remedy: set it after loading, or start from weights only.",
                 is_problem=False,
             )
-        if (seen.optimizer.scheduler or {}).get("name") in _STEPWISE:
-            continue
+        if (seen.optimizer.scheduler or {}).get("name") in _STEPWISE or update == seen.optimizer.column("s")[0] == 0:
+            continue  # accelerate loads a new optimizer's state, too
         if update + 2 < len(lr) and lr[update] > 0 and lr[update + 1] > 0:
             first, second = lr[update + 1] / lr[update], lr[update + 2] / lr[update + 1]
             if not 1 / _JUMP < first < _JUMP and 1 / _JUMP < second < _JUMP:
@@ -211,6 +211,20 @@ def jumped(seen: Evidence) -> Finding | None:
                     "before the first update.",
                 )
     return None
+
+
+def high_at_first(seen: Evidence) -> Finding | None:
+    """A warm-up whose first update is high."""
+    lr = seen.lr
+    if len(lr) < 10 or seen.optimizer.loaded[1:] or not lr[0] > _JUMP * lr[1] or lr[1] > 0.1 * seen.peak:
+        return None
+    if np.any(np.diff(lr[1:6]) < 0) or lr[5] <= lr[1]:
+        return None  # no warm-up
+    return Finding(
+        "high_at_first",
+        f"The first update ran at {percent(lr[0] / seen.peak)} of the peak, and the warm-up then began at "
+        f"{percent(lr[1] / seen.peak)}. It may undo what was loaded. Remedy: another scheduler, or no warm-up.",
+    )
 
 
 def own_estimate(seen: Evidence) -> Finding | None:

@@ -57,26 +57,30 @@ def scale(options: argparse.Namespace) -> None:
 
 def upstream_patch_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("name", metavar="NAME", help="A schedule, or lr-clock for the schedule length in diffusers' scripts.")
-    add("--diffusers", required=True, type=Path, metavar="CHECKOUT", help="Clone of diffusers.")
+    names = "A schedule, lr-clock for the schedule length in diffusers' scripts, or a correction of another trainer."
+    add("name", metavar="NAME", help=names)
+    clone = "Clone of diffusers, or of the other trainer."
+    add("--diffusers", "--checkout", dest="checkout", required=True, type=Path, metavar="CHECKOUT", help=clone)
     add("--script", metavar="NAME", help="For lr-clock, one script such as train_text_to_image_sdxl (default: all).")
     add("--out", type=Path, metavar="FILE.patch", help="Write the patch to a file and leave the clone as it is.")
     add("--branch", metavar="NAME", help="New branch to commit to (default: named after the schedule or script).")
 
 
 def upstream_patch(options: argparse.Namespace) -> None:
-    from ..upstream import lr_clock_patches, patch
+    from ..upstream import lr_clock_patches, patch, trainer_patches
 
     if options.name == lr_clock_patches.NAME:
-        patches = lr_clock_patches.lr_clock_patches(options.diffusers, options.script, options.out, options.branch)
+        patches = lr_clock_patches.lr_clock_patches(options.checkout, options.script, options.out, options.branch)
         if options.script is not None and patches[0].state == "refused":
             raise LabError(f"{patches[0].script} is left as it is: {patches[0].detail}.")
         say(lr_clock_patches.table(patches))
         return
     if options.script is not None:
-        raise LabError(f"--script is for lr-clock, not for the schedule {options.name!r}. Leave it out.")
-    made = patch.upstream_patch(options.name, options.diffusers, out=options.out, branch=options.branch)
-    say(f"Wrote {made}." if options.out else f"Committed to the new branch {made} of {options.diffusers}.")
+        raise LabError(f"--script is for lr-clock, not for {options.name!r}. Leave it out.")
+    is_trainers = options.name in trainer_patches.CHANGES
+    make = trainer_patches.trainer_patch if is_trainers else patch.upstream_patch
+    made = make(options.name, options.checkout, out=options.out, branch=options.branch)
+    say(f"Wrote {made}." if options.out else f"Committed to the new branch {made} of {options.checkout}.")
 
 
 def plugin_arguments(parser: argparse.ArgumentParser) -> None:

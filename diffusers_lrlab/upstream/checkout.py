@@ -1,9 +1,10 @@
-"""A git checkout of diffusers, read at its `HEAD` and changed without touching its working tree."""
+"""A git checkout of diffusers or of a trainer, read at its `HEAD` and changed without touching its working tree."""
 
 import ast
 import os
 import subprocess
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import LabError
@@ -14,10 +15,22 @@ OPTIMIZATION = "src/diffusers/optimization.py"
 _FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_NAMESPACE")
 
 
-class Checkout:
-    """A checkout of diffusers; `scratch` is an empty folder for temporary files."""
+@dataclass(frozen=True)
+class Project:
+    """A project that patches are made for; `marker` is a file by which its checkout is recognized."""
 
-    def __init__(self, checkout: Path, scratch: Path):
+    name: str
+    url: str
+    marker: str
+
+
+DIFFUSERS = Project("diffusers", "https://github.com/huggingface/diffusers", OPTIMIZATION)
+
+
+class Checkout:
+    """A checkout of a project; `scratch` is an empty folder for temporary files."""
+
+    def __init__(self, checkout: Path, scratch: Path, project: Project = DIFFUSERS):
         self.checkout, self.scratch = checkout, scratch
         self.environment = {key: value for key, value in os.environ.items() if key not in _FOREIGN}
         problem = "it is not a folder"
@@ -25,12 +38,12 @@ class Checkout:
             status, root, problem = self.attempt("rev-parse", "--show-toplevel")
             if status == 0 and Path(root.strip()).resolve() != checkout.resolve():
                 problem = f"it is inside the git repository {root.strip()}"
-            elif status == 0 and self.read(OPTIMIZATION) is None:
-                problem = f"HEAD has no {OPTIMIZATION}"
+            elif status == 0 and self.read(project.marker) is None:
+                problem = f"HEAD has no {project.marker}"
         if problem:
             raise LabError(
-                f"{str(checkout)!r} is not the root of a git checkout of diffusers: {problem}. Make one with git clone "
-                "https://github.com/huggingface/diffusers and give its folder."
+                f"{str(checkout)!r} is not the root of a git checkout of {project.name}: {problem}. Make one with git "
+                f"clone {project.url} and give its folder."
             )
 
     def attempt(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:

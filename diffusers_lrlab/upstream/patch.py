@@ -13,6 +13,7 @@ from ..schedules.registries import SCHEDULERS
 from . import insert, render
 from .bodies import BODIES
 from .checkout import Checkout, check_targets
+from .trainer_changes import CHANGES
 
 
 def list_upstream_schedules() -> list[str]:
@@ -57,8 +58,9 @@ def _offered(name: str) -> str:
     canonical = SCHEDULERS[name].name if name in SCHEDULERS else name
     if canonical not in BODIES:
         raise LabError(
-            f"The schedule {name!r} cannot be patched into diffusers.{did_you_mean(name, [*BODIES, 'lr-clock'])} "
-            f"Available: {', '.join(BODIES)}; and lr-clock, for diffusers' training scripts."
+            f"The schedule {name!r} cannot be patched into diffusers."
+            f"{did_you_mean(name, [*BODIES, 'lr-clock', *CHANGES])} Available: {', '.join(BODIES)}; lr-clock, for "
+            f"diffusers' training scripts; and for other trainers {', '.join(CHANGES)}."
         )
     return canonical
 

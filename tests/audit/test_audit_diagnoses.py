@@ -17,7 +17,12 @@ def test_every_diagnosis_has_a_pair():
 def audits(tmp_path_factory):
     """By the name of a finding and whether the program has it."""
     programs = {f"{name}-{kind}": pair[kind] for name, pair in PAIRS.items() for kind in (0, 1)}
-    programs |= RIGHT | {"grid": GRID, "by epoch": BY_EPOCH, "resumed": PAIRS["jumped"][1].replace("0, 40)", "0, 160)")}
+    programs |= RIGHT | {
+        "grid": GRID,
+        "by epoch": BY_EPOCH,
+        "decay after a warm-up": DECAY,
+        "resumed": PAIRS["jumped"][1].replace("0, 40)", "0, 160)"),
+    }
     return audits_of_all(programs, tmp_path_factory.mktemp("records"))
 
 
@@ -52,6 +57,10 @@ RIGHT = {
         o = adam(); s = StepLR(o, 10, 0.1); o.load_state_dict(states[0]); s.load_state_dict(states[1])
         train(o, 20, step=s.step)
     """,
+    "a new state loaded before a warm-up": """
+        o = adam(); s = LambdaLR(o, lambda n: 0.1 if n == 0 else min(0.5 + n / 40, 1)); o.load_state_dict(o.state_dict())
+        train(o, step=s.step)
+    """,
     "two models clipped": """
         def clip():
             for weight in model.parameters(): torch.nn.utils.clip_grad_norm_([weight], 1e4)
@@ -83,6 +92,19 @@ def test_an_unusual_program_has_no_findings(audits, name):
         assert not names_of(audits[name], index) - {"rarely_stepped"}
         if "adversarial" in name:
             assert section.evidence.accumulated == 1
+
+
+def test_a_linear_decay_is_no_warm_up(audits):
+    """As the second part of diffusion-pipe's schedule, which is too long by its first one."""
+    (finding,) = audits["decay after a warm-up"].sections[0].findings
+    assert finding.name == "too_long"
+    assert "made for 50 steps, 10 of them warm-up, and the run took 40" in finding.text
+
+
+DECAY = """
+o = adam(); s = SequentialLR(o, [LinearLR(o, 0.1, total_iters=10), LinearLR(o, 1, 0, total_iters=40)], [10])
+train(o, step=s.step)
+"""
 
 
 def test_a_scheduler_for_updates_that_is_stepped_by_epoch_is_to_be_stepped_more_often(audits):

@@ -62,7 +62,8 @@ def _is_count(value: Any) -> bool:
 def _arguments(scheduler: Any) -> dict[str, Any]:
     """What a scheduler was made with: its attributes, and what its function of the step number has been given."""
     known = dict(vars(scheduler))
-    if type(scheduler).__name__ in ("ConstantLR", "LinearLR"):
+    rises = known.get("start_factor", 0.0) < known.get("end_factor", 1.0)
+    if type(scheduler).__name__ in ("ConstantLR", "LinearLR") and rises:
         known["warmup_steps"] = known.pop("total_iters", None)
     plan = known.get("plan")
     known |= plan if isinstance(plan, dict) else {}
