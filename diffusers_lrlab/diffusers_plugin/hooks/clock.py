@@ -22,6 +22,8 @@ from ..host.recorded_schedules import record_schedules
 from ..host.run import HostRun
 from ..host.watched_schedule import WatchedFeedback, WatchedSchedule
 from ..script.source import HostScript, NotRecognised, lines_of
+from ..trainers.find import trainer_of
+from ..trainers.updates import RealUpdates
 
 
 def recognise(script: HostScript) -> str:
@@ -34,7 +36,9 @@ def make(host: Host) -> Hook:
     # A range test has its own number of updates, and its learning rates are not the schedule's.
     options, is_training = host.options, host.range_test is None
     num_updates = options.num_updates if is_training else None
-    return HostClock(host.run, options.fix_lr_clock, options.strict_lr_audit, num_updates, compares=is_training)
+    clock = HostClock(host.run, options.fix_lr_clock, options.strict_lr_audit, num_updates, compares=is_training)
+    clock.is_of_trainer = trainer_of(host.script) is not None
+    return clock
 
 
 def clock_of(host: Host) -> "HostClock":
@@ -56,9 +60,13 @@ class HostClock:
         self.watched: list[WatchedSchedule] = []  # schedules of the clock
         self.followers: list[WatchedFeedback] = []  # schedules that follow a loss
         self.has_loss = False  # whether another hook gives the followers a loss
+        self.is_of_trainer = False  # whose updates are counted by the optimizer's steps
+        self.real_updates = RealUpdates()
 
     def install(self) -> None:
         """Wraps the functions by which scripts build, prepare and step schedules."""
+        if self.is_of_trainer:
+            self.real_updates.install(self.run.patches)
         record_schedules(self.run.patches, self._on_built, by_lab=self.fix)
         self._follow_curves()
         self._follow_preparation()
@@ -189,7 +197,9 @@ class HostClock:
 
     @property
     def update(self) -> int:
-        """Optimizer updates so far, counted by the script's schedule."""
+        """Optimizer updates so far, counted by the script's schedule, or by the optimizer's steps in a trainer."""
+        if self.is_of_trainer and self.real_updates.is_known:
+            return self.real_updates.num_updates
         if not self.counts:
             raise LabError(
                 "The script builds no schedule by diffusers.optimization.get_scheduler, by which updates are counted for "
