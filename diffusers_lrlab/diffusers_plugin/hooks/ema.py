@@ -17,6 +17,7 @@ from ..host.files import problem_with
 from ..host.hook import Hook, Host
 from ..host.trained_models import TrainedModels
 from ..script.source import HostScript, NotRecognised, lines_of
+from ..trainers.find import trainer_of
 from .clock import HostClock, clock_of
 
 SWAPS = ("validation", "final", "both")
@@ -34,6 +35,12 @@ class Saved(NamedTuple):
 
 
 def recognise(script: HostScript) -> str:
+    if trainer := trainer_of(script):
+        return f"{_recognise_loop(trainer.loop('ema'))}; {trainer.explain('ema')}"
+    return _recognise_loop(script)
+
+
+def _recognise_loop(script: HostScript) -> str:
     if not script.calls("prepare"):
         raise NotRecognised("it prepares nothing with accelerate, so its trained models are unknown")
     if script.calls("update_ema"):
@@ -60,7 +67,9 @@ def _has_validation_function(script: HostScript) -> bool:
 
 
 def make(host: Host) -> Hook:
-    return EMAHook(host.script, clock_of(host), host.options.ema, host.options.ema_swap)
+    trainer = trainer_of(host.script)
+    script = trainer.loop("ema", host.options.ema) if trainer else host.script
+    return EMAHook(script, clock_of(host), host.options.ema, host.options.ema_swap)
 
 
 class EMAHook:
@@ -73,7 +82,7 @@ class EMAHook:
 
     def __init__(self, script: HostScript, clock: HostClock, spec: str, swap: str | None = None):
         self.form, self.script, self.clock, self.run = EMAForm.of(spec), script, clock, clock.run
-        recognise(script)
+        _recognise_loop(script)
         self.swaps: tuple[str | None, ...] = SWAPS[:2] if swap == "both" else (swap,)
         self.is_active, self.is_saved, self.is_swapped = True, False, False
         self.trained: Any = None  # the models, once they are prepared

@@ -2,6 +2,7 @@
 
 Scripts for a `DDPMScheduler` draw indices, `torch.randint(0, num_train_timesteps, (batch_size,))`. Scripts for flow matching
 draw numbers `u` in [0, 1), whose index into a table of timesteps, from the most to the least noise, is `floor(u T)`.
+Trainers whose loops live in modules draw by functions of their own, which are rows of [`trainer_table.ROWS`].
 """
 
 import functools
@@ -21,13 +22,17 @@ from ...timesteps.registries import TIMESTEP_SAMPLERS
 from ...timesteps.sampling import TimestepSampler, contradiction
 from ..host.hook import Host, StatefulHook
 from ..script.source import DENSITY, HostScript, NotRecognised, lines_of
+from ..trainers.find import trainer_of
 from .clock import HostClock, clock_of
+from .trainer_draws import TrainerDraws
 
 # Stratified batches smaller than this share their strata with the updates after them.
 _STRATA = 64
 
 
 def recognise(script: HostScript) -> str:
+    if trainer := trainer_of(script):
+        return trainer.explain("timestep_sampler")
     if script.sampling_pattern == "index":
         return f"torch.randint draws indices of timesteps ({lines_of(script.randint_calls)})"
     table = "least" if script.sigma_scales_data else "most"
@@ -60,7 +65,9 @@ class TimestepHook:
                 f"--timestep_sampler {self.name!r} needs the loss of each image, which a script does not expose. Choose a "
                 "sampler that follows no losses."
             )
-        self.pattern = script.sampling_pattern
+        trainer = trainer_of(script)
+        self.draws = None if trainer is None else TrainerDraws(self, trainer.rows("timestep_sampler", spec), spec)
+        self.pattern = "" if self.draws else script.sampling_pattern
         self.sampler: TimestepSampler | None = None
         self.levels: NoiseLevels | None = None  # from the first batch on
         self.scheduler: Any = None
@@ -71,7 +78,9 @@ class TimestepHook:
         self._update = self._skipped = self._micro_batch = -1  # of the last batch
 
     def install(self) -> None:
-        if self.pattern == "density":
+        if self.draws:
+            self.draws.install()
+        elif self.pattern == "density":
             from diffusers import training_utils
 
             self.run.patches.wrap(training_utils, DENSITY, self._draw_density)
@@ -84,7 +93,7 @@ class TimestepHook:
         frame = self.script.caller(self.script.randint_calls)
         if frame is None or not self._is_known(frame, functools.partial(_is_index_scheduler, num=args[1])):
             return own
-        return self._replaced(own)
+        return self.replaced(own)
 
     def _draw_density(self, density: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
         drawn = density(*args, **kwargs)
@@ -93,10 +102,11 @@ class TimestepHook:
             return drawn
         num = self.scheduler.config.num_train_timesteps
         own = self._turned((drawn * num).long().clamp(max=num - 1))
-        timesteps = self._replaced(own)
+        timesteps = self.replaced(own)
         return drawn if timesteps is own else ((self._turned(timesteps) + 0.5) / num).to(drawn.dtype)
 
-    def _replaced(self, own: torch.Tensor) -> torch.Tensor:
+    def replaced(self, own: torch.Tensor) -> torch.Tensor:
+        """Timesteps in place of a script's `own`, which is returned itself if nothing is replaced."""
         self.timesteps = self._sampled(own)
         for call in self.on_timesteps:
             call(self._update)
@@ -119,7 +129,11 @@ class TimestepHook:
     def _begin(self, scheduler: Any) -> None:
         self.scheduler = scheduler
         flows = is_flow(scheduler)
-        self.levels = flow_levels(scheduler, self.script.sigma_scales_data) if flows else noise_levels(scheduler)
+        self.begin(flow_levels(scheduler, self.script.sigma_scales_data) if flows else noise_levels(scheduler))
+
+    def begin(self, levels: NoiseLevels) -> None:
+        """Makes the sampler for the noise of timesteps."""
+        self.levels = levels
         if self.name is None:
             return
         num_updates = self.clock.count_updates()
@@ -128,7 +142,7 @@ class TimestepHook:
                 f"--timestep_sampler {self.name!r} changes over the run, whose length the script's arguments do not "
                 "determine. Give --num_updates N before its name."
             )
-        self.sampler = TimestepSampler(self.name, self.kwargs, self.levels, num_updates)
+        self.sampler = TimestepSampler(self.name, self.kwargs, levels, num_updates)
         if warning := contradiction(self.name, self.prediction_type):
             self.run.warn(warning)
 
@@ -138,7 +152,7 @@ class TimestepHook:
 
     @property
     def prediction_type(self) -> str:
-        return str(prediction_type_of(self.scheduler))
+        return self.draws.prediction_type if self.draws else str(prediction_type_of(self.scheduler))
 
     def _sampled(self, own: torch.Tensor) -> torch.Tensor:
         """The sampler's timesteps; the script's `own`, as they are, without a sampler and for `uniform`."""
@@ -149,8 +163,7 @@ class TimestepHook:
         sampler = self.sampler
         if sampler is None or sampler.name == "uniform" and sampler.draw == "independent":
             return own
-        accelerator, size = self.run.accelerator, len(own)
-        accumulation, num_processes = accelerator.gradient_accumulation_steps, accelerator.num_processes
+        size, (accumulation, num_processes, process_index) = len(own), self._layout()
         self._largest_batch = max(self._largest_batch, size, int(self.run.arguments.get("train_batch_size") or 0))
         if micro_batch >= accumulation:
             raise LabError(
@@ -159,10 +172,18 @@ class TimestepHook:
             )
         batch = self._largest_batch * accumulation * num_processes
         window = math.ceil(_STRATA / batch) if sampler.draw == "stratified" else 1
-        generator = stream_generator(int(self.run.arguments.get("seed") or 0), "timesteps", update // window)
+        seed = int(self.run.arguments.get("seed") or self.draws and self.draws.seed or 0)
+        generator = stream_generator(seed, "timesteps", update // window)
         drawn = sampler.sample(batch * window, update, generator)
-        start = update % window * batch + (micro_batch * num_processes + accelerator.process_index) * self._largest_batch
+        start = update % window * batch + (micro_batch * num_processes + process_index) * self._largest_batch
         return drawn[start : start + size].to(own.device)
+
+    def _layout(self) -> tuple[int, int, int]:
+        """Micro-batches of an update, processes, and the index of this process."""
+        if self.draws and self.draws.layout:
+            return self.draws.layout
+        accelerator = self.run.accelerator
+        return accelerator.gradient_accumulation_steps, accelerator.num_processes, accelerator.process_index
 
     def loss_weights(self) -> torch.Tensor | None:
         """The weights that correct the last batch for its density, if the sampler is `unbiased`."""
@@ -180,7 +201,8 @@ class TimestepHook:
     def report(self) -> str:
         if self.name is None:
             return ""
-        return f"--timestep_sampler {self.name}: timesteps of {counted(self.num_seen, 'batch')} replaced."
+        replaced = "a table" if self.draws and self.draws.has_table else f"timesteps of {counted(self.num_seen, 'batch')}"
+        return f"--timestep_sampler {self.name}: {replaced} replaced."
 
 
 def _find_scheduler(frame: FrameType, matches: Callable[[Any], bool]) -> Any:

@@ -13,11 +13,14 @@ from ..host.held_out_loss import HeldOutLoss
 from ..host.hook import Host, StatefulHook
 from ..script.loss_code import find_loss_code
 from ..script.source import HostScript, NotRecognised, lines_of
+from ..trainers.find import trainer_of
 from .clock import HostClock, clock_of
 from .ema import EMAHook
 
 
 def recognise(script: HostScript) -> str:
+    if trainer := trainer_of(script):
+        return trainer.explain("validation_fraction")
     code = find_loss_code(script)
     repeats = "; not with repeated rows" if script.index_moduli else ""
     cached = f"; not with {', '.join(script.indexed_by_step)} in use" if script.indexed_by_step else ""
@@ -26,6 +29,8 @@ def recognise(script: HostScript) -> str:
 
 
 def make(host: Host) -> StatefulHook:
+    if trainer := trainer_of(host.script):
+        trainer.rows("validation_fraction", host.options.validation_fraction)
     ema = cast(EMAHook | None, host.hooks.get("ema"))
     return ValidationHook(host.script, clock_of(host), host.options.validation_fraction, host.options.validation_steps, ema)
 

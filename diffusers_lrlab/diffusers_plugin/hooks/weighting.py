@@ -13,6 +13,9 @@ from ...timesteps.noise_levels import NoiseLevels
 from ...timesteps.registries import LOSS_WEIGHTINGS
 from ..host.hook import Hook, Host
 from ..script.source import LOSS, WEIGHTING, HostScript, NotRecognised, lines_of
+from ..trainers.find import trainer_of
+from ..trainers.install import install
+from ..trainers.shapes import weights as shapes
 from . import timesteps
 from .clock import HostClock, clock_of
 from .timesteps import TimestepHook
@@ -22,6 +25,8 @@ _OWN_WEIGHTS = {"snr_gamma": (None,), "weighting_scheme": (None, "none", "logit_
 
 
 def recognise(script: HostScript) -> str:
+    if trainer := trainer_of(script):
+        return trainer.explain("loss_weighting")
     timesteps.recognise(script)  # they tell which loss is of which noise level
     if weighted := script.calls(WEIGHTING):
         return f"{WEIGHTING} gives the weights ({lines_of(weighted)})"
@@ -55,12 +60,16 @@ class WeightingHook:
                 "weighting that follows no losses."
             )
         recognise(script)
+        trainer = trainer_of(script)
+        self.rows = trainer.rows("loss_weighting", spec) if trainer else []
         self.by_sigma = bool(script.calls(WEIGHTING))
         self.num_seen = 0
         self._table: torch.Tensor | None = None
 
     def install(self) -> None:
-        if self.by_sigma:
+        if self.rows:
+            install(self.run, self.rows, shapes, self)
+        elif self.by_sigma:
             from diffusers import training_utils
 
             self.run.patches.wrap(training_utils, WEIGHTING, self._weigh_sigmas)
@@ -82,6 +91,15 @@ class WeightingHook:
                 "With --with_prior_preservation, a batch also holds class images, whose losses are separate. Remove that or "
                 "--loss_weighting."
             )
+
+    def has_batch(self) -> bool:
+        """Whether a trainer's loss is that of the last timesteps."""
+        hook = self.timesteps
+        return hook.timesteps is not None and hook.draws is not None and hook.draws.is_training()
+
+    def batch_weights(self) -> torch.Tensor:
+        """The weights of the images of a trainer's last batch."""
+        return self._weights()
 
     def _weights(self) -> torch.Tensor:
         """The weights of the images of the last batch: float32 of shape `(batch_size,)`."""

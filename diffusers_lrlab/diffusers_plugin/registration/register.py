@@ -18,24 +18,40 @@ def register() -> None:
 
     for library in LIBRARIES:
         for module in dict.fromkeys((library.names, library.functions)):
-            _when_imported(module, library.register)
+            when_imported(module, library.register)
     for name in PIPELINES:
-        _when_imported(name, register_pipeline)
-    _when_imported("diffusers.pipelines.pipeline_utils", register_pipelines)
+        when_imported(name, register_pipeline)
+    when_imported("diffusers.pipelines.pipeline_utils", register_pipelines)
 
 
-def _when_imported(host: str, action: Callable[[Any], None]) -> None:
+def when_imported(host: str, action: Callable[[Any], None]) -> None:
+    """Calls an action with a module, now or when it is imported. The same action for the same module is called once."""
     if host in sys.modules:
         action(sys.modules[host])
-    elif not any(isinstance(finder, _ActOnImport) and finder.host == host for finder in sys.meta_path):
+        return
+    finder = _finder_of(host)
+    if finder is None:
         sys.meta_path.insert(0, _ActOnImport(host, action))
+    elif action not in finder.actions:
+        finder.actions.append(action)
+
+
+def forget(host: str, action: Callable[[Any], None]) -> None:
+    """Takes back an action for a module that was not imported."""
+    finder = _finder_of(host)
+    if finder is not None and action in finder.actions:
+        finder.actions.remove(action)
+
+
+def _finder_of(host: str) -> "_ActOnImport | None":
+    return next((each for each in sys.meta_path if isinstance(each, _ActOnImport) and each.host == host), None)
 
 
 class _ActOnImport(importlib.abc.MetaPathFinder):
-    """Calls a function with a module once the module is imported."""
+    """Calls functions with a module once the module is imported."""
 
     def __init__(self, host: str, action: Callable[[Any], None]):
-        self.host, self.action = host, action
+        self.host, self.actions = host, [action]
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -48,7 +64,8 @@ class _ActOnImport(importlib.abc.MetaPathFinder):
 
             def execute_and_act(module: ModuleType) -> None:
                 execute(module)
-                self.action(module)
+                for action in self.actions:
+                    action(module)
                 if self in sys.meta_path:
                     sys.meta_path.remove(self)
 
