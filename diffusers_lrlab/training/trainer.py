@@ -29,6 +29,7 @@ from .run_log import RunLog
 from .run_state import RunState
 from .samples import draw_samples
 from .sharding import is_sharded, shard_average, whole_weights
+from .snapshots import SnapshotWriter
 from .stepping import Stepper, do_one_update
 
 _NUM_LR_CHECKS = 50  # for learning-rate warnings, over a run
@@ -50,6 +51,7 @@ class Trainer:
         spec, gather = objective_spec(config), accelerator.gather
         run.objective = Objective.of(spec, run.process, plan.layout, plan.num_updates, device, gather)
         self.checkpoints = CheckpointWriter(accelerator, config, folder)
+        self.snapshots = SnapshotWriter(run, folder)
         self.divergence = DivergenceGuard(run, self.checkpoints)
         self.log = RunLog(run, accelerator, folder, self.divergence)
 
@@ -175,6 +177,7 @@ class Trainer:
         """Work between updates: validation, sample images, saving the pipeline."""
         run, config, plan = self.run, self.run.config, self.run.plan
         is_main, observer = self.accelerator.is_main_process, self.log.observer
+        self.snapshots.write_if_due()  # before a checkpoint of the same update, whose resume expects it
         if observer is not None and config.timestep_grad_every and run.update % config.timestep_grad_every == 0:
             observer.measure_gradients(run.update, run.model)
         if run.validation and run.at_interval(plan.validation_updates):
@@ -227,6 +230,7 @@ class Trainer:
         state = load_checkpoint(self.accelerator, self.run, checkpoint, self.folder)
         self.log.load_state_dict(state)
         self.divergence.load_state_dict(state)
+        self.snapshots.rewind()
         if self.accelerator.is_main_process:
             remove_old_checkpoints(self.folder, self.run.config)
 
