@@ -57,11 +57,10 @@ def _sweep(options: argparse.Namespace, out: Path) -> None:
 
     snapshots = RunSnapshots(options.run)
     metric = options.metric or _METRIC
-    say(f"sigma_rel  {metric}")
-    sweep = sweep_widths(snapshots, metric, num, lambda width, value: say(f"{width:9.4f}  {value:.6g}"))
+    sweep = sweep_widths(snapshots, metric, num, lambda width, value: say(f"sigma_rel {width:.4f}: {value:.6g}"))
     best = sweep.widths[sweep.best]
     found = snapshots.save(best, out, sweep.about(), lambda folder: plot_sweep(sweep, folder / "ema_sweep.png"))
-    say(f"as saved   {sweep.of_run:.6g}\nBest: sigma_rel {best:.4g}. {_quality(found)}")
+    say(f"as the run saved it: {sweep.of_run:.6g}\nBest {metric}: sigma_rel {best:.4g}. {_quality(found)}")
     if sweep.is_at_edge:
         say("It is at the edge of these widths, so a better one may lie beyond them.")
     say(f"It was chosen by this metric, which is therefore a little too good for it.\nWrote {out}, with ema_sweep.png.")

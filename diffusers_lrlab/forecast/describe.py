@@ -102,10 +102,9 @@ def _time_lines(plan: Plan, seconds: TimeForecast, device: str) -> list[str]:
     if seconds.compiling:
         lines.append(f"{'':>13}  of it {duration(seconds.compiling)} to compile the model, at each start")
     if seconds.snapshots:
-        share = seconds.snapshots / (seconds.training + seconds.snapshots)
         lines.append(
-            f"{'':>13}  and {duration(seconds.snapshots)} for {counted(len(plan.snapshot_updates), 'snapshot')} of the "
-            f"averages, {share:.1%} of the training"
+            f"{'':>13}  meanwhile {duration(seconds.snapshots)} to write {counted(len(plan.snapshot_updates), 'snapshot')} "
+            "of the averages, in a thread"
         )
     if seconds.slowest:
         most = ", ".join(f"{name} {duration(took)}" for name, took in seconds.slowest)

@@ -48,12 +48,12 @@ class TimeForecast(NamedTuple):
     guessed: tuple[str, ...] = ()  # parts estimated from the updates for lack of time
     unknown: tuple[str, ...] = ()  # metrics not counted
     compiling: float = 0.0  # extra time of the first update of a compiled model
-    snapshots: float = 0.0  # to write all snapshots of post-hoc averages
+    snapshots: float = 0.0  # to write all snapshots of post-hoc averages, which a thread does meanwhile
 
     @property
     def total(self) -> float:
         """Without the time to plot and write the results."""
-        return self.compiling + self.training + self.snapshots + self.validation + self.sampling + self.evaluation
+        return self.compiling + self.training + self.validation + self.sampling + self.evaluation
 
 
 def forecast_time(trainer: Trainer, budget: Budget | None = None) -> TimeForecast:
@@ -128,11 +128,12 @@ def _times_of_updates(trainer: Trainer, budget: Budget) -> list[float]:
 
 
 def _seconds_of_snapshots(trainer: Trainer) -> float:
-    """Seconds for all snapshots of a run, from one that is written to the temporary folder."""
+    """Seconds to write all snapshots of a run, from one in the temporary folder; training continues meanwhile."""
     if not (writer := trainer.snapshots).updates or not trainer.accelerator.is_main_process:
         return 0.0
     started = time.perf_counter()
-    writer.write()
+    writer.begin()
+    writer.finish()
     return (time.perf_counter() - started) * len(writer.updates)
 
 

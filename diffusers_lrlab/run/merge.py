@@ -61,9 +61,11 @@ def check_constant(folder: Path, checkpoints: list[Path]) -> None:
     known = rates[np.isfinite(rates)]
     if len(known) and np.ptp(known) <= _SAME * np.abs(known).max():
         return
-    got = f"from {known[0]:.3g} to {known[-1]:.3g}" if len(known) else "no rate in the log"
-    hint = "a merge takes the place of a decay, so merge checkpoints of a run without one, such as --lr_scheduler constant"
-    raise must_be("the learning rate", f"after updates {first} to {last}", "constant", hint, got=got)
+    got = f"it went from {known[0]:.3g} to {known[-1]:.3g}" if len(known) else "it is not in the log"
+    raise LabError(
+        f"The learning rate from update {first} to {last} must be constant for a merge, and {got}. Hint: a merge takes the "
+        "place of a decay, so merge checkpoints of a run without one, such as one with --lr_scheduler constant."
+    )
 
 
 def _rates(folder: Path, state: dict[str, Any]) -> np.ndarray:
@@ -97,7 +99,8 @@ def _files_of(pipeline: SavedPipeline, checkpoint: Path) -> list[Path]:
 
 def _merged(pipeline: SavedPipeline, files: list[list[Path]], shares: np.ndarray) -> Weights:
     """The weighted sum, in float32; each checkpoint is read once."""
-    own, total = pipeline.shapes(), {}
+    own = pipeline.shapes()
+    total: Weights = {}
     for paths, share in zip(files, shares.tolist(), strict=True):
         for path in paths:
             with safe_open(path, "pt") as file:

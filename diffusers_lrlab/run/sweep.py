@@ -87,9 +87,7 @@ class _MeasuredRun:
         self.average = self.run.average
         self.names = list(trained_parameters(self.run.model))
         if reason := self._absence():
-            raise must_be(
-                "--metric", metric, "measurable in this run", "validation_loss needs held-out data alone", got=reason
-            )
+            raise must_be("--metric", metric, "measurable in this run", "validation_loss takes held-out data", got=reason)
 
     def _absence(self) -> str | None:
         """Why the metric cannot be measured in this run; `None` if it can."""
@@ -99,7 +97,8 @@ class _MeasuredRun:
         if self.metric not in METRICS:
             return f"no metric.{did_you_mean(self.metric, METRICS)}"
         if not metrics_of(run, True, {self.metric}):
-            return f"a metric of {METRICS[self.metric].form or 'other'} data, or one that is logged"
+            form = METRICS[self.metric].form
+            return "one that is only logged" if form in (None, run.kind.form) else f"one of {form}"
         num = results_of(run.kind).num_samples(run.config, len(run.data.held_out), run.data.num_images)
         return None if num or "samples" not in METRICS[self.metric].needs else "a run that measures no samples"
 
@@ -125,15 +124,14 @@ def _saved_weights(pipeline: SavedPipeline, names: list[str]) -> Weights:
 
 def plot_sweep(sweep: Sweep, path: Path) -> None:
     """The metric by width, with the best one and the value of the average that the run saved."""
+    label = "loss on held-out data" if sweep.metric == VALIDATION else metric_label(sweep.metric)
     figure = new_figure(6, 3.6, dpi=150)
     axes = figure.subplots()
     plain_axes(axes)
     axes.plot(sweep.widths, sweep.values, "o-", color=BLUE, markersize=4, label="from snapshots")
     axes.plot(sweep.widths[sweep.best], sweep.values[sweep.best], "o", color=ORANGE, markersize=8, label="best")
     axes.axhline(sweep.of_run, color=GREY, linewidth=1, label="as the run saved it")
-    axes.set(
-        xscale="log", xlabel="sigma_rel, the width of the average as a share of the run", ylabel=metric_label(sweep.metric)
-    )
+    axes.set(xscale="log", xlabel="sigma_rel, the width of the average as a share of the run", ylabel=label)
     axes.set_xticks(ticks := [width for width in (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25) if width >= 0.9 * sweep.widths[0]])
     axes.set_xticklabels([f"{width:g}" for width in ticks])
     axes.minorticks_off()

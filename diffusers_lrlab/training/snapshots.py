@@ -1,6 +1,6 @@
 """Snapshots of the post-hoc averages of a run, in its folder."""
 
-from typing import Any
+from typing import Any, Self
 
 from ..averaging.averages import EMA
 from ..averaging.snapshots import snapshot_folder, snapshots_in, update_of, write_snapshot
@@ -8,7 +8,9 @@ from ..core.errors import warn
 from ..core.files import remove
 from ..core.manifest import find_damage
 from ..core.options import names_where
+from .background import BackgroundWrite
 from .config import TrainingConfig
+from .host_copies import on_host
 from .lora import trained_parameters
 from .run_files import SNAPSHOTS
 from .run_folder import RunFolder
@@ -22,18 +24,34 @@ def identity_of(config: dict[str, Any]) -> dict[str, Any]:
 
 
 class SnapshotWriter:
-    """Writer of snapshots at the updates of the plan. The main process writes them while the others go on."""
+    """
+    Writer of snapshots at the updates of the plan. The averages are copied to the host between two updates, and a thread of
+    the main process writes the copy. A `with` block waits at its end for it.
+    """
 
     def __init__(self, run: RunState, folder: RunFolder):
         self.run, self.folder = run, folder
         self.updates = run.plan.snapshot_updates
         self.path = folder.path / SNAPSHOTS
+        self._writing = BackgroundWrite("write snapshot")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._writing.__exit__(*error)
 
     def write_if_due(self) -> None:
+        self._writing.check()
         if self.folder.is_writer and self.run.update in self.updates:
-            self.write()
+            self.begin()
 
-    def write(self) -> None:
+    def finish(self) -> None:
+        """Waits until the last snapshot is written."""
+        self._writing.wait()
+
+    def begin(self) -> None:
+        """Starts to write a snapshot, once the previous one is finished."""
         run, posthoc = self.run, self.run.config.posthoc
         assert posthoc is not None
         averages = dict(zip(posthoc.kwargs["sigma_rels"], posthoc_averages(run), strict=True))
@@ -43,15 +61,17 @@ class SnapshotWriter:
             "end": run.update - posthoc.kwargs["start_update"],
             "of": identity_of(run.config.to_dict()),
         }
-        write_snapshot(
+        self._writing.start(
+            write_snapshot,
             snapshot_folder(self.path, run.update),
-            {width: dict(zip(names, average.shadow_params, strict=True)) for width, average in averages.items()},
+            on_host({width: dict(zip(names, average.shadow_params, strict=True)) for width, average in averages.items()}),
             posthoc.kwargs["dtype"],
             facts,
         )
 
     def rewind(self) -> None:
         """Removes snapshots of later updates than the current one, and warns of earlier ones that are lost."""
+        self.finish()
         if not self.folder.is_writer or not self.updates:
             return
         for path in snapshots_in(self.path):

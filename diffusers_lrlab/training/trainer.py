@@ -119,7 +119,7 @@ class Trainer:
         num = run.plan.num_updates
         bar = tqdm(total=num, initial=run.update, desc="train", unit="update", disable=hide, mininterval=pace)
         self.stepper.skips_bad = run.config.skip_bad_updates is not None
-        with InterruptGuard() as guard, bar, self.checkpoints:
+        with InterruptGuard() as guard, bar, self.checkpoints, self.snapshots:
             if divergence.rule is not None and run.update == 0:
                 self.save()  # for a rollback
             elif divergence.rule is not None and divergence.first_loss is None:  # the run began without the rule
@@ -177,7 +177,7 @@ class Trainer:
         """Work between updates: validation, sample images, saving the pipeline."""
         run, config, plan = self.run, self.run.config, self.run.plan
         is_main, observer = self.accelerator.is_main_process, self.log.observer
-        self.snapshots.write_if_due()  # before a checkpoint of the same update, whose resume expects it
+        self.snapshots.write_if_due()
         if observer is not None and config.timestep_grad_every and run.update % config.timestep_grad_every == 0:
             observer.measure_gradients(run.update, run.model)
         if run.validation and run.at_interval(plan.validation_updates):
@@ -211,6 +211,7 @@ class Trainer:
             raise divergence.error(f"The {part} of the run is not finite")
         if divergence.rule is not None:
             divergence.check_loss(log.mean_losses()[1])
+        self.snapshots.finish()  # a resume expects those before the checkpoint
         rows = None if log.observer is None else log.observer.log.table
         path = self.checkpoints.begin(self.run, log.state_dict() | divergence.state_dict(), rows)
         if waits:
