@@ -2,6 +2,7 @@
 
 import filecmp
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,11 +17,18 @@ from diffusers_lrlab.averaging.averages import EMA
 from diffusers_lrlab.averaging.forms import EMAForm, forms_of
 from diffusers_lrlab.averaging.snapshots import read_snapshots
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.diffusers_plugin.hooks.ema import EMAHook
+from diffusers_lrlab.forecast.describe import _disk_lines
+from diffusers_lrlab.forecast.memory import forecast_memory
+from diffusers_lrlab.forecast.timing import forecast_time
+from diffusers_lrlab.study.spec.expansion import expand
+from diffusers_lrlab.study.spec.reading import read_spec
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_files import SNAPSHOTS
 from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.sharding import check_sharding
 from diffusers_lrlab.training.trainer import Trainer
 
 MODEL = {"dimension": 2, "hidden_size": 8, "num_layers": 1, "embedding_size": 4}
@@ -154,3 +162,38 @@ def test_wrong_lists_are_refused(spec, reason):
 def test_a_run_too_short_for_its_snapshots_is_refused(tmp_path):
     with pytest.raises(LabError, match="takes 16 snapshots, .* and the run has 12 updates"):
         make_trainer(tmp_path, ema="posthoc")
+
+
+SEVERAL = (POSTHOC, "constant|power_function")
+
+
+@cases("ema", SEVERAL)
+def test_hosts_that_cannot_keep_them_refuse_them_before_work_starts(monkeypatch, ema):
+    study = {"base": {"max_train_steps": 30, "ema": ema}, "arms": {"a": {}, "b": {"lr_scheduler": "constant"}}}
+    with pytest.raises(LabError, match="In the arm 'a'.*one average without snapshots, as a study keeps no weights"):
+        expand(read_spec({**study, "datasets": ["dino"], "seeds": 1}, "study"))
+    with pytest.raises(LabError, match="--ema .*one average without snapshots in a third-party script"):
+        EMAHook(None, SimpleNamespace(run=None), ema)
+    for name, value in {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LabError, match="needs a whole model, and FSDP shards it"):
+        check_sharding(resolve_config(TrainingConfig(ema=ema)))
+    check_sharding(resolve_config(TrainingConfig(ema="power_function")))
+
+
+def test_a_merged_lora_has_no_snapshots(tmp_path):
+    options = {"pretrained_model_name_or_path": str(tmp_path), "lora_rank": 2, "merge_lora": True}
+    with pytest.raises(LabError, match="without post-hoc averages, which cannot be merged later, got --merge_lora"):
+        resolve_config(TrainingConfig(ema=POSTHOC, **options))
+
+
+def test_the_forecast_counts_averages_and_snapshots(tmp_path):
+    trainer = make_trainer(tmp_path, ema=f"{POSTHOC},dtype=bf16|constant")
+    plan = trainer.run.plan
+    memory = forecast_memory(plan)
+    weights = 4 * plan.num_parameters
+    assert memory.ema == 3 * weights
+    (disk,) = _disk_lines(plan, weights, 0, weights)
+    assert f"3 snapshots of {weights / 2**20:.1f} MiB for `lrlab ema`" in disk  # two widths, half the bytes each
+    assert f"disk  {4 * weights / 2**20:.1f} MiB" in disk
+    assert forecast_time(trainer).snapshots > 0
