@@ -8,11 +8,13 @@ import runs
 import torch
 from diffusers import DDPMPipeline, UNet2DModel
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tables import cases
 
 from diffusers_lrlab import LabError, PointDDPMPipeline, TrainingConfig, train
 from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.hub.contents import contents_of
+from diffusers_lrlab.run.check_run import check_run, repair_run
 from diffusers_lrlab.run.merge import merge_checkpoints
 
 NAME = "diffusion_pytorch_model.safetensors"
@@ -20,7 +22,7 @@ SMALL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embe
 POINTS = {"dataset_name": "moons", "max_train_steps": 96, "train_batch_size": 64, "learning_rate": 1e-2}
 POINTS |= {"num_validation_images": 256, "distance_samples": 64, "num_inference_steps": 3, "ddpm_num_steps": 20}
 POINTS |= {
-    "eval_batch_size": 8,
+    "evaluation": False,
     "validation_steps": 96,
     "save_images_epochs": 10**6,
     "checkpointing_steps": 24,
@@ -97,13 +99,14 @@ def test_a_sweep_saves_the_best_width_with_its_curve(run, tmp_path, capsys):
         out = tmp_path / metric
         assert main(["ema", str(run), "--sweep", "--metric", metric, "--num", "3", "--out", str(out)]) == 0
         sweep = json.loads((out / "average.json").read_text())["sweep"]
+        if metric == "validation_loss":
+            results = json.loads((run / "lrlab" / "run.json").read_text())["train"]["results"]
+            assert sweep["of_run"] == pytest.approx(results["validation_loss_ema"], rel=1e-6)
         best = sweep["widths"][sweep["values"].index(min(sweep["values"]))]
         assert f"Best {metric}: sigma_rel {best:.4g}." in capsys.readouterr().out
         assert json.loads((out / "average.json").read_text())["sigma_rel"] == best
         with Image.open(out / "ema_sweep.png") as plot:
             assert plot.size[0] > 500
-    record = json.loads((run / "lrlab" / "run.json").read_text())
-    assert sweep["of_run"] == pytest.approx(record["train"]["results"]["kl"], rel=1e-6)
     assert sweep["of_run"] == pytest.approx(sweep["values"][0], rel=1e-4)  # the first width is that of the run
     assert len({*sweep["values"]}) == 3
 
@@ -118,7 +121,7 @@ def test_checkpoints_are_merged(run, tmp_path, capsys):
 
 
 def test_a_merge_refuses_a_window_with_a_changing_rate(tmp_path):
-    decayed = points(tmp_path / "run", lr_scheduler="wsd:num_decay_steps=36", use_ema=False, evaluation=False)
+    decayed = points(tmp_path / "run", lr_scheduler="wsd:num_decay_steps=36", use_ema=False)
     for last in (2, 3):
         with pytest.raises(LabError, match="to 96 must be constant .* it went from 0.0.* takes the place of a decay"):
             merge_checkpoints(decayed, last, "linear", tmp_path / "out")
@@ -127,7 +130,8 @@ def test_a_merge_refuses_a_window_with_a_changing_rate(tmp_path):
     assert merge_checkpoints(decayed, 2, "uniform", tmp_path / "out")["checkpoints"] == {"24": 0.5, "48": 0.5}
 
 
-def test_a_lora(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_a_lora(tmp_path):
     """The weights are in another file, under other names."""
     pytest.importorskip("peft")
     unet = UNet2DModel(**{key: value for key, value in runs.TINY_UNET.items() if key != "_class_name"})
@@ -181,16 +185,15 @@ def test_a_run_without_snapshots_says_what_can_be_done(run, tmp_path, capsys):
 
 
 def test_snapshots_of_another_run_are_refused(run, tmp_path, capsys):
-    other = points(tmp_path / "other", ema=WIDTHS, seed=1, evaluation=False)
-    error = refused(capsys, "ema", other, "--sigma_rel", "0.1", "--out", run)  # a folder with files
-    assert "exists and is not an empty folder" in error
-    shutil.rmtree(other / "ema_snapshots")
-    shutil.copytree(run / "ema_snapshots", other / "ema_snapshots")
+    other = shutil.copytree(run, tmp_path / "other")
+    record = json.loads((other / "lrlab" / "run.json").read_text())
+    record["config"]["seed"] = 1
+    (other / "lrlab" / "run.json").write_text(json.dumps(record))
     assert "got one of a run with seed=0, not 1" in refused(capsys, "ema", other, "--sigma_rel", "0.1")
+    error = refused(capsys, "ema", other, "--sigma_rel", "0.1", "--out", run)
+    assert "exists and is not an empty folder" in error
     swapped = copy(run, tmp_path)
     wider = {name: value[..., :-1].contiguous() for name, value in weights(run).items()}
-    from safetensors.torch import save_file
-
     save_file(wider, swapped / "denoiser" / NAME)
     assert "of the model in" in refused(capsys, "ema", swapped, "--sigma_rel", "0.1")
     damaged = swapped / "ema_snapshots" / "update-00000048" / "averages.safetensors"
@@ -210,3 +213,29 @@ def test_wide_averages_are_warned_about(run, tmp_path, capsys):
 ])  # fmt: skip
 def test_wrong_merges_are_refused(run, tmp_path, capsys, arguments, reason):
     assert reason in refused(capsys, "merge", run, *arguments, "--out", tmp_path / "out")
+
+
+def test_damaged_snapshots_are_found_and_put_aside_and_none_are_uploaded(run, tmp_path):
+    damaged = copy(run, tmp_path)
+    assert not check_run(damaged).damaged
+    assert not [name for name in contents_of(damaged, "user/name").files if "ema_snapshots" in str(name)]
+    (damaged / "ema_snapshots" / "update-00000048" / "snapshot.json").write_text("{}")
+    (found,) = check_run(damaged).damaged
+    assert found.startswith("ema_snapshots/update-00000048: ")
+    assert any("update-00000048" in change for change in repair_run(damaged))
+    assert not check_run(damaged).damaged
+    assert main(["ema", str(damaged), "--sigma_rel", "0.1", "--out", str(tmp_path / "out")]) == 0
+    assert len(json.loads((tmp_path / "out" / "average.json").read_text())["snapshots"]) == 11
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_snapshots_of_one(tmp_path):
+    """Up to rounding, as weights of theirs are."""
+    small = [*runs.tiny_arguments(tmp_path), "--max_train_steps=4", "--no_evaluation", "--ema=posthoc:snapshots=2"]
+    runs.run(*small, f"--output_dir={tmp_path / 'two'}", "--train_batch_size=16", processes=2)
+    runs.run(*small, f"--output_dir={tmp_path / 'one'}", "--train_batch_size=32")
+    for width in ("0.05", "0.15"):
+        for name in ("one", "two"):
+            assert main(["ema", str(tmp_path / name), "--sigma_rel", width, "--out", str(tmp_path / f"{name}-{width}")]) == 0
+        pair = [weights(tmp_path / f"{name}-{width}", "unet") for name in ("one", "two")]
+        assert distance(*pair) < 1e-5
