@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import Self
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
 from ..core.registered import Unusable, real_values
 from ..core.registry import Parameter, Registry
 from ..core.spec import format_spec, resolve_spec
@@ -86,11 +86,45 @@ def power_function(since: Any, every: int, gamma: float | None, sigma_rel: float
     return (1 - np.minimum(every / (since + 1), 1.0)) ** (power + 1)
 
 
+@EMA_FORMS.register(
+    "posthoc",
+    description="power_function averages, with snapshots from which `lrlab ema` makes one of any width after the run",
+    source="EDM2, arXiv 2312.02696, section 3",
+    parameters=(
+        Parameter(
+            "sigma_rels",
+            list,
+            (0.05, 0.1),
+            "widths of the profiles as shares of the run; the first one is used in the run",
+            "[1e-5, 0.2886]",
+        ),
+        Parameter("snapshots", int, 16, "equally spaced snapshots over the run, each of all widths", "[1, 1e4]"),
+        Parameter("dtype", str, "float32", "precision of the snapshots", choices=("float32", "bf16")),
+    ),
+)
+def posthoc(since: Any, every: int, sigma_rels: list[float], snapshots: int, dtype: str) -> np.ndarray | float:
+    if not sigma_rels or len({*sigma_rels}) < len(sigma_rels):
+        raise must_be("sigma_rels", sigma_rels, "one or more different widths", "[0.05|0.10] is usual", of="'posthoc'")
+    return power_function(since, every, None, sigma_rels[0])
+
+
 def gamma_of_width(sigma_rel: float) -> float:
     """The power of a profile t^gamma whose standard deviation is this share of the run: alg. 2 of EDM2."""
     inverse = sigma_rel**-2
     roots = np.roots([1, 7, 16 - inverse, 12 - inverse])
     return max(float(np.real(root)) for root in roots if abs(root.imag) < 1e-6)
+
+
+def split_specs(text: str) -> list[str]:
+    """The spec strings of `A|B`, which are several averages."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "|" and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
 
 
 @dataclass(frozen=True)
@@ -104,11 +138,24 @@ class EMAForm:
     def of(cls, spec: str, **kwargs: Any) -> Self:
         """From a spec string, checked."""
         form = cls(*resolve_spec(spec, kwargs, EMA_FORMS))
-        form.decay(2)  # what only its function can refuse
+        form._of(1)  # what only its function can refuse
         return form
 
     def __str__(self) -> str:
         return format_spec(self.name, self.kwargs)
+
+    @property
+    def is_posthoc(self) -> bool:
+        """Whether snapshots of it are taken."""
+        return self.name == "posthoc"
+
+    @property
+    def tracks(self) -> list["EMAForm"]:
+        """The averages that are run: one of each width for post-hoc averages, otherwise itself."""
+        if not self.is_posthoc:
+            return [self]
+        common = {"start_update": self.kwargs["start_update"], "update_every": self.kwargs["update_every"]}
+        return [EMAForm.of("power_function", sigma_rel=width, **common) for width in self.kwargs["sigma_rels"]]
 
     @property
     def update_every(self) -> int:
@@ -129,3 +176,14 @@ class EMAForm:
     def _of(self, since: Any) -> Any:
         own = {key: value for key, value in self.kwargs.items() if key not in ("start_update", "update_every")}
         return EMA_FORMS[self.name](since, self.update_every, **own)
+
+
+def forms_of(text: str) -> list[EMAForm]:
+    """The forms of `--ema`, of which several are separated by `|`; a `LabError` for equal ones."""
+    forms = [EMAForm.of(spec) for spec in split_specs(text)]
+    names = [str(form) for form in forms]
+    if len({*names}) < len(names):
+        raise must_be("--ema", text, "different averages", f"{max(names, key=names.count)} is given twice")
+    if sum(form.is_posthoc for form in forms) > 1:
+        raise must_be("--ema", text, "posthoc at most once", "give all widths in one: posthoc:sigma_rels=[0.05|0.10]")
+    return forms

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .. import __version__
 from ..core.errors import LabError, did_you_mean, exit_status, shortened
 from ..core.plugins import load_plugins
-from . import audit, check, completion, data, floor, hub, lists, preview, study, tools, training
+from . import audit, averages, check, completion, data, floor, hub, lists, preview, study, tools, training
 from .output import LabParser, add_import
 
 
@@ -78,6 +78,18 @@ COMMANDS = {
         "lrlab study run quick --out first-study",
         study.add_arguments,
         study.command,
+    ),
+    "ema": Command(
+        "Make an average of the weights of any width from the snapshots of a run, or find the best width",
+        "lrlab ema dino-run --sigma_rel 0.075 --out dino-run-ema",
+        averages.ema_arguments,
+        averages.ema,
+    ),
+    "merge": Command(
+        "Merge the last checkpoints of a run with a constant learning rate, in place of a decay",
+        "lrlab merge dino-run --last 3 --weights 1-sqrt --out dino-run-merged",
+        averages.merge_arguments,
+        averages.merge,
     ),
     "check": Command(
         "Verify a run, study, toy dataset, schedule or download: damaged files, and how to go on",

@@ -71,7 +71,7 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
     yield "\n".join(times)
     trained = trained_bytes(plan, memory.parameters)
     base = memory.parameters - trained  # beside the checkpoints of a LoRA
-    yield "\n".join(_disk_lines(plan, memory.parameters + base, trained + memory.ema + state))
+    yield "\n".join(_disk_lines(plan, memory.parameters + base, trained + memory.ema + state, trained))
     yield "\n".join(["", *_alternatives(plan, memory, device.type, budget)])
 
 
@@ -101,6 +101,11 @@ def _time_lines(plan: Plan, seconds: TimeForecast, device: str) -> list[str]:
     ]
     if seconds.compiling:
         lines.append(f"{'':>13}  of it {duration(seconds.compiling)} to compile the model, at each start")
+    if seconds.snapshots:
+        lines.append(
+            f"{'':>13}  meanwhile {duration(seconds.snapshots)} to write {counted(len(plan.snapshot_updates), 'snapshot')} "
+            "of the averages, in a thread"
+        )
     if seconds.slowest:
         most = ", ".join(f"{name} {duration(took)}" for name, took in seconds.slowest)
         lines.append(f"{'':>13}  of the evaluation: {most}")
@@ -120,16 +125,19 @@ def _time_lines(plan: Plan, seconds: TimeForecast, device: str) -> list[str]:
     return lines
 
 
-def _disk_lines(plan: Plan, pipeline: int, checkpoint: int) -> list[str]:
+def _disk_lines(plan: Plan, pipeline: int, checkpoint: int, trained: int) -> list[str]:
     config = plan.config
     kept = math.ceil(plan.num_updates / config.checkpointing_steps)  # one is written at the end
     kept = min(kept, config.checkpoints_total_limit or kept)
     checkpoints = f"{counted(kept, 'checkpoint')} of {_size(checkpoint)}"
     folder = Path(config.output_dir).absolute()
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
-    return [
-        f"{'disk':>13}  {_size(pipeline + kept * checkpoint)}: pipeline {_size(pipeline)}, {checkpoints}; {_size(free)} free"
-    ]
+    total, more = pipeline + kept * checkpoint, ""
+    if config.posthoc is not None:
+        known, num = config.posthoc.kwargs, len(plan.snapshot_updates)
+        each = trained * len(known["sigma_rels"]) // (2 if known["dtype"] == "bf16" else 1)
+        total, more = total + num * each, f", {counted(num, 'snapshot')} of {_size(each)} for `lrlab ema`"
+    return [f"{'disk':>13}  {_size(total)}: pipeline {_size(pipeline)}, {checkpoints}{more}; {_size(free)} free"]
 
 
 def _alternatives(plan: Plan, memory: MemoryForecast, device: str, budget: Budget) -> list[str]:

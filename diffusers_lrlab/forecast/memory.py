@@ -66,7 +66,7 @@ def forecast_memory(
         gradients, passing = trained, 0
     decoding = decoding_bytes(plan, device)
     more = max(0, decoding.activations - gradients - passing - copies)  # which are free while samples are decoded
-    average, num = trained if config.use_ema else 0, layout.num_processes
+    average, num = trained * len(config.ema_forms) if config.use_ema else 0, layout.num_processes
     if num > 1 and fsdp_is_asked_for():  # shards, and the gathered model, unless blocks are wrapped
         shard, gathered = weights // num, max(gradients, weights)
         sharded = MemoryForecast(weights + shard, gathered + shard, state // num, average // num, passing, held_out, copies)

@@ -48,6 +48,7 @@ class TimeForecast(NamedTuple):
     guessed: tuple[str, ...] = ()  # parts estimated from the updates for lack of time
     unknown: tuple[str, ...] = ()  # metrics not counted
     compiling: float = 0.0  # extra time of the first update of a compiled model
+    snapshots: float = 0.0  # to write all snapshots of post-hoc averages, which a thread does meanwhile
 
     @property
     def total(self) -> float:
@@ -67,6 +68,7 @@ def forecast_time(trainer: Trainer, budget: Budget | None = None) -> TimeForecas
     times = _times_of_updates(trainer, budget)
     low, update, high = np.quantile(_warm(times), [0.1, 0.5, 0.9]).tolist()
     compiling = max(0.0, times[0] - update) if config.compile else 0.0
+    snapshots = _seconds_of_snapshots(trainer)
     item, guessed = update / (plan.layout.micro_batch * plan.layout.accumulation), []
     validation, evaluation = 0.0, {}
     if run.validation is not None:
@@ -97,6 +99,7 @@ def forecast_time(trainer: Trainer, budget: Budget | None = None) -> TimeForecas
         guessed=tuple(guessed),
         unknown=tuple(name for name in evaluation if name not in known),
         compiling=compiling,
+        snapshots=snapshots,
     )
 
 
@@ -122,6 +125,16 @@ def _times_of_updates(trainer: Trainer, budget: Budget) -> list[float]:
             started = time.perf_counter()
     run.validation, run.config = validation, config
     return times
+
+
+def _seconds_of_snapshots(trainer: Trainer) -> float:
+    """Seconds to write all snapshots of a run, from one in the temporary folder; training continues meanwhile."""
+    if not (writer := trainer.snapshots).updates or not trainer.accelerator.is_main_process:
+        return 0.0
+    started = time.perf_counter()
+    writer.begin()
+    writer.finish()
+    return (time.perf_counter() - started) * len(writer.updates)
 
 
 def _warm(times: list[float]) -> list[float]:

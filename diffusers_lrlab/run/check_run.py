@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from ..averaging.snapshots import snapshots_in
 from ..core.errors import LabError
 from ..core.files import write_text
 from ..core.held import held_against_manifest
@@ -17,7 +18,7 @@ from ..hub.pipeline_folder import check_pipeline
 from ..hub.records import read_log, read_record
 from ..training.lora import BASE
 from ..training.resume import read_state
-from ..training.run_files import is_checkpoint
+from ..training.run_files import SNAPSHOTS, is_checkpoint
 from ..training.run_folder import RunFolder, checkpoint_update
 from .finding import Finding, leftovers_in, problem_of, quarantine, read_parquet, refuse_damage
 
@@ -25,13 +26,15 @@ from .finding import Finding, leftovers_in, problem_of, quarantine, read_parquet
 def check_run(path: Path) -> Finding:
     """Intact and damaged files of a run, and the checkpoint that it goes on from."""
     folder = RunFolder(path)
-    finding = Finding("run", str(path), _status(folder), leftovers=leftovers_in(path, folder.lab, folder.lab / "samples"))
+    finding = Finding("run", str(path), _status(folder), leftovers=leftovers_in(*_folders(folder)))
     finding.note("record", partial(read_record, path))
     finding.note("log", partial(_check_log, folder))
     for checkpoint in _checkpoints(folder):
         finding.note(checkpoint.name, partial(_check_checkpoint, checkpoint))
     if (path / BASE).exists():
-        finding.note("weights beside the LoRA of checkpoints", lambda: refuse_damage(each_damage(path / BASE)))
+        finding.note("weights beside the LoRA of checkpoints", partial(_refuse_damaged, path / BASE))
+    for snapshot in snapshots_in(path / SNAPSHOTS):
+        finding.note(f"{SNAPSHOTS}/{snapshot.name}", partial(_refuse_damaged, snapshot))
     if folder.timesteps_file.exists():
         finding.note(folder.timesteps_file.name, partial(read_parquet, folder.timesteps_file))
     if (path / "model_index.json").exists():
@@ -47,15 +50,27 @@ def check_run(path: Path) -> Finding:
     return finding
 
 
+def _folders(folder: RunFolder) -> tuple[Path, ...]:
+    """Folders in which a killed run may leave unfinished files."""
+    return folder.path, folder.lab, folder.lab / "samples", folder.path / SNAPSHOTS
+
+
+def _refuse_damaged(folder: Path) -> None:
+    refuse_damage(each_damage(folder))
+
+
 def repair_run(path: Path) -> Iterator[str]:
     """Renames damaged files, under the lock of the run; yields a line for each change."""
     folder = RunFolder(path)
-    for leftover in leftovers_in(path, folder.lab, folder.lab / "samples"):
+    for leftover in leftovers_in(*_folders(folder)):
         yield f"{leftover} was removed"
     folder.remove_leftovers()
     for checkpoint in _checkpoints(folder):
         if problem_of(partial(_check_checkpoint, checkpoint)):
             yield quarantine(checkpoint)
+    for snapshot in snapshots_in(path / SNAPSHOTS):
+        if problem_of(partial(_refuse_damaged, snapshot)):
+            yield quarantine(snapshot)
     good = newest_whole(folder)
     if problem_of(partial(_check_log, folder)):
         folder.rewind(checkpoint_update(good) if good else 0, read_state(good)["log"] if good else None)

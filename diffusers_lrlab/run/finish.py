@@ -11,6 +11,7 @@ from ..training.results.base import results_of
 from ..training.sharding import whole_weights
 from ..training.trackers import log_images
 from ..training.trainer import Trainer
+from .averages import save_other_averages
 from .record import training_figures
 
 _NOT_RESULTS = ("update", "images_seen", "loss_spike_bins")
@@ -19,6 +20,8 @@ _NOT_RESULTS = ("update", "images_seen", "loss_spike_bins")
 def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
     """Saves all parts of a finished run, the weights first; adds the results to `record`."""
     trainer.save_result()
+    if trainer.accelerator.is_main_process:
+        save_other_averages(trainer.run, trainer.folder)
     with whole_weights(trainer.run, trainer.accelerator):
         if trainer.accelerator.is_main_process:
             _evaluate_and_draw(trainer, record)
@@ -55,6 +58,8 @@ def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
     write_model_card(folder.path, record)
     name = pipeline_name(run.kind, config, folder.path)
     accelerator.print(f"Finished: {name}.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md")
+    if config.posthoc is not None:
+        accelerator.print(f"Averages of other widths: lrlab ema {folder.path} --sweep, or --sigma_rel 0.075.")
     if config.lora_rank is not None and not config.merge_lora:
         accelerator.print(f"The pipeline has no LoRA: it lies beside it, in {LORA_FILE}. The card shows how to load both.")
 

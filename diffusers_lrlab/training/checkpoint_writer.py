@@ -5,8 +5,6 @@ written by all processes without a thread.
 """
 
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from accelerate.utils import broadcast_object_list
 from typing_extensions import Self
 
 from ..core.files import SHARED, atomic_folder, full_disk_explained, remove, temporary_beside
+from .background import BackgroundWrite
 from .checkpoints import Contents, contents_of, save_shards
 from .config import ResolvedConfig
 from .divergence_rules import rollback_rule
@@ -31,19 +30,17 @@ class CheckpointWriter:
     Errors of the thread are raised by the next call. A `with` block waits at its end for the checkpoint being written.
     """
 
-    _pending: Future[None] | None = None
-
     def __init__(self, accelerator: Accelerator, config: ResolvedConfig, folder: RunFolder):
         self.accelerator, self.config, self.folder = accelerator, config, folder
         self._begun_at = time.monotonic()
+        self._writing = BackgroundWrite("write checkpoint")
 
     def __enter__(self) -> Self:
         self._begun_at = time.monotonic()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        with suppress(*(() if kind is None else (Exception,))):  # must not hide the error that ended the run
-            self._wait()
+    def __exit__(self, *error: Any) -> None:
+        self._writing.__exit__(*error)
 
     def is_due(self) -> bool:
         """Whether enough time has passed since the last checkpoint or the start."""
@@ -58,32 +55,24 @@ class CheckpointWriter:
         Starts writing `checkpoint-<update>` between two updates, once the previous one is finished. It appears atomically,
         and then the oldest are removed. `more` state and `rows` of losses by noise level are saved, too.
         """
-        self._wait()
+        self._writing.wait()
         path = self.folder.path / f"checkpoint-{run.update}"
         contents = contents_of(self.accelerator, run, more, self.folder, rows)
         self._begun_at = time.monotonic()
         if is_sharded(self.accelerator):
             self._write_sharded(run, path, contents)
         elif self.accelerator.is_main_process:
-            executor = ThreadPoolExecutor(1, "write checkpoint")
-            self._pending = executor.submit(self._write, path, contents)
-            executor.shutdown(wait=False)
+            self._writing.start(self._write, path, contents)
         return path
 
     def finish(self) -> None:
         """Waits, with all processes, until the last checkpoint is written."""
-        self._wait()
+        self._writing.wait()
         self.accelerator.wait_for_everyone()
 
     def check(self) -> None:
         """Raises an error of the thread, if there was one."""
-        if self._pending is not None and self._pending.done():
-            self._wait()
-
-    def _wait(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        self._writing.check()
 
     def _write(self, path: Path, contents: Contents) -> None:
         check_own_checkpoint(path)

@@ -1,7 +1,7 @@
 """Contents of a checkpoint: everything that an exact resume needs, in the formats of diffusers and accelerate.
 
     checkpoint-500/unet/             raw weights, for from_pretrained of the model's class (denoiser/ for points)
-    checkpoint-500/unet_ema/         their moving average and its state
+    checkpoint-500/unet_ema/         their moving average and its state; further ones in unet_ema_2/, ...
                                      both of a LoRA alone, if one is trained; lrlab/base/ has the rest
     checkpoint-500/optimizer.bin     as accelerate saves it
     checkpoint-500/random_states_RANK.json   of the global generators of each process
@@ -134,8 +134,8 @@ def contents_of(accelerator: Accelerator, run: RunState, more: dict[str, Any], f
             models[component] = lora_weights(run.model, component)
             if not (folder.path / BASE).exists():
                 base = with_weights(run.model, base_weights(run.model))
-        if run.average is not None:
-            models[f"{component}_ema"] = average_as_model(run.model, run.average, component)
+        for average, name in zip(run.averages, _average_folders(run), strict=True):
+            models[name] = average_as_model(run.model, average, component)
         states[f"{OPTIMIZER_NAME}.bin"] = on_host(run.optimizer.state_dict())
         if accelerator.scaler is not None:
             states[SCALER_NAME] = on_host(accelerator.scaler.state_dict())
@@ -149,6 +149,11 @@ def contents_of(accelerator: Accelerator, run: RunState, more: dict[str, Any], f
         rows,
         base,
     )
+
+
+def _average_folders(run: RunState) -> list[str]:
+    """The folders of the averages of a run in a checkpoint."""
+    return [f"{run.component}_ema" + (f"_{number}" if number > 1 else "") for number in range(1, len(run.averages) + 1)]
 
 
 def average_as_model(model: Any, average: EMA, component: str) -> Any:
@@ -182,12 +187,11 @@ def load_checkpoint(accelerator: Accelerator, run: RunState, path: Path, folder:
     """
     state: dict[str, Any] = read_state(path)
     check_same_run(state, _facts(accelerator, run), path)
-    if run.average is not None:
-        saved = path / f"{run.component}_ema"
+    for average, name in zip(run.averages, _average_folders(run), strict=True):
         if is_sharded(accelerator):
-            load_sharded_average(run, saved)
+            load_sharded_average(run, path / name)
         else:
-            load_average(run.average, run.model, saved, run.component)
+            load_average(average, run.model, path / name, run.component)
     accelerator.load_state(str(path))
     # Random states last: building a model, as diffusers does for the weights, draws from them.
     if state["num_processes"] != accelerator.num_processes:

@@ -94,7 +94,8 @@ def lora_layers(model: Any) -> dict[str, Any]:
     return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
 
 
-def _saved_name(name: str) -> str:
+def saved_name(name: str) -> str:
+    """The name of a parameter of a LoRA in its file, without the model's in front."""
     return ".".join(name.rsplit(f".{_ADAPTER}.", 1))
 
 
@@ -137,7 +138,7 @@ def lora_weights(
     from .host_copies import on_host
 
     trained = trained_parameters(model)
-    names = [f"{component}.{_saved_name(name)}" for name in trained]
+    names = [f"{component}.{saved_name(name)}" for name in trained]
     tensors = on_host(dict(zip(names, trained.values() if values is None else values, strict=True)))
     settings = model.peft_config[_ADAPTER].to_dict()
     settings = {f"{component}.{key}": sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
@@ -152,7 +153,7 @@ def read_lora(folder: Path, model: Any, component: str) -> tuple[list[torch.Tens
     from safetensors import safe_open
 
     with safe_open(folder / LORA_FILE, "pt") as file:
-        values = [file.get_tensor(f"{component}.{_saved_name(name)}") for name in trained_parameters(model)]
+        values = [file.get_tensor(f"{component}.{saved_name(name)}") for name in trained_parameters(model)]
         return values, json.loads((file.metadata() or {}).get(_STATE, "{}"))
 
 

@@ -45,7 +45,8 @@ class OptimizerConfig:
     ema: str | None = option(
         None,
         "Decay of the EMA, as a name or spec string, instead of the --ema_* options (default: warmup_power with those "
-        "options). Names: {names}.",
+        "options). Several averages by several --ema, or A|B in one: the first is validated, sampled and saved as the "
+        "pipeline, the others are saved beside it. Names: {names}.",
         WHOLE_RUN,
         registry="averaging.forms:EMA_FORMS",
         needs=(EMA,),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..averaging.posthoc import snapshot_updates
 from ..core.errors import LabError
 from ..core.progress import resolve_warmup_updates
 from ..core.words import counted
@@ -124,6 +125,14 @@ class Plan:
         """A step of sampling over the training of an item; guidance calls the model twice."""
         return self.kind.sampling_cost * (1 if self.config.guidance_scale == 1 else 2)
 
+    @cached_property
+    def snapshot_updates(self) -> list[int]:
+        """The updates with a snapshot of the post-hoc averages."""
+        if (posthoc := self.config.posthoc) is None:
+            return []
+        known = posthoc.kwargs
+        return snapshot_updates(self.num_updates, known["snapshots"], known["start_update"], known["update_every"])
+
     def due(self, epochs: int | None, update: int, default_times: int) -> bool:
         """Whether something that happens every `epochs` epochs, or `default_times` over the run, is due at `update`."""
         every = self._updates_between(epochs, default_times)
@@ -199,7 +208,7 @@ def make_plan(
     open_ones: dict[str, Any] = {name: num for name, num in samples.items() if getattr(config, name) is None}
     config = dataclasses.replace(config, **open_ones)
     arguments = model_arguments(config, model_config, data)
-    return Plan(
+    plan = Plan(
         config=config,
         model_config=arguments,
         kind=kind,
@@ -221,6 +230,8 @@ def make_plan(
         start=start,
         width=planned_width(config, arguments),
     )
+    _ = plan.snapshot_updates  # an error if the run is too short for them
+    return plan
 
 
 def _shape_in_words(shape: tuple[int, ...]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..averaging.forms import EMAForm
+from ..averaging.forms import forms_of
 from ..core.errors import LabError, must_be
 from ..core.options import check_needs, check_ranges, defaults_of
 from ..core.plugins import load_plugins
@@ -166,7 +166,7 @@ def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
         resolved |= _resolve_start(config)
     resolved["on_divergence"] = format_spec(*resolve_spec(config.on_divergence, None, registry_of("on_divergence")))
     if config.ema is not None:
-        resolved["ema"] = str(EMAForm.of(config.ema))
+        resolved["ema"] = "|".join(map(str, forms_of(config.ema)))
     if config.num_inference_steps is None:
         resolved["num_inference_steps"] = min(100, steps)
     if config.log_timestep_bins is None:
@@ -214,6 +214,11 @@ def _check_combinations(config: ResolvedConfig) -> None:
             f"--num_inference_steps {config.num_inference_steps} is more than the "
             f"{counted(config.num_train_timesteps, 'timestep')} ({named_parameter(config.objective, 'num_steps')}); use at "
             "most as many."
+        )
+    if config.posthoc is not None and config.merge_lora:
+        hint = "leave --merge_lora out; the LoRA is then saved beside the pipeline"
+        raise must_be(
+            "--ema", config.ema, "without post-hoc averages, which cannot be merged later", hint, got="--merge_lora"
         )
     if Path(config.logging_dir).name != config.logging_dir or config.logging_dir.startswith(
         ("lrlab", "checkpoint", *components())

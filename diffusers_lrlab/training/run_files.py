@@ -14,6 +14,7 @@ from .lora import BASE
 # Written by a run besides checkpoints and weights, so that --overwrite_output_dir may remove it.
 OWN = ("model_index.json", "pipeline.py", "README.md", "scheduler", MANIFEST, LORA_FILE)
 LAB = "lrlab"
+SNAPSHOTS = "ema_snapshots"  # of post-hoc averages, a folder each; neither part of the result nor uploaded
 RECORD = f"{LAB}/run.json"
 
 
@@ -38,7 +39,7 @@ def check_kinds_of_own(path: Path, logging_dir: str) -> None:
     folders = [path / name for name in ("scheduler", *components(), logging_dir)]
     files = [path / name for name in OWN if name != "scheduler"]
     files += [file for file in lab.glob("*.*") if not file.name.startswith(TEMPORARY)]
-    check_kinds(files, [*folders, lab, lab / "samples", path / BASE], "--output_dir")
+    check_kinds(files, [*folders, lab, lab / "samples", path / BASE, path / SNAPSHOTS], "--output_dir")
 
 
 def check_names_of_checkpoints(path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..averaging.snapshots import snapshots_in
 from ..core.errors import LabError, warn
 from ..core.files import (
     OLD,
@@ -21,7 +22,7 @@ from ..core.files import (
 from ..core.manifest import MANIFEST, find_damage, open_manifest, sums_of_bytes, write_manifest
 from ..core.words import counted
 from .kinds.select import components
-from .run_files import OWN, RECORD, is_checkpoint, sums_of_result
+from .run_files import OWN, RECORD, SNAPSHOTS, is_checkpoint, sums_of_result
 
 PROJECT = "diffusers_lrlab"  # the name in trackers
 # Folders that trackers write into --logging_dir.
@@ -206,22 +207,28 @@ class RunFolder:
 
     def remove_leftovers(self) -> None:
         """Removes unfinished files of a killed run."""
-        remove_leftovers(self.path, self.lab, self.lab / "samples")
+        remove_leftovers(self.path, self.lab, self.lab / "samples", self.path / SNAPSHOTS)
 
     def clear(self) -> None:
         """Removes the files of a run and nothing else; results of the finder stay for later runs."""
         config = self.read_record().get("config", {})
         logs_of_tracker = self.path / _plain_name(config.get("logging_dir"))
         self.remove_leftovers()
+        snapshots = self.path / SNAPSHOTS
         for name in TRACKER_FOLDERS:  # the folder may have other files
             remove_leftovers(logs_of_tracker, pattern=temporary_beside(Path(name), OLD).name)
         own = [path for pattern in (*OWN, *components()) for path in self.path.glob(pattern)]
         own += [path for path in map(logs_of_tracker.joinpath, TRACKER_FOLDERS) if path.exists()]
         # The record last: after an interruption, it still shows that the rest belongs to a run.
         logs = sorted(self.lab.glob("*"), key=lambda path: path.name == "run.json")
-        for path in [*own, *self.checkpoints(), *(path for path in logs if path.name not in FINDER_FILES)]:
+        for path in [
+            *own,
+            *self.checkpoints(),
+            *snapshots_in(snapshots),
+            *(path for path in logs if path.name not in FINDER_FILES),
+        ]:
             remove(path)
-        for path in (self.lab, logs_of_tracker):
+        for path in (self.lab, logs_of_tracker, snapshots):
             if path.is_dir() and path != self.path and not any(path.iterdir()):
                 path.rmdir()
 

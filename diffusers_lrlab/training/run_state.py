@@ -67,8 +67,9 @@ class RunState:
         self.schedulers = build_all(plan.schedule, self.optimizer, config.lr_warmup_steps, plan.num_updates)
         self.lr_factors: np.ndarray | None = plan.lr_factors  # on the learning rate of each update
         self.average: EMA | None = None
+        self.other_averages: list[EMA] = []  # by further forms: saved, but neither validated nor sampled
         if config.use_ema and not is_sharded:
-            self.average = EMA(self.trained, config.ema_form, device)
+            self.average, *self.other_averages = [EMA(self.trained, form, device) for form in config.ema_forms]
         self.validation: ValidationLoss | None = None
         if len(data.held_out):
             self.validation = ValidationLoss(data.held_out, self.process, plan.kind.evaluation_batch(plan.layout), device)
@@ -87,6 +88,11 @@ class RunState:
         """What is trained, averaged and checkpointed: all parameters of the model, or those of its LoRA."""
         return list(trained_parameters(self.model).values())
 
+    @property
+    def averages(self) -> list[EMA]:
+        """All averages, in the order of their forms."""
+        return [] if self.average is None else [self.average, *self.other_averages]
+
     def at_interval(self, updates: int) -> bool:
         """Whether this update is at the interval, or the last one."""
         return self.update % updates == 0 or self.update == self.plan.num_updates
@@ -99,8 +105,9 @@ class RunState:
                 scheduler.advance()
             else:
                 scheduler.step()
-        if self.average is not None and averages:
-            self.average.advance(self.update)
+        if averages:
+            for average in self.averages:
+                average.advance(self.update)
 
     def follow_loss(self, validation_loss: float) -> None:
         """Passes the validation loss to a schedule that follows it."""

@@ -69,6 +69,8 @@ def check_sharding(config: ResolvedConfig, finder: bool = False) -> None:
         "--mixed_precision fp16": config.mixed_precision == "fp16",
         "--channels_last": config.channels_last,
         "--lora_rank": config.lora_rank,
+        "several averages by --ema": config.use_ema and len(config.ema_forms) > 1,
+        "--ema posthoc": config.posthoc,
         "--width_base": config.width_base,
     }
     for name, is_given in refused.items():

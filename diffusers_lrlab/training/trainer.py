@@ -29,6 +29,7 @@ from .run_log import RunLog
 from .run_state import RunState
 from .samples import draw_samples
 from .sharding import is_sharded, shard_average, whole_weights
+from .snapshots import SnapshotWriter
 from .stepping import Stepper, do_one_update
 
 _NUM_LR_CHECKS = 50  # for learning-rate warnings, over a run
@@ -50,6 +51,7 @@ class Trainer:
         spec, gather = objective_spec(config), accelerator.gather
         run.objective = Objective.of(spec, run.process, plan.layout, plan.num_updates, device, gather)
         self.checkpoints = CheckpointWriter(accelerator, config, folder)
+        self.snapshots = SnapshotWriter(run, folder)
         self.divergence = DivergenceGuard(run, self.checkpoints)
         self.log = RunLog(run, accelerator, folder, self.divergence)
 
@@ -117,7 +119,7 @@ class Trainer:
         num = run.plan.num_updates
         bar = tqdm(total=num, initial=run.update, desc="train", unit="update", disable=hide, mininterval=pace)
         self.stepper.skips_bad = run.config.skip_bad_updates is not None
-        with InterruptGuard() as guard, bar, self.checkpoints:
+        with InterruptGuard() as guard, bar, self.checkpoints, self.snapshots:
             if divergence.rule is not None and run.update == 0:
                 self.save()  # for a rollback
             elif divergence.rule is not None and divergence.first_loss is None:  # the run began without the rule
@@ -175,6 +177,7 @@ class Trainer:
         """Work between updates: validation, sample images, saving the pipeline."""
         run, config, plan = self.run, self.run.config, self.run.plan
         is_main, observer = self.accelerator.is_main_process, self.log.observer
+        self.snapshots.write_if_due()
         if observer is not None and config.timestep_grad_every and run.update % config.timestep_grad_every == 0:
             observer.measure_gradients(run.update, run.model)
         if run.validation and run.at_interval(plan.validation_updates):
@@ -208,6 +211,7 @@ class Trainer:
             raise divergence.error(f"The {part} of the run is not finite")
         if divergence.rule is not None:
             divergence.check_loss(log.mean_losses()[1])
+        self.snapshots.finish()  # a resume expects those before the checkpoint
         rows = None if log.observer is None else log.observer.log.table
         path = self.checkpoints.begin(self.run, log.state_dict() | divergence.state_dict(), rows)
         if waits:
@@ -227,6 +231,7 @@ class Trainer:
         state = load_checkpoint(self.accelerator, self.run, checkpoint, self.folder)
         self.log.load_state_dict(state)
         self.divergence.load_state_dict(state)
+        self.snapshots.rewind()
         if self.accelerator.is_main_process:
             remove_old_checkpoints(self.folder, self.run.config)
 

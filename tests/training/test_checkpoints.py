@@ -106,7 +106,7 @@ def test_an_error_there_ends_the_run(tmp_path, monkeypatch, disk, late):
     def go_on():
         for update in updates:
             assert update < 4
-            while update == 2 and not late and not trainer.checkpoints._pending.done():
+            while update == 2 and not late and not trainer.checkpoints._writing.is_done:
                 pass
 
     with pytest.raises(DiskFull, match=r"No room to write .*checkpoint-2"):

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from ...averaging.forms import EMAForm
-from ...core.errors import LabError
+from ...averaging.forms import EMAForm, split_specs
+from ...core.errors import LabError, must_be
 from ...core.files import atomic_folder
 from ...core.words import counted
 from ..host.files import problem_with
@@ -72,6 +72,15 @@ def make(host: Host) -> Hook:
     return EMAHook(script, clock_of(host), host.options.ema, host.options.ema_swap)
 
 
+def _form_of(spec: str) -> EMAForm:
+    """The form of `--ema`; a `LabError` for several averages and for snapshots, of which a script has no folder."""
+    form = EMAForm.of(spec) if len(split_specs(spec)) == 1 else None
+    if form is None or form.is_posthoc:
+        hint = "give power_function:sigma_rel=0.05, or use `lrlab train`, which takes snapshots"
+        raise must_be("--ema", spec, "one average without snapshots in a third-party script", hint)
+    return form
+
+
 class EMAHook:
     """
     Averages all trainable parameters after each update, in float32, and writes the average to `lrlab/ema` in the script's
@@ -81,8 +90,16 @@ class EMAHook:
     """
 
     def __init__(self, script: HostScript, clock: HostClock, spec: str, swap: str | None = None):
+<<<<<<< HEAD
         self.form, self.script, self.clock, self.run = EMAForm.of(spec), script, clock, clock.run
         _recognise_loop(script)
+||||||| 3af369d5
+        self.form, self.script, self.clock, self.run = EMAForm.of(spec), script, clock, clock.run
+        recognise(script)
+=======
+        self.form, self.script, self.clock, self.run = _form_of(spec), script, clock, clock.run
+        recognise(script)
+>>>>>>> 3be9fc52f0ba1be1bd37d3cbc9e7d1a944de43b3
         self.swaps: tuple[str | None, ...] = SWAPS[:2] if swap == "both" else (swap,)
         self.is_active, self.is_saved, self.is_swapped = True, False, False
         self.trained: Any = None  # the models, once they are prepared

@@ -1,0 +1,113 @@
+"""Averages of any length after training, from snapshots of a few: EDM2, arXiv 2312.02696, section 3 and appendix C.
+
+A power-function average weighs the weights after update t of T by (gamma + 1) t^gamma / T^(gamma + 1), its profile. The
+profile of another width or a later update is close to a linear combination of stored ones, so the same combination of the
+stored averages is close to the average that was never run.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.errors import LabError, must_be
+from .forms import gamma_of_width
+
+# Beyond it, stored profiles of widths around 0.1 fit badly: EDM2, and the table in docs/reference/averages.md.
+WIDEST_RELIABLE = 0.25
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """Power-function profiles: their ends in updates, and their powers, as float64 `(num,)` each."""
+
+    ends: np.ndarray
+    gammas: np.ndarray
+
+    @classmethod
+    def of_widths(cls, ends: list[int], widths: list[float]) -> "Profiles":
+        """From relative widths, `sigma_rel`."""
+        return cls(np.asarray(ends, np.float64), np.array([gamma_of_width(width) for width in widths]))
+
+    def __getitem__(self, chosen: np.ndarray) -> "Profiles":
+        return Profiles(self.ends[chosen], self.gammas[chosen])
+
+
+def width_of_gamma(gamma: float) -> float:
+    """The relative standard deviation of a profile t^gamma: eq. 123."""
+    return float((gamma + 1) ** 0.5 / ((gamma + 2) * (gamma + 3) ** 0.5))
+
+
+def inner_products(first: Profiles, second: Profiles) -> np.ndarray:
+    """The integrals of the products of profiles: float64 `(len(first), len(second))`, eq. 151."""
+    t_a, g_a = first.ends[:, None], first.gammas[:, None]
+    t_b, g_b = second.ends[None], second.gammas[None]
+    ratio = (t_a / t_b) ** np.where(t_a < t_b, g_b, -g_a)
+    return (g_a + 1) * (g_b + 1) * ratio / ((g_a + g_b + 1) * np.maximum(t_a, t_b))
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Coefficients of stored averages, float64 `(num,)`, and how good their combination is."""
+
+    coefficients: np.ndarray  # they sum to 1
+    residual: float  # of the profile: norm of the difference from the target, as a share of the target's norm
+    raw_sum: float  # of the coefficients before they were made to sum to 1
+
+    @property
+    def largest(self) -> float:
+        """The largest coefficient by size: rounding errors of snapshots grow with it."""
+        return float(np.abs(self.coefficients).max())
+
+
+def combine(stored: Profiles, target: Profiles) -> Combination:
+    """
+    The least-squares combination of `stored` profiles for one `target`; profiles that end later get 0.
+
+    The coefficients are normalised to sum to 1, so that equal weights stay as they are.
+    """
+    is_used = stored.ends <= target.ends[0]
+    used = stored[is_used]
+    gram, projections = inner_products(used, used), inner_products(used, target)[:, 0]
+    raw = np.linalg.solve(gram, projections)
+    found = raw / raw.sum()
+    norm = float(inner_products(target, target)[0, 0])
+    squared = norm - 2 * found @ projections + found @ gram @ found
+    coefficients = np.zeros(len(stored.ends))
+    coefficients[is_used] = found
+    return Combination(coefficients, float(np.sqrt(max(squared, 0.0) / norm)), float(raw.sum()))
+
+
+def check_target(width: float, stored: list[float], name: str = "--sigma_rel") -> str | None:
+    """
+    Raises a `LabError` for a width that snapshots of `stored` widths cannot give, and returns a warning for one that they
+    give badly.
+    """
+    if not 0 < width <= 0.2886:
+        raise must_be(name, width, "a width in (0, 0.2886]", "EDM2 finds the best ones between 0.05 and 0.15")
+    smallest = min(stored)
+    if width < smallest * (1 - 1e-9):
+        hint = f"a narrower profile is no combination of wider ones; train with posthoc:sigma_rels=[{width:g}|...] for it"
+        raise must_be(name, width, f"at least {smallest:g}, the smallest width of the snapshots", hint)
+    if width <= WIDEST_RELIABLE:
+        return None
+    return (
+        f"{name} {width:g} is above {WIDEST_RELIABLE:g}, where the combination of stored profiles gets worse and its "
+        "coefficients large. The residual says how well it fits."
+    )
+
+
+def snapshot_updates(num_updates: int, count: int, start_update: int = 0, update_every: int = 1) -> list[int]:
+    """
+    Equally spaced updates of `count` snapshots of a run, the last one at its end, each just after an update of the average;
+    a `LabError` if the run is too short.
+    """
+    averaged = num_updates - start_update
+    found = [start_update + averaged * index // count for index in range(1, count + 1)]
+    found = [update - update % update_every for update in found]
+    if averaged < 1 or len({*found}) < count or found[0] <= start_update:
+        hint = "lower snapshots of --ema posthoc, its start_update or update_every, or train for longer"
+        raise LabError(
+            f"--ema posthoc takes {count} snapshots, at different updates after update {start_update}, and the run has "
+            f"{num_updates} updates. Hint: {hint}."
+        )
+    return found

@@ -1,0 +1,91 @@
+"""`lrlab ema` and `lrlab merge`: other averages of the weights of a finished run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..core.errors import LabError
+from ..core.extras import require_extra
+from ..core.files import check_new_folder
+from ..core.ranges import Range
+from .output import say
+
+if TYPE_CHECKING:
+    from ..averaging.posthoc import Combination
+
+_NUM = 12  # widths of a sweep
+_METRIC = "validation_loss"
+_OUT = "Give a new one by --out"
+
+
+def ema_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="Folder of a finished run that was trained with --ema posthoc.")
+    add("--sigma_rel", type=float, metavar="S", help="Width of the average, as a share of the run.")
+    add("--sweep", action="store_true", help="Measure many widths, and save the one with the best metric.")
+    metrics = "validation_loss, kl, frechet_distance or another metric of samples"
+    add("--metric", metavar="NAME", help=f"For --sweep: {metrics} (default: {_METRIC}).")
+    add("--num", type=int, metavar="N", help=f"For --sweep: the number of widths (default: {_NUM}).")
+    add("--out", type=Path, metavar="DIR", help="Folder for the pipeline (default: RUN-ema).")
+
+
+def ema(options: argparse.Namespace) -> None:
+    if options.sweep == (options.sigma_rel is not None):
+        raise LabError("lrlab ema needs either --sigma_rel, such as 0.075, or --sweep.")
+    for name in ("metric", "num"):
+        if getattr(options, name) is not None and not options.sweep:
+            raise LabError(f"--{name} {getattr(options, name)} has no effect without --sweep. Hint: leave it out.")
+    require_extra("train", "`lrlab ema`")
+    out = options.out or Path(f"{options.run}-ema")
+    check_new_folder(out, _OUT)
+    if options.sweep:
+        _sweep(options, out)
+        return
+    from ..run.averages import RunSnapshots
+
+    found = RunSnapshots(options.run).save(options.sigma_rel, out)
+    say(f"sigma_rel {options.sigma_rel:g}: {_quality(found)}\nWrote {out}.")
+
+
+def _sweep(options: argparse.Namespace, out: Path) -> None:
+    num = _NUM if options.num is None else options.num
+    Range("[2, 1000]", whole=True).check("--num", num, "12 is usual")
+    from ..run.averages import RunSnapshots
+    from ..run.sweep import plot_sweep, sweep_widths
+
+    snapshots = RunSnapshots(options.run)
+    metric = options.metric or _METRIC
+    sweep = sweep_widths(snapshots, metric, num, lambda width, value: say(f"sigma_rel {width:.4f}: {value:.6g}"))
+    best = sweep.widths[sweep.best]
+    found = snapshots.save(best, out, sweep.about(), lambda folder: plot_sweep(sweep, folder / "ema_sweep.png"))
+    say(f"as the run saved it: {sweep.of_run:.6g}\nBest {metric}: sigma_rel {best:.4g}. {_quality(found)}")
+    if sweep.is_at_edge:
+        say("It is at the edge of these widths, so a better one may lie beyond them.")
+    say(f"It was chosen by this metric, which is therefore a little too good for it.\nWrote {out}, with ema_sweep.png.")
+
+
+def _quality(found: Combination) -> str:
+    return f"residual of the profile {found.residual:.2%}, largest coefficient {found.largest:.3g}"
+
+
+def merge_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="Folder of a run with checkpoints at a constant learning rate.")
+    add("--last", type=int, required=True, metavar="K", help="Number of checkpoints, the newest ones.")
+    weights = "Shape of the decay that they stand for, linear or 1-sqrt, or uniform for equal weights"
+    add("--weights", metavar="NAME", default="1-sqrt", help=f"{weights} (default: %(default)s).")
+    add("--out", type=Path, metavar="DIR", help="Folder for the pipeline (default: RUN-merged).")
+
+
+def merge(options: argparse.Namespace) -> None:
+    require_extra("train", "`lrlab merge`")
+    out = options.out or Path(f"{options.run}-merged")
+    check_new_folder(out, _OUT)
+    from ..run.merge import merge_checkpoints
+
+    about = merge_checkpoints(options.run, options.last, options.weights, out)
+    for update, share in about["checkpoints"].items():
+        say(f"checkpoint-{update}  {share:.4f}")
+    say(f"Wrote {out}. It is an end: no optimizer state belongs to it, so train on from a checkpoint instead.")

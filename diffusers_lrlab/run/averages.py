@@ -1,0 +1,128 @@
+"""Averages of a finished run: of any width from its snapshots, and those beside the first one of `--ema`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..averaging.posthoc import Combination, Profiles, check_target, combine
+from ..averaging.snapshots import Snapshot, profiles_of, read_snapshots
+from ..core.errors import LabError, must_be, warn
+from ..core.words import counted
+from ..hub.records import read_record
+from ..training.config import complete_options
+from ..training.lora import trained_parameters
+from ..training.run_files import SNAPSHOTS
+from ..training.run_folder import RunFolder
+from ..training.run_state import RunState
+from ..training.snapshots import identity_of
+from .weights import SavedPipeline, Weights
+
+OTHERS = "averages"  # in `lrlab/`: pipelines of the averages beside the first one
+
+
+class RunSnapshots:
+    """The snapshots of a finished run, checked against it."""
+
+    def __init__(self, folder: Path):
+        self.folder, record = folder, read_record(folder)
+        self.snapshots = read_snapshots(folder / SNAPSHOTS)
+        if not self.snapshots:
+            raise no_snapshots(folder)
+        self.pipeline = SavedPipeline.of(folder)
+        for snapshot in self.snapshots:
+            _check_same_run(snapshot, record["config"], folder)
+        self.pipeline.check(self.snapshots[-1].shapes(), "the snapshots in")
+        self.profiles = profiles_of(self.snapshots)
+
+    @property
+    def widths(self) -> list[float]:
+        return sorted({width for snapshot in self.snapshots for width in snapshot.sigma_rels})
+
+    @property
+    def end(self) -> int:
+        """Updates in the last snapshot."""
+        return self.snapshots[-1].end
+
+    def combination(self, width: float) -> Combination:
+        """The coefficients for a width; a `LabError` if the snapshots cannot give it, a warning if they give it badly."""
+        if warning := check_target(width, self.widths):
+            warn(warning)
+        return combine(self.profiles, Profiles.of_widths([self.end], [width]))
+
+    def weights(self, coefficients: Sequence[float]) -> Weights:
+        """The combined weights, in float32; each snapshot is read once."""
+        total = {name: torch.zeros(shape) for name, shape in self.snapshots[-1].shapes().items()}
+        left = list(coefficients)
+        for snapshot in self.snapshots:
+            own, left = left[: len(snapshot.sigma_rels)], left[len(snapshot.sigma_rels) :]
+            snapshot.read(own, total)
+        return total
+
+    def save(
+        self, width: float, out: Path, more: Mapping[str, Any] | None = None, draw: Callable[[Path], None] | None = None
+    ) -> Combination:
+        """Writes the pipeline with the average of a width, with `more` in its `average.json`."""
+        found = self.combination(width)
+        weights = self.weights(found.coefficients.tolist())
+        named = {self.pipeline.saved_name(name): value for name, value in weights.items()}
+        self.pipeline.save(named, out, {**self.about(width, found), **(more or {})}, draw)
+        return found
+
+    def about(self, width: float, found: Combination) -> dict[str, Any]:
+        return {
+            "kind": "power_function",
+            "sigma_rel": width,
+            "update": self.snapshots[-1].update,
+            "residual": found.residual,
+            "largest_coefficient": found.largest,
+            "snapshots": [
+                {"update": snapshot.update, "sigma_rels": snapshot.sigma_rels, "coefficients": own}
+                for snapshot, own in zip(self.snapshots, self._by_snapshot(found), strict=True)
+            ],
+        }
+
+    def _by_snapshot(self, found: Combination) -> list[list[float]]:
+        left = iter(found.coefficients.tolist())
+        return [[next(left) for _ in snapshot.sigma_rels] for snapshot in self.snapshots]
+
+
+def no_snapshots(folder: Path) -> LabError:
+    """The error for a run without snapshots, which says what can be done still."""
+    checkpoints = RunFolder(folder).checkpoints()
+    still = "train again with --ema posthoc"
+    if len(checkpoints) > 1:
+        still = (
+            f"its {counted(len(checkpoints), 'checkpoint')} can be merged (lrlab merge {folder} --last {len(checkpoints)}) "
+            f"if the rate was constant there; for widths, {still}"
+        )
+    return LabError(
+        f"{str(folder)!r} has no snapshots of averages ({SNAPSHOTS}/): it was not trained with --ema posthoc. Hint: {still}."
+    )
+
+
+def _check_same_run(snapshot: Snapshot, config: Mapping[str, Any], folder: Path) -> None:
+    """Raises a `LabError` for a snapshot of a run with other settings."""
+    own = identity_of(complete_options(dict(config)))
+    differing = [name for name, value in own.items() if name in snapshot.of and snapshot.of[name] != value]
+    if differing:
+        name = differing[0]
+        got = f"one of a run with {name}={snapshot.of[name]!r}, not {own[name]!r}"
+        hint = f"put back its own, or remove {snapshot.folder.name} to go without it"
+        raise must_be("the snapshot", str(snapshot.folder), f"of the run in {str(folder)!r}", hint, got=got)
+
+
+def save_other_averages(run: RunState, folder: RunFolder) -> list[Path]:
+    """Pipelines with the averages beside the first one, except those of which there are snapshots."""
+    forms = run.config.given_ema_forms
+    saved, first = [], len(forms[0].tracks)
+    for number, form in enumerate(forms[1:], 2):
+        average, first = run.averages[first], first + len(form.tracks)
+        if not form.is_posthoc:
+            weights = dict(zip(trained_parameters(run.model), average.shadow_params, strict=True))
+            saved.append(folder.lab / OTHERS / str(number))
+            about = {"kind": form.name, "form": str(form), "update": run.update}
+            pipeline = SavedPipeline.of(folder.path)
+            pipeline.save({pipeline.saved_name(name): value.cpu() for name, value in weights.items()}, saved[-1], about)
+    return saved

@@ -1,0 +1,95 @@
+"""Snapshots of the post-hoc averages of a run, in its folder."""
+
+from typing import Any, Self
+
+from ..averaging.averages import EMA
+from ..averaging.snapshots import snapshot_folder, snapshots_in, update_of, write_snapshot
+from ..core.errors import warn
+from ..core.files import remove
+from ..core.manifest import find_damage
+from ..core.options import names_where
+from .background import BackgroundWrite
+from .config import TrainingConfig
+from .host_copies import on_host
+from .lora import trained_parameters
+from .run_files import SNAPSHOTS
+from .run_folder import RunFolder
+from .run_state import RunState
+
+
+def identity_of(config: dict[str, Any]) -> dict[str, Any]:
+    """The options that make a run another one, from its record or its configuration."""
+    names = names_where(TrainingConfig, decides_result=True, may_change_on_resume=False)
+    return {name: config[name] for name in names if name in config}
+
+
+class SnapshotWriter:
+    """
+    Writer of snapshots at the updates of the plan. The averages are copied to the host between two updates, and a thread of
+    the main process writes the copy. A `with` block waits at its end for it.
+    """
+
+    def __init__(self, run: RunState, folder: RunFolder):
+        self.run, self.folder = run, folder
+        self.updates = run.plan.snapshot_updates
+        self.path = folder.path / SNAPSHOTS
+        self._writing = BackgroundWrite("write snapshot")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._writing.__exit__(*error)
+
+    def write_if_due(self) -> None:
+        self._writing.check()
+        if self.folder.is_writer and self.run.update in self.updates:
+            self.begin()
+
+    def finish(self) -> None:
+        """Waits until the last snapshot is written."""
+        self._writing.wait()
+
+    def begin(self) -> None:
+        """Starts to write a snapshot, once the previous one is finished."""
+        run, posthoc = self.run, self.run.config.posthoc
+        assert posthoc is not None
+        averages = dict(zip(posthoc.kwargs["sigma_rels"], posthoc_averages(run), strict=True))
+        names = list(trained_parameters(run.model))
+        facts = {
+            "update": run.update,
+            "end": run.update - posthoc.kwargs["start_update"],
+            "of": identity_of(run.config.to_dict()),
+        }
+        self._writing.start(
+            write_snapshot,
+            snapshot_folder(self.path, run.update),
+            on_host({width: dict(zip(names, average.shadow_params, strict=True)) for width, average in averages.items()}),
+            posthoc.kwargs["dtype"],
+            facts,
+        )
+
+    def rewind(self) -> None:
+        """Removes snapshots of later updates than the current one, and warns of earlier ones that are lost."""
+        self.finish()
+        if not self.folder.is_writer or not self.updates:
+            return
+        for path in snapshots_in(self.path):
+            if update_of(path) > self.run.update:
+                remove(path)
+        past = [update for update in self.updates if update <= self.run.update]
+        if lost := [str(update) for update in past if find_damage(snapshot_folder(self.path, update))]:
+            warn(
+                f"snapshots of the averages at updates {', '.join(lost)} are missing or damaged. Training resumes, since it "
+                "needs none of them; averages of other widths will be less exact."
+            )
+
+
+def posthoc_averages(run: RunState) -> list[EMA]:
+    """The averages of which snapshots are taken."""
+    first = 0
+    for form in run.config.given_ema_forms:
+        if form.is_posthoc:
+            return run.averages[first : first + len(form.tracks)]
+        first += len(form.tracks)
+    return []

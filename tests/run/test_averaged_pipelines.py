@@ -1,0 +1,241 @@
+"""Averages and merges of finished runs: what `lrlab ema` and `lrlab merge` write, measure and refuse."""
+
+import json
+import shutil
+
+import pytest
+import runs
+import torch
+from diffusers import DDPMPipeline, UNet2DModel
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from tables import cases
+
+from diffusers_lrlab import LabError, PointDDPMPipeline, TrainingConfig, train
+from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.hub.contents import contents_of
+from diffusers_lrlab.run.check_run import check_run, repair_run
+from diffusers_lrlab.run.merge import merge_checkpoints
+
+NAME = "diffusion_pytorch_model.safetensors"
+SMALL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embedding_size": 8}
+POINTS = {"dataset_name": "moons", "max_train_steps": 96, "train_batch_size": 64, "learning_rate": 1e-2}
+POINTS |= {"num_validation_images": 256, "distance_samples": 64, "num_inference_steps": 3, "ddpm_num_steps": 20}
+POINTS |= {
+    "evaluation": False,
+    "validation_steps": 96,
+    "save_images_epochs": 10**6,
+    "checkpointing_steps": 24,
+    "checkpoints_total_limit": 0,
+}
+POINTS |= {
+    "checkpoints_total_limit": 0,
+    "cpu_threads": 1,
+    "preflight": False,
+    "logging_steps": 5,
+    "lr_scheduler": "constant",
+}
+POINTS["lr_scheduler"] = "constant"
+WIDTHS = "posthoc:sigma_rels=[0.05|0.1],snapshots=12"
+
+
+def points(folder, **options):
+    config = folder.parent / "config.json"
+    config.write_text(json.dumps(SMALL))
+    return train(TrainingConfig(**{**POINTS, "model_config_name_or_path": str(config), **options}, output_dir=str(folder)))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with an average of another width that is really run, beside those of which there are snapshots."""
+    return points(tmp_path_factory.mktemp("posthoc") / "run", ema=f"{WIDTHS}|power_function:sigma_rel=0.075")
+
+
+def copy(run, tmp_path):
+    return shutil.copytree(run, tmp_path / "copy")
+
+
+def weights(folder, component="denoiser"):
+    return load_file(folder / component / NAME)
+
+
+def distance(one, other):
+    """The norm of the difference of weights over that of the weights."""
+    flat = [torch.cat([value.flatten() for _, value in sorted(each.items())]) for each in (one, other)]
+    return float((flat[0] - flat[1]).norm() / flat[1].norm())
+
+
+def refused(capsys, *arguments):
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in error
+    return error
+
+
+def test_a_width_after_the_run_is_close_to_the_average_that_was_run(run, tmp_path, capsys):
+    assert main(["ema", str(run), "--sigma_rel", "0.075", "--out", str(tmp_path / "out")]) == 0
+    assert "residual of the profile" in capsys.readouterr().out
+    really_run, of_run = weights(run / "lrlab" / "averages" / "2"), weights(run)
+    error, other = distance(weights(tmp_path / "out"), really_run), distance(of_run, really_run)
+    assert error < 1e-3
+    assert error < other / 20
+    pipeline = PointDDPMPipeline.from_pretrained(tmp_path / "out")
+    assert torch.equal(dict(pipeline.denoiser.named_parameters())["output.bias"], weights(tmp_path / "out")["output.bias"])
+    about = json.loads((tmp_path / "out" / "average.json").read_text())
+    assert sum(sum(one["coefficients"]) for one in about["snapshots"]) == pytest.approx(1)
+    assert about["update"] == 96
+
+
+def test_a_stored_width_is_the_stored_average(run, tmp_path):
+    for width, component in (("0.05", "denoiser_ema"), ("0.1", "denoiser_ema_2")):
+        assert main(["ema", str(run), "--sigma_rel", width, "--out", str(tmp_path / width)]) == 0
+        assert distance(weights(tmp_path / width), weights(run / "checkpoint-96", component)) < 1e-6
+
+
+def test_a_sweep_saves_the_best_width_with_its_curve(run, tmp_path, capsys):
+    for metric in ("validation_loss", "kl"):
+        out = tmp_path / metric
+        assert main(["ema", str(run), "--sweep", "--metric", metric, "--num", "3", "--out", str(out)]) == 0
+        sweep = json.loads((out / "average.json").read_text())["sweep"]
+        if metric == "validation_loss":
+            results = json.loads((run / "lrlab" / "run.json").read_text())["train"]["results"]
+            assert sweep["of_run"] == pytest.approx(results["validation_loss_ema"], rel=1e-6)
+        best = sweep["widths"][sweep["values"].index(min(sweep["values"]))]
+        assert f"Best {metric}: sigma_rel {best:.4g}." in capsys.readouterr().out
+        assert json.loads((out / "average.json").read_text())["sigma_rel"] == best
+        with Image.open(out / "ema_sweep.png") as plot:
+            assert plot.size[0] > 500
+    assert sweep["of_run"] == pytest.approx(sweep["values"][0], rel=1e-4)  # the first width is that of the run
+    assert len({*sweep["values"]}) == 3
+
+
+def test_checkpoints_are_merged(run, tmp_path, capsys):
+    assert main(["merge", str(run), "--last", "4", "--weights", "linear", "--out", str(tmp_path / "out")]) == 0
+    assert "checkpoint-24  0.2500" in capsys.readouterr().out
+    merged, raw = weights(tmp_path / "out"), [weights(run / f"checkpoint-{update}") for update in (24, 48, 72, 96)]
+    for name, value in merged.items():
+        torch.testing.assert_close(value, sum(each[name] for each in raw) / 4)
+    PointDDPMPipeline.from_pretrained(tmp_path / "out")
+
+
+def test_a_merge_refuses_a_window_with_a_changing_rate(tmp_path):
+    decayed = points(tmp_path / "run", lr_scheduler="wsd:num_decay_steps=36", use_ema=False)
+    for last in (2, 3):
+        with pytest.raises(LabError, match="to 96 must be constant .* it went from 0.0.* takes the place of a decay"):
+            merge_checkpoints(decayed, last, "linear", tmp_path / "out")
+    shutil.rmtree(decayed / "checkpoint-96")
+    shutil.rmtree(decayed / "checkpoint-72")
+    assert merge_checkpoints(decayed, 2, "uniform", tmp_path / "out")["checkpoints"] == {"24": 0.5, "48": 0.5}
+
+
+@pytest.mark.slow
+def test_a_lora(tmp_path):
+    """The weights are in another file, under other names."""
+    pytest.importorskip("peft")
+    unet = UNet2DModel(**{key: value for key, value in runs.TINY_UNET.items() if key != "_class_name"})
+    unet.save_pretrained(tmp_path / "unet")
+    options = {"dataset_name": "digits", "pretrained_model_name_or_path": str(tmp_path / "unet"), "lora_rank": 2}
+    options |= {"evaluation": False, "num_validation_images": 16, "preflight": False, "cpu_threads": 1}
+    options |= {"max_train_steps": 4, "train_batch_size": 8, "checkpointing_steps": 2, "lr_scheduler": "constant"}
+    options |= {"ema": "posthoc:snapshots=2|constant:decay=0.5", "output_dir": str(tmp_path / "run")}
+    folder = train(TrainingConfig(**options))
+    found = [tmp_path / "ema", folder / "lrlab" / "averages" / "2", tmp_path / "merged"]
+    assert main(["ema", str(folder), "--sigma_rel", "0.1", "--out", str(found[0])]) == 0
+    merge_checkpoints(folder, 2, "uniform", found[2])
+    of = [folder / "checkpoint-4" / f"unet_ema_{number}" / "pytorch_lora_weights.safetensors" for number in (2, 3)]
+    tensors = [load_file(path / "pytorch_lora_weights.safetensors") for path in found]
+    for own, expected in zip(tensors, of, strict=False):
+        torch.testing.assert_close(own, load_file(expected))
+    raw = [load_file(folder / f"checkpoint-{update}" / "unet" / "pytorch_lora_weights.safetensors") for update in (2, 4)]
+    torch.testing.assert_close(tensors[2], {name: (value + raw[1][name]) / 2 for name, value in raw[0].items()})
+    DDPMPipeline.from_pretrained(found[0])
+
+
+WRONG = {
+    ("--sigma_rel", "0.04"): "at least 0.05, the smallest width of the snapshots",
+    ("--sigma_rel", "0.3"): "a width in (0, 0.2886]",
+    ("--sigma_rel", "nan"): "a width in (0, 0.2886]",
+    (): "either --sigma_rel, such as 0.075, or --sweep",
+    ("--sweep", "--sigma_rel", "0.1"): "either --sigma_rel, such as 0.075, or --sweep",
+    ("--sigma_rel", "0.1", "--metric", "kl"): "--metric kl has no effect without --sweep",
+    ("--sweep", "--num", "1"): "--num 1: must be a whole number in [2, 1000]",
+    ("--sweep", "--metric", "kll"): "got no metric. Did you mean 'kl'?",
+    ("--sweep", "--metric", "frechet_distance"): "got one of images",
+}
+
+
+@cases(("arguments", "reason"), WRONG.items())
+def test_what_a_run_cannot_give_is_refused(run, tmp_path, capsys, arguments, reason):
+    assert reason in refused(capsys, "ema", run, *arguments, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_without_snapshots_says_what_can_be_done(run, tmp_path, capsys):
+    plain = copy(run, tmp_path)
+    shutil.rmtree(plain / "ema_snapshots")
+    error = refused(capsys, "ema", plain, "--sweep")
+    assert "has no snapshots of averages" in error
+    assert f"its 4 checkpoints can be merged (lrlab merge {plain} --last 4)" in error
+    for update in (24, 48, 72, 96):
+        shutil.rmtree(plain / f"checkpoint-{update}")
+    assert "Hint: train again with --ema posthoc." in refused(capsys, "ema", plain, "--sweep")
+    assert "must be of two or more" in refused(capsys, "merge", plain, "--last", 2)
+
+
+def test_snapshots_of_another_run_are_refused(run, tmp_path, capsys):
+    other = shutil.copytree(run, tmp_path / "other")
+    record = json.loads((other / "lrlab" / "run.json").read_text())
+    record["config"]["seed"] = 1
+    (other / "lrlab" / "run.json").write_text(json.dumps(record))
+    assert "got one of a run with seed=0, not 1" in refused(capsys, "ema", other, "--sigma_rel", "0.1")
+    error = refused(capsys, "ema", other, "--sigma_rel", "0.1", "--out", run)
+    assert "exists and is not an empty folder" in error
+    swapped = copy(run, tmp_path)
+    wider = {name: value[..., :-1].contiguous() for name, value in weights(run).items()}
+    save_file(wider, swapped / "denoiser" / NAME)
+    assert "of the model in" in refused(capsys, "ema", swapped, "--sigma_rel", "0.1")
+    damaged = swapped / "ema_snapshots" / "update-00000048" / "averages.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert "update-00000048 is damaged" in refused(capsys, "ema", swapped, "--sigma_rel", "0.1")
+
+
+def test_wide_averages_are_warned_about(run, tmp_path, capsys):
+    assert main(["ema", str(run), "--sigma_rel", "0.28", "--out", str(tmp_path / "out")]) == 0
+    assert "0.28 is above 0.25" in capsys.readouterr().err
+
+
+@cases(("arguments", "reason"), [
+    (("--last", "1"), "must be from 2 to 4"),
+    (("--last", "5"), "must be from 2 to 4"),
+    (("--last", "2", "--weights", "cosine"), "must be one of linear, 1-sqrt, uniform"),
+])  # fmt: skip
+def test_wrong_merges_are_refused(run, tmp_path, capsys, arguments, reason):
+    assert reason in refused(capsys, "merge", run, *arguments, "--out", tmp_path / "out")
+
+
+def test_damaged_snapshots_are_found_and_put_aside_and_none_are_uploaded(run, tmp_path):
+    damaged = copy(run, tmp_path)
+    assert not check_run(damaged).damaged
+    assert not [name for name in contents_of(damaged, "user/name").files if "ema_snapshots" in str(name)]
+    (damaged / "ema_snapshots" / "update-00000048" / "snapshot.json").write_text("{}")
+    (found,) = check_run(damaged).damaged
+    assert found.startswith("ema_snapshots/update-00000048: ")
+    assert any("update-00000048" in change for change in repair_run(damaged))
+    assert not check_run(damaged).damaged
+    assert main(["ema", str(damaged), "--sigma_rel", "0.1", "--out", str(tmp_path / "out")]) == 0
+    assert len(json.loads((tmp_path / "out" / "average.json").read_text())["snapshots"]) == 11
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_snapshots_of_one(tmp_path):
+    """Up to rounding, as weights of theirs are."""
+    small = [*runs.tiny_arguments(tmp_path), "--max_train_steps=4", "--no_evaluation", "--ema=posthoc:snapshots=2"]
+    runs.run(*small, f"--output_dir={tmp_path / 'two'}", "--train_batch_size=16", processes=2)
+    runs.run(*small, f"--output_dir={tmp_path / 'one'}", "--train_batch_size=32")
+    for width in ("0.05", "0.15"):
+        for name in ("one", "two"):
+            assert main(["ema", str(tmp_path / name), "--sigma_rel", width, "--out", str(tmp_path / f"{name}-{width}")]) == 0
+        pair = [weights(tmp_path / f"{name}-{width}", "unet") for name in ("one", "two")]
+        assert distance(*pair) < 1e-5

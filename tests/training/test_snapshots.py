@@ -1,0 +1,199 @@
+"""Several averages in a run, and snapshots of post-hoc ones: written on schedule, resumed to the bit, refused elsewhere."""
+
+import filecmp
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from helpers import load_data_once
+from tables import cases
+
+from diffusers_lrlab import TrainingConfig
+from diffusers_lrlab.averaging.averages import EMA
+from diffusers_lrlab.averaging.forms import EMAForm, forms_of
+from diffusers_lrlab.averaging.snapshots import read_snapshots
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.diffusers_plugin.hooks.ema import EMAHook
+from diffusers_lrlab.forecast.describe import _disk_lines
+from diffusers_lrlab.forecast.memory import forecast_memory
+from diffusers_lrlab.forecast.timing import forecast_time
+from diffusers_lrlab.study.spec.expansion import expand
+from diffusers_lrlab.study.spec.reading import read_spec
+from diffusers_lrlab.training.arguments import parse_arguments
+from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.run_files import SNAPSHOTS
+from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.sharding import check_sharding
+from diffusers_lrlab.training.trainer import Trainer
+
+MODEL = {"dimension": 2, "hidden_size": 8, "num_layers": 1, "embedding_size": 4}
+SMALL = {"dataset_name": "moons", "max_train_steps": 12, "train_batch_size": 32, "num_validation_images": 16}
+SMALL |= {"logging_steps": 4, "validation_steps": 100, "log_timestep_bins": 2, "checkpointing_steps": 5, "cpu_threads": 1}
+SMALL |= {"ddpm_num_steps": 4, "num_inference_steps": 2, "save_images_epochs": 10**6}
+POSTHOC = "posthoc:sigma_rels=[0.1|0.2],snapshots=3"
+
+
+def make_trainer(folder, **options):
+    config = resolve_config(TrainingConfig(**{**SMALL, "ema": POSTHOC, **options}, output_dir=str(folder)))
+    data = load_data_once(config)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return Trainer(make_plan(config, data, MODEL), data, Accelerator(cpu=True), RunFolder(folder))
+
+
+def do_updates(trainer, number):
+    updates = trainer.updates(show_progress=False)
+    for _ in range(number):
+        next(updates)
+    trainer.checkpoints.finish()
+    updates.close()
+
+
+def weights_of(average):
+    return [value.clone() for value in average.shadow_params]
+
+
+def test_snapshots_hold_the_averages_at_their_updates(tmp_path):
+    trainer, expected = make_trainer(tmp_path), {}
+    run = trainer.run
+    beside = EMA(run.trained, EMAForm.of("power_function:sigma_rel=0.2"))  # one that is really run
+    for update in trainer.updates(show_progress=False):
+        beside.advance(update)
+        expected[update] = [weights_of(run.average), weights_of(beside)]
+    found = read_snapshots(tmp_path / SNAPSHOTS)
+    assert [(one.update, one.end, one.sigma_rels) for one in found] == [(n, n, [0.1, 0.2]) for n in (4, 8, 12)]
+    names = [name for name, _ in run.model.named_parameters()]
+    for one in found:
+        assert one.shapes() == {name: tuple(value.shape) for name, value in run.model.named_parameters()}
+        for track in range(2):
+            into = {name: torch.zeros_like(value) for name, value in run.model.named_parameters()}
+            one.read(np.eye(2)[track], into)
+            assert all(map(torch.equal, (into[name] for name in names), expected[one.update][track]))
+    assert {*one.of} >= {"seed", "dataset_name", "lr_scheduler"}
+    assert not {"output_dir", "logger"} & {*one.of}
+
+
+def files_of(folder):
+    return sorted(path.relative_to(folder) for path in (folder / SNAPSHOTS).rglob("*") if path.is_file())
+
+
+def test_resumed_to_the_bit(tmp_path):
+    """Stopped after a snapshot that no checkpoint has: it is taken again, and is the same."""
+    options = {"ema": f"constant:decay=0.5|{POSTHOC},dtype=bf16"}
+    whole, first = make_trainer(tmp_path / "whole", **options), make_trainer(tmp_path / "parts", **options)
+    do_updates(whole, 12)
+    do_updates(first, 9)
+    assert len(files_of(tmp_path / "parts")) == 2 * 3
+    second = make_trainer(tmp_path / "parts", **options)
+    second.resume(tmp_path / "parts" / "checkpoint-5")
+    assert len(files_of(tmp_path / "parts")) == 1 * 3  # that of update 8 comes later
+    do_updates(second, 7)
+    assert len(second.run.averages) == 3
+    for one, other in zip(whole.run.averages, second.run.averages, strict=True):
+        assert all(map(torch.equal, one.shadow_params, other.shadow_params))
+    names = files_of(tmp_path / "whole")
+    assert names == files_of(tmp_path / "parts")
+    assert len(names) == 3 * 3
+    assert filecmp.cmpfiles(tmp_path / "whole", tmp_path / "parts", names, shallow=False) == (names, [], [])
+    folders = {path.name for path in (tmp_path / "parts" / "checkpoint-12").iterdir() if path.is_dir()}
+    assert folders == {"denoiser", "denoiser_ema", "denoiser_ema_2", "denoiser_ema_3"}
+
+
+def test_a_lost_snapshot_is_told_at_a_resume(tmp_path, capsys):
+    do_updates(make_trainer(tmp_path), 9)
+    (tmp_path / SNAPSHOTS / "update-00000004" / "averages.safetensors").write_bytes(b"")
+    make_trainer(tmp_path).resume(tmp_path / "checkpoint-5")
+    assert "snapshots of the averages at updates 4 are missing or damaged" in capsys.readouterr().err
+
+
+def test_a_new_run_removes_snapshots_of_the_old_one_and_nothing_else(tmp_path):
+    do_updates(make_trainer(tmp_path), 12)
+    (tmp_path / SNAPSHOTS / "mine.txt").write_text("mine")
+    folder = RunFolder(tmp_path)
+    folder.write_record({})
+    folder.clear()
+    assert [path.name for path in (tmp_path / SNAPSHOTS).iterdir()] == ["mine.txt"]
+
+
+def test_the_first_average_is_that_of_the_run(tmp_path):
+    trainer = make_trainer(tmp_path, ema=f"constant:decay=0.5|{POSTHOC}|constant:decay=0.9")
+    assert [average.form.name for average in trainer.run.averages] == ["constant", *2 * ["power_function"], "constant"]
+    assert trainer.run.average.form.decay(9) == 0.5
+    posthoc = make_trainer(tmp_path / "other")
+    assert posthoc.run.average.form.decay(9) == EMAForm.of("power_function:sigma_rel=0.1").decay(9)
+
+
+def test_a_flag_that_is_repeated_adds_an_average(tmp_path):
+    (tmp_path / "options.yaml").write_text("ema: power_function\n")
+    flags = ["--ema", "constant:decay=0.5", f"--ema={POSTHOC}", f"--config={tmp_path / 'options.yaml'}"]
+    given = parse_arguments(flags, "")
+    assert given.ema == f"constant:decay=0.5|{POSTHOC}"
+    resolved = resolve_config(given)
+    assert [form.name for form in forms_of(resolved.ema)] == ["constant", "posthoc"]
+    assert resolved.ema == resolve_config(TrainingConfig(ema=resolved.ema)).ema
+    assert json.loads(json.dumps(resolved.to_dict()))["ema"] == resolved.ema
+    assert parse_arguments(flags[-1:], "").ema == "power_function"
+
+
+WRONG = {
+    "posthoc:sigma_rels=[]": "one or more different widths",
+    "posthoc:sigma_rels=[0.1|0.1]": "one or more different widths",
+    "posthoc:sigma_rels=[0.1|0.3]": "numbers in .1e-5, 0.2886",
+    "posthoc:sigma_rels=0.1": "must be a list of numbers",
+    "posthoc:snapshots=0": "snapshots=0 of 'posthoc'",
+    "posthoc:dtype=fp16": "dtype='fp16' of 'posthoc'",
+    "posthoc|posthoc:snapshots=3": "must be posthoc at most once",
+    "constant|constant:decay=0.999": "must be different averages",
+    "constant|": "there is no name",
+    "posthoc:sigma_rels=[0.1|]": "sigma_rels",
+}
+
+
+@cases(("spec", "reason"), WRONG.items())
+def test_wrong_lists_are_refused(spec, reason):
+    with pytest.raises(LabError, match=reason):
+        resolve_config(TrainingConfig(ema=spec))
+
+
+def test_a_run_too_short_for_its_snapshots_is_refused(tmp_path):
+    with pytest.raises(LabError, match="takes 16 snapshots, .* and the run has 12 updates"):
+        make_trainer(tmp_path, ema="posthoc")
+
+
+SEVERAL = (POSTHOC, "constant|power_function")
+
+
+@cases("ema", SEVERAL)
+def test_hosts_that_cannot_keep_them_refuse_them_before_work_starts(monkeypatch, ema):
+    study = {"base": {"max_train_steps": 30, "ema": ema}, "arms": {"a": {}, "b": {"lr_scheduler": "constant"}}}
+    with pytest.raises(LabError, match="In the arm 'a'.*one average without snapshots, as a study keeps no weights"):
+        expand(read_spec({**study, "datasets": ["dino"], "seeds": 1}, "study"))
+    with pytest.raises(LabError, match="--ema .*one average without snapshots in a third-party script"):
+        EMAHook(None, SimpleNamespace(run=None), ema)
+    for name, value in {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LabError, match="needs a whole model, and FSDP shards it"):
+        check_sharding(resolve_config(TrainingConfig(ema=ema)))
+    check_sharding(resolve_config(TrainingConfig(ema="power_function")))
+
+
+def test_a_merged_lora_has_no_snapshots(tmp_path):
+    options = {"pretrained_model_name_or_path": str(tmp_path), "lora_rank": 2, "merge_lora": True}
+    with pytest.raises(LabError, match="without post-hoc averages, which cannot be merged later, got --merge_lora"):
+        resolve_config(TrainingConfig(ema=POSTHOC, **options))
+
+
+def test_the_forecast_counts_averages_and_snapshots(tmp_path):
+    trainer = make_trainer(tmp_path, ema=f"{POSTHOC},dtype=bf16|constant")
+    plan = trainer.run.plan
+    memory = forecast_memory(plan)
+    weights = 4 * plan.num_parameters
+    assert memory.ema == 3 * weights
+    (disk,) = _disk_lines(plan, weights, 0, weights)
+    assert f"3 snapshots of {weights / 2**20:.1f} MiB for `lrlab ema`" in disk  # two widths, half the bytes each
+    assert f"disk  {4 * weights / 2**20:.1f} MiB" in disk
+    assert forecast_time(trainer).snapshots > 0
