@@ -27,6 +27,8 @@ _HOMES = {
     "Progress": "core.progress",
     "FinderConfig": "finder.range_test",
     "TrainingConfig": "training.config",
+    "branch": "run.branch",
+    "extend": "run.extend",
     "find_lr": "finder.find",
     "get_loss_weighting": "timesteps.loss_weights",
     "get_momentum_scheduler": "schedules.scheduler",

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .. import __version__
 from ..core.errors import LabError, did_you_mean, exit_status, shortened
 from ..core.plugins import load_plugins
-from . import audit, averages, check, completion, data, floor, hub, lists, preview, study, tools, training
+from . import audit, averages, check, completion, continuing, data, floor, hub, lists, preview, study, tools, training
 from .output import LabParser, add_import
 
 
@@ -41,6 +41,18 @@ _UPSTREAM = "Make patches for diffusers: a schedule, or schedules of the right l
 COMMANDS = {
     "train": _script("train", _TRAIN, "lrlab train --dataset_name dino --lr_scheduler cosine"),
     "find-lr": _script("find-lr", "Find a learning rate for a training run", "lrlab find-lr --dataset_name dino"),
+    "extend": Command(
+        continuing.EXTEND_HELP,
+        "lrlab extend ddpm-digits-8 --max_train_steps 20000",
+        continuing.extend_arguments,
+        continuing.extend,
+    ),
+    "branch": Command(
+        continuing.BRANCH_HELP,
+        "lrlab branch ddpm-digits-8 --at 2000,4000 --cooldown 0.2",
+        continuing.branch_arguments,
+        continuing.branch,
+    ),
     "list": Command("List everything that has a name", "lrlab list schedulers", lists.list_arguments, lists.list_names),
     "preview": Command(
         "Plot schedules over a run, or densities and weights over timesteps",
@@ -139,7 +151,8 @@ COMMANDS = {
 
 
 REST = (*SCRIPTS, "plan", "floor", "rerun")  # commands that leave unknown arguments to the parser of training
-TAKES_NAMES = ("list", "preview", "study", "schedule", "push")  # commands with --import besides those of REST
+# Commands with --import besides those of REST.
+TAKES_NAMES = ("list", "preview", "study", "schedule", "push", "extend", "branch")
 
 
 def _parser() -> LabParser:

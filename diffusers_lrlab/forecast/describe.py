@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -127,9 +126,9 @@ def _time_lines(plan: Plan, seconds: TimeForecast, device: str) -> list[str]:
 
 def _disk_lines(plan: Plan, pipeline: int, checkpoint: int, trained: int) -> list[str]:
     config = plan.config
-    kept = math.ceil(plan.num_updates / config.checkpointing_steps)  # one is written at the end
-    kept = min(kept, config.checkpoints_total_limit or kept)
+    kept, for_good = _num_checkpoints(plan)
     checkpoints = f"{counted(kept, 'checkpoint')} of {_size(checkpoint)}"
+    checkpoints += f", {for_good} of them for good by --keep_every" if config.keep_every else ""
     folder = Path(config.output_dir).absolute()
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     total, more = pipeline + kept * checkpoint, ""
@@ -138,6 +137,15 @@ def _disk_lines(plan: Plan, pipeline: int, checkpoint: int, trained: int) -> lis
         each = trained * len(known["sigma_rels"]) // (2 if known["dtype"] == "bf16" else 1)
         total, more = total + num * each, f", {counted(num, 'snapshot')} of {_size(each)} for `lrlab ema`"
     return [f"{'disk':>13}  {_size(total)}: pipeline {_size(pipeline)}, {checkpoints}{more}; {_size(free)} free"]
+
+
+def _num_checkpoints(plan: Plan) -> tuple[int, int]:
+    """Checkpoints at the end of a run, and those of them that are kept for good."""
+    config, end = plan.config, plan.num_updates
+    updates = {*range(config.checkpointing_steps, end, config.checkpointing_steps), end}
+    for_good = set(range(config.keep_every, end + 1, config.keep_every)) if config.keep_every else set()
+    newest = sorted(updates | for_good)[-(config.checkpoints_total_limit or 0) :]
+    return len(for_good.union(newest)), len(for_good)
 
 
 def _alternatives(plan: Plan, memory: MemoryForecast, device: str, budget: Budget) -> list[str]:

@@ -77,7 +77,7 @@ def write_model_card(folder: Path, record: dict[str, Any]) -> None:
         example=_example(kind, record, folder),
         results=_result_rows(train["results"]),
         distances=_distance_rows(train["results"]),
-        schedule_text=_schedule_text(config, train),
+        schedule_text=_schedule_text(config, train) + _parent_text(record["run"].get("parent")),
         finder_text=_finder_text(folder, record),
         facts=_facts(record, kind),
         config=config,
@@ -180,6 +180,20 @@ def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
     deviation = train["schedule_audit"]["largest_lr_deviation"]
     exact = "exactly the one of this curve" if deviation == 0 else f"within {deviation:.1g} of the peak of this curve"
     return text + f"Checked at every update: the rate in the optimizer was {exact}."
+
+
+def _parent_text(parent: dict[str, Any] | None) -> str:
+    """Where an extended or a branched run comes from."""
+    if parent is None:
+        return ""
+    changed = (f"`{name}` {now} in place of {before}" for name, (before, now) in parent.get("changed", {}).items())
+    since = "".join(f", with {change} from there on" for change in changed)
+    commit = f", commit `{parent['git_commit'][:12]}`" if parent["git_commit"] else ""
+    return (
+        f" The run was {parent['how']} at update {parent['update']} from `{Path(parent['folder']).name}`, which had "
+        f"`{parent['schedule']}` over {counted(parent['num_updates'], 'update')}{commit}{since}. Its log and plots "
+        "show both parts."
+    )
 
 
 def _finder_text(folder: Path, record: dict[str, Any]) -> str | None:

@@ -88,6 +88,11 @@ def recorded_options(folder: Path) -> dict[str, Any]:
             f"The record of {str(folder)!r} has {unknown[0]!r}, which this version does not know. Use the version that made "
             f"it, diffusers_lrlab {record['meta']['versions'].get('diffusers_lrlab', 'of then')}."
         )
+    if changed := (record["run"].get("parent") or {}).get("changed"):
+        raise LabError(
+            f"The run in {str(folder)!r} was branched with other settings of the optimizer ({', '.join(changed)}), which "
+            "a run from the start would have from its start. Repeat its parent, then branch that by the recorded command."
+        )
     repeated = names_where(TrainingConfig, is_repeated=True)
     options = {key: value for key, value in record["config"].items() if key in repeated and value is not None}
     commit = record["train"].get("started_from", {}).get("commit")

@@ -37,6 +37,7 @@ def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, pr
             "starts": [*before.get("starts", []), now],
             "seconds": before.get("seconds", 0.0),
             "ended": None,
+            **({"parent": before["parent"]} if "parent" in before else {}),
         },
         "train": {
             "num_updates": plan.num_updates,

@@ -105,13 +105,22 @@ def regular_checkpoints(folder: RunFolder, config: ResolvedConfig) -> list[Path]
     return [path for path in folder.checkpoints() if checkpoint_update(path) % config.checkpointing_steps == 0]
 
 
+def is_kept_for_good(update: int, config: ResolvedConfig) -> bool:
+    """Whether --keep_every keeps a checkpoint of this update, to branch or extend from."""
+    return config.keep_every is not None and update % config.keep_every == 0
+
+
 def kept_checkpoints(folder: RunFolder, config: ResolvedConfig) -> list[Path]:
-    """The checkpoints that `checkpoints_total_limit` keeps: the newest, for rollbacks the newest regular ones."""
+    """
+    The checkpoints that `checkpoints_total_limit` keeps, the newest or for rollbacks the newest regular ones, and those of
+    `keep_every`.
+    """
     everything, limit = folder.checkpoints(), config.checkpoints_total_limit
     if not limit:
         return everything
     found = everything if rollback_rule(config) is None else regular_checkpoints(folder, config)
-    return [*found[-limit:], *everything[-1:]]
+    for_good = [path for path in everything if is_kept_for_good(checkpoint_update(path), config)]
+    return [*for_good, *found[-limit:], *everything[-1:]]
 
 
 def remove_old_checkpoints(folder: RunFolder, config: ResolvedConfig) -> None:

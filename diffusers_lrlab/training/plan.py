@@ -92,14 +92,7 @@ class Plan:
     @property
     def validation_updates(self) -> int:
         """Updates between validations: `validation_steps`, or 20 validations in the run if they take 10 % of it at most."""
-        if self.config.validation_steps:
-            return self.config.validation_steps
-        usual = max(1, self.num_updates // _MOST_VALIDATIONS)
-        if self.follows_metric or not self.num_held_out:
-            return usual
-        cost = FORWARD_SHARE * self.num_held_out * (2 if self.config.use_ema else 1)
-        affordable = int(_VALIDATION_SHARE * self._num_trained / cost)
-        return max(usual, math.ceil(self.num_updates / max(1, affordable)))
+        return updates_between_validations(self.config, self.layout, self.num_updates, self.num_held_out)
 
     @property
     def num_validations(self) -> int:
@@ -177,6 +170,18 @@ class Plan:
     @cached_property
     def model_class(self) -> Any:
         return model_class_of(self.config)
+
+
+def updates_between_validations(config: ResolvedConfig, layout: BatchLayout, num_updates: int, num_held_out: int) -> int:
+    """`validation_steps`, or the interval of 20 validations in the run if they take 10 % of it at most."""
+    if config.validation_steps:
+        return config.validation_steps
+    usual = max(1, num_updates // _MOST_VALIDATIONS)
+    if "feedback" in SCHEDULERS[config.lr_scheduler].traits or not num_held_out:
+        return usual
+    cost = FORWARD_SHARE * num_held_out * (2 if config.use_ema else 1)
+    affordable = int(_VALIDATION_SHARE * num_updates * layout.micro_batch * layout.accumulation / cost)
+    return max(usual, math.ceil(num_updates / max(1, affordable)))
 
 
 def make_plan(

@@ -237,7 +237,7 @@ def resumed_config(config: ResolvedConfig, checkpoint: Path) -> ResolvedConfig:
     # Options that may change are compared in other ways where it matters: the global batch, the configuration of the model.
     fixed = names_where(TrainingConfig, may_change_on_resume=False)
     if saved["on_divergence"] != "stop":  # they decide where a run returns to
-        fixed += ("checkpointing_steps", "checkpoints_total_limit")
+        fixed += ("checkpointing_steps", "checkpoints_total_limit", "keep_every")
     if state["rollbacks"] and _rule_but_limit(saved["on_divergence"]) != _rule_but_limit(config.on_divergence):
         fixed += ("on_divergence",)
     current = {f"--{name}": value for name, value in config.to_dict().items() if name in fixed}

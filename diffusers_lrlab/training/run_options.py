@@ -181,6 +181,13 @@ class OutputConfig:
     checkpoints_total_limit: int | None = option(
         3, "Checkpoints to keep, the newest ones; 0 for all, as upstream.", OUTPUT, range="[0, 1e9]"
     )
+    keep_every: int | None = option(
+        None,
+        "Updates between checkpoints that are kept for good, besides the newest ones, for `lrlab branch` and `lrlab extend` "
+        "(default: none).",
+        OUTPUT,
+        range="[1, 1e9]",
+    )
     resume_from_checkpoint: str | None = option(
         None, "Checkpoint to resume from: 'latest', which starts a new run if there is none, or a folder.", THIS_START
     )

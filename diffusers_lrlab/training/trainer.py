@@ -17,7 +17,7 @@ from ..data.loading import TrainingData
 from ..data.prefetch import prefetched
 from ..objective.objective import Objective
 from ..timesteps.bands import scaled_lr
-from .checkpoint_writer import CheckpointWriter, remove_old_checkpoints
+from .checkpoint_writer import CheckpointWriter, is_kept_for_good, remove_old_checkpoints
 from .checkpoints import load_checkpoint, register_model_format
 from .divergence import DivergenceGuard, find_nonfinite
 from .interrupts import InterruptGuard
@@ -162,7 +162,9 @@ class Trainer:
                 checkpoint = self.save()
                 if signal_number := guard.received(now=True):  # while it was written
                     raise Interrupted(signal_number, checkpoint)
-            elif run.update % config.checkpointing_steps == 0 and self.checkpoints.is_due():
+            elif is_kept_for_good(run.update, config) or (
+                run.update % config.checkpointing_steps == 0 and self.checkpoints.is_due()
+            ):
                 self.save(waits=False)
             yield run.update
             started = time.perf_counter()

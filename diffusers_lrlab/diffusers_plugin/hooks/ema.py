@@ -90,16 +90,8 @@ class EMAHook:
     """
 
     def __init__(self, script: HostScript, clock: HostClock, spec: str, swap: str | None = None):
-<<<<<<< HEAD
-        self.form, self.script, self.clock, self.run = EMAForm.of(spec), script, clock, clock.run
-        _recognise_loop(script)
-||||||| 3af369d5
-        self.form, self.script, self.clock, self.run = EMAForm.of(spec), script, clock, clock.run
-        recognise(script)
-=======
         self.form, self.script, self.clock, self.run = _form_of(spec), script, clock, clock.run
-        recognise(script)
->>>>>>> 3be9fc52f0ba1be1bd37d3cbc9e7d1a944de43b3
+        _recognise_loop(script)
         self.swaps: tuple[str | None, ...] = SWAPS[:2] if swap == "both" else (swap,)
         self.is_active, self.is_saved, self.is_swapped = True, False, False
         self.trained: Any = None  # the models, once they are prepared

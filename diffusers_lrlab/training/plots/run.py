@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,7 +72,7 @@ def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path, changes: np.ndar
         for factor in np.unique(plan.lr_factors):
             axes.plot(lrs * factor, color=BLUE, linewidth=0.8, label=f"{label}, bands with the factor {factor:g}")
     _plot_some(axes, _of_rows(rows, "lr"))
-    axes.set(xlabel="" if below else "update", ylabel="learning rate", title=plan.schedule_spec, ylim=(0, None))
+    axes.set(xlabel="" if below else "update", ylabel="learning rate", title=fill(plan.schedule_spec, 90), ylim=(0, None))
     axes.legend(frameon=False)
     save_figure(figure, path)
 

@@ -1,0 +1,190 @@
+"""The folder of a run that goes on from another one: made once, then resumed like any run."""
+
+import dataclasses
+import json
+import shutil
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..core.environment import launch_command
+from ..core.errors import LabError
+from ..core.files import atomic_folder, write_text
+from ..core.lock import locked
+from ..core.manifest import MANIFEST, write_manifest
+from ..optimizers.entries import OPTIMIZERS, get_optimizer
+from ..schedules.continued import RunCurve
+from ..training.config import ResolvedConfig, TrainingConfig
+from ..training.lora import BASE
+from ..training.resolve import resolve_config
+from ..training.resume import check_fresh, read_state
+from ..training.run_folder import FINDER_FILES, RunFolder
+from .parent import Parent
+
+_PREPARED = "prepared"  # status of a child until its training starts
+_OPTIMIZER = "optimizer.bin"
+
+
+@dataclass(frozen=True)
+class Child:
+    """A run that takes the state of another one after the update `at`, and goes on with its own curve."""
+
+    parent: Parent
+    at: int
+    curve: RunCurve
+    output_dir: Path
+    how: str  # "extended" or "branched"
+    changed: dict[str, Any] = field(default_factory=dict)  # parameters of the optimizer from `at` on
+
+    @property
+    def config(self) -> TrainingConfig:
+        """The options of the run."""
+        options = self.parent.options_of(self.curve, self.output_dir)
+        if self.changed:
+            kwargs = options["optimizer_kwargs"] | self.changed
+            adam = {"adam_beta1": "beta1", "adam_beta2": "beta2", "adam_weight_decay": "weight_decay", "adam_epsilon": "eps"}
+            options |= {option: kwargs[key] for option, key in adam.items() if key in self.changed}
+            options["optimizer_kwargs"] = kwargs
+        return TrainingConfig(**options, resume_from_checkpoint="latest")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What `run.json` says of the parent, under `parent`."""
+        parent, before = self.parent, self.parent.config.optimizer_kwargs
+        changed = {name: [before.get(name), value] for name, value in self.changed.items()}
+        return {
+            "how": self.how,
+            "folder": str(parent.folder.path),
+            "git_commit": parent.record["meta"].get("git_commit"),
+            "version": parent.record["meta"]["versions"].get("diffusers_lrlab"),
+            "update": self.at,
+            "num_updates": parent.num_updates,
+            "schedule": parent.curve.text,
+            **({"changed": changed} if changed else {}),
+            **({"parent": grandparent} if (grandparent := parent.record["run"].get("parent")) else {}),
+        }
+
+    def is_prepared(self) -> bool:
+        """Whether the folder holds this run; raises a `LabError` if it holds anything else."""
+        folder = RunFolder(self.output_dir)
+        record = folder.read_record() if self.output_dir.exists() else {}
+        found = record.get("run", {}).get("parent")
+        if found is None:
+            try:
+                check_fresh(folder, overwrite=False)
+            except LabError as error:
+                raise LabError(str(error).replace("--output_dir", "--out")) from None
+            return False
+        now = json.loads(json.dumps(self.facts))
+        ours = {"parent": now | {"folder": found["folder"]}, "config": _compared(resolve_config(self.config).to_dict())}
+        if ours != {"parent": found, "config": _compared(record["config"])}:
+            raise LabError(
+                f"--out {str(self.output_dir)!r} holds another run, {found['how']} from update {found['update']} of "
+                f"{found['folder']!r}. Give another folder, or remove that one."
+            )
+        if record["run"]["status"] == _PREPARED and not folder.checkpoints():  # killed while it was made
+            with locked(folder.path, "--out"):
+                folder.clear()
+            return False
+        return True
+
+    def prepare(self) -> None:
+        """Makes the folder: the log so far, and the parent's checkpoint with the settings of this run; the latter last."""
+        config, parent = resolve_config(self.config), self.parent
+        source, folder = parent.checkpoints[self.at], RunFolder(self.output_dir)
+        parent.folder.check_log_until(source)
+        state = read_state(source)
+        with locked(folder.path, "--out"):
+            folder.remove_leftovers()
+            write_text(folder.lab / "run.json", json.dumps(self._record(config), indent=2) + "\n")
+            write_text(folder.metrics_file, parent.folder.metrics_file.read_bytes()[: state["log"]["size"]].decode())
+            self._copy_beside(folder)
+            with atomic_folder(folder.path / source.name) as temporary:
+                shutil.copytree(source, temporary, dirs_exist_ok=True)
+                (temporary / MANIFEST).unlink()
+                write_text(temporary / "trainer.json", json.dumps(self._state(state, config), indent=2))
+                if self.changed:
+                    self._change_optimizer(temporary / _OPTIMIZER)
+                write_manifest(temporary)
+
+    def _record(self, config: ResolvedConfig) -> dict[str, Any]:
+        """A record with the settings of this run and no results."""
+        before, curve = self.parent.record, self.curve
+        train = {key: value for key, value in before["train"].items() if key not in ("results", "loss_spikes")}
+        run = {
+            "status": _PREPARED,
+            "command": launch_command() or f"lrlab {self.how}",
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "starts": [],
+            "seconds": 0.0,
+            "program_registrations": before["run"].get("program_registrations", []),
+            "parent": self.facts,
+        }
+        train |= {"num_updates": curve.num_updates, "updates_done": self.at}
+        return {"run": run, "train": train, "config": config.to_dict(), "meta": before["meta"]}
+
+    def _copy_beside(self, folder: RunFolder) -> None:
+        """Copies what is outside of checkpoints: the weights beside a LoRA, earlier samples, the finder's result."""
+        parent = self.parent.folder
+        if (parent.path / BASE).exists():
+            shutil.copytree(parent.path / BASE, folder.path / BASE, dirs_exist_ok=True)
+        for name in FINDER_FILES:
+            if (parent.lab / name).exists():
+                shutil.copyfile(parent.lab / name, folder.lab / name)
+        for file in (parent.lab / "samples").glob("*"):
+            if (number := "".join(filter(str.isdigit, file.stem))) and int(number) <= self.at < self.parent.num_updates:
+                (folder.lab / "samples").mkdir(exist_ok=True)
+                shutil.copyfile(file, folder.lab / "samples" / file.name)
+
+    def _state(self, state: dict[str, Any], config: ResolvedConfig) -> dict[str, Any]:
+        """`trainer.json` of the parent's checkpoint, with the settings and the schedule of this run."""
+        own = {"num_warmup_steps": self.curve.warmup_updates, "num_training_steps": self.curve.num_updates}
+        plan = dataclasses.asdict(config.schedule_for(state["global_batch"])) | own
+        schedules = [{**schedule, "plan": plan} for schedule in state["schedules"]]
+        return {**state, "config": config.to_dict(), "num_updates": self.curve.num_updates, "schedules": schedules}
+
+    def _change_optimizer(self, file: Path) -> None:
+        """Writes changed parameters into the groups of a saved optimizer."""
+        state, old = torch.load(file, weights_only=True), self.parent.config
+        fresh = [
+            _fresh_group(old.optimizer, kwargs) for kwargs in (old.optimizer_kwargs, old.optimizer_kwargs | self.changed)
+        ]
+        differing = [key for key in fresh[0] if fresh[0][key] != fresh[1][key]]
+        for group in state["param_groups"]:
+            group.update({key: fresh[1][key] for key in differing if group.get(key) == fresh[0][key]})
+        torch.save(state, file)
+
+
+def _fresh_group(optimizer: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a new optimizer."""
+    group = get_optimizer(optimizer, [torch.nn.Parameter(torch.zeros(2, 2))], 1.0, **kwargs).param_groups[0]
+    return {key: value for key, value in group.items() if key not in ("params", "lr", "initial_lr")}
+
+
+def check_changes(parent: Parent, changed: dict[str, Any]) -> dict[str, Any]:
+    """Changed parameters of the optimizer, checked; a `LabError` for one that the saved optimizer cannot take over."""
+    if not changed:
+        return {}
+    name, before = parent.config.optimizer, parent.config.optimizer_kwargs
+    resolved = OPTIMIZERS[name].resolve(before | changed)
+    fresh = [_fresh_group(name, kwargs) for kwargs in (before, before | changed)]
+    if fresh[0] == fresh[1]:
+        raise LabError(
+            f"--with {', '.join(changed)} changes nothing: the optimizer of the run, {name!r}, has these values already."
+        )
+    if parent.curve.schedule.sets_momentum and {"beta1", "momentum"} & changed.keys():
+        raise LabError("--with beta1 has no effect on a run whose schedule sets the momentum. Leave it out.")
+    if not (parent.checkpoints[parent.newest] / _OPTIMIZER).is_file():
+        raise LabError("--with needs the optimizer in one file, and the checkpoints of a sharded run have its shards.")
+    return {key: resolved[key] for key in changed}
+
+
+def _compared(config: dict[str, Any]) -> dict[str, Any]:
+    """The options that make another run."""
+    from ..core.options import names_where
+
+    fixed = names_where(TrainingConfig, may_change_on_resume=False)
+    return json.loads(json.dumps({name: config.get(name) for name in fixed}))
