@@ -4,7 +4,7 @@ import dataclasses
 import json
 import shutil
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ class Child:
         run = {
             "status": _PREPARED,
             "command": launch_command() or f"lrlab {self.how}",
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "starts": [],
             "seconds": 0.0,
             "program_registrations": before["run"].get("program_registrations", []),

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any
+
+from typing_extensions import Self
 
 
 class BackgroundWrite:

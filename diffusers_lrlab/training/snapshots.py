@@ -1,6 +1,8 @@
 """Snapshots of the post-hoc averages of a run, in its folder."""
 
-from typing import Any, Self
+from typing import Any
+
+from typing_extensions import Self
 
 from ..averaging.averages import EMA
 from ..averaging.snapshots import snapshot_folder, snapshots_in, update_of, write_snapshot
