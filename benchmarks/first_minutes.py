@@ -8,7 +8,7 @@
 `find-lr` follows a training in the same folder, and `study-again` starts a finished study again; neither the training nor
 the first start is timed. `--before` times the same commands in another checkout of this package, `--upstream` the short run
 in diffusers' own script, which needs what benchmarks/train_step.py says. The commands of a task alternate, after a turn that
-is not counted, and ratios are taken turn by turn.
+is not counted, and ratios are taken turn by turn. A command that the other checkout refuses has no time there.
 """
 
 import json
@@ -119,8 +119,15 @@ def timed(task, options, folder):
             calls["diffusers"] = lambda: short_run(script, folder, options.torchvision, options.epochs, "diffusers")
     seconds = {name: [] for name in calls}
     for turn in range(options.turns + 1):
-        for name in calls if turn % 2 else reversed(calls):
-            took = calls[name]()
+        for name in list(calls if turn % 2 else reversed(calls)):
+            try:
+                took = calls[name]()
+            except SystemExit as refusal:
+                if name != "before":
+                    raise
+                print(f"  {task}: refused by the other checkout: {refusal}", file=sys.stderr, flush=True)
+                del calls[name], seconds[name]
+                continue
             print(f"  {task}, turn {turn}, {name}: {took:.1f} s", file=sys.stderr, flush=True)
             if turn or options.tiny:  # the first one fills the caches
                 seconds[name].append(took)

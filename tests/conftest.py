@@ -1,5 +1,6 @@
 """Fixtures that several test files use."""
 
+import gc
 import os
 import sys
 from types import SimpleNamespace
@@ -16,6 +17,25 @@ if not HAS_GREEDY:
     # `greedy` is transformers' own: where it is not there yet, what builds it is skipped.
     skip = SimpleNamespace(GreedyWithWarmup=lambda *_, **__: pytest.skip("this transformers has no GreedyLR"))
     sys.modules["diffusers_lrlab.schedules.greedy_lr"] = skip
+
+
+# Collecting garbage looks at every object there is, a million after the imports of the tests, and accelerate and statsmodels
+# do it in each run and each comparison. What is there between two files does not become garbage, so it is left out.
+gc.disable()  # until all tests are collected
+
+
+def pytest_collection_finish():
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen_imports():
+    """What the tests of a file have imported is left out of later collections."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .. import __version__
 from ..core.errors import LabError, did_you_mean, exit_status, shortened
 from ..core.plugins import load_plugins
-from . import audit, averages, check, completion, data, hub, lists, preview, study, tools, training
+from . import audit, averages, check, completion, data, floor, hub, lists, preview, study, tools, training
 from .output import LabParser, add_import
 
 
@@ -67,6 +67,12 @@ COMMANDS = {
         tools.plan,
     ),
     "scale": Command("Show learning rates for other batch sizes", _SCALE, tools.scale_arguments, tools.scale),
+    "floor": Command(
+        "Show the lowest possible loss by noise level, and how far a run is above it",
+        "lrlab floor --run ddpm-digits-8 --out floor.png",
+        floor.floor_arguments,
+        floor.floor,
+    ),
     "study": Command(
         "Compare schedules, optimizers or any other setting over data sets and seeds",
         "lrlab study run quick --out first-study",
@@ -126,7 +132,7 @@ COMMANDS = {
 }
 
 
-REST = (*SCRIPTS, "plan", "rerun")  # commands that leave unknown arguments to the parser of training
+REST = (*SCRIPTS, "plan", "floor", "rerun")  # commands that leave unknown arguments to the parser of training
 TAKES_NAMES = ("list", "preview", "study", "schedule", "push")  # commands with --import besides those of REST
 
 

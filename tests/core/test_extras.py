@@ -37,6 +37,7 @@ NEEDS = {
     "lrlab push nothing --repo_id user/name": "train",
     "lrlab pull user": "train",
     "lrlab rerun nothing": "train",
+    "lrlab floor --dataset_name dino": "train",
     "lrlab check nothing": "train",
     "lrlab train --lr_scheduler cosin": "train",
     "lrlab find-lr --lr_scheduler cosin": "train",

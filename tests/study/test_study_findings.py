@@ -1,9 +1,6 @@
 """Sentences about differences and speed-ups."""
 
-import gc
-
 import numpy as np
-import pytest
 from tables import rows
 from values_of_studies import by_seed, noisy_curves
 
@@ -15,14 +12,6 @@ from diffusers_lrlab.study.analysis.statistics import (
 )
 
 LARGER_IS_BETTER = [name for name, metric in METRICS.items() if metric.better == "larger"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_garbage():
-    """statsmodels collects garbage whenever it corrects p values, 50 ms each time with all that tests have imported."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 # --- Sentences ----------------------------------------------------------------------------------------------------------

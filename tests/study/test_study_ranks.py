@@ -1,6 +1,5 @@
 """Ranks of arms over data sets."""
 
-import gc
 import math
 
 import numpy as np
@@ -10,15 +9,6 @@ from values_of_studies import within
 
 from diffusers_lrlab.core.words import counted
 from diffusers_lrlab.study.analysis.ranks import nemenyi_difference, rank_groups, ranks
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_garbage():
-    """statsmodels collects garbage whenever it corrects p values, 50 ms each time with all that tests have imported."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
 
 # --- Ranks --------------------------------------------------------------------------------------------------------------
 

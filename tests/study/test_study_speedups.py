@@ -1,7 +1,6 @@
 """Updates that arms need for a quality, and speed-ups."""
 
 import functools
-import gc
 import itertools
 import math
 from types import SimpleNamespace
@@ -19,15 +18,6 @@ from diffusers_lrlab.study.analysis.findings import speedup_findings
 from diffusers_lrlab.study.analysis.speedups import _noise, speedups, updates_to_reach
 from diffusers_lrlab.study.analysis.summary import _compare_speed, against_controls
 from diffusers_lrlab.study.spec.reading import read_spec
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_garbage():
-    """statsmodels collects garbage whenever it corrects p values, 50 ms each time with all that tests have imported."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
 
 # --- Updates that are needed --------------------------------------------------------------------------------------------
 

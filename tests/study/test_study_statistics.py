@@ -1,6 +1,5 @@
 """Rows of arms compared with a baseline: intervals, tests, seeds needed; and what simulated studies show of them."""
 
-import gc
 import json
 import math
 import re
@@ -35,14 +34,6 @@ KEYS = (
     "arm dataset metric n pairs mean std ci_low ci_high boot_low boot_high diff diff_low diff_high p p_adjusted effect_size "
     "seeds_needed"
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_garbage():
-    """statsmodels collects garbage whenever it corrects p values, 50 ms each time with all that tests have imported."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 # --- Rows ---------------------------------------------------------------------------------------------------------------
