@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 NEED_TRAINING = re.compile(
-    r"diffusers_lrlab\.(finder|forecast|hub\.(background|card|contents|fetch|publish|rerun)|preflight|run|training|"
+    r"diffusers_lrlab\.(finder|forecast|hub|preflight|run|training|"
     r"study\.(analysis|executors|report|run|spec|stacked))\b"
 )
 

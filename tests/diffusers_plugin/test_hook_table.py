@@ -9,6 +9,7 @@ import torch
 from launched_here import launch_here
 
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.extras import EXTRAS
 from diffusers_lrlab.core.ranges import Range
 from diffusers_lrlab.diffusers_plugin import hook_options
 from diffusers_lrlab.diffusers_plugin.explain import explain
@@ -110,14 +111,15 @@ def test_it_is_in_the_table_of_its_page(register):
         ),
         (
             ["--count_updates"],
-            {"packages": ("no_such_package",)},
+            {"extra": "none"},
             "--count_updates needs no_such_package, not installed here",
         ),
         (["--strict"], {}, "--strict has no effect without one of .*, --find_lr, --count_updates. Add one"),
     ],
     ids=["setting_alone", "out_of_range", "missing_package", "strict_alone"],
 )
-def test_what_has_no_effect_is_refused(register, words, more, message):
+def test_what_has_no_effect_is_refused(register, words, more, message, monkeypatch):
+    monkeypatch.setitem(EXTRAS, "none", {"no_such_package": "1"})
     register(**more)
     with pytest.raises(LabError, match=message):
         hook_options.check(options_of(*words))

@@ -6,6 +6,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from ...core.errors import LabError
 from ...core.words import counted
 from ...diagnostics.regression import BatchLosses, solve
 from ...diagnostics.timestep_log import (
@@ -46,6 +47,10 @@ def recognise(script: HostScript) -> str:
 def make(host: Host) -> StatefulHook:
     if trainer := trainer_of(host.script):
         trainer.rows("log_timesteps")
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:  # such as one that needs a newer NumPy, which pip does not know
+        raise LabError(f"--log_timesteps: {error}. Hint: pip install 'pyarrow<20', which works with NumPy 1.26.") from error
     timestep_hook = cast(TimestepHook, host.hooks["timesteps"])
     return LogHook(host.script, clock_of(host), timestep_hook, host.options.timestep_grad_every)
 
