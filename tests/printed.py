@@ -27,7 +27,7 @@ from diffusers_lrlab.training.arguments import parse_arguments, parse_with
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Programs of others, whose arguments are theirs.
-OTHERS = {"pip", "git", "hf", "mkdocs", "ruff", "mypy", "lint-imports", "source", "cd", "trackio"}
+OTHERS = {"pip", "git", "hf", "mkdocs", "ruff", "mypy", "lint-imports", "source", "cd", "trackio", "simpletuner"}
 
 
 @dataclass(frozen=True)
