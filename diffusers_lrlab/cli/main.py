@@ -37,7 +37,7 @@ _TRAIN = "Train a diffusion pipeline; for several processes: accelerate launch -
 _PREVIEW = "lrlab preview --lr_scheduler cosine --lr_scheduler rex:d=0.9 --num_training_steps 10000 --num_warmup_steps 500"
 _SCALE = "lrlab scale --learning_rate 1e-4 --base_batch_size 64 --train_batch_size 128 --num_processes 8"
 _SCHEDULE = "lrlab schedule my-schedule --lr_scheduler wsd:decay_type=1-sqrt,num_decay_steps=0.3"
-_UPSTREAM = "Make patches for diffusers: a schedule, or schedules of the right length in its training scripts"
+_UPSTREAM = "Make patches: a schedule for diffusers, or corrected schedules in its scripts and in other trainers"
 COMMANDS = {
     "train": _script("train", _TRAIN, "lrlab train --dataset_name dino --lr_scheduler cosine"),
     "find-lr": _script("find-lr", "Find a learning rate for a training run", "lrlab find-lr --dataset_name dino"),

@@ -118,7 +118,7 @@ def test_every_flag_in_the_text_exists():
     known = set(re.findall(r"--(\w+)", generated.command_options())) | {"help", "config", "dry_run"}
     known |= {"num_processes", "multi_gpu", "cpu", "module"}  # of accelerate and deepspeed
     known |= {"cache_latents", "precondition_outputs", "snr_gamma", "weighting_scheme"}  # of diffusers' scripts
-    known |= {"lr_scheduler_args", "lr_decay_steps", "lr_scheduler_num_cycles"}  # of sd-scripts
+    known |= {"lr_scheduler_args", "lr_decay_steps", "lr_scheduler_num_cycles", "lr_scheduler_type"}  # of sd-scripts
     known |= {"lr_scheduler_power", "lr_scheduler_min_lr_ratio"}
     known |= {"logit_mean", "logit_std", "mode_scale"}
     known |= {"tiny", "updates", "epochs", "inference_steps", "write", "markdown"}  # of benchmarks and of docs/
