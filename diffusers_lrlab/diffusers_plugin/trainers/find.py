@@ -95,12 +95,12 @@ def _find(path: str) -> FoundTrainer | None:
 
 def _commit_of(folder: Path) -> str:
     """The commit of a checkout, whose root is a folder or contains it; empty if there is none."""
-    command = ["git", "-C", str(folder), "rev-parse", "--short=7", "HEAD", "--show-toplevel"]
+    command = ["git", "-C", str(folder), "rev-parse", "HEAD", "--show-toplevel"]
     try:
         commit, root = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.splitlines()
     except (OSError, ValueError, subprocess.SubprocessError):
         return ""
-    return commit if Path(root) in (folder.resolve(), folder.resolve().parent) else ""
+    return commit[:7] if Path(root) in (folder.resolve(), folder.resolve().parent) else ""
 
 
 def _parameters(path: Path, attribute: str) -> tuple[str, ...] | None:
