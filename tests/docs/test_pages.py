@@ -120,6 +120,8 @@ def test_every_flag_in_the_text_exists():
     known |= {"cache_latents", "precondition_outputs", "snr_gamma", "weighting_scheme"}  # of diffusers' scripts
     known |= {"lr_scheduler_args", "lr_decay_steps", "lr_scheduler_num_cycles", "lr_scheduler_type"}  # of sd-scripts
     known |= {"lr_scheduler_power", "lr_scheduler_min_lr_ratio"}
+    known |= {"validation_split", "validate_every_n_steps", "min_snr_gamma", "min_timestep", "resume"}
+    known |= {"show_timesteps", "eval_dataset_id", "use_ema"}  # of musubi-tuner and SimpleTuner
     known |= {"logit_mean", "logit_std", "mode_scale"}
     known |= {"tiny", "updates", "epochs", "inference_steps", "write", "markdown"}  # of benchmarks and of docs/
     known |= {"minutes", "only", "seed", "cases"}  # of tests/faults and tests/fuzz

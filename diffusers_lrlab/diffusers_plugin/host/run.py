@@ -107,10 +107,11 @@ class HostRun:
     def count_updates(self) -> int | None:
         """The optimizer updates of the whole run, from the script's arguments and its prepared data."""
         arguments = self.arguments
+        epochs = arguments.get("max_train_epochs")  # of sd-scripts, in place of its steps
         length = int(arguments.get("max_train_steps") or arguments.get("max_steps") or 0)  # the second is transformers'
-        if length > 0:
+        if length > 0 and not epochs:
             return length
-        epochs = arguments.get("num_train_epochs") or arguments.get("num_epochs")
+        epochs = epochs or arguments.get("num_train_epochs") or arguments.get("num_epochs")
         # A loader that was prepared without an optimizer is known when the script iterates over it.
         loader = self.training_loader
         if loader is None and self.accelerator is not None:

@@ -23,6 +23,7 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.streams import stream_generator
 from diffusers_lrlab.diffusers_plugin.explain import explain
 from diffusers_lrlab.diffusers_plugin.host.patches import Patches
+from diffusers_lrlab.diffusers_plugin.host.run import HostRun
 from diffusers_lrlab.diffusers_plugin.installed_hooks import InstalledHooks
 from diffusers_lrlab.diffusers_plugin.script.source import HostScript
 from diffusers_lrlab.diffusers_plugin.trainer_table import OPTIONS, ROWS, TRAINERS, rows_of
@@ -452,3 +453,12 @@ def test_updates_are_real_steps_and_go_on_after_a_resume():
         torch.optim.SGD([parameter], lr=1.0, momentum=0.9).load_state_dict(other.state_dict())
         assert not updates.is_known
     assert VARIABLES.keys() == TRAINERS.keys()
+
+
+def test_epochs_of_sd_scripts_come_before_its_steps():
+    run = HostRun()
+    run.arguments, run.training_loader = {"max_train_steps": 1600, "max_train_epochs": None}, [None] * 9
+    run.accelerator = SimpleNamespace(gradient_accumulation_steps=4)
+    assert run.count_updates() == 1600
+    run.arguments["max_train_epochs"] = 2
+    assert run.count_updates() == 6

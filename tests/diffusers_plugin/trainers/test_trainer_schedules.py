@@ -4,6 +4,7 @@ Each is stepped as its trainer steps it, with accumulation, on two processes whe
 diffusion-pipe has a closed list, and is served by the launcher's `--lr_scheduler`.
 """
 
+import copy
 import warnings
 from types import SimpleNamespace
 from unittest import mock
@@ -120,7 +121,7 @@ def test_a_trainers_own_function_makes_the_curve(trainer, spec, accelerate_state
     curve = lr_curve(spec, BASE, WARMUP, N)
     run = Run(make, spec, processes, is_wrapped)
     close(run.train(DONE), curve[:DONE])
-    state = run.schedule.state_dict()
+    state, of_optimizer = (copy.deepcopy(each.state_dict()) for each in (run.schedule, run.optimizer))
     close(run.train(N - DONE), curve[DONE:])
 
     resumed = Run(make, spec, processes, is_wrapped, DONE * (trainer == "OneTrainer"), trainer == "OneTrainer")
@@ -128,8 +129,6 @@ def test_a_trainers_own_function_makes_the_curve(trainer, spec, accelerate_state
         with warnings.catch_warnings(action="ignore"):
             resumed.schedule.step(DONE)
     elif trainer != "OneTrainer":  # which makes it anew
-        resumed.optimizer.load_state_dict(run.optimizer.state_dict())
+        resumed.optimizer.load_state_dict(of_optimizer)
         resumed.schedule.load_state_dict(state)
-        for group, rate in zip(resumed.optimizer.param_groups, run.schedule.get_last_lr(), strict=True):
-            group["lr"] = curve[DONE] if rate is not None else rate
     close(resumed.train(N - DONE), curve[DONE:])
