@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import os
 import subprocess
 import sys
@@ -56,6 +57,8 @@ def without_training(monkeypatch):
     read = {"arm": ["a"], "dataset": ["dino"], "stage": ["compare"], "kl": [0.5]}
     monkeypatch.setattr(diffusers_lrlab, "run_study", lambda spec, out: expand(load_spec(spec)), raising=False)
     monkeypatch.setattr(diffusers_lrlab, "read_study", lambda folder: pandas.DataFrame(read), raising=False)
+    for name in ("extend", "branch"):
+        monkeypatch.setattr(diffusers_lrlab, name, inspect.signature(getattr(diffusers_lrlab, name)).bind, raising=False)
     monkeypatch.setattr(publish, "push_folder", lambda folder, target: target.repo_id)
 
 

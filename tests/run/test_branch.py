@@ -1,6 +1,7 @@
 """`lrlab branch`: a cool-down from a checkpoint has the bits of the run that had it in its schedule from the start."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from continued_runs import SMALL, applied_is, assert_same_end, from_the_start, n
 
 from diffusers_lrlab import branch
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.forecast.describe import _num_checkpoints
 from diffusers_lrlab.hub.rerun import recorded_options
 from diffusers_lrlab.run.branch import parse_changes
 
@@ -131,3 +133,12 @@ def test_several_at_once(trunk, folder, monkeypatch):
     at_once = branch(trunk, [8, 16], 10, output_dir=folder / "at-once", workers=2)
     for run, other, at in zip(one_by_one, at_once, (8, 16), strict=True):
         assert_same_end(run, other, at + 10)
+
+
+@pytest.mark.parametrize(
+    ("steps", "limit", "every", "expected"),
+    [(5, 1, 8, (3, 2)), (5, 0, None, (4, 0)), (5, 3, 10, (3, 2)), (5, 1, None, (1, 0))],
+)
+def test_the_forecast_counts_what_is_kept(steps, limit, every, expected):
+    config = SimpleNamespace(checkpointing_steps=steps, checkpoints_total_limit=limit, keep_every=every)
+    assert _num_checkpoints(SimpleNamespace(config=config, num_updates=20)) == expected

@@ -57,7 +57,7 @@ def make_trainer(folder, model, **options):
 
 
 def choices():
-    yield from ({"lr_scheduler": name} for name in SCHEDULERS if name != "join")
+    yield from ({"lr_scheduler": name} for name in SCHEDULERS if name not in ("join", "splice"))
     yield from ({"momentum_scheduler": name, "lr_scheduler": "constant"} for name in MOMENTUM_SCHEDULERS)
     yield from ({"timestep_sampler": name} for name in TIMESTEP_SAMPLERS if "internal" not in TIMESTEP_SAMPLERS[name].traits)
     yield from ({"loss_weighting": name} for name in LOSS_WEIGHTINGS)
