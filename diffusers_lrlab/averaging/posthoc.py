@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.errors import LabError, must_be
+from ..core.words import counted
 from .forms import gamma_of_width
 
 # Beyond it, stored profiles of widths around 0.1 fit badly: EDM2, and the table in docs/reference/averages.md.
@@ -108,6 +109,6 @@ def snapshot_updates(num_updates: int, count: int, start_update: int = 0, update
         hint = "lower snapshots of --ema posthoc, its start_update or update_every, or train for longer"
         raise LabError(
             f"--ema posthoc takes {count} snapshots, at different updates after update {start_update}, and the run has "
-            f"{num_updates} updates. Hint: {hint}."
+            f"{counted(num_updates, 'update')}. Hint: {hint}."
         )
     return found

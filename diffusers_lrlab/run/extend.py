@@ -95,15 +95,16 @@ def choose_extension(
         return _rewarmed(curve, num_updates, newest, rewarm, agree)
     if equal := [update for update in parent.checkpoints if update <= agree]:
         where = "at all updates" if agree == min(curve.num_updates, num_updates) else f"up to update {agree}"
-        meaning = f"{curve.text!r} has the same rates over {curve.num_updates} and {num_updates} updates {where}"
+        meaning = f"{curve.text!r} has the same rates over {curve.num_updates} and {counted(num_updates, 'update')} {where}"
         return Extension(longer, equal[-1], f"{meaning}: as if it had been that long from the start, to the bit")
     near = agreeing_updates(curve, longer, tolerance)
     if close := [update for update in parent.checkpoints if update <= near]:
         at = close[-1]
         apart = max(abs(curve.lrs[:at] - longer.lrs[:at])) / curve.lr
         meaning = (
-            f"rewound: before update {at} the rates of {curve.text!r} over {curve.num_updates} and {num_updates} updates "
-            f"differ by at most {apart:.2g} of the peak; it follows the longer one from there on"
+            f"rewound: before update {at} the rates of {curve.text!r} over {curve.num_updates} and "
+            f"{counted(num_updates, 'update')} differ by at most {apart:.2g} of the peak; it follows the longer one "
+            "from there on"
         )
         return Extension(rewound(curve, num_updates, at), at, meaning)
     raise _no_checkpoint(parent, longer, agree, near, tolerance)
@@ -131,13 +132,13 @@ def _rewarmed(curve: RunCurve, num_updates: int, at: int, rewarm: float, agree: 
     Range("(0, inf)").check("--rewarm", rewarm, "it counts updates, or is a fraction of the added ones")
     num_warmup = max(1, resolve_updates(rewarm, num_updates - at, "--rewarm"))
     if at + num_warmup >= num_updates:
-        raise must_be("--rewarm", rewarm, f"less than {num_updates - at} updates", "so many are added")
+        raise must_be("--rewarm", rewarm, f"less than {counted(num_updates - at, 'update')}", "so many are added")
     new = rewarmed(curve, num_updates, at, num_warmup)
     end = float(new.lrs[at + num_warmup] / curve.lr)
     meaning = (
         f"re-warmed: in {counted(num_warmup, 'update')} from {curve.lrs[at - 1] / curve.lr:.2g} to {end:.2g} of the peak, "
-        f"because {curve.text!r} over {num_updates} updates is there at update {at + num_warmup}; it follows that one "
-        "to the end"
+        f"because {curve.text!r} over {counted(num_updates, 'update')} is there at update {at + num_warmup}; it follows "
+        "that one to the end"
     )
     return Extension(new, at, meaning)
 
@@ -163,8 +164,8 @@ def go_on(child: Child, meaning: str, dry_run: bool = False) -> Path | None:
     parent = child.parent
     if (processes := parent.state["num_processes"]) > 1:
         raise LabError(
-            f"{str(parent.folder.path)!r} was trained by {processes} processes, and this command trains with one. Hint: "
-            "resume it in the same layout by `accelerate launch`."
+            f"{str(parent.folder.path)!r} was trained by {counted(processes, 'process')}, and this command trains with one. "
+            "Hint: resume it in the same layout by `accelerate launch`."
         )
     parent.check_timesteps(child.curve.num_updates, child.at)
     prepared = child.is_prepared()

@@ -10,6 +10,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.registry import Parameter
+from ..core.words import counted
 from .lab_curves import boundaries_in_updates
 from .registries import SCHEDULERS
 from .resolve import resolve_schedule
@@ -71,8 +72,9 @@ def splice(
     )
     if edges and not 0 < edges[0] <= edges[-1] < total or warmup >= shortest:
         raise LabError(
-            f"splice has boundaries at the updates {edges} of {total}, and its shortest part with the {warmup} updates of "
-            f"warm-up has {shortest}. Boundaries lie inside the run, and no such part is shorter than the warm-up."
+            f"splice has boundaries at the updates {edges} of {total}, and its shortest part with the "
+            f"{counted(warmup, 'update')} of warm-up has {shortest}. Boundaries lie inside the run, and no such part is "
+            "shorter than the warm-up."
         )
     stretches = list(zip(schedules, lengths, scales, [0, *edges], [*edges, total], strict=True))
     if isinstance(progress.update, int):

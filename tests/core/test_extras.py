@@ -1,5 +1,6 @@
 """What a plain installation can do, and what the rest says: a table of commands and the extras that they need."""
 
+import importlib
 import json
 import re
 import subprocess
@@ -9,9 +10,8 @@ from pathlib import Path
 import pytest
 import tomllib
 import torch
-from torch.optim import SGD
 
-from diffusers_lrlab import get_optimizer, get_scheduler
+from diffusers_lrlab import get_optimizer
 from diffusers_lrlab.cli.main import COMMANDS
 from diffusers_lrlab.core import extras
 from diffusers_lrlab.core.extras import EXTRAS, ON_PYPI, MissingExtra, require_extra
@@ -45,6 +45,10 @@ NEEDS = {
     "lrlab pull user": "train",
     "lrlab rerun nothing": "train",
     "lrlab floor --dataset_name dino": "train",
+    "lrlab extend nothing --max_train_steps 10": "train",
+    "lrlab branch nothing --at latest --cooldown 5": "train",
+    "lrlab ema nothing --sigma_rel 0.1 --out averaged": "train",
+    "lrlab merge nothing --last 2 --out merged": "train",
     "lrlab check nothing": "train",
     "lrlab train --lr_scheduler cosin": "train",
     "lrlab find-lr --lr_scheduler cosin": "train",
@@ -148,7 +152,7 @@ def test_plots_do_not_ask_for_the_versions_of_training(environment_of_sd_scripts
 @pytest.mark.parametrize(
     ("make", "needs"),
     [
-        (lambda: get_scheduler("greedy", SGD([torch.zeros(1)], lr=1e-3), 0, 10), "'greedy' needs transformers 5.4 or"),
+        (lambda: importlib.import_module("diffusers_lrlab.schedules.greedy_lr"), "'greedy' needs transformers 5.4 or"),
         (lambda: get_optimizer("muon", [torch.zeros(2, 2)], 1e-3), "'muon' needs torch 2.9 or later (2.6.0 is"),
     ],
     ids=["greedy", "muon"],

@@ -234,8 +234,8 @@ class LrSchedulerHook:
             num_processes = int(os.environ.get("WORLD_SIZE", 1))
             accumulates = getattr(self.run.accelerator, "gradient_accumulation_steps", 1) > 1 or driven.num_scheduler_steps
             if num_processes > 1 or accumulates:
-                reason = f"with {num_processes} processes" if num_processes > 1 else "with accumulated gradients"
-                return None, f"the {steps:,} steps of {name} do not tell {reason}"
+                reason = f"with {counted(num_processes, 'process')}" if num_processes > 1 else "with accumulated gradients"
+                return None, f"the {counted(steps, 'step', ',')} of {name} do not tell {reason}"
             return steps, f"the length of {name}; --num_updates sets another"
         return None, f"neither the program's arguments nor {driven.replaced() or 'a scheduler'} tells"
 

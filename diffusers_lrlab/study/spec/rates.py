@@ -14,7 +14,8 @@ def next_beyond(grid: Sequence[float], higher: bool) -> float | None:
     other grid continues by the ratio of its last two.
     """
     *inner, edge = sorted(grid, reverse=not higher)
-    if not inner or _are_neighbours(inner[-1], edge, higher):
+    # Numbers that agree to nearly all digits have no ratio to go on by.
+    if not inner or _are_neighbours(inner[-1], edge, higher) or math.isclose(inner[-1], edge, rel_tol=1e-11):
         number = _next_in_series(edge, higher)
     else:
         number = float(f"{edge * (edge / inner[-1]):.12g}")

@@ -58,7 +58,7 @@ def _must(name: str, wanted: str, value: Any, hint: str) -> LabError:
 def indices_in_range(
     hook: Draws, draw: Callable[..., torch.Tensor], min_timestep: int, max_timestep: int, b_size: int, device: Any
 ) -> torch.Tensor:
-    """sd-scripts, DDPM: indices in `[min_timestep, max_timestep)`; of one timestep where it validates."""
+    """sd-scripts without flow matching: indices in `[min_timestep, max_timestep)`; of one timestep where it validates."""
     own = draw(min_timestep, max_timestep, b_size, device)
     if min_timestep >= max_timestep or not hook.is_training():
         return own
