@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import LabError, is_first_process, must_be, printable
+from ..core.files import folder_beside
 from ..core.lock import holder_of
 from ..core.progress import resolve_updates
 from ..core.ranges import Range
@@ -69,7 +70,7 @@ def extend(
     if (holder := holder_of(path)) is not None:
         raise LabError(f"{str(path)!r} is being written by {holder}. Wait for it, or stop it.")
     extension = choose_extension(parent, max_train_steps, rewarm, then, tolerance)
-    out = Path(output_dir) if output_dir is not None else path.with_name(f"{path.resolve().name}-{max_train_steps}")
+    out = Path(output_dir) if output_dir is not None else folder_beside(path, f"-{max_train_steps}")
     child = Child(parent, extension.at, extension.curve, out, "extended")
     return go_on(child, extension.meaning, dry_run)
 
@@ -164,7 +165,7 @@ def go_on(child: Child, meaning: str, dry_run: bool = False) -> Path | None:
     if (processes := parent.state["num_processes"]) > 1:
         raise LabError(
             f"{str(parent.folder.path)!r} was trained by {processes} processes, and this command trains with one. Hint: "
-            "resume it in the same layout by `accelerate launch`."
+            "start a run of the new length and schedule by `accelerate launch`."
         )
     parent.check_timesteps(child.curve.num_updates, child.at)
     prepared = child.is_prepared()
@@ -207,7 +208,7 @@ def describe_child(child: Child, meaning: str) -> str:
     rest = curve.lrs[at:]
     highest = at + int(rest.argmax())
     again = min(parent.newest, curve.num_updates) - at if child.how == "extended" else 0
-    repeated = f", {again} of which the run has done with other rates" if again > 0 else ""
+    repeated = f", {again} of which the run has done already" if again > 0 else ""
     changed = ", ".join(f"{name} {before} -> {now}" for name, (before, now) in child.facts.get("changed", {}).items())
     lines = {
         child.how: f"{parent.folder.path} ({counted(parent.num_updates, 'update')}) from its checkpoint-{at}, to "
