@@ -134,11 +134,14 @@ REFUSED = [
     ({"max_train_steps": 40, "then": "greedy"}, "this one follows a metric"),
     ({"max_train_steps": 40, "tolerance": 2.0}, "--tolerance 2.0: must be a number in [0, 1]"),
     ({"max_train_steps": 40, "output_dir": "."}, "holds other files and no run"),
+    ({"max_train_steps": 40, "output_dir": "trunk"}, "--out 'trunk' already holds a run. Give another folder."),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_refused(trunk, arguments, message):
+def test_refused(trunk, arguments, message, monkeypatch):
+    if arguments.get("output_dir") == "trunk":
+        monkeypatch.chdir(trunk.parent)
     with pytest.raises(LabError) as error:
         extend(trunk, **arguments)
     assert message in str(error.value)
