@@ -13,7 +13,7 @@ from ..core.progress import resolve_updates
 from ..core.ranges import Range
 from ..core.signatures import checked
 from ..core.words import counted
-from ..schedules.continued import RunCurve, agreeing_updates, followed_by, rewarmed, rewound
+from ..schedules.continued import RunCurve, agreeing_updates, followed_by, last_update_on_plateau, rewarmed, rewound
 from .child import Child
 from .parent import Parent, read_parent
 
@@ -114,12 +114,12 @@ def _no_checkpoint(parent: Parent, longer: RunCurve, agree: int, near: int, tole
     curve, newest = parent.curve, parent.newest
     has, would = curve.lrs[newest - 1] / curve.lr, longer.lrs[newest] / curve.lr
     oldest = min(parent.checkpoints)
+    then = ", --then SPEC goes on with another one" if has >= _LEAST_LEVEL else ""
     return LabError(
         f"--max_train_steps {longer.num_updates}: {curve.text!r} over this length has the rates of the run only up to "
         f"update {agree} ({near} within {tolerance:g} of the peak), and its oldest checkpoint is from update {oldest}. At "
         f"update {newest} the rate of the run is {has:.2g} of the peak, that of the longer schedule {would:.2g}. Hint: "
-        f"--rewarm raises it to the longer schedule, --then SPEC goes on with another one; next time, --keep_every N keeps "
-        "checkpoints to go on from."
+        f"--rewarm raises it to the longer schedule{then}; next time, --keep_every N keeps checkpoints to go on from."
     )
 
 
@@ -146,9 +146,10 @@ def _rewarmed(curve: RunCurve, num_updates: int, at: int, rewarm: float, agree: 
 def _followed(curve: RunCurve, num_updates: int, at: int, then: str) -> Extension:
     level = float(curve.lrs[at - 1] / curve.lr)
     if level < _LEAST_LEVEL:
+        branched = "; or branch from a checkpoint before the decay" if last_update_on_plateau(curve) else ""
         raise LabError(
             f"--then {then}: it starts from the present rate, and after update {at - 1} that is {level:.2g} of the peak, "
-            "too low to go on from. Hint: --rewarm raises it again; or branch from a checkpoint before the decay."
+            f"too low to go on from. Hint: --rewarm raises it again{branched}."
         )
     meaning = (
         f"{then!r} takes over from {curve.text!r} at update {at}, over the rest of the run, from {level:.4g} of the peak"

@@ -81,6 +81,18 @@ def test_a_cosine_that_has_ended_is_not_raised_unasked(cosine, folder):
     assert not (folder / "cosine-40").exists()
 
 
+def test_no_error_names_a_way_that_is_refused_too(folder):
+    """No other schedule can take over at the end of a long cosine, which has no plateau to branch from."""
+    run = new_run(folder, "long-cosine", "cosine", 40, checkpoints_total_limit=1)
+    for arguments in ({}, {"then": "linear"}):
+        with pytest.raises(LabError) as error:
+            extend(run, 80, **arguments)
+        text = str(error.value)
+        assert "--rewarm" in text
+        assert "--then SPEC" not in text
+        assert "or branch" not in text
+
+
 def test_a_cosine_is_rewarmed_to_the_longer_one(cosine, capsys):
     extended = extend(cosine, 40, rewarm=4)
     record = runs.read_record(extended)
