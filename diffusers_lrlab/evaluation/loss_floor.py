@@ -76,8 +76,8 @@ def set_errors(
 
     Data and queries are float64 `(size, dimension)`, sigmas positive or infinite `(levels,)`, as the results are. With
     `data` as queries, it is the floor of the loss on this set; with others, an upper bound of that of its distribution.
-    Noise is drawn for at most `num_drawn` queries, and several times for each of a few. The linear prediction, whose error is known, is a control variate: at
-    high noise little is left to chance.
+    Noise is drawn for at most `num_drawn` queries, and several times for each of a few. The linear prediction, whose error
+    is known, is a control variate: at high noise little is left to chance.
     """
     linear = _Linear.of(data)
     drawn = queries[:: math.ceil(len(queries) / num_drawn)]
