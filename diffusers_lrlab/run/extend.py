@@ -14,6 +14,7 @@ from ..core.ranges import Range
 from ..core.signatures import checked
 from ..core.words import counted
 from ..schedules.continued import RunCurve, agreeing_updates, followed_by, last_update_on_plateau, rewarmed, rewound
+from ..training.resume import OtherSettings, read_state
 from .child import Child
 from .parent import Parent, read_parent
 
@@ -159,7 +160,6 @@ def _followed(curve: RunCurve, num_updates: int, at: int, then: str) -> Extensio
 
 def go_on(child: Child, meaning: str, dry_run: bool = False) -> Path | None:
     """Announces a run that goes on from another one, makes its folder unless it is there, and trains it to its end."""
-    from ..training.resume import OtherSettings
     from .train import run_training
 
     parent = child.parent
@@ -217,12 +217,21 @@ def describe_child(child: Child, meaning: str) -> str:
         "meaning": meaning,
         "curve": f"{rest[0]:.4g} first (update {at}), {rest.max():.4g} highest (update {highest}), {rest[-1]:.4g} last "
         f"(update {curve.num_updates - 1}); {curve.lrs[at - 1]:.4g} before",
+        "rollback": _rollback_in_words(child),
         "work": f"{counted(curve.num_updates - at, 'update')}{repeated}",
         "log": _kept_rows_in_words(child),
         "optimizer": changed,
         "EMA": _memory_in_words(child),
     }
     return "\n".join(f"{name:>13}  {text}" for name, text in lines.items() if text)
+
+
+def _rollback_in_words(child: Child) -> str:
+    """A note on the factor that a divergence of the parent left on all later rates."""
+    rollbacks = read_state(child.parent.checkpoints[child.at])["rollbacks"]
+    if not rollbacks:
+        return ""
+    return f"{rollbacks[-1]['lr_factor']:g} times these rates, since the run went back to update {rollbacks[-1]['back_to']}"
 
 
 def _kept_rows_in_words(child: Child) -> str:
