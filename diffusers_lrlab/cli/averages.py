@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import LabError
 from ..core.extras import require_extra
-from ..core.files import check_new_folder
+from ..core.files import check_new_folder, folder_beside
 from ..core.ranges import Range
 from .output import say
 
@@ -38,7 +38,7 @@ def ema(options: argparse.Namespace) -> None:
         if getattr(options, name) is not None and not options.sweep:
             raise LabError(f"--{name} {getattr(options, name)} has no effect without --sweep. Hint: leave it out.")
     require_extra("train", "`lrlab ema`")
-    out = options.out or Path(f"{options.run}-ema")
+    out = options.out or folder_beside(options.run, "-ema")
     check_new_folder(out, _OUT)
     if options.sweep:
         _sweep(options, out)
@@ -81,7 +81,7 @@ def merge_arguments(parser: argparse.ArgumentParser) -> None:
 
 def merge(options: argparse.Namespace) -> None:
     require_extra("train", "`lrlab merge`")
-    out = options.out or Path(f"{options.run}-merged")
+    out = options.out or folder_beside(options.run, "-merged")
     check_new_folder(out, _OUT)
     from ..run.merge import merge_checkpoints
 

@@ -192,6 +192,12 @@ def check_kinds(files: Iterable[Path], folders: Iterable[Path], option: str = ""
             raise LabError(f"{str(path)!r} is not a folder, and a folder is to be made there. {remedy}")
 
 
+def folder_beside(folder: Path, ending: str) -> Path:
+    """The folder next to this one with its name and an ending, for `.` and `..`, too."""
+    named = folder if folder.name not in ("", "..") else folder.resolve()
+    return named.with_name(f"{named.name}{ending}")
+
+
 def check_new_folder(folder: Path, remedy: str = "Give a new one") -> None:
     """Raises a `LabError` unless a folder is new or empty. The current folder cannot be replaced."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -10,7 +10,7 @@ def plural(noun: str) -> str:
     """The plural of a regular noun."""
     if noun.endswith("y"):
         return f"{noun[:-1]}ies"
-    return f"{noun}es" if noun.endswith(("s", "x", "tch", "sh")) else f"{noun}s"
+    return f"{noun}es" if noun.endswith(("s", "x", "nch", "tch", "sh")) else f"{noun}s"
 
 
 def singular(noun: str) -> str:

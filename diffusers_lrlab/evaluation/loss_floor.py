@@ -7,6 +7,7 @@ members. Here \(y = x + \sigma \epsilon\), with \(\sigma^2\) the inverse of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from ..timesteps.noise_levels import find_prediction
 
 _CHUNK_PAIRS = 4_000_000  # queries times data at a time: 32 MB
 _GRID = 1024  # cells along each axis of a density
+_FEWEST_DRAWN = 100  # draws of noise; queries are repeated up to so many
 _MOST_OUTPUTS = 2048  # points along each axis where its posterior mean is computed
 
 
@@ -74,11 +76,12 @@ def set_errors(
 
     Data and queries are float64 `(size, dimension)`, sigmas positive or infinite `(levels,)`, as the results are. With
     `data` as queries, it is the floor of the loss on this set; with others, an upper bound of that of its distribution.
-    Noise is drawn for at most `num_drawn` queries. The linear prediction, whose error is known, is a control variate: at
-    high noise little is left to chance.
+    Noise is drawn for at most `num_drawn` queries, and several times for each of a few. The linear prediction, whose error
+    is known, is a control variate: at high noise little is left to chance.
     """
     linear = _Linear.of(data)
-    drawn = queries[:: max(1, len(queries) // num_drawn)]
+    drawn = queries[:: math.ceil(len(queries) / num_drawn)]
+    drawn = drawn.repeat(math.ceil(_FEWEST_DRAWN / len(drawn)), 1)
     # The same noise at all levels: neighbouring levels differ by less.
     noise = torch.randn(drawn.shape, generator=stream_generator(0, "loss-floor"), dtype=torch.float64)
     means, deviations = [], []

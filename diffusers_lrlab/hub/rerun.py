@@ -77,8 +77,12 @@ class Comparison:
         return "\n".join(lines)
 
 
-def recorded_options(folder: Path) -> dict[str, Any]:
-    """The options that repeat the run in a folder; raises a `LabError` without a record, or for unknown options."""
+def recorded_options(folder: Path, trains: bool = True) -> dict[str, Any]:
+    """
+    The options that repeat the run in a folder; raises a `LabError` without a record, or for unknown options.
+
+    They do not repeat the training of a branch with another optimizer than its parent's, which is refused if `trains`.
+    """
     from ..training.config import TrainingConfig
 
     record = read_record(folder)
@@ -88,7 +92,7 @@ def recorded_options(folder: Path) -> dict[str, Any]:
             f"The record of {str(folder)!r} has {unknown[0]!r}, which this version does not know. Use the version that made "
             f"it, diffusers_lrlab {record['meta']['versions'].get('diffusers_lrlab', 'of then')}."
         )
-    if changed := (record["run"].get("parent") or {}).get("changed"):
+    if trains and (changed := (record["run"].get("parent") or {}).get("changed")):
         raise LabError(
             f"The run in {str(folder)!r} was branched with other settings of the optimizer ({', '.join(changed)}), which "
             "a run from the start would have from its start. Repeat its parent, then branch that by the recorded command."

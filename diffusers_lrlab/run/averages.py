@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
+from ..averaging.averages import EMA
 from ..averaging.posthoc import Combination, Profiles, check_target, combine
 from ..averaging.snapshots import Snapshot, profiles_of, read_snapshots
 from ..core.errors import LabError, must_be, warn
 from ..core.words import counted
 from ..hub.records import read_record
 from ..training.config import complete_options
-from ..training.lora import trained_parameters
+from ..training.lora import base_weights, trained_parameters
 from ..training.run_files import SNAPSHOTS
 from ..training.run_folder import RunFolder
 from ..training.run_state import RunState
@@ -120,9 +121,17 @@ def save_other_averages(run: RunState, folder: RunFolder) -> list[Path]:
     for number, form in enumerate(forms[1:], 2):
         average, first = run.averages[first], first + len(form.tracks)
         if not form.is_posthoc:
-            weights = dict(zip(trained_parameters(run.model), average.shadow_params, strict=True))
             saved.append(folder.lab / OTHERS / str(number))
             about = {"kind": form.name, "form": str(form), "update": run.update}
             pipeline = SavedPipeline.of(folder.path)
-            pipeline.save({pipeline.saved_name(name): value.cpu() for name, value in weights.items()}, saved[-1], about)
+            pipeline.save(_named_weights(run, average, pipeline), saved[-1], about)
     return saved
+
+
+def _named_weights(run: RunState, average: EMA, pipeline: SavedPipeline) -> Weights:
+    """The weights of an average by their names in the pipeline's files; of a merged LoRA, those of the whole model."""
+    if run.config.merge_lora:
+        with average.swapped_in():
+            return {name: value.cpu() for name, value in base_weights(run.model, merged=True).items()}
+    weights = zip(trained_parameters(run.model), average.shadow_params, strict=True)
+    return {pipeline.saved_name(name): value.cpu() for name, value in weights}

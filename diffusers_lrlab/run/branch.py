@@ -14,6 +14,8 @@ from typing import Any
 
 from ..core.environment import asked_threads, available_cores
 from ..core.errors import LabError, must_be
+from ..core.files import folder_beside
+from ..core.plugins import loaded_plugins
 from ..core.ranges import Range
 from ..core.signatures import checked
 from ..core.spec import parse_spec
@@ -68,7 +70,7 @@ def branch(
         LabError: for checkpoints that are missing or lie after the decay began, and for other impossible branches.
     """
     parent = read_parent(Path(run))
-    out = Path(output_dir) if output_dir is not None else Path(run).with_name(f"{Path(run).resolve().name}-branches")
+    out = Path(output_dir) if output_dir is not None else folder_beside(Path(run), "-branches")
     changed = check_changes(parent, optimizer_kwargs or {})
     shape = _decay_type(parent, decay)
     branches = [_branch(parent, update, cooldown, shape, changed, out) for update in _updates(parent, at)]
@@ -157,7 +159,8 @@ def _command(child: Child, shape: str) -> list[str]:
     words = [sys.executable, "-m", "diffusers_lrlab", "branch", str(child.parent.folder.path), "--at", str(child.at)]
     words += ["--cooldown", str(num_decay), "--decay", shape, "--out", str(child.output_dir.parent)]
     given = ",".join(f"{name}={value}" for name, value in child.changed.items())
-    return words + (["--with", given] if given else [])
+    names = ",".join(plugin["name"] for plugin in loaded_plugins())
+    return words + (["--with", given] if given else []) + (["--import", names] if names else [])
 
 
 def _visible_devices() -> list[str]:

@@ -19,7 +19,7 @@ from ..optimizers.entries import OPTIMIZERS, get_optimizer
 from ..schedules.continued import RunCurve
 from ..training.config import ResolvedConfig, TrainingConfig
 from ..training.lora import BASE
-from ..training.resolve import resolve_config
+from ..training.resolve import ADAM_OPTIONS, resolve_config
 from ..training.resume import check_fresh, read_state
 from ..training.run_folder import FINDER_FILES, RunFolder
 from .parent import Parent
@@ -45,8 +45,8 @@ class Child:
         options = self.parent.options_of(self.curve, self.output_dir)
         if self.changed:
             kwargs = options["optimizer_kwargs"] | self.changed
-            adam = {"adam_beta1": "beta1", "adam_beta2": "beta2", "adam_weight_decay": "weight_decay", "adam_epsilon": "eps"}
-            options |= {option: kwargs[key] for option, key in adam.items() if key in self.changed}
+            if "adam" in OPTIMIZERS[self.parent.config.optimizer].traits:
+                options |= {option: kwargs[key] for option, key in ADAM_OPTIONS.items() if key in self.changed}
             options["optimizer_kwargs"] = kwargs
         return TrainingConfig(**options, resume_from_checkpoint="latest")
 
@@ -76,6 +76,8 @@ class Child:
             try:
                 check_fresh(folder, overwrite=False)
             except LabError as error:
+                if folder.holds_run():
+                    raise LabError(f"--out {str(self.output_dir)!r} already holds a run. Give another folder.") from None
                 raise LabError(str(error).replace("--output_dir", "--out")) from None
             return False
         now = json.loads(json.dumps(self.facts))
@@ -150,7 +152,7 @@ class Child:
         """Writes changed parameters into the groups of a saved optimizer."""
         state, old = torch.load(file, weights_only=True), self.parent.config
         fresh = [
-            _fresh_group(old.optimizer, kwargs) for kwargs in (old.optimizer_kwargs, old.optimizer_kwargs | self.changed)
+            _fresh_settings(old.optimizer, kwargs) for kwargs in (old.optimizer_kwargs, old.optimizer_kwargs | self.changed)
         ]
         differing = [key for key in fresh[0] if fresh[0][key] != fresh[1][key]]
         for group in state["param_groups"]:
@@ -158,10 +160,12 @@ class Child:
         torch.save(state, file)
 
 
-def _fresh_group(optimizer: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a new optimizer."""
-    group = get_optimizer(optimizer, [torch.nn.Parameter(torch.zeros(2, 2))], 1.0, **kwargs).param_groups[0]
-    return {key: value for key, value in group.items() if key not in ("params", "lr", "initial_lr")}
+def _fresh_settings(optimizer: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a new optimizer, in all its groups: Muon has one of matrices and one of vectors."""
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((2, 2), (2,))]
+    groups = get_optimizer(optimizer, parameters, 1.0, **kwargs).param_groups
+    names = ("params", "lr", "initial_lr")
+    return {key: value for group in groups for key, value in group.items() if key not in names}
 
 
 def check_changes(parent: Parent, changed: dict[str, Any]) -> dict[str, Any]:
@@ -170,7 +174,7 @@ def check_changes(parent: Parent, changed: dict[str, Any]) -> dict[str, Any]:
         return {}
     name, before = parent.config.optimizer, parent.config.optimizer_kwargs
     resolved = OPTIMIZERS[name].resolve(before | changed)
-    fresh = [_fresh_group(name, kwargs) for kwargs in (before, before | changed)]
+    fresh = [_fresh_settings(name, kwargs) for kwargs in (before, before | changed)]
     if fresh[0] == fresh[1]:
         raise LabError(
             f"--with {', '.join(changed)} changes nothing: the optimizer of the run, {name!r}, has these values already."

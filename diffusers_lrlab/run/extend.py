@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import LabError, is_first_process, must_be, printable
+from ..core.files import folder_beside
 from ..core.lock import holder_of
 from ..core.progress import resolve_updates
 from ..core.ranges import Range
 from ..core.signatures import checked
 from ..core.words import counted
-from ..schedules.continued import RunCurve, agreeing_updates, followed_by, rewarmed, rewound
+from ..schedules.continued import RunCurve, agreeing_updates, followed_by, last_update_on_plateau, rewarmed, rewound
+from ..training.resume import OtherSettings, read_state
 from .child import Child
 from .parent import Parent, read_parent
 
@@ -69,7 +71,7 @@ def extend(
     if (holder := holder_of(path)) is not None:
         raise LabError(f"{str(path)!r} is being written by {holder}. Wait for it, or stop it.")
     extension = choose_extension(parent, max_train_steps, rewarm, then, tolerance)
-    out = Path(output_dir) if output_dir is not None else path.with_name(f"{path.resolve().name}-{max_train_steps}")
+    out = Path(output_dir) if output_dir is not None else folder_beside(path, f"-{max_train_steps}")
     child = Child(parent, extension.at, extension.curve, out, "extended")
     return go_on(child, extension.meaning, dry_run)
 
@@ -114,12 +116,12 @@ def _no_checkpoint(parent: Parent, longer: RunCurve, agree: int, near: int, tole
     curve, newest = parent.curve, parent.newest
     has, would = curve.lrs[newest - 1] / curve.lr, longer.lrs[newest] / curve.lr
     oldest = min(parent.checkpoints)
+    then = ", --then SPEC goes on with another one" if has >= _LEAST_LEVEL else ""
     return LabError(
         f"--max_train_steps {longer.num_updates}: {curve.text!r} over this length has the rates of the run only up to "
         f"update {agree} ({near} within {tolerance:g} of the peak), and its oldest checkpoint is from update {oldest}. At "
         f"update {newest} the rate of the run is {has:.2g} of the peak, that of the longer schedule {would:.2g}. Hint: "
-        f"--rewarm raises it to the longer schedule, --then SPEC goes on with another one; next time, --keep_every N keeps "
-        "checkpoints to go on from."
+        f"--rewarm raises it to the longer schedule{then}; next time, --keep_every N keeps checkpoints to go on from."
     )
 
 
@@ -146,9 +148,10 @@ def _rewarmed(curve: RunCurve, num_updates: int, at: int, rewarm: float, agree: 
 def _followed(curve: RunCurve, num_updates: int, at: int, then: str) -> Extension:
     level = float(curve.lrs[at - 1] / curve.lr)
     if level < _LEAST_LEVEL:
+        branched = "; or branch from a checkpoint before the decay" if last_update_on_plateau(curve) else ""
         raise LabError(
             f"--then {then}: it starts from the present rate, and after update {at - 1} that is {level:.2g} of the peak, "
-            "too low to go on from. Hint: --rewarm raises it again; or branch from a checkpoint before the decay."
+            f"too low to go on from. Hint: --rewarm raises it again{branched}."
         )
     meaning = (
         f"{then!r} takes over from {curve.text!r} at update {at}, over the rest of the run, from {level:.4g} of the peak"
@@ -158,14 +161,13 @@ def _followed(curve: RunCurve, num_updates: int, at: int, then: str) -> Extensio
 
 def go_on(child: Child, meaning: str, dry_run: bool = False) -> Path | None:
     """Announces a run that goes on from another one, makes its folder unless it is there, and trains it to its end."""
-    from ..training.resume import OtherSettings
     from .train import run_training
 
     parent = child.parent
     if (processes := parent.state["num_processes"]) > 1:
         raise LabError(
             f"{str(parent.folder.path)!r} was trained by {counted(processes, 'process')}, and this command trains with one. "
-            "Hint: resume it in the same layout by `accelerate launch`."
+            "Hint: start a run of the new length and schedule by `accelerate launch`."
         )
     parent.check_timesteps(child.curve.num_updates, child.at)
     prepared = child.is_prepared()
@@ -208,7 +210,7 @@ def describe_child(child: Child, meaning: str) -> str:
     rest = curve.lrs[at:]
     highest = at + int(rest.argmax())
     again = min(parent.newest, curve.num_updates) - at if child.how == "extended" else 0
-    repeated = f", {again} of which the run has done with other rates" if again > 0 else ""
+    repeated = f", {again} of which the run has done already" if again > 0 else ""
     changed = ", ".join(f"{name} {before} -> {now}" for name, (before, now) in child.facts.get("changed", {}).items())
     lines = {
         child.how: f"{parent.folder.path} ({counted(parent.num_updates, 'update')}) from its checkpoint-{at}, to "
@@ -216,12 +218,21 @@ def describe_child(child: Child, meaning: str) -> str:
         "meaning": meaning,
         "curve": f"{rest[0]:.4g} first (update {at}), {rest.max():.4g} highest (update {highest}), {rest[-1]:.4g} last "
         f"(update {curve.num_updates - 1}); {curve.lrs[at - 1]:.4g} before",
+        "rollback": _rollback_in_words(child),
         "work": f"{counted(curve.num_updates - at, 'update')}{repeated}",
         "log": _kept_rows_in_words(child),
         "optimizer": changed,
         "EMA": _memory_in_words(child),
     }
     return "\n".join(f"{name:>13}  {text}" for name, text in lines.items() if text)
+
+
+def _rollback_in_words(child: Child) -> str:
+    """A note on the factor that a divergence of the parent left on all later rates."""
+    rollbacks = read_state(child.parent.checkpoints[child.at])["rollbacks"]
+    if not rollbacks:
+        return ""
+    return f"{rollbacks[-1]['lr_factor']:g} times these rates, since the run went back to update {rollbacks[-1]['back_to']}"
 
 
 def _kept_rows_in_words(child: Child) -> str:

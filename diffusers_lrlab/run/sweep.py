@@ -77,7 +77,7 @@ class _MeasuredRun:
 
     def __init__(self, folder: Path, metric: str):
         self.metric = metric
-        options = recorded_options(folder) | {"preflight": False}
+        options = recorded_options(folder, trains=False) | {"preflight": False}
         with tempfile.TemporaryDirectory() as temporary:  # nothing is written there
             config = resolve_and_check(TrainingConfig(**options, output_dir=temporary))
             plan, data, accelerator = prepare_resolved(config, RunFolder(folder).newest_checkpoint())

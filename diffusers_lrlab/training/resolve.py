@@ -97,14 +97,14 @@ def _check_folder(folder: str) -> None:
 
 
 # Options of diffusers' script, and the parameters of Adam-like optimizers that they set.
-_ADAM_OPTIONS = {"adam_beta1": "beta1", "adam_beta2": "beta2", "adam_weight_decay": "weight_decay", "adam_epsilon": "eps"}
+ADAM_OPTIONS = {"adam_beta1": "beta1", "adam_beta2": "beta2", "adam_weight_decay": "weight_decay", "adam_epsilon": "eps"}
 
 
 def _resolve_optimizer(config: TrainingConfig) -> dict[str, Any]:
     """Name and parameters; Adam-like optimizers take the options of diffusers' script."""
     name, kwargs = merge_spec(config.optimizer, given_kwargs(config, "optimizer"), OPTIMIZERS)
     takes, resolved = "adam" in OPTIMIZERS[name].traits, {}
-    for option, key in _ADAM_OPTIONS.items():
+    for option, key in ADAM_OPTIONS.items():
         value = getattr(config, option)
         asked = value != defaults_of(TrainingConfig)[option]
         if asked and not takes:

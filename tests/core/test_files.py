@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch
 from faults.injected import DAMAGE
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.core.files import atomic_folder, remove, remove_leftovers, write_text
+from diffusers_lrlab.core.files import atomic_folder, folder_beside, remove, remove_leftovers, write_text
 from diffusers_lrlab.core.lock import locked
 from diffusers_lrlab.core.manifest import MANIFEST, find_damage, write_manifest
 from diffusers_lrlab.core.random_states import random_states, restore_random_states
@@ -35,6 +36,14 @@ def test_a_folder_that_stayed_empty_is_not_left(tmp_path):
     with locked(tmp_path / "a" / "b", "--out"):
         assert (tmp_path / "a" / "b").is_dir()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_beside_the_current_one(tmp_path, monkeypatch):
+    (tmp_path / "run" / "lrlab").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "run")
+    assert folder_beside(Path(), "-ema") == tmp_path / "run-ema"
+    assert folder_beside(Path("lrlab/.."), "-ema") == tmp_path / "run-ema"
+    assert folder_beside(Path("runs/one"), "-ema") == Path("runs/one-ema")
 
 
 def test_the_lock_of_a_killed_process_does_not_block(tmp_path):

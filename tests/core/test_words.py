@@ -37,6 +37,7 @@ NO_COUNTS = (
         (2, "entry", "2 entries"),
         (1, "data set", "1 data set"),
         (0.5, "epoch", "0.5 epochs"),
+        (2, "branch", "2 branches"),
     ],
 )
 def test_a_count_and_its_noun(number, noun, text):

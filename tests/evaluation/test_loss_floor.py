@@ -65,6 +65,16 @@ def test_a_gaussian_has_the_error_of_the_formula():
     np.testing.assert_allclose(linear_errors(data, data, sigmas), found, rtol=0.05)
 
 
+def test_few_queries_have_the_mean_of_many():
+    """As of a class with one held-out image."""
+    data, queries = torch.randn(2, 60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sigmas = np.array([0.5, 2.0])
+    alone = np.array([set_errors(data, query[None], sigmas) for query in queries])
+    together, errors = set_errors(data, queries.repeat(50, 1), sigmas, num_drawn=3000)
+    assert (alone > 0).all()
+    assert (np.abs(alone[:, 0].mean(axis=0) - together) < 4 * (errors + alone[:, 1].mean(axis=0) / 60**0.5)).all()
+
+
 @pytest.mark.parametrize("name", ["eight_gaussians", "rings"])
 def test_a_density_is_inside_its_bounds_and_agrees_with_a_large_sample(name):
     points = torch.from_numpy(toy_points(name, 12_000)).double()

@@ -153,6 +153,19 @@ def test_a_lora(tmp_path):
     DDPMPipeline.from_pretrained(found[0])
 
 
+def test_a_merged_lora(tmp_path):
+    """The others beside the first average are whole models, too."""
+    pytest.importorskip("peft")
+    points(tmp_path / "start", max_train_steps=2)
+    options = {"pretrained_model_name_or_path": str(tmp_path / "start"), "lora_rank": 2, "merge_lora": True}
+    options |= {"max_train_steps": 4, "model_config_name_or_path": None}
+    forms = ("constant:decay=0.5", "constant:decay=0.9|constant:decay=0.5")
+    folders = [points(tmp_path / str(number), **options, ema=form) for number, form in enumerate(forms)]
+    expected, found = weights(folders[0]), weights(folders[1] / "lrlab" / "averages" / "2")
+    assert distance(weights(folders[1]), expected) > 0
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 WRONG = {
     ("--sigma_rel", "0.04"): "at least 0.05, the smallest width of the snapshots",
     ("--sigma_rel", "0.3"): "a width in (0, 0.2886]",

@@ -13,7 +13,9 @@ from diffusers_lrlab import branch
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.forecast.describe import _num_checkpoints
 from diffusers_lrlab.hub.rerun import recorded_options
-from diffusers_lrlab.run.branch import parse_changes
+from diffusers_lrlab.run.branch import _command, parse_changes
+from diffusers_lrlab.run.child import Child
+from diffusers_lrlab.run.parent import read_parent
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 
@@ -79,6 +81,7 @@ def test_other_settings_of_the_optimizer(trunk, folder, capsys):
     assert runs.read_record(run)["run"]["parent"]["changed"] == {"beta2": [0.999, 0.9], "weight_decay": [1e-6, 0.0]}
     with pytest.raises(LabError, match="was branched with other settings of the optimizer"):
         recorded_options(run)
+    assert recorded_options(run, trains=False)["adam_beta2"] == 0.9  # enough for its data and model
     assert branch(trunk, 16, 4, optimizer_kwargs={"beta2": 0.9, "weight_decay": 0.0}, output_dir=folder / "with") == [run]
     with pytest.raises(LabError, match="holds another run, branched from update 16"):
         branch(trunk, 16, 4, output_dir=folder / "with")
@@ -123,6 +126,20 @@ def test_what_is_asked_for_beside_the_optimizer():
     assert parse_changes("beta2=0.9995") == {"beta2": 0.9995}
     with pytest.raises(LabError, match="key=value is missing"):
         parse_changes("beta2")
+
+
+def test_muon_has_settings_for_vectors_too(folder):
+    trunk = new_run(folder, "muon", "constant_with_warmup", 10, optimizer="muon")
+    (run,) = branch(trunk, 5, 2, optimizer_kwargs={"beta2": 0.9})
+    groups = torch.load(run / "checkpoint-7" / "optimizer.bin", weights_only=True)["param_groups"]
+    assert [group["betas"] for group in groups if "betas" in group] == [(0.9, 0.9)]
+    assert runs.read_record(run)["run"]["parent"]["changed"] == {"beta2": [0.999, 0.9]}
+
+
+def test_workers_load_the_same_plugins(trunk, monkeypatch):
+    monkeypatch.setattr("diffusers_lrlab.run.branch.loaded_plugins", lambda: [{"name": "mine.py"}, {"name": "yours"}])
+    child = Child(parent := read_parent(trunk), 8, parent.curve, trunk.with_name("other"), "branched")
+    assert _command(child, "linear")[-2:] == ["--import", "mine.py,yours"]
 
 
 @pytest.mark.slow

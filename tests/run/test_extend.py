@@ -12,7 +12,7 @@ from continued_runs import SMALL, applied_is, assert_same_end, from_the_start, l
 
 from diffusers_lrlab import extend
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.core.manifest import write_manifest
+from diffusers_lrlab.core.manifest import MANIFEST, write_manifest
 from diffusers_lrlab.schedules.continued import RunCurve
 from diffusers_lrlab.schedules.resolve import resolve_schedule
 
@@ -81,6 +81,29 @@ def test_a_cosine_that_has_ended_is_not_raised_unasked(cosine, folder):
     assert not (folder / "cosine-40").exists()
 
 
+def test_the_factor_of_a_rollback_is_announced(trunk, folder, capsys):
+    run = shutil.copytree(trunk, folder / "rolled-back")
+    file = run / "checkpoint-20" / "trainer.json"
+    rollback = {"diverged_at": 9, "back_to": 5, "lr_factor": 0.5, "reason": "The loss"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rollbacks": [rollback]}))
+    (file.parent / MANIFEST).unlink()
+    write_manifest(file.parent)
+    extend(run, 30, dry_run=True)
+    assert "0.5 times these rates, since the run went back to update 5" in capsys.readouterr().out
+
+
+def test_no_error_names_a_way_that_is_refused_too(folder):
+    """No other schedule can take over at the end of a long cosine, which has no plateau to branch from."""
+    run = new_run(folder, "long-cosine", "cosine", 40, checkpoints_total_limit=1)
+    for arguments in ({}, {"then": "linear"}):
+        with pytest.raises(LabError) as error:
+            extend(run, 80, **arguments)
+        text = str(error.value)
+        assert "--rewarm" in text
+        assert "--then SPEC" not in text
+        assert "or branch" not in text
+
+
 def test_a_cosine_is_rewarmed_to_the_longer_one(cosine, capsys):
     extended = extend(cosine, 40, rewarm=4)
     record = runs.read_record(extended)
@@ -134,11 +157,14 @@ REFUSED = [
     ({"max_train_steps": 40, "then": "greedy"}, "this one follows a metric"),
     ({"max_train_steps": 40, "tolerance": 2.0}, "--tolerance 2.0: must be a number in [0, 1]"),
     ({"max_train_steps": 40, "output_dir": "."}, "holds other files and no run"),
+    ({"max_train_steps": 40, "output_dir": "trunk"}, "--out 'trunk' already holds a run. Give another folder."),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_refused(trunk, arguments, message):
+def test_refused(trunk, arguments, message, monkeypatch):
+    if arguments.get("output_dir") == "trunk":
+        monkeypatch.chdir(trunk.parent)
     with pytest.raises(LabError) as error:
         extend(trunk, **arguments)
     assert message in str(error.value)
