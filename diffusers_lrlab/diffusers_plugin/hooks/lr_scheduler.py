@@ -25,6 +25,7 @@ from ..host.driven_optimizer import DrivenOptimizer
 from ..host.hook import Hook, Host
 from ..host.watched_schedule import WatchedSchedule
 from ..script.source import HostScript, NotRecognised, lines_of
+from ..trainers.updates import is_left_out
 from .clock import HostClock, clock_of
 
 _OWN_OPTIONS = ("--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type")
@@ -179,9 +180,7 @@ class LrSchedulerHook:
             return
         if any(each is optimizer for each in self._running):
             return  # its step called that of its base class
-        # Set by a gradient scaler whose optimizer leaves out overflowing updates itself.
-        found_inf = getattr(optimizer, "found_inf", None)
-        was_skipped = found_inf is not None and bool(found_inf)
+        was_skipped = is_left_out(optimizer)
         self.num_seen += not was_skipped
         watched.update = driven.after_step(was_skipped)
 
