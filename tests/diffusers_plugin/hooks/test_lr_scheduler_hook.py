@@ -402,6 +402,7 @@ def test_programs_that_cannot_be_driven_are_refused(case, launch):
     stderr = launch(program, options=[REX, "--num_updates=12"], status=2)
     assert "error: --lr_scheduler" in stderr
     assert message in stderr
+    assert stderr.count("the program ended") == message.count("the program ended")  # no second reason
     assert "Traceback" not in stderr
 
 
