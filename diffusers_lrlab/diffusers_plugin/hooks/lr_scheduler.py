@@ -24,7 +24,7 @@ from ...schedules.schedule import ENDLESS, Schedule
 from ..host.driven_optimizer import DrivenOptimizer
 from ..host.hook import Hook, Host
 from ..host.watched_schedule import WatchedSchedule
-from ..script.source import HostScript, NotRecognised, lines_of
+from ..script.source import HostScript, lines_of
 from ..trainers.updates import is_left_out
 from .clock import HostClock, clock_of
 
@@ -43,7 +43,7 @@ def recognise(script: HostScript) -> str:
     optimizers = [call for call in script.nodes(ast.Call) if {"lr", "betas"} & {keyword.arg for keyword in call.keywords}]
     if optimizers:
         return f"the optimizer (made at {lines_of(optimizers)}) gets a schedule, of which this file makes none"
-    raise NotRecognised("it makes no scheduler and no optimizer in this file; those of its modules are found when it runs")
+    return "this file makes no scheduler and no optimizer; those of its modules are found when it runs"
 
 
 def make(host: Host) -> Hook:

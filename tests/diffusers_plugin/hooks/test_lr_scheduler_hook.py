@@ -496,7 +496,9 @@ def test_explain_tells_what_is_replaced(tmp_path):
 
     assert "the schedule is replaced that is made at line 18" in told(PROGRAM + COSINE)
     assert "the optimizer (made at line 17) gets a schedule, of which this file makes none" in told(PROGRAM)
-    assert "not here: it makes no scheduler and no optimizer in this file" in told("import trainer\ntrainer.main()\n")
+    assert "--lr_scheduler            this file makes no scheduler and no optimizer; those of its modules" in told(
+        "import trainer\ntrainer.main()\n"
+    )
 
 
 # --- several processes -----------------------------------------------------------------------------------------------
