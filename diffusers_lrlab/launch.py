@@ -183,9 +183,8 @@ def _launch(options: argparse.Namespace, patches: Patches) -> None:
         except RangeTestDone:
             pass
         except SystemExit as end:
-            if end.code in (None, 0):
-                hooks.check_used()
-            raise
+            if end.code not in (None, 0):
+                raise
         hooks.check_used()
         if test is not None and hooks.find_lr is not None:
             test.finish(hooks.find_lr)

@@ -57,8 +57,9 @@ class InstalledHooks:
             raise LabError(f"{' '.join(unused)} (--strict)")
 
     def report(self) -> str:
-        """The lines of all hooks; empty in a range test, whose updates are not a training."""
+        """The lines of all hooks but those that ended in an error; empty in a range test, which is no training."""
         if self.find_lr is not None:
             return ""
-        lines = [line for hook in self.made.values() for line in hook.report().splitlines()]
+        acted = [hook for name, hook in self.made.items() if hook.num_seen or not HOOKS[name].must_act]
+        lines = [line for hook in acted for line in hook.report().splitlines()]
         return "\n".join(f"diffusers_lrlab: {line}" for line in lines)

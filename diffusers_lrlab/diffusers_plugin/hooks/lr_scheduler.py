@@ -24,7 +24,8 @@ from ...schedules.schedule import ENDLESS, Schedule
 from ..host.driven_optimizer import DrivenOptimizer
 from ..host.hook import Hook, Host
 from ..host.watched_schedule import WatchedSchedule
-from ..script.source import HostScript, NotRecognised, lines_of
+from ..script.source import HostScript, lines_of
+from ..trainers.updates import is_left_out
 from .clock import HostClock, clock_of
 
 _OWN_OPTIONS = ("--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type")
@@ -42,7 +43,7 @@ def recognise(script: HostScript) -> str:
     optimizers = [call for call in script.nodes(ast.Call) if {"lr", "betas"} & {keyword.arg for keyword in call.keywords}]
     if optimizers:
         return f"the optimizer (made at {lines_of(optimizers)}) gets a schedule, of which this file makes none"
-    raise NotRecognised("it makes no scheduler and no optimizer in this file; those of its modules are found when it runs")
+    return "this file makes no scheduler and no optimizer; those of its modules are found when it runs"
 
 
 def make(host: Host) -> Hook:
@@ -179,9 +180,7 @@ class LrSchedulerHook:
             return
         if any(each is optimizer for each in self._running):
             return  # its step called that of its base class
-        # Set by a gradient scaler whose optimizer leaves out overflowing updates itself.
-        found_inf = getattr(optimizer, "found_inf", None)
-        was_skipped = found_inf is not None and bool(found_inf)
+        was_skipped = is_left_out(optimizer)
         self.num_seen += not was_skipped
         watched.update = driven.after_step(was_skipped)
 

@@ -5,7 +5,13 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ...audit.recorder.recorder import is_nested_step
 from ..host.patches import Patches
+
+
+def is_left_out(optimizer: Optimizer) -> bool:
+    """Whether an optimizer that gets the flag of a gradient scaler, such as a fused one, leaves out the running step."""
+    return bool(getattr(optimizer, "found_inf", False))
 
 
 class RealUpdates:
@@ -33,7 +39,8 @@ class RealUpdates:
                 call()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.num_updates += optimizer is self._optimizer
+        if optimizer is self._optimizer and not is_nested_step():  # it may call the step of its base class
+            self.num_updates += not is_left_out(optimizer)
 
     def _load(self, load: Any, optimizer: Optimizer, state: dict[str, Any]) -> None:
         load(optimizer, state)

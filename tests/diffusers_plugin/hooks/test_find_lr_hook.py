@@ -177,6 +177,12 @@ def test_what_is_refused(tmp_path, arguments, message):
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_script_that_exits_before_its_first_update_is_an_error(tmp_path):
+    (tmp_path / "script.py").write_text(f"import sys\nsys.exit(0)\n{SCRIPT.read_text()}")
+    stderr = launch(tmp_path / "script.py", f"--output_dir={tmp_path / 'out'}", options=["--find_lr"], expect=2)
+    assert "--find_lr: the script ended before its first update" in stderr
+
+
 def test_what_is_refused_before_the_script_starts(tmp_path):
     with pytest.raises(LabError, match="'prodigy' finds its learning rate by itself"):
         ScriptTest("prodigy")

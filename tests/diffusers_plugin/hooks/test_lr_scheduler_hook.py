@@ -402,6 +402,7 @@ def test_programs_that_cannot_be_driven_are_refused(case, launch):
     stderr = launch(program, options=[REX, "--num_updates=12"], status=2)
     assert "error: --lr_scheduler" in stderr
     assert message in stderr
+    assert stderr.count("the program ended") == message.count("the program ended")  # no second reason
     assert "Traceback" not in stderr
 
 
@@ -495,7 +496,9 @@ def test_explain_tells_what_is_replaced(tmp_path):
 
     assert "the schedule is replaced that is made at line 18" in told(PROGRAM + COSINE)
     assert "the optimizer (made at line 17) gets a schedule, of which this file makes none" in told(PROGRAM)
-    assert "not here: it makes no scheduler and no optimizer in this file" in told("import trainer\ntrainer.main()\n")
+    assert "--lr_scheduler            this file makes no scheduler and no optimizer; those of its modules" in told(
+        "import trainer\ntrainer.main()\n"
+    )
 
 
 # --- several processes -----------------------------------------------------------------------------------------------

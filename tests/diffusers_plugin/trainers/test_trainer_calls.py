@@ -455,6 +455,26 @@ def test_updates_are_real_steps_and_go_on_after_a_resume():
     assert VARIABLES.keys() == TRAINERS.keys()
 
 
+def test_a_step_that_calls_another_is_one_update_and_one_that_overflows_is_none():
+    class Derived(torch.optim.AdamW):
+        def step(self, closure=None):
+            return None if hasattr(self, "found_inf") else super().step(closure)
+
+    parameter = torch.nn.Parameter(torch.ones(1))
+    parameter.grad = torch.ones(1)
+    torch.optim.AdamW([parameter])  # from here on, its step has torch's hooks, too
+    optimizer = Derived([parameter])
+    with Patches() as patches:
+        updates = RealUpdates()
+        updates.install(patches)
+        for _ in range(3):
+            optimizer.step()
+        assert updates.num_updates == 3
+        optimizer.found_inf = torch.ones(())  # by a gradient scaler
+        optimizer.step()
+        assert updates.num_updates == 3
+
+
 def test_epochs_of_sd_scripts_come_before_its_steps():
     run = HostRun()
     run.arguments, run.training_loader = {"max_train_steps": 1600, "max_train_epochs": None}, [None] * 9
