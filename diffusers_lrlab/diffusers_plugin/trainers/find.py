@@ -48,7 +48,7 @@ class FoundTrainer:
         if problems:
             wanted = " and ".join(f"{row.module}.{row.signature}" for row in present or rows)
             raise Refused(
-                f"{flag}: must be used with a {self.name} that has {wanted}, got {self.title} with {'; '.join(problems)}. "
+                f"{flag}: must be used with a version of {self.name} that has {wanted}, got {self.title} with {'; '.join(problems)}. "
                 f"Hint: commit {self.trainer.commit} was tested."
             )
         return present

@@ -395,7 +395,7 @@ def test_a_trainer_that_changed_is_refused_by_name(tmp_path):
     subprocess.run("git init -q && git add . && git -c user.name=x -c user.email=x@y commit -qm x", cwd=tmp_path, shell=True)
     text = refused("--timestep_sampler=clts", script=script)
     assert text.startswith(
-        "--timestep_sampler clts: must be used with a sd-scripts that has library.train_util.get_timesteps("
+        "--timestep_sampler clts: must be used with a version of sd-scripts that has library.train_util.get_timesteps("
     )
     assert "with library.train_util.get_timesteps(min_timestep, max_timestep, batch, device). Hint: commit 48d368f" in text
     commit = subprocess.run(["git", "rev-parse", "--short=7", "HEAD"], cwd=tmp_path, capture_output=True, text=True).stdout

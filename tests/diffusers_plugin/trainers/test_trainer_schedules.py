@@ -126,7 +126,8 @@ def test_a_trainers_own_function_makes_the_curve(trainer, spec, accelerate_state
 
     resumed = Run(make, spec, processes, is_wrapped, DONE * (trainer == "OneTrainer"), trainer == "OneTrainer")
     if trainer == "ai-toolkit":  # it saves no state of the schedule
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             resumed.schedule.step(DONE)
     elif trainer != "OneTrainer":  # which makes it anew
         resumed.optimizer.load_state_dict(of_optimizer)
