@@ -48,8 +48,8 @@ class FoundTrainer:
         if problems:
             wanted = " and ".join(f"{row.module}.{row.signature}" for row in present or rows)
             raise Refused(
-                f"{flag}: must be used with a version of {self.name} that has {wanted}, got {self.title} with {'; '.join(problems)}. "
-                f"Hint: commit {self.trainer.commit} was tested."
+                f"{flag}: must be used with a version of {self.name} that has {wanted}, got {self.title} with "
+                f"{'; '.join(problems)}. Hint: commit {self.trainer.commit} was tested."
             )
         return present
 

@@ -412,7 +412,8 @@ def test_programs_that_cannot_be_driven_are_refused(case, launch):
 def test_a_compiled_step_has_the_rates_of_the_curve(compiled, launch):
     """By the weights, whose gradients are 1."""
     make = f"step = torch.compile({compiled}, backend='eager')\nstart = model.weight.detach().clone()\n"
-    program = PROGRAM.replace("AdamW([", "torch.optim.SGD([") + make + COSINE + LOOP.replace("optimizer.step()", "step()")
+    program = PROGRAM.replace("optimizer = AdamW", "optimizer = torch.optim.SGD")
+    program += make + COSINE + LOOP.replace("optimizer.step()", "step()")
     moved = float(lr_curve("rex", LR, 0, N).sum())
     end = f"torch.testing.assert_close(start - model.weight, torch.full((2, 2), {moved}), rtol=1e-4, atol=1e-6)\n"
     assert "LR audit: 12 updates, every value" in launch(program + end)
