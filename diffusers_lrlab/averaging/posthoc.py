@@ -33,11 +33,6 @@ class Profiles:
         return Profiles(self.ends[chosen], self.gammas[chosen])
 
 
-def width_of_gamma(gamma: float) -> float:
-    """The relative standard deviation of a profile t^gamma: eq. 123."""
-    return float((gamma + 1) ** 0.5 / ((gamma + 2) * (gamma + 3) ** 0.5))
-
-
 def inner_products(first: Profiles, second: Profiles) -> np.ndarray:
     """The integrals of the products of profiles: float64 `(len(first), len(second))`, eq. 151."""
     t_a, g_a = first.ends[:, None], first.gammas[:, None]

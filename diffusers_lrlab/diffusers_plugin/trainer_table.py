@@ -1,6 +1,6 @@
 """The trainers whose loops live in modules, and what each option of the launcher acts on there, a row each.
 
-A new trainer is a [`Trainer`] and its rows. Its functions need code of ours only where no shape in `trainers/shapes` fits.
+A new trainer is a [`Trainer`] and its rows. It needs new code only if no shape in `trainers/shapes` fits its functions.
 Everything else derives from the rows: what is checked before the program starts, `--explain`, and the table of the docs.
 """
 

@@ -129,7 +129,7 @@ class Child:
         return {"run": run, "train": train, "config": config.to_dict(), "meta": before["meta"]}
 
     def _copy_beside(self, folder: RunFolder) -> None:
-        """Copies what is outside of checkpoints: the weights beside a LoRA, earlier samples, the finder's result."""
+        """Copies what checkpoints leave out: the weights beside a LoRA, earlier samples, the finder's result."""
         parent = self.parent.folder
         if (parent.path / BASE).exists():
             shutil.copytree(parent.path / BASE, folder.path / BASE, dirs_exist_ok=True)

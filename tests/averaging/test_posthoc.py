@@ -12,7 +12,6 @@ from diffusers_lrlab.averaging.posthoc import (
     combine,
     inner_products,
     snapshot_updates,
-    width_of_gamma,
 )
 
 STORED = Profiles.of_widths([2, 2, 4, 4, 6, 6, 8, 8], 4 * [0.05, 0.1])
@@ -57,9 +56,11 @@ def test_inner_products_are_the_integrals():
     np.testing.assert_allclose(inner_products(profiles, profiles), values.T @ (weights[:, None] * values), rtol=1e-12)
 
 
-def test_the_power_of_a_width_and_back():
+def test_the_power_of_a_width_has_that_width():
+    """Eq. 123: the standard deviation of the profile t^gamma."""
     for width in (0.01, 0.05, 0.1, 0.2, 0.28):
-        assert width_of_gamma(gamma_of_width(width)) == pytest.approx(width, rel=1e-12)
+        gamma = gamma_of_width(width)
+        assert (gamma + 1) ** 0.5 / ((gamma + 2) * (gamma + 3) ** 0.5) == pytest.approx(width, rel=1e-12)
 
 
 @cases(("width", "expected"), VECTORS.items())

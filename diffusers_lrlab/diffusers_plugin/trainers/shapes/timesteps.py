@@ -73,7 +73,7 @@ def indices_in_range(
 
 
 def _mixed_anew(hook: Draws, call: Callable[..., Any], offset: float, args: Any, kwargs: Any) -> tuple[torch.Tensor, ...]:
-    """The result of a function that mixes latents and noise, at fractions of noise of ours."""
+    """The result of a trainer's function that mixes latents and noise, mixed again at the sampler's fractions of noise."""
     own = call(*args, **kwargs)
     if not hook.is_training():
         return own
