@@ -1,6 +1,7 @@
 """Optimizer updates of any program, counted by the optimizer's real steps."""
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -26,6 +27,7 @@ class RealUpdates:
         self.is_known = True  # not after a resume of an optimizer whose state counts no steps
         self.before_first: list[Any] = []
         self._optimizer: Optimizer | None = None
+        self._loaded: WeakKeyDictionary[Optimizer, tuple[int, bool]] = WeakKeyDictionary()  # updates, whether they are known
 
     def install(self, patches: Patches) -> None:
         patches.callback(register_optimizer_step_pre_hook(self._before_step).remove)
@@ -35,6 +37,7 @@ class RealUpdates:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._optimizer is None:
             self._optimizer = optimizer
+            self.num_updates, self.is_known = self._loaded.get(optimizer, (0, True))
             for call in self.before_first:
                 call()
 
@@ -46,4 +49,6 @@ class RealUpdates:
         load(optimizer, state)
         states = state["state"].values()
         steps = [int(each["step"]) for each in states if "step" in each]
-        self.num_updates, self.is_known = max(steps, default=0), bool(steps) or not states
+        self._loaded[optimizer] = found = max(steps, default=0), bool(steps) or not states
+        if self._optimizer in (None, optimizer):
+            self.num_updates, self.is_known = found

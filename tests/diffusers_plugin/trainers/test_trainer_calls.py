@@ -452,6 +452,16 @@ def test_updates_are_real_steps_and_go_on_after_a_resume():
         assert (updates.num_updates, updates.is_known) == (3, True)
         torch.optim.SGD([parameter], lr=1.0, momentum=0.9).load_state_dict(other.state_dict())
         assert not updates.is_known
+    with Patches() as patches:
+        updates = RealUpdates()
+        updates.install(patches)
+        resumed = torch.optim.AdamW([parameter])
+        resumed.load_state_dict(optimizer.state_dict())
+        other.load_state_dict(other.state_dict())
+        resumed.step()
+        assert (updates.num_updates, updates.is_known) == (4, True)
+        other.load_state_dict(other.state_dict())
+        assert (updates.num_updates, updates.is_known) == (4, True)
     assert VARIABLES.keys() == TRAINERS.keys()
 
 
