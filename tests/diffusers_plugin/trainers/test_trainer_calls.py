@@ -49,7 +49,7 @@ class Hook:
     def argument(self, name):
         return self.arguments.get(name)
 
-    def begin(self, levels, prediction_type):
+    def begin(self, levels, prediction_type, converts_to_data=False):
         self.levels, self.prediction_type = levels, prediction_type
 
     def set_layout(self, accumulation):
