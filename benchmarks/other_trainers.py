@@ -12,6 +12,7 @@ import contextlib
 import io
 import itertools
 import json
+import re
 import sys
 import tempfile
 import textwrap
@@ -34,6 +35,7 @@ COMMITS = {
     "diffusion-pipe": "8f83dbf",
     "diffsynth-studio": "fed7b18",
 }
+WHOLE_WORDS = {"break_long_words": False, "break_on_hyphens": False}
 CLOSE = 1e-3  # of the peak: the schedule that was asked for, but for its rounding or its last digits
 LOOPS = Path(__file__).with_name("host_loops.py")
 
@@ -240,6 +242,11 @@ def table(host, results):
     return "\n".join(lines)
 
 
+def _wrapped(title):
+    """Lines as wide as a panel; a number stays with the word before it."""
+    return "\n".join(textwrap.wrap(re.sub(r"(?<=\w) (?=\d)", "\u00a0", title), 27, **WHOLE_WORDS))
+
+
 def draw(results, path):
     """Small multiples: what was asked in grey, what ran in colour."""
     from matplotlib.lines import Line2D
@@ -255,8 +262,7 @@ def draw(results, path):
         plain_axes(axes)
         axes.plot(each.expected, color=GREY, linewidth=3.5, alpha=0.7)
         axes.plot(each.lr, color=BLUE if each.is_as_asked else ORANGE, linewidth=1.4)
-        title = "\n".join(textwrap.wrap(each.row.asked, 28, break_long_words=False))
-        axes.set_title(title, fontsize=7.5, loc="left", color=DARK)
+        axes.set_title(_wrapped(each.row.asked), fontsize=7, loc="left", color=DARK)
         axes.tick_params(labelsize=7)
         axes.set_ylim(-0.05, 1.08 * max(1.0, each.lr.max()))
         axes.locator_params(axis="x", nbins=4)

@@ -173,7 +173,7 @@ ROWS: tuple[TrainerRow, ...] = (
         module="library.sd3_train_utils",
         attribute="get_noisy_model_input_and_timesteps",
         parameters=("args", "latents", "noise", "device", "dtype"),
-        shape="noisy_input_and_sigmas",
+        shape="noisy_input_and_sigmas_for_data",
         excludes=_WHOLE_RANGE,
         programs="SD 3",
     ),
@@ -186,7 +186,6 @@ ROWS: tuple[TrainerRow, ...] = (
         parameters=("model_pred", "target", "loss_type", "reduction", "huber_c"),
         shape="losses_of_images",
         excludes=_SD_WEIGHTS,
-        programs="all but SD 3 and Lumina 2",
     ),
     TrainerRow(
         trainer="sd-scripts",

@@ -216,6 +216,11 @@ class HostClock:
         """Optimizer updates so far, counted by the script's schedule, or by the optimizer's steps in a trainer."""
         if self.is_of_trainer and self.real_updates.is_known:
             return self.real_updates.num_updates
+        if self.is_of_trainer and not self.counts:
+            raise LabError(
+                "The updates before the resume are not known: the state of this optimizer, such as SGD, has no count of its "
+                "steps, and no schedule of diffusers_lrlab counts them. Hint: use AdamW, or such a schedule."
+            )
         if not self.counts:
             raise LabError(
                 "The script builds no schedule by diffusers.optimization.get_scheduler, by which updates are counted for "

@@ -49,8 +49,11 @@ def make(host: Host) -> StatefulHook:
         trainer.rows("log_timesteps")
     try:
         import pyarrow  # noqa: F401
-    except ImportError as error:  # such as one that needs a newer NumPy, which pip does not know
-        raise LabError(f"--log_timesteps: {error}. Hint: pip install 'pyarrow<20', which works with NumPy 1.26.") from error
+    except ImportError as error:
+        remedy = "pip install pyarrow"
+        if "numpy" in str(error).lower():  # it needs a newer NumPy, which pip does not know
+            remedy = "pip install 'pyarrow<20', which works with NumPy 1.26"
+        raise LabError(f"--log_timesteps: {error}. Hint: {remedy}.") from error
     timestep_hook = cast(TimestepHook, host.hooks["timesteps"])
     return LogHook(host.script, clock_of(host), timestep_hook, host.options.timestep_grad_every)
 
@@ -97,7 +100,7 @@ class LogHook:
 
     def _begin(self, update: int) -> None:
         if not self.run.arguments.get("output_dir"):
-            self._refuse("it has no --output_dir for the log")
+            self._refuse("it has no --output_dir for the log; give it one, or remove the option")
             return
         assert self.timesteps.levels is not None
         assert self.timesteps.timesteps is not None

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ...audit.recorder.recorder import is_nested_step
 from ...audit.recorder.schedulers import bare_optimizer, describe_scheduler
-from ...core.errors import LabError, is_first_process
+from ...core.errors import LabError, is_first_process, must_be
 from ...core.words import counted
 from ...schedules.expected import resolve_length
 from ...schedules.resolve import describe_schedule, resolve_schedule
@@ -66,8 +66,11 @@ def make(host: Host) -> Hook:
             f"--lr_scheduler {spec}: must be the only schedule, got another one for the program itself ({own[0]} after its "
             "name). Hint: leave one of them out."
         )
+    if warmup > 1 and not isinstance(warmup, int):
+        wanted = "a whole number of updates, or a fraction of the run in (0, 1)"
+        raise must_be("--num_warmup_steps", warmup, wanted, "it is the warm-up of --lr_scheduler")
     if options.num_updates is not None or warmup:
-        resolve_length(schedule, warmup, options.num_updates or ENDLESS)
+        _resolved(schedule, warmup, options.num_updates or ENDLESS)
     return LrSchedulerHook(clock_of(host), schedule, warmup)
 
 
@@ -213,12 +216,16 @@ class LrSchedulerHook:
                 f"{self.option}: needs the number of updates of the run, which {source}. Hint: give --num_updates N before "
                 "the program's name."
             )
-        warmup, total = resolve_length(self.schedule, self.num_warmup_steps, num_updates)
+        warmup, total = _resolved(self.schedule, self.num_warmup_steps, num_updates)
         self._depth += 1  # the curve is a scheduler, too
         curve = driven.drive(self.schedule, warmup, total)
         self._depth -= 1
         self._driven, self._watched = driven, self.clock.follow(curve, num_updates)
-        self._announce(driven, f"{counted(num_updates, 'update', ',')} ({source})" if num_updates else "no end", warmup)
+        if num_updates is None:
+            length = f"no end, with {f'a warm-up of {warmup:,} updates' if warmup else 'no warm-up'}"
+        else:
+            length = f"{counted(num_updates, 'update', ',')} ({source}), {warmup} of them warm-up"
+        self._announce(driven, length)
 
     def _length(self, driven: DrivenOptimizer) -> tuple[int | None, str]:
         """The updates of the run and who says so, or `None` and why it is not known."""
@@ -238,13 +245,13 @@ class LrSchedulerHook:
             return steps, f"the length of {name}; --num_updates sets another"
         return None, f"neither the program's arguments nor {driven.replaced() or 'a scheduler'} tells"
 
-    def _announce(self, driven: DrivenOptimizer, length: str, warmup: int) -> None:
+    def _announce(self, driven: DrivenOptimizer, length: str) -> None:
         optimizer = type(driven.optimizer).__name__
         replaced = f"replaces {driven.replaced()} of {optimizer}"
         if not driven.schedulers:
             replaced = f"drives {optimizer}, for which the program makes no scheduler"
         peak = max(group["initial_lr"] for group in driven.optimizer.param_groups)
-        text = f"{self.option} {replaced}: {length}, {warmup} of them warm-up, from a learning rate of {peak:.4g}."
+        text = f"{self.option} {replaced}: {length}, from a learning rate of {peak:.4g}."
         if done := driven.update:
             text += f" It goes on at update {done}."
         if is_first_process():
@@ -260,6 +267,14 @@ class LrSchedulerHook:
             f"{self.option}: the program ended before a step of its optimizer was seen. Either it did not train, or its "
             "steps are compiled (torch.compile) or fused into the backward pass: switch that off."
         )
+
+
+def _resolved(schedule: Schedule, num_warmup_steps: float, num_updates: int | None) -> tuple[int, int]:
+    """Updates of warm-up and of the run. With the length checked before, an error is one of the warm-up, and names it."""
+    try:
+        return resolve_length(schedule, num_warmup_steps, num_updates)
+    except LabError as error:
+        raise LabError(f"--num_warmup_steps {num_warmup_steps:g}: {error}" if num_warmup_steps else str(error)) from None
 
 
 def _with_subclasses(cls: type[LRScheduler]) -> set[type[LRScheduler]]:

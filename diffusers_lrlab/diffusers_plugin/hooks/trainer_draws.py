@@ -38,6 +38,7 @@ class TrainerDraws:
     def __init__(self, hook: _TimestepHook, rows: list[TrainerRow], spec: str | None):
         self.hook, self.run, self.rows = hook, hook.run, rows
         self.prediction_type = ""  # from the first batch on
+        self.converts_to_data = False  # a predicted velocity, so that the trainer's error is of data
         self.seed: int | None = None  # of a trainer whose arguments do not have it
         self.layout: tuple[int, int, int] | None = None  # of a trainer without accelerate: see `set_layout`
         self.has_table = any(getattr(shapes, row.shape) in shapes.TABLES for row in rows)
@@ -81,9 +82,9 @@ class TrainerDraws:
     def argument(self, name: str) -> Any:
         return self.run.arguments.get(name)
 
-    def begin(self, levels: NoiseLevels, prediction_type: str) -> None:
+    def begin(self, levels: NoiseLevels, prediction_type: str, converts_to_data: bool = False) -> None:
         if self.hook.levels is None:
-            self.prediction_type = prediction_type
+            self.prediction_type, self.converts_to_data = prediction_type, converts_to_data
             self.hook.begin(levels)
 
     def set_layout(self, accumulation: int) -> None:

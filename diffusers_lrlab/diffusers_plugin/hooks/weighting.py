@@ -21,7 +21,7 @@ from .clock import HostClock, clock_of
 from .timesteps import TimestepHook
 
 # The script's own weightings, with the values that leave all weights at 1.
-_OWN_WEIGHTS = {"snr_gamma": (None,), "weighting_scheme": (None, "none", "logit_normal", "mode")}
+_OWN_WEIGHTS = {"snr_gamma": (None,), "weighting_scheme": (None, "none", "uniform", "logit_normal", "mode")}
 
 
 def recognise(script: HostScript) -> str:
@@ -120,7 +120,8 @@ class WeightingHook:
         if self.is_plain:
             return torch.ones(levels.num_train_timesteps)
         table = LossWeighting(self.name, self.kwargs, levels, prediction_type).table
-        if self.run.arguments.get("precondition_outputs") and self.by_sigma:
+        draws = self.timesteps.draws
+        if draws.converts_to_data if draws else self.run.arguments.get("precondition_outputs") and self.by_sigma:
             # SD3's scripts convert the predicted velocity to data, whose squared error is sigma^2 times as large.
             table = table * torch.from_numpy((1 + levels.snr**0.5) ** 2)
         return table.float()

@@ -40,7 +40,7 @@ class FoundTrainer:
         rows = rows_of(self.name, option)
         flag = f"--{option}" + f" {value}" * bool(value)
         if not rows:
-            raise Refused(f"{flag}: has nothing to act on in {self.name}. Hint: {self.trainer.instead[option]}.")
+            raise Refused(f"{flag}: has nothing to act on in {self.name}. Hint: remove it; {self.trainer.instead[option]}.")
         present = [row for row in rows if self.file_of(row).is_file()]
         problems = [text for row in present if (text := self._problem(row))]
         if not present:

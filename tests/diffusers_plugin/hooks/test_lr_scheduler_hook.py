@@ -298,7 +298,7 @@ def test_a_schedule_without_an_end_needs_no_length(train):
     options = ["--lr_scheduler=constant_with_warmup", "--num_warmup_steps=3"]
     seen, _, stderr = train(NO_SCHEDULER, options=options)
     check(seen, lr_curve("constant_with_warmup", LR, 3, N))
-    assert "no end, 3 of them warm-up" in stderr
+    assert "no end, with a warm-up of 3 updates, from" in stderr
 
 
 UNKNOWN = {
@@ -430,9 +430,13 @@ def test_a_compiled_step_has_the_rates_of_the_curve(compiled, launch):
         ([REX, "--fix_lr_clock"], [], "--fix_lr_clock has no effect with --lr_scheduler"),
         (["--num_warmup_steps=3"], [], "--num_warmup_steps 3.0 has no effect without --lr_scheduler"),
         ([REX, "--num_warmup_steps=-1"], [], "--num_warmup_steps -1.0: must be a number in [0, inf)"),
-        ([REX, "--num_updates=5", "--num_warmup_steps=5"], [], "Warm-up of 5 updates does not fit into a run of 5 updates"),
+        (
+            [REX, "--num_updates=5", "--num_warmup_steps=5"],
+            [],
+            "--num_warmup_steps 5: Warm-up of 5 updates does not fit into a run of 5",
+        ),
         (["--lr_scheduler=constant", "--num_warmup_steps=5"], [], "'constant' has no warm-up"),
-        ([REX, "--num_warmup_steps=1.5"], [], "neither a whole number of updates"),
+        ([REX, "--num_warmup_steps=1.5"], [], "--num_warmup_steps 1.5: must be a whole number of updates, or a fraction"),
         (["--lr_scheduler=constant", "--num_warmup_steps=0.5"], [], "'constant' has no warm-up"),
     ],
 )
@@ -488,6 +492,11 @@ def test_nothing_is_left_in_torch(train):
     before = found()
     train(COSINE, LOOP)
     assert found() == before
+
+
+def test_a_run_without_end_and_warm_up(train):
+    *_, stderr = train(NO_SCHEDULER, options=["--lr_scheduler=constant"])
+    assert "makes no scheduler: no end, with no warm-up, from a learning rate of 0.001." in stderr
 
 
 def test_explain_tells_what_is_replaced(tmp_path):

@@ -46,10 +46,10 @@ def home(tmp_path_factory):
     return folder
 
 
-def train(home, name, *arguments, options=None, fails=False):
+def train(home, name, *arguments, options=None, fails=False, before=()):
     """Runs the program bare, or under the launcher with options and the spy; its output folder and its messages."""
     out = home / name
-    command = [PYTHON]
+    command = [*before, PYTHON]
     if options is not None:
         command += ["-m", "diffusers_lrlab.launch", "--import", HERE / "spy.py", *options]
     command += ["train_network.py", f"--pretrained_model_name_or_path={home / 'pipeline'}", f"--output_dir={out}"]
@@ -82,6 +82,16 @@ def test_without_options_its_weights_have_the_bits_of_the_bare_program(home):
     bare, _ = train(home, "bare")
     launched, _ = train(home, "launched", options=[])
     assert same(load_file(bare / "lora.safetensors"), load_file(launched / "lora.safetensors"))
+
+
+def test_the_audit_changes_no_bit(home):
+    bare, _ = train(home, "unaudited", "--lr_scheduler=cosine", "--lr_warmup_steps=2")
+    audit = [sys.executable, "-m", "diffusers_lrlab.cli.main", "audit", f"--out={home}", "--"]
+    audited, stderr = train(home, "audited", "--lr_scheduler=cosine", "--lr_warmup_steps=2", before=audit)
+    assert same(load_file(bare / "lora.safetensors"), load_file(audited / "lora.safetensors"))
+    (optimizer,) = json.loads((home / "lr_audit.json").read_text())["optimizers"]
+    np.testing.assert_allclose(optimizer["groups"][0]["lr"], lr_curve("cosine", RATE, 2, N), rtol=1e-12)
+    assert f"{N} updates, 1 backward pass each." in stderr
 
 
 def test_sampler_weighting_and_average_act_with_accumulation_and_after_a_resume(home):

@@ -49,7 +49,7 @@ class Hook:
     def argument(self, name):
         return self.arguments.get(name)
 
-    def begin(self, levels, prediction_type):
+    def begin(self, levels, prediction_type, converts_to_data=False):
         self.levels, self.prediction_type = levels, prediction_type
 
     def set_layout(self, accumulation):
@@ -404,9 +404,9 @@ def test_a_trainer_that_changed_is_refused_by_name(tmp_path):
 
 def test_an_option_without_a_row_is_refused_with_what_is_possible(tmp_path):
     script = made_up(tmp_path, "SimpleTuner")
-    assert "Hint: its own --use_ema averages" in refused("--ema=constant", script=script)
+    assert "Hint: remove it; its own --use_ema averages" in refused("--ema=constant", script=script)
     text = refused("--validation_fraction=0.1", "--validation_steps=5", script=script)
-    assert text.startswith("--validation_fraction 0.1: has nothing to act on in SimpleTuner. Hint: its own eval data sets")
+    assert text.startswith("--validation_fraction 0.1: has nothing to act on in SimpleTuner. Hint: remove it; its own eval")
     assert "has nothing to act on in SimpleTuner" in refused("--loss_weighting=min_snr", script=script)
 
 
@@ -462,6 +462,12 @@ def test_updates_are_real_steps_and_go_on_after_a_resume():
         assert (updates.num_updates, updates.is_known) == (4, True)
         other.load_state_dict(other.state_dict())
         assert (updates.num_updates, updates.is_known) == (4, True)
+    with Patches() as patches:
+        updates = RealUpdates()
+        updates.install(patches)
+        plain = torch.optim.SGD([parameter], lr=1.0)
+        plain.load_state_dict(plain.state_dict())
+        assert not updates.is_known  # its state is empty after any number of steps
     assert VARIABLES.keys() == TRAINERS.keys()
 
 
@@ -482,7 +488,12 @@ def test_a_step_that_calls_another_is_one_update_and_one_that_overflows_is_none(
         assert updates.num_updates == 3
         optimizer.found_inf = torch.ones(())  # by a gradient scaler
         optimizer.step()
+        with mock.patch.object(torch.Tensor, "__bool__", side_effect=AssertionError("it waits for the device")):
+            optimizer.step()
         assert updates.num_updates == 3
+        optimizer.found_inf = torch.zeros(())
+        optimizer.step()
+        assert updates.num_updates == 4
 
 
 def test_epochs_of_sd_scripts_come_before_its_steps():

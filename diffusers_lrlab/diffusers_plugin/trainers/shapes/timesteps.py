@@ -27,7 +27,7 @@ class Draws(Protocol):
     seed: int | None
 
     def is_training(self) -> bool: ...
-    def begin(self, levels: NoiseLevels, prediction_type: str) -> None: ...
+    def begin(self, levels: NoiseLevels, prediction_type: str, converts_to_data: bool = False) -> None: ...
     def set_layout(self, accumulation: int) -> None: ...
     def replaced(self, own: torch.Tensor) -> torch.Tensor: ...
     def density(self) -> np.ndarray: ...
@@ -72,7 +72,9 @@ def indices_in_range(
     return hook.replaced(own)
 
 
-def _mixed_anew(hook: Draws, call: Callable[..., Any], offset: float, args: Any, kwargs: Any) -> tuple[torch.Tensor, ...]:
+def _mixed_anew(
+    hook: Draws, call: Callable[..., Any], offset: float, args: Any, kwargs: Any, converts_to_data: bool = False
+) -> tuple[torch.Tensor, ...]:
     """The result of a trainer's function that mixes latents and noise, mixed again at the sampler's fractions of noise."""
     own = call(*args, **kwargs)
     if not hook.is_training():
@@ -91,7 +93,7 @@ def _mixed_anew(hook: Draws, call: Callable[..., Any], offset: float, args: Any,
         raise _must(
             "the model's input", "(1 - sigma) * latents + sigma * noise", "another mixture", "remove options for noise"
         )
-    hook.begin(_flow_levels(), FLOW_VELOCITY)
+    hook.begin(_flow_levels(), FLOW_VELOCITY, converts_to_data)
     indices = _indices(sigmas)
     replaced = hook.replaced(indices)
     if replaced is indices:
@@ -112,6 +114,13 @@ def _middles(indices: torch.Tensor) -> torch.Tensor:
 def noisy_input_and_sigmas(hook: Draws, call: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
     """sd-scripts, flow matching: the noisy input, 1000 sigma, and sigma."""
     return _mixed_anew(hook, call, 0.0, args, kwargs)
+
+
+def noisy_input_and_sigmas_for_data(
+    hook: Draws, call: Callable[..., Any], *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, ...]:
+    """The same for SD 3, which compares data: its model's output is converted by `noisy - sigma * output`."""
+    return _mixed_anew(hook, call, 0.0, args, kwargs, converts_to_data=True)
 
 
 def noisy_input(hook: Draws, call: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
