@@ -22,6 +22,7 @@ from accelerate import Accelerator
 from common import machine, make_parser, parse
 
 from diffusers_lrlab.core.plotting import COLORS, new_figure, plain_axes, save_figure
+from diffusers_lrlab.core.words import counted
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
@@ -153,8 +154,8 @@ def main():
     torch.set_num_threads(1)
     losses = sweep(options)
     print(
-        f"{options.dataset}, {options.denoiser}, {options.updates} updates of {options.batch} examples, {options.seeds} seeds, "
-        f"base width {options.widths[0]}, rates {', '.join(f'{rate:.3g}' for rate in options.rates)}"
+        f"{options.dataset}, {options.denoiser}, {options.updates} updates of {options.batch} examples, "
+        f"{counted(options.seeds, 'seed')}, base width {options.widths[0]}, rates {', '.join(f'{rate:.3g}' for rate in options.rates)}"
     )
     print(f"{machine()}\n")
     print_table(losses, options)
