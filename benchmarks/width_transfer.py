@@ -153,10 +153,9 @@ def main():
     options = parse(parser, widths=[8, 16], rates=[1e-3, 1e-2], seeds=2, updates=4, batch=8)
     torch.set_num_threads(1)
     losses = sweep(options)
-    print(
-        f"{options.dataset}, {options.denoiser}, {options.updates} updates of {options.batch} examples, "
-        f"{counted(options.seeds, 'seed')}, base width {options.widths[0]}, rates {', '.join(f'{rate:.3g}' for rate in options.rates)}"
-    )
+    print(f"{options.dataset}, {options.denoiser}, {options.updates} updates of {options.batch} examples,")
+    rates = ", ".join(f"{rate:.3g}" for rate in options.rates)
+    print(f"{counted(options.seeds, 'seed')}, base width {options.widths[0]}, rates {rates}")
     print(f"{machine()}\n")
     print_table(losses, options)
     if options.out:
