@@ -1,11 +1,13 @@
-"""Whether the best learning rate stays the same as a model gets wider: standard parametrisation beside muP.
+r"""Whether the best learning rate stays the same as a model gets wider: standard parametrisation beside muP.
 
     python benchmarks/width_transfer.py --out docs/width_transfer.png
     python benchmarks/width_transfer.py --updates 2000 --widths 64 256 --seeds 5
+    python benchmarks/width_transfer.py --dataset digits --denoiser "dit:hidden_size={width},num_layers=2,patch_size=4" \
+        --updates 300 --batch 32 --held_out 300
 
-Trains an MLPDenoiser on points at each width and learning rate, with one rate for all parameters and with --width_base, and
-compares the validation losses of the last weights. The table has the best rate of each width, and what it costs to take the
-best rate of the smallest width instead. --losses keeps the results, so that a stopped sweep goes on.
+Trains a model (an MLPDenoiser on points) at each width and learning rate, with one rate for all parameters and with
+--width_base, and compares the validation losses of the last weights. The table has the best rate of each width, and what it
+costs to take the best rate of the smallest width instead. --losses keeps the results, so that a stopped sweep goes on.
 """
 
 import itertools
@@ -20,6 +22,7 @@ from accelerate import Accelerator
 from common import machine, make_parser, parse
 
 from diffusers_lrlab.core.plotting import COLORS, new_figure, plain_axes, save_figure
+from diffusers_lrlab.core.words import counted
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
@@ -36,13 +39,13 @@ def resolve(options, kind, width, rate, seed):
     return resolve_config(
         TrainingConfig(
             dataset_name=options.dataset,
-            denoiser=f"mlp:hidden_size={width}",
+            denoiser=options.denoiser.format(width=width),
             width_base=options.widths[0] if kind == "muP" else None,
             learning_rate=rate,
             max_train_steps=options.updates,
             train_batch_size=options.batch,
             seed=seed,
-            num_validation_images=2000,
+            num_validation_images=options.held_out,
             max_grad_norm=0.0,
             use_ema=False,
             evaluation=False,
@@ -52,7 +55,7 @@ def resolve(options, kind, width, rate, seed):
 
 
 def load_data(options, seed):
-    """The points of all runs with a seed."""
+    """The data of all runs with a seed."""
     config = resolve(options, "standard", options.widths[0], options.rates[0], seed)
     return kind_of(config).load_data(config, 1)
 
@@ -71,7 +74,8 @@ def final_loss(plan, data, folder):
 
 
 def name_of(options, kind, width, rate, seed):
-    return f"{options.dataset}, {options.updates} x {options.batch}, {kind}, width {width}, rate {rate:g}, seed {seed}"
+    run = f"{options.dataset}, {options.denoiser}, {options.held_out} held out, {options.updates} x {options.batch}"
+    return f"{run}, {kind}, width {width}, rate {rate:g}, seed {seed}"
 
 
 def sweep(options):
@@ -135,7 +139,9 @@ def plot(losses, options, path):
 
 def main():
     parser = make_parser(__doc__)
-    parser.add_argument("--dataset", default="dino", help="2-D points")
+    parser.add_argument("--dataset", default="dino", help="name of a data set")
+    parser.add_argument("--denoiser", default="mlp:hidden_size={width}", help="with {width} in place of its width")
+    parser.add_argument("--held_out", type=int, default=2000, help="held-out examples")
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 256, 512], help="the first is --width_base")
     parser.add_argument("--rates", type=float, nargs="+", default=[5e-4 * 2**power for power in range(7)])
     parser.add_argument("--seeds", type=int, default=3)
@@ -147,10 +153,9 @@ def main():
     options = parse(parser, widths=[8, 16], rates=[1e-3, 1e-2], seeds=2, updates=4, batch=8)
     torch.set_num_threads(1)
     losses = sweep(options)
-    print(
-        f"{options.dataset}, {options.updates} updates of {options.batch} points, {options.seeds} seeds, base width "
-        f"{options.widths[0]}, rates {', '.join(f'{rate:.3g}' for rate in options.rates)}"
-    )
+    print(f"{options.dataset}, {options.denoiser}, {options.updates} updates of {options.batch} examples,")
+    rates = ", ".join(f"{rate:.3g}" for rate in options.rates)
+    print(f"{counted(options.seeds, 'seed')}, base width {options.widths[0]}, rates {rates}")
     print(f"{machine()}\n")
     print_table(losses, options)
     if options.out:
