@@ -89,9 +89,9 @@ def optimizer_bytes(plan: Plan, name: str, arguments: dict[str, Any] | None = No
 
     try:
         with FakeTensorMode():
-            trained = list(trained_parameters(_model_of(plan)).values())
-            optimizer = get_optimizer(name, trained, 1e-4, **(arguments or {}))
-            for parameter in trained:
+            trained = trained_parameters(_model_of(plan))
+            optimizer = get_optimizer(name, trained.items(), 1e-4, **(arguments or {}))
+            for parameter in trained.values():
                 parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
             return optimizer_state_bytes(optimizer)

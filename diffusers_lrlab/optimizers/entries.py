@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ OPTIMIZERS = Registry(
         "adam": "takes the options for Adam, such as `--adam_beta1`",
         "sgd": "takes steps in proportion to the gradient",
         "averages": "averages the weights itself, and has `train()` and `eval()`",
+        "named": "is given its parameters as pairs `(name, parameter)` where their names are known",
         "width_rule": "takes `--width_base`: the size of its steps is not that of gradients, and weight decay is decoupled",
     },
     shown_facts={"state_bytes": "state, bytes per parameter"},
@@ -73,20 +74,27 @@ def list_optimizers() -> list[str]:
 
 @checked
 def get_optimizer(
-    name: str, params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]], lr: float, **kwargs: Any
+    name: str,
+    params: Iterable[torch.nn.Parameter] | Iterable[tuple[str, torch.nn.Parameter]] | Iterable[dict[str, Any]],
+    lr: float,
+    **kwargs: Any,
 ) -> Optimizer:
     """
     An optimizer by name.
 
     Args:
         name (`str`): A name of [`list_optimizers`] or a spec string such as `"sgd:momentum=0.95"`.
-        params (`Iterable[torch.nn.Parameter]` or `Iterable[dict]`): Parameters, or parameter groups as in torch.
+        params (`Iterable` of `torch.nn.Parameter`, of `tuple[str, torch.nn.Parameter]` or of `dict`): Parameters,
+            `model.named_parameters()`, or parameter groups as in torch, which may hold either. Optimizers that treat
+            parameters by their names, such as `"muon"`, need the names.
         lr (`float`): The learning rate, for groups without one of their own.
         **kwargs: The optimizer's own parameters.
     """
     name, resolved = resolve_spec(name, kwargs, OPTIMIZERS)
     check_installed(name)
     entry, groups = OPTIMIZERS[name], [_with_a_list(each) for each in params]
+    if "named" not in entry.traits:
+        groups = [_without_names(each) for each in groups]
     if entry.is_foreign:
         _check_step(entry, lr, resolved)
     return entry(groups, lr, **resolved)
@@ -120,9 +128,35 @@ def _check_step(entry: Entry, lr: float, kwargs: dict[str, Any]) -> None:
 
 def _with_a_list(group: Any) -> Any:
     """A parameter unchanged, or a group with its parameters as a list, since factories iterate over them repeatedly."""
-    if not isinstance(group, dict) or hasattr(group["params"], "grad"):
+    if not isinstance(group, dict):
         return group
-    return {**group, "params": list(group["params"])}
+    params = group["params"]
+    return {**group, "params": [params] if hasattr(params, "grad") else list(params)}
+
+
+def _without_names(each: Any) -> Any:
+    """A parameter, or a group of parameters, of which any may be given as `(name, parameter)`."""
+    if isinstance(each, dict):
+        return {**each, "params": [_without_names(held) for held in each["params"]]}
+    return each[1] if isinstance(each, tuple) else each
+
+
+def optimizer_parts(optimizer: Any) -> dict[str, Any] | None:
+    """Which parameters `muon` treats how, for records; `None` for optimizers that treat all alike."""
+    while hasattr(optimizer, "optimizer"):  # accelerate's wrapper
+        optimizer = optimizer.optimizer
+    return getattr(optimizer, "parts", None)
+
+
+def tried_optimizer(name: str, kwargs: Mapping[str, Any], shapes: Iterable[tuple[int, ...]], lr: float) -> Optimizer:
+    """
+    An optimizer of zeros of these shapes, which have no names: lists of patterns among its arguments are left out.
+    """
+    import torch
+
+    lists = {each.name for each in OPTIMIZERS[name].parameters if each.kind is list}
+    given = {key: value for key, value in kwargs.items() if "named" not in OPTIMIZERS[name].traits or key not in lists}
+    return get_optimizer(name, [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes], lr, **given)
 
 
 def check_installed(name: str) -> None:
@@ -241,14 +275,18 @@ OPTIMIZERS.register(
 
 OPTIMIZERS.register(
     "muon",
-    description="orthogonalised momentum for matrices and convolutions (as matrices), AdamW for the rest",
-    source=f"{_TORCH}.Muon; arXiv 2502.16982 for the common rate",
+    description="orthogonalised momentum for matrices and convolutions of hidden layers, AdamW for the rest",
+    source=f"{_TORCH}.Muon; arXiv 2502.16982 for the common rate, 2608.02502 for the blocks",
     parameters=(
         Parameter("momentum", float, 0.95, "decay of the mean of gradients of matrices", "(0, 1)"),
         _beta1(0.9, "AdamW's"),
         Parameter("beta2", float, 0.999, "AdamW's", "[0, 1)"),
         _weight_decay(0.01),
+        Parameter("chunks", bool, True, "orthogonalise each block of a fused projection by itself"),
+        Parameter("hidden", list, (), "patterns of names that are orthogonalised, whatever their layer is", items=str),
+        Parameter("adamw", list, (), "patterns of names that AdamW trains", items=str),
     ),
+    traits=("named",),
     facts={"state_bytes": 4, "torch": "2.9"},
 )(_made_by("diffusers_lrlab.optimizers.muon:MuonWithAdamW"))
 

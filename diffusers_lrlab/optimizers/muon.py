@@ -1,42 +1,64 @@
-"""torch's Muon for a whole model: torch's takes matrices only, and a UNet consists mostly of convolutions."""
+"""Muon for a whole model: torch's takes matrices only, and a UNet consists mostly of convolutions."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.optim import AdamW, Muon, Optimizer
+from torch import Tensor
+from torch.optim import AdamW, Optimizer
+
+from ..core.errors import LabError
+from .layers import HIDDEN, layers_of, parts_of
+from .newton_schulz import orthogonalised
+
+_RMS = 0.2  # of AdamW's updates
 
 
 class MuonWithAdamW(Optimizer):
     """
-    Muon for parameters of two or more dimensions, AdamW for biases and norms, with one learning rate.
+    Muon for the weights of hidden layers, AdamW for the rest, with one learning rate.
 
-    The kernel of a convolution is treated as a matrix (out channels, in channels x height x width). Muon's updates are
-    scaled to the root mean square of AdamW's (arXiv 2502.16982, eq. 4), so that one learning rate suits both. Parameters
-    must be contiguous.
+    The kernel of a convolution is treated as a matrix (out channels, in channels x height x width), and a fused projection
+    as several (arXiv 2608.02502). Muon's updates are scaled to the root mean square of AdamW's (arXiv 2502.16982, eq. 4), so
+    that one learning rate suits both.
+
+    Args:
+        params (`list`): Parameters, or groups of them, each alone or as `(name, parameter)`.
+        lr (`float`): The learning rate of groups without one.
+        momentum (`float`): Decay of Muon's mean of gradients, with Nesterov's look-ahead.
+        betas (`tuple` of `float`): Those of AdamW.
+        weight_decay (`float`): Decoupled weight decay of all parameters.
+        chunks, hidden, adamw: As in [`layers_of`].
     """
 
-    def __init__(self, params: list[Any], lr: float, momentum: float, betas: tuple[float, float], weight_decay: float):
+    parts: dict[str, Any]  # what each of the two trains, by [`parts_of`]
+
+    def __init__(
+        self,
+        params: list[Any],
+        lr: float,
+        momentum: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+        chunks: bool = True,
+        hidden: Sequence[str] = (),
+        adamw: Sequence[str] = (),
+    ):
         given = params if isinstance(params[0], dict) else [{"params": params}]
+        named = [_named(each) for group in given for each in group["params"]]
+        layers = layers_of(named, hidden, adamw, chunks)
+        self.parts = parts_of(named, layers)
+        self._chunks = {parameter: layer.chunks for (_, parameter), layer in zip(named, layers, strict=True)}
+        is_hidden = {parameter: layer.role == HIDDEN for (_, parameter), layer in zip(named, layers, strict=True)}
         groups: list[dict[str, Any]] = []
         for group in given:
-            matrices = [parameter for parameter in group["params"] if parameter.ndim >= 2]
-            rest = [parameter for parameter in group["params"] if parameter.ndim < 2]
-            parts = ({"params": matrices, "momentum": momentum}, {"params": rest, "betas": betas})
+            own = [_named(each)[1] for each in group["params"]]
+            matrices, rest = ([each for each in own if is_hidden[each] == wanted] for wanted in (True, False))
+            parts = ({"params": matrices, "momentum": momentum}, {"params": rest, "betas": betas, "fused": _can_fuse(rest)})
             groups += [{**group, **part} for part in parts if part["params"]]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
-        self._matrices: list[torch.nn.Parameter] = []
-        self._flat: list[torch.nn.Parameter] = []
-        self._inner = [self._make_inner(group) for group in self.param_groups]
-
-    def _make_inner(self, group: dict[str, Any]) -> Optimizer:
-        options = {"lr": group["lr"], "weight_decay": group["weight_decay"]}
-        if "momentum" not in group:
-            return AdamW(group["params"], betas=group["betas"], **options)
-        flat = [torch.nn.Parameter(_as_matrix(matrix.detach())) for matrix in group["params"]]
-        self._matrices += group["params"]
-        self._flat += flat
-        return Muon(flat, momentum=group["momentum"], adjust_lr_fn="match_rms_adamw", **options)
+        self._adamw = [None if "momentum" in group else _adamw(group) for group in self.param_groups]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -44,26 +66,55 @@ class MuonWithAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for flat, matrix in zip(self._flat, self._matrices, strict=True):
-            # At every step, since moving the model or clearing its gradients invalidates earlier views.
-            flat.data = _as_matrix(matrix.data)
-            flat.grad = None if matrix.grad is None else _as_matrix(matrix.grad)
-        for group, optimizer in zip(self.param_groups, self._inner, strict=True):
-            optimizer.param_groups[0].update({key: value for key, value in group.items() if key != "params"})
-            optimizer.step()
+        for group, adamw in zip(self.param_groups, self._adamw, strict=True):
+            if adamw is None:
+                self._step_muon(group)
+                continue
+            adamw.state = self.state
+            adamw.param_groups[0].update(group)
+            adamw.step()
         return loss
 
-    def state_dict(self) -> dict[str, Any]:
-        groups = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
-        return {"param_groups": groups, "state": [optimizer.state_dict() for optimizer in self._inner]}
+    def _step_muon(self, group: dict[str, Any]) -> None:
+        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if not parameters:
+            return
+        if any(parameter not in self._chunks for parameter in parameters):  # FSDP 2 puts shards in their places
+            raise LabError("'muon' orthogonalises whole matrices, and these are sharded. Hint: use 'adamw' with FSDP.")
+        gradients: list[Any] = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            if "momentum_buffer" not in self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        means = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        lr, momentum = float(group["lr"]), float(group["momentum"])
+        torch._foreach_lerp_(means, gradients, 1 - momentum)
+        updates = self._orthogonalised(parameters, torch._foreach_lerp(gradients, means, momentum))
+        if group["weight_decay"]:
+            torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
+        torch._foreach_add_(parameters, updates, alpha=-lr)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for optimizer, state in zip(self._inner, state_dict["state"], strict=True):
-            optimizer.load_state_dict(state)
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            group.update(saved)
+    def _orthogonalised(self, parameters: list[Tensor], updates: Sequence[Tensor]) -> list[Tensor]:
+        """Scaled updates in the shapes of their parameters."""
+        blocks = [
+            block
+            for parameter, update in zip(parameters, updates, strict=True)
+            for block in update.reshape(len(update), -1).chunk(self._chunks[parameter])
+        ]
+        scaled = iter([result * (_RMS * math.sqrt(max(result.shape))) for result in orthogonalised(blocks)])
+        made = []
+        for parameter in parameters:
+            own = [next(scaled) for _ in range(self._chunks[parameter])]
+            made.append((own[0] if len(own) == 1 else torch.cat(own)).reshape(parameter.shape))
+        return made
 
 
-def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
-    # view, not flatten, which could copy, so that the update would be lost.
-    return tensor.view(tensor.shape[0], -1)
+def _named(each: Any) -> tuple[str | None, Any]:
+    return each if isinstance(each, tuple) else (None, each)
+
+
+def _can_fuse(parameters: list[Tensor]) -> bool:
+    return all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
+
+
+def _adamw(group: dict[str, Any]) -> AdamW:
+    return AdamW(group["params"], **{key: group[key] for key in ("lr", "betas", "weight_decay", "fused")})

@@ -15,7 +15,7 @@ from ..core.errors import LabError
 from ..core.files import atomic_folder, write_text
 from ..core.lock import locked
 from ..core.manifest import MANIFEST, write_manifest
-from ..optimizers.entries import OPTIMIZERS, get_optimizer
+from ..optimizers.entries import OPTIMIZERS, tried_optimizer
 from ..schedules.continued import RunCurve
 from ..training.config import ResolvedConfig, TrainingConfig
 from ..training.lora import BASE
@@ -162,8 +162,7 @@ class Child:
 
 def _fresh_settings(optimizer: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The settings of a new optimizer, in all its groups: Muon has one of matrices and one of vectors."""
-    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((2, 2), (2,))]
-    groups = get_optimizer(optimizer, parameters, 1.0, **kwargs).param_groups
+    groups = tried_optimizer(optimizer, kwargs, [(2, 2), (2,)], 1.0).param_groups
     names = ("params", "lr", "initial_lr")
     return {key: value for group in groups for key, value in group.items() if key not in names}
 
@@ -175,6 +174,8 @@ def check_changes(parent: Parent, changed: dict[str, Any]) -> dict[str, Any]:
     name, before = parent.config.optimizer, parent.config.optimizer_kwargs
     resolved = OPTIMIZERS[name].resolve(before | changed)
     fresh = [_fresh_settings(name, kwargs) for kwargs in (before, before | changed)]
+    if fixed := [key for key in changed if OPTIMIZERS[name].resolve(before)[key] != resolved[key] and fresh[0] == fresh[1]]:
+        raise LabError(f"--with {', '.join(fixed)} is not a setting that {name!r} can change on the way. Leave it out.")
     if fresh[0] == fresh[1]:
         raise LabError(
             f"--with {', '.join(changed)} changes nothing: the optimizer of the run, {name!r}, has these values already."

@@ -114,6 +114,8 @@ def _train_and_record(
     uploads: BackgroundUploads | None,
 ) -> None:
     """Does all updates and finishes the run; `run.json` records the outcome."""
+    from ..optimizers.entries import optimizer_parts
+    from ..optimizers.layers import parts_in_words
     from ..preflight.run import check_before_training
     from ..training.trainer import Trainer
     from .finish import finish_run
@@ -127,6 +129,9 @@ def _train_and_record(
         accelerator.print(f"Resumed at update {trainer.run.update} from {checkpoint}.")
     # Only now does the folder certainly belong to this run.
     record = start_record(asked, plan, accelerator, previous)
+    if (parts := optimizer_parts(trainer.run.optimizer)) is not None:
+        record["train"]["optimizer_parts"] = parts
+        accelerator.print(f"Optimizer: {parts_in_words(parts)}.")
     warn_of_changed_plugins(record, previous)
     found = check_before_training(trainer) if checkpoint is None else _checked_before(trainer, previous)
     record["train"]["preflight"] = found

@@ -116,15 +116,12 @@ def check_floor(name: str, kwargs: dict[str, Any], peak: float, scale_lr: str = 
 
 def check_schedule(config: ResolvedConfig) -> None:
     """Builds optimizer and schedules once, for errors of their own code; the real length may be unknown."""
-    import torch
-
-    from ..optimizers.entries import get_optimizer
+    from ..optimizers.entries import tried_optimizer
     from ..schedules.scheduler import build_all
 
-    weights = [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))]
     # WORLD_SIZE is the number of processes of the launcher.
     batch = config.train_batch_size * config.gradient_accumulation_steps * int(os.environ.get("WORLD_SIZE", "1"))
     schedule, peak = config.schedule_for(batch), config.peak_learning_rate(batch)
-    optimizer = get_optimizer(config.optimizer, weights, peak, **config.optimizer_kwargs)
+    optimizer = tried_optimizer(config.optimizer, config.optimizer_kwargs, [(2, 2), (2,)], peak)
     length = config.max_train_steps or max(1000, 2 * int(config.lr_warmup_steps) + 2)
     build_all(schedule, optimizer, config.lr_warmup_steps, length)

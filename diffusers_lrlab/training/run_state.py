@@ -77,7 +77,8 @@ class RunState:
     def _make_optimizer(self) -> Any:
         config, lr = self.config, self.plan.learning_rate
         if (width := self.plan.width) is None:
-            return get_optimizer(config.optimizer, self.trained, lr, **config.optimizer_kwargs)
+            named = trained_parameters(self.model).items()
+            return get_optimizer(config.optimizer, named, lr, **config.optimizer_kwargs)
         groups = width_groups(trained_parameters(self.model), width, lr)
         optimizer = get_optimizer(config.optimizer, groups, lr, **config.optimizer_kwargs)
         keep_weight_decay(optimizer, width)

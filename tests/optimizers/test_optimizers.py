@@ -1,6 +1,5 @@
 """Every registered optimizer, alone and in real runs."""
 
-import copy
 import importlib.util
 import io
 
@@ -95,38 +94,6 @@ def test_a_missing_package_is_an_error_with_the_pip_line(name, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
     with pytest.raises(LabError, match=f"pip install {OPTIMIZERS[name].facts['package']}"):
         resolve_config(TrainingConfig(optimizer=name))
-
-
-def test_muon_is_torchs_for_matrices_and_adamw_for_the_rest():
-    ours, theirs = make_model(), make_model()
-    optimizer = get_optimizer("muon", ours.parameters(), 1e-3)
-    kernels = [parameter for parameter in theirs.parameters() if parameter.ndim > 1]
-    flat = [torch.nn.Parameter(kernel.detach().flatten(1)) for kernel in kernels]
-    muon = torch.optim.Muon(flat, lr=1e-3, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
-    rest = [parameter for parameter in theirs.parameters() if parameter.ndim == 1]
-    adamw = torch.optim.AdamW(rest, lr=1e-3, weight_decay=0.01)
-    for seed in range(3):
-        do_steps(ours, optimizer, 1, seed)
-        theirs.zero_grad()
-        theirs(torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(seed))).square().mean().backward()
-        for matrix, kernel in zip(flat, kernels, strict=True):
-            matrix.grad = kernel.grad.flatten(1)
-        muon.step()
-        adamw.step()
-        for matrix, kernel in zip(flat, kernels, strict=True):
-            kernel.data.copy_(matrix.detach().view_as(kernel))
-    for first, second in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(first, second)
-
-
-def test_muon_follows_weights_that_move():
-    model = make_model()
-    optimizer = get_optimizer("muon", model.parameters(), 1e-3)
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone()  # what model.to(device) does
-    before = copy.deepcopy(model.state_dict())
-    do_steps(model, optimizer, 1)
-    assert all(not torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
 # --- in the training script ------------------------------------------------------------------------------------------

@@ -134,6 +134,8 @@ def test_muon_has_settings_for_vectors_too(folder):
     groups = torch.load(run / "checkpoint-7" / "optimizer.bin", weights_only=True)["param_groups"]
     assert [group["betas"] for group in groups if "betas" in group] == [(0.9, 0.9)]
     assert runs.read_record(run)["run"]["parent"]["changed"] == {"beta2": [0.999, 0.9]}
+    with pytest.raises(LabError, match="--with adamw is not a setting that 'muon' can change on the way"):
+        branch(trunk, 5, 3, optimizer_kwargs={"adamw": ["*"]})
 
 
 def test_workers_load_the_same_plugins(trunk, monkeypatch):

@@ -18,8 +18,9 @@ from torch.optim import Optimizer
 from ...core.errors import LabError
 from ...core.spec import format_spec, merge_spec
 from ...core.words import counted
-from ...optimizers.entries import OPTIMIZERS, check_installed, get_optimizer
+from ...optimizers.entries import OPTIMIZERS, check_installed, get_optimizer, optimizer_parts
 from ...optimizers.groups import LR_FACTOR
+from ...optimizers.layers import parts_in_words
 from ..host.hook import Hook, Host
 from ..host.run import HostRun
 from ..script.source import HostScript, NotRecognised, lines_of
@@ -113,9 +114,10 @@ class OptimizerHook:
         given = dict([*bound.arguments.items()][2:])
         given |= given.pop("kwargs", {})
         own_groups = groups = as_groups(params)
+        names = parameter_names(frame, self.script.path)
         if self.factors:
-            groups = split_groups(own_groups, given.get("lr"), self.factors, parameter_names(frame, self.script.path))
-        optimizer = self._replaced(self.name, groups, given) if self.name else cls(groups, **given)
+            groups = split_groups(own_groups, given.get("lr"), self.factors, names)
+        optimizer = self._replaced(self.name, groups, given, names) if self.name else cls(groups, **given)
         if len(optimizer.param_groups) != len(own_groups) and (line := self._line_of_group_index()):
             raise LabError(
                 f"{self.requested}: the script indexes parameter groups (line {line}), whose order would change. Remove "
@@ -133,7 +135,9 @@ class OptimizerHook:
         self.optimizer, self.num_seen = optimizer, self.num_seen + 1
         return optimizer
 
-    def _replaced(self, name: str, groups: list[dict[str, Any]], given: dict[str, Any]) -> Optimizer:
+    def _replaced(
+        self, name: str, groups: list[dict[str, Any]], given: dict[str, Any], names: dict[int, list[str]]
+    ) -> Optimizer:
         """The requested optimizer, with those of the script's settings that it has too."""
         entry, own = OPTIMIZERS[name], dict(given)
         lr = own.pop("lr", None)
@@ -156,7 +160,10 @@ class OptimizerHook:
                 f"{name} finds its learning rate by itself and multiplies it by the script's, which is {lr:g}. Give the "
                 f"script --learning_rate {expected:g}."
             )
-        return get_optimizer(name, groups, lr, **settings, **self.kwargs)
+        optimizer = get_optimizer(name, [_with_names(group, names) for group in groups], lr, **settings, **self.kwargs)
+        if (parts := optimizer_parts(optimizer)) is not None:
+            self.run.warn(f"{name}: {parts_in_words(parts)}.")
+        return optimizer
 
     def _line_of_group_index(self) -> int | None:
         """The line where the script assigns something to `optimizer.param_groups[1]`, for instance."""
@@ -199,6 +206,12 @@ class OptimizerHook:
         if self.factors:
             shown += f", with learning rate factors {', '.join(f'{f:g} for {n:,}' for f, n in sizes.items())}"
         return f"{self.requested}: {shown}."
+
+
+def _with_names(group: dict[str, Any], names: dict[int, list[str]]) -> dict[str, Any]:
+    """A group whose parameters are pairs with the first of their names, `None` if it is unknown."""
+    named = [(names.get(id(parameter), [None])[0], parameter) for parameter in group["params"]]
+    return {**group, "params": named}
 
 
 def _with_subclasses(cls: type[Optimizer]) -> set[type[Optimizer]]:

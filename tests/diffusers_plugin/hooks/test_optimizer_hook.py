@@ -83,7 +83,12 @@ def test_the_optimizer_that_was_asked_for_is_that_made_by_hand(run_hooked, spec,
     hooked = trained(variables, variables["optimizer"])
     own = {}
     exec(compile(TEXT.replace("optimizer = make_optimizer(groups)", ""), "by hand", "exec"), own)
-    by_hand = get_optimizer(by_hand, own["groups"], 1e-2)
+    models = zip(own["groups"], ("unet", "text_encoder"), strict=True)
+    groups = [
+        {**group, "params": [(f"{model}.{name}", parameter) for name, parameter in own[model].named_parameters()]}
+        for group, model in models
+    ]
+    by_hand = get_optimizer(by_hand, groups, 1e-2)
     assert type(variables["optimizer"]) is type(by_hand)
     assert all(map(torch.equal, hooked, trained(own, by_hand)))
     assert said in warnings[0]
@@ -95,6 +100,15 @@ def test_weight_decay_that_is_asked_for_goes_for_all_groups(run_hooked):
     variables, _, (said,) = run_hooked("lion:weight_decay=0.5")
     assert [group["weight_decay"] for group in variables["optimizer"].param_groups] == [0.5, 0.5]
     assert "weight_decay 0.02, weight_decay of a group 0.1." in said
+
+
+def test_muon_knows_the_scripts_names(run_hooked):
+    variables, _, (_, said) = run_hooked("muon")
+    assert said == (
+        "muon: Muon for 1 weight of hidden layers (12 numbers); AdamW for first and last layers (text_encoder), biases and "
+        "norms (2 parameters)."
+    )
+    assert variables["optimizer"].parts["muon"]["names"] == ["unet.0.weight"]
 
 
 def test_groups_by_patterns(run_hooked):
