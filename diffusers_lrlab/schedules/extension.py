@@ -89,8 +89,9 @@ def _no_checkpoint(
     keep = "--keep_every N keeps" if flag == "--max_train_steps" else "keep more"
     return LabError(
         f"{flag} {longer.num_updates}: {curve.text!r} over this length has the rates of the run only up to "
-        f"update {agree[0]} ({agree[1]} within {tolerance:g} of the peak), and its oldest checkpoint is from update {oldest}. "
-        f"At update {newest} the rate of the run is {has:.2g} of the peak, that of the longer schedule {would:.2g}. Hint: "
+        f"update {agree[0]} ({agree[1]} within {tolerance:g} of the peak), and its oldest checkpoint is from update "
+        f"{oldest}. At update {newest} the rate of the run is {has:.2g} of the peak, that of the longer schedule "
+        f"{would:.2g}. Hint: "
         f"--rewarm raises it to the longer schedule{then}; next time, {keep} checkpoints to go on from."
     )
 
