@@ -124,6 +124,40 @@ HOOKS: dict[str, HookEntry] = {
             ),
         ),
     ),
+    "extend": HookEntry(
+        module="extend",
+        must_act=True,
+        options=(
+            HookOption(
+                name="extend",
+                value_type=int,
+                metavar="N",
+                help="Go on from a checkpoint of the run of this command to N updates, in a folder beside its own.",
+            ),
+        ),
+        settings=(
+            HookOption(
+                name="rewarm",
+                value_type=float,
+                metavar="W",
+                range=Range("(0, inf)"),
+                help="Raise the rate in W updates, or a fraction of the added ones, to that of the same schedule over N "
+                "updates.",
+            ),
+            HookOption(
+                name="then",
+                metavar="SPEC",
+                help="Another schedule that takes over at the last checkpoint, scaled to the rate there.",
+            ),
+            HookOption(
+                name="tolerance",
+                value_type=float,
+                metavar="X",
+                range=Range("[0, 1]"),
+                help="Share of the peak by which rates before the checkpoint may differ from those over N updates (0.01).",
+            ),
+        ),
+    ),
     "timesteps": HookEntry(
         module="timesteps",
         options=(

@@ -67,6 +67,11 @@ class Child:
             **({"parent": grandparent} if (grandparent := parent.record["run"].get("parent")) else {}),
         }
 
+    @property
+    def rollbacks(self) -> list[dict[str, Any]]:
+        """Those of the parent before `at`, whose factor stays on the rates."""
+        return list(read_state(self.parent.checkpoints[self.at])["rollbacks"])
+
     def is_prepared(self) -> bool:
         """Whether the folder holds this run; raises a `LabError` if it holds anything else."""
         folder = RunFolder(self.output_dir)

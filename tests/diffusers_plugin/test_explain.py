@@ -37,7 +37,7 @@ def test_two_losses_of_one_timestep_are_not_promised(tmp_path, draw):
 def test_scripts_of_both_forms_are_recognised(name):
     text = explain(HostScript(str(SCRIPTS / f"{name}_script.py")))
     not_here = [line.split()[0] for line in text.splitlines() if "not here" in line]
-    assert not_here == ["--ema", "--exact_resume"]  # they save no weights, and write no checkpoints
+    assert not_here == ["--extend", "--ema", "--exact_resume"]  # they save no weights, and write no checkpoints
     assert all(f"  {option} " in text for option in recognisers())
 
 

@@ -89,7 +89,11 @@ def test_the_factor_of_a_rollback_is_announced(trunk, folder, capsys):
     (file.parent / MANIFEST).unlink()
     write_manifest(file.parent)
     extend(run, 30, dry_run=True)
-    assert "0.5 times these rates, since the run went back to update 5" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "0.00015 first (update 20), 0.00015 highest (update 20), 0.00015 last (update 29); 0.00015 before" in shown
+    assert "these rates are 0.5 times the schedule's, since the run went back to update 5" in shown
+    assert "from the start, but for what its rollback changed" in shown
+    assert "to the bit" not in shown
 
 
 def test_no_error_names_a_way_that_is_refused_too(folder):

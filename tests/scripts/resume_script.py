@@ -23,6 +23,9 @@ parser.add_argument("--dataloader_num_workers", type=int, default=0)
 parser.add_argument("--max_train_steps", type=int, default=14)
 parser.add_argument("--checkpointing_steps", type=int, default=1)
 parser.add_argument("--resume_from_checkpoint", default=None)
+parser.add_argument("--learning_rate", type=float, default=1e-2)
+parser.add_argument("--lr_scheduler", default="constant")
+parser.add_argument("--lr_warmup_steps", type=int, default=0)
 parser.add_argument("--rows", type=int, default=22)
 parser.add_argument("--kill_at", type=int, default=None, help="Micro-batches of this start.")
 parser.add_argument("--kill_while_saving", action="store_true")
@@ -80,9 +83,16 @@ def main(args):
     np.random.seed(args.seed)
     torch.manual_seed(args.seed)
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.3), torch.nn.Linear(2, 2))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
+    rates = []  # of the steps, read while they end
+    optimizer.register_step_post_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
     train_dataloader = torch.utils.data.DataLoader(Stream() if args.stream else Images(args), **how_to_load(args))
-    lr_scheduler = get_scheduler("constant", optimizer)
+    lr_scheduler = get_scheduler(
+        args.lr_scheduler,
+        optimizer,
+        num_warmup_steps=args.lr_warmup_steps * accelerator.num_processes,
+        num_training_steps=args.max_train_steps * accelerator.num_processes,
+    )
     noise_scheduler = DDPMScheduler(num_train_timesteps=1000)
     prepared = accelerator.prepare(model, optimizer, train_dataloader, lr_scheduler)
     model, optimizer, train_dataloader, lr_scheduler = prepared
@@ -115,6 +125,9 @@ def main(args):
                 if args.skipped_updates and global_step < 2:
                     model[0].weight.grad.fill_(math.inf)
                 optimizer.step()
+                if accelerator.sync_gradients and accelerator.is_main_process and rates:
+                    with open(os.path.join(args.output_dir, "rates.jsonl"), "a") as file:
+                        file.write(json.dumps([global_step, rates.pop()]) + "\n")
                 lr_scheduler.step()
                 optimizer.zero_grad()
             micro_batches += 1

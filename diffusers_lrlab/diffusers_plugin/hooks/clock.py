@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, cast
 
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from ...core.errors import LabError
 from ...core.progress import Progress
@@ -38,7 +38,7 @@ def make(host: Host) -> Hook:
     options, is_training = host.options, host.range_test is None
     num_updates = options.num_updates if is_training else None
     clock = HostClock(host.run, options.fix_lr_clock, options.strict_lr_audit, num_updates, compares=is_training)
-    clock.is_replaced = options.lr_scheduler is not None
+    clock.is_replaced = options.lr_scheduler is not None or options.extend is not None
     clock.is_of_trainer = trainer_of(host.script) is not None
     return clock
 
@@ -62,7 +62,7 @@ class HostClock:
         self.watched: list[WatchedSchedule] = []  # schedules of the clock
         self.followers: list[WatchedFeedback] = []  # schedules that follow a loss
         self.has_loss = False  # whether another hook gives the followers a loss
-        self.is_replaced = False  # whether --lr_scheduler of the launcher replaces the script's schedules
+        self.is_replaced = False  # whether --lr_scheduler or --extend of the launcher replaces the script's schedules
         self.begin_early: Callable[[], None] | None = None  # of its hook, for others that ask for the update
         self.is_of_trainer = False  # whose updates are counted by the optimizer's steps
         self.real_updates = RealUpdates()
@@ -135,7 +135,9 @@ class HostClock:
             return wrapper
 
         def load_or_continue(wrapper: AcceleratedScheduler, state: dict[str, Any]) -> None:
-            if note := (self._find(wrapper.scheduler) or wrapper.scheduler).load_state_dict(state):
+            if self.is_replaced and _is_of_another(wrapper.scheduler, state):
+                wrapper.scheduler.last_epoch = int(state.get("last_epoch", 0))  # its rates are replaced
+            elif note := (self._find(wrapper.scheduler) or wrapper.scheduler).load_state_dict(state):
                 self.run.warn(note)
 
         def step_without_loss(step: Any, wrapper: Any, *args: Any, **kwargs: Any) -> None:
@@ -318,3 +320,8 @@ class HostClock:
         nothing = "LR audit: no optimizer step followed a schedule from diffusers.optimization.get_scheduler."
         nothing = "" if self.is_replaced else nothing
         return "\n".join([each.report() for each in self._audited()] or [nothing])
+
+
+def _is_of_another(scheduler: LRScheduler, state: dict[str, Any]) -> bool:
+    """Whether a saved state is that of another class, or may be of a curve of another length."""
+    return isinstance(scheduler, CurveLR) or isinstance(scheduler, LambdaLR) != ("lr_lambdas" in state)
