@@ -86,13 +86,13 @@ def _no_checkpoint(
     oldest, newest = min(checkpoints), max(checkpoints)
     has, would = curve.lrs[newest - 1] / curve.lr, longer.lrs[newest] / curve.lr
     then = ", --then SPEC goes on with another one" if has >= _LEAST_LEVEL else ""
-    keep = "--keep_every N keeps" if flag == "--max_train_steps" else "keep more"
+    keep = "--keep_every N keeps some" if flag == "--max_train_steps" else "keep more"
     return LabError(
         f"{flag} {longer.num_updates}: {curve.text!r} over this length has the rates of the run only up to "
         f"update {agree[0]} ({agree[1]} within {tolerance:g} of the peak), and its oldest checkpoint is from update "
         f"{oldest}. At update {newest} the rate of the run is {has:.2g} of the peak, that of the longer schedule "
         f"{would:.2g}. Hint: "
-        f"--rewarm raises it to the longer schedule{then}; next time, {keep} checkpoints to go on from."
+        f"--rewarm raises it to the longer schedule{then}; next time, {keep} to go on from."
     )
 
 

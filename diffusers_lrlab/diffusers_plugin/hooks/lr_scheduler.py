@@ -231,7 +231,7 @@ class LrSchedulerHook:
         self._depth -= 1
         self._driven, self._watched = driven, self.clock.follow(curve, num_updates)
         if num_updates is None:
-            length = f"no end, with {f'a warm-up of {warmup:,} updates' if warmup else 'no warm-up'}"
+            length = f"no end, with a warm-up of {counted(warmup, 'update', ',')}" if warmup else "no end, with no warm-up"
         else:
             length = f"{counted(num_updates, 'update', ',')} ({source}), {warmup} of them warm-up"
         self._announce(driven, length)
