@@ -58,7 +58,7 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def preview(options: argparse.Namespace) -> None:
-    out = _plot_path(options.out)
+    out = plot_path(options.out)
     if options.all:
         _gallery(options, out)
     elif options.timestep_sampler or options.loss_weighting:
@@ -176,7 +176,7 @@ def _json(options: argparse.Namespace, name: str) -> dict[str, Any] | None:
     return None if text is None else parse_json_kwargs(text, f"--{name}")
 
 
-def _plot_path(text: str | None) -> Path | None:
+def plot_path(text: str | None) -> Path | None:
     if text is None:
         return None
     path = Path(text)
