@@ -12,7 +12,22 @@ from typing import NamedTuple
 from .. import __version__
 from ..core.errors import LabError, did_you_mean, exit_status, shortened
 from ..core.plugins import load_plugins
-from . import audit, averages, check, completion, continuing, data, floor, hub, lists, predict, preview, study, tools, training
+from . import (
+    audit,
+    averages,
+    check,
+    completion,
+    continuing,
+    data,
+    floor,
+    hub,
+    lists,
+    predict,
+    preview,
+    study,
+    tools,
+    training,
+)
 from .output import LabParser, add_import
 
 

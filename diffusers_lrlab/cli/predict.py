@@ -17,11 +17,18 @@ def predict_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     runs = "Folders of runs, or of a study: of three schedules or more, since laws are checked by leaving one out."
     add("--from", dest="folders", type=Path, nargs="+", required=True, metavar="RUN_OR_STUDY", help=runs)
-    add("--lr_scheduler", action="append", metavar="NAME", help="Schedule to predict, or spec string; repeat it for several.")
+    add(
+        "--lr_scheduler", action="append", metavar="NAME", help="Schedule to predict, or spec string; repeat it for several."
+    )
     length = "Length to predict, in updates (default: that of the longest run)."
     add("--max_train_steps", type=int, metavar="N", help=length)
     add("--learning_rate", type=number, metavar="LR", help="Peak to predict (default: that of the first run).")
-    add("--lr_warmup_steps", type=number, metavar="W", help="Warm-up to predict, or its share of a run (default: as in the runs).")
+    add(
+        "--lr_warmup_steps",
+        type=number,
+        metavar="W",
+        help="Warm-up to predict, or its share of a run (default: as in the runs).",
+    )
     add("--best", action="store_true", help="Search cool-downs and joined schedules for the lowest predicted loss.")
     add("--metric", default="validation_loss", metavar="NAME", help="Or validation_loss_ema (default: %(default)s).")
     floor = "Loss that no model goes below, or 0 for none (default: computed from the data, as by lrlab floor)."
@@ -65,10 +72,8 @@ def predict(options: argparse.Namespace) -> int:
         return 0
     say(f"{forecast.describe_runs()}\n\n{forecast.describe(predicted)}")
     if options.best:
-        best, count = predicted[0].candidate, len(found)
-        say(f"\nThe lowest of {count} predictions is more likely too low than too high. To run it, add to the options of the runs:")
-        flags = {"lr_scheduler": best.label, "max_train_steps": len(best.lrs), "learning_rate": f"{best.lrs.max():g}"}
-        say("  " + shlex.join(f"--{name}={value}" for name, value in flags.items()))
+        say(f"\nThe lowest of {len(found)} predictions is more likely too low than too high. To run it, add to the options:")
+        say("  " + shlex.join(forecast.flags_of(predicted[0].candidate)))
     if out is not None:
         say(f"Wrote {out}.")
     return 0

@@ -53,7 +53,7 @@ class Check:
     @property
     def is_passed(self) -> bool:
         """Whether choosing a law has a smaller error than each naive forecast."""
-        return self.error < self.naive[self.best_naive].mean()
+        return self.error < float(self.naive[self.best_naive].mean())
 
     def describe(self) -> str:
         """The errors as a table, and the outcome."""
@@ -64,10 +64,10 @@ class Check:
         if self.is_passed:
             outcome = f"A chosen law beats both baselines, so {self.best.name!r} is used."
         else:
+            naive = f"{self.best_naive!r} has {self.naive[self.best_naive].mean():.3%}"
             outcome = (
                 f"No forecast: a chosen law has an error of {self.error:.3%} on losses that it has not seen, and the baseline "
-                f"{self.best_naive!r} one of {self.naive[self.best_naive].mean():.3%}. Hint: give runs of more schedules, or "
-                "longer ones that are validated more often."
+                f"{naive}. Hint: give runs of more schedules, or longer ones that are validated more often."
             )
         return "\n".join([f"Error of {self.held_out}:", aligned(rows), *self.notes, outcome])
 
@@ -145,7 +145,9 @@ def models_for(curves: Sequence[LossCurve], floor: Floor, law: str | None) -> tu
             models += [Model(each, True, True) for each in by_part]
     elif floor is not None:
         lowest = min(curve.losses.min() for curve in curves)
-        notes.append(f"The floor, {np.mean(floor):.6g}, is not below all losses ({lowest:.6g}), so no law is fitted above it.")
+        notes.append(
+            f"The floor, {np.mean(floor):.6g}, is not below all losses ({lowest:.6g}), so no law is fitted above it."
+        )
     return models, notes
 
 
@@ -158,7 +160,11 @@ def _trials(curves: Sequence[LossCurve]) -> Iterator[tuple[list[LossCurve], Loss
     if len(curves) >= _WHOLE:
         for held_out in curves:
             rest = [curve for curve in curves if curve is not held_out]
-            yield rest, held_out.where(held_out.updates > (1 - LAST) * held_out.num_updates), nearest(held_out, rest).losses[-1]
+            yield (
+                rest,
+                held_out.where(held_out.updates > (1 - LAST) * held_out.num_updates),
+                nearest(held_out, rest).losses[-1],
+            )
         return
     for start, end in zip(_CUTS[:-1], _CUTS[1:], strict=True):
         begun = [curve.where(curve.updates <= start * curve.num_updates) for curve in curves]

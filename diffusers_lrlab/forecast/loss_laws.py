@@ -65,7 +65,7 @@ class RateSums:
 
     @cached_property
     def bounds(self) -> np.ndarray:
-        """The terms of [`bound_terms`] that \\(D^2\\) and \\(G^2\\) multiply, `(points, 2)`."""
+        r"""The terms of [`bound_terms`] that \(D^2\) and \(G^2\) multiply, `(points, 2)`."""
         block = math.ceil(len(self.rates) / _MOST_STEPS)
         edges = np.arange(0, len(self.rates), block)
         means = np.add.reduceat(self.rates, edges) / np.diff([*edges, len(self.rates)])

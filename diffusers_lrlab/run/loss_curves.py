@@ -82,7 +82,9 @@ def read_runs(
         elif (folder / "spec.yaml").is_file():
             records = _read_study(folder, arms, dataset)
         else:
-            raise must_be("--from", str(folder), "the folder of a run or of a study", "such as the --output_dir of lrlab train")
+            raise must_be(
+                "--from", str(folder), "the folder of a run or of a study", "such as the --output_dir of lrlab train"
+            )
         for record in records:
             try:
                 found.append(_measured(*record, metric))
@@ -90,8 +92,8 @@ def read_runs(
                 left_out.append(str(error))
     if not found:
         raise LabError(
-            f"{'; '.join(dict.fromkeys(left_out))}. No run is left for --from. Hint: train with held-out data and a schedule of the "
-            "clock, such as cosine."
+            f"{'; '.join(dict.fromkeys(left_out))}. No run is left for --from. Hint: train with held-out data and a schedule of "
+            "the clock, such as cosine."
         )
     for reason in dict.fromkeys(left_out):
         warn(f"{reason}; it is left out.")
@@ -141,7 +143,9 @@ def _read_study(folder: Path, arms: Sequence[str], dataset: str | None) -> list[
         raise LabError(f"{str(folder)!r} has runs on {', '.join(datasets)}, which have laws of their own. Give --dataset.")
     for flag, asked, among in (("--dataset", [dataset] if dataset else [], datasets), ("--arm", arms, known)):
         if unknown := [one for one in asked if one not in among]:
-            raise must_be(flag, unknown[0], f"one of {', '.join(among)}", f"see its report.{did_you_mean(unknown[0], among)}")
+            raise must_be(
+                flag, unknown[0], f"one of {', '.join(among)}", f"see its report.{did_you_mean(unknown[0], among)}"
+            )
     chosen = [one for one in results if one.dataset in (dataset, datasets[0]) and (not arms or one.arm in arms)]
     return [(one.id, one.dataset, one.config, one.record["train"], one.curves["quality"], None) for one in chosen]
 

@@ -57,7 +57,9 @@ class LossForecast:
         """
         schedule = resolve_schedule(spec)
         if why := schedule.more_than_a_curve:
-            raise must_be("--lr_scheduler", spec, "a function of the clock to be predicted", "such as cosine", got=f"one that {why}")
+            raise must_be(
+                "--lr_scheduler", spec, "a function of the clock to be predicted", "such as cosine", got=f"one that {why}"
+            )
         num_updates = self.longest if num_updates is None else num_updates
         COUNT.check("--max_train_steps", num_updates, "it is the length of the run to predict")
         rate = self.runs[0].rates.lr if learning_rate is None else learning_rate
@@ -85,6 +87,14 @@ class LossForecast:
         found = [self.forecaster.predict(self.candidate(spec, *given)) for spec in (*specs, *_USUAL)]
         return sorted(found, key=lambda one: one.final)
 
+    def flags_of(self, candidate: Candidate) -> list[str]:
+        """The options of `lrlab train` that give a run this schedule."""
+        first = self.runs[0]
+        rate = candidate.lrs.max() * first.options["learning_rate"] / first.rates.lr  # without --scale_lr
+        flags = {"lr_scheduler": candidate.label, "max_train_steps": len(candidate.lrs), "learning_rate": f"{rate:g}"}
+        flags |= {"lr_warmup_steps": candidate.warmup_updates}
+        return [f"--{name}={value}" for name, value in flags.items()]
+
     def describe_runs(self) -> str:
         """The runs and the check of the laws."""
         schedules = self.forecaster.curves
@@ -100,7 +110,9 @@ class LossForecast:
             lrs = one.candidate.lrs
             interval = "-" if one.interval is None else "{:.5g} to {:.5g}".format(*one.interval)
             rows.append([one.candidate.label, f"{len(lrs)}", f"{lrs.max():g}", f"{one.final:.5g}", interval])
-        notes = [f"{one.candidate.label} extrapolates: {'; '.join(one.extrapolates)}." for one in predicted if one.extrapolates]
+        notes = [
+            f"{one.candidate.label} extrapolates: {'; '.join(one.extrapolates)}." for one in predicted if one.extrapolates
+        ]
         if not any(one.interval for one in predicted):
             notes.append("There is no interval, since the runs share no two seeds.")
         error = f"The interval is that of the fit; the law itself is off by {self.forecaster.check.error:.3%} in its check."

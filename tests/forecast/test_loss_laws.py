@@ -227,7 +227,8 @@ def test_a_floor_that_is_not_below_the_losses_is_left_out_and_said():
     curves = [made_up("bound", spec) for spec in SCHEDULES]
     models, notes = models_for(curves, 10.0, None)
     assert not any(model.with_floor for model in models)
-    assert notes == [f"The floor, 10, is not below all losses ({min(c.losses.min() for c in curves):.6g}), so no law is fitted above it."]  # fmt: skip
+    lowest = min(curve.losses.min() for curve in curves)
+    assert notes == [f"The floor, 10, is not below all losses ({lowest:.6g}), so no law is fitted above it."]
 
 
 # --- the forecast -----------------------------------------------------------------------------------------------------
@@ -258,5 +259,5 @@ def test_intervals_are_over_seeds():
 def test_extrapolation_is_named(spec, length, peak, expected):
     curves = [made_up("bound", one) for one in SCHEDULES]
     assert extrapolations(Candidate(spec, rates_of(spec, length, peak), WARMUP), curves) == expected
-    only_constant = extrapolations(Candidate("linear", rates_of("linear"), WARMUP), curves[:1])
+    only_constant = extrapolations(Candidate("cosine", rates_of("cosine"), WARMUP), curves[:1])
     assert only_constant == ["falls to 0% of the peak, the runs to 100%"]
