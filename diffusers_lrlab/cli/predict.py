@@ -4,7 +4,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from ..core.errors import LabError
+from ..core.errors import must_be
 from ..core.extras import require_extra
 from .output import say, say_json
 from .preview import number, plot_path
@@ -18,7 +18,10 @@ def predict_arguments(parser: argparse.ArgumentParser) -> None:
     runs = "Folders of runs, or of a study: of three schedules or more, since laws are checked by leaving one out."
     add("--from", dest="folders", type=Path, nargs="+", required=True, metavar="RUN_OR_STUDY", help=runs)
     add(
-        "--lr_scheduler", action="append", metavar="NAME", help="Schedule to predict, or spec string; repeat it for several."
+        "--lr_scheduler",
+        action="append",
+        metavar="NAME",
+        help="Schedule to predict, repeatable (default: those of the runs).",
     )
     length = "Length to predict, in updates (default: that of the longest run)."
     add("--max_train_steps", type=int, metavar="N", help=length)
@@ -42,15 +45,17 @@ def predict_arguments(parser: argparse.ArgumentParser) -> None:
 
 def predict(options: argparse.Namespace) -> int:
     out = plot_path(options.out)
-    if bool(options.lr_scheduler) == options.best:
-        raise LabError("lrlab predict needs either --lr_scheduler NAME, which may be repeated, or --best.")
+    if options.lr_scheduler and options.best:
+        raise must_be("--best", True, "left out beside --lr_scheduler", "it searches schedules of its own", got="both")
     require_extra("train", "`lrlab predict`")
-    from ..run.predict import forecast_loss
+    from ..run.predict import forecast_loss, predictable
 
+    for spec in options.lr_scheduler or ():
+        predictable(spec)
     of_study = options.arm, options.dataset
     forecast = forecast_loss(options.folders, options.metric, options.floor, options.law, *of_study)
     given = options.max_train_steps, options.learning_rate, options.lr_warmup_steps
-    candidates = [forecast.candidate(spec, *given) for spec in options.lr_scheduler or ()]
+    candidates = [forecast.candidate(spec, *given) for spec in options.lr_scheduler or forecast.specs]
     if not forecast.forecaster.check.is_passed:
         # Nothing that looks like a forecast: no number, no plot.
         if options.json:
@@ -72,7 +77,11 @@ def predict(options: argparse.Namespace) -> int:
         return 0
     say(f"{forecast.describe_runs()}\n\n{forecast.describe(predicted)}")
     if options.best:
-        say(f"\nThe lowest of {len(found)} predictions is more likely too low than too high. To run it, add to the options:")
+        equal = forecast.equally_good(found)
+        say(
+            f"\nOf {len(found)} schedules, {equal} are predicted within the error of the law above the lowest, so it cannot "
+            "tell which of them is best. To run the first one, add to the options:"
+        )
         say("  " + shlex.join(forecast.flags_of(predicted[0].candidate)))
     if out is not None:
         say(f"Wrote {out}.")

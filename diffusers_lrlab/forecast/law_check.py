@@ -64,10 +64,10 @@ class Check:
         if self.is_passed:
             outcome = f"A chosen law beats both baselines, so {self.best.name!r} is used."
         else:
-            naive = f"{self.best_naive!r} has {self.naive[self.best_naive].mean():.3%}"
             outcome = (
-                f"No forecast: a chosen law has an error of {self.error:.3%} on losses that it has not seen, and the baseline "
-                f"{naive}. Hint: give runs of more schedules, or longer ones that are validated more often."
+                f"No forecast: a chosen law has an error of {self.error:.3%} on losses that it has not seen, and the "
+                f"baseline {self.best_naive!r} has {self.naive[self.best_naive].mean():.3%}. Hint: give runs of more "
+                "schedules, or longer ones that are validated more often."
             )
         return "\n".join([f"Error of {self.held_out}:", aligned(rows), *self.notes, outcome])
 
@@ -84,14 +84,16 @@ class Check:
         }
 
 
-def check_enough(curve: LossCurve) -> None:
-    """Raises a `LabError` for a curve with few points."""
-    if len(curve.losses) < LEAST_POINTS:
-        raise LabError(
-            f"{curve.label}: must have {LEAST_POINTS} validation losses or more after its warm-up, got "
-            f"{len(curve.losses)}; a law has up to seven parameters. Hint: train with a smaller --validation_steps, or a "
-            "study with more evaluation_points."
-        )
+def check_input(curves: Sequence[LossCurve], law: str | None) -> None:
+    """Raises a `LabError` for a curve with few points, or a law that is unknown or needs more schedules."""
+    for curve in curves:
+        if len(curve.losses) < LEAST_POINTS:
+            raise LabError(
+                f"{curve.label}: must have {LEAST_POINTS} validation losses or more after its warm-up, got "
+                f"{len(curve.losses)}; a law has up to seven parameters. Hint: train with a smaller --validation_steps, or "
+                "a study with more evaluation_points."
+            )
+    models_for(curves, None, law)
 
 
 def check_laws(curves: Sequence[LossCurve], floor: Floor, law: str | None = None) -> Check:
@@ -101,8 +103,7 @@ def check_laws(curves: Sequence[LossCurve], floor: Floor, law: str | None = None
     With three schedules or more, each is left out in turn, and the last fifth of its losses is predicted from the others.
     With fewer, losses from 60 to 80 % and from 80 to 100 % of each run are predicted from what came before.
     """
-    for curve in curves:
-        check_enough(curve)
+    check_input(curves, law)
     models, notes = models_for(curves, floor, law)
     trials = list(_trials(curves))
     errors: dict[Model, list[float]] = {model: [] for model in models}

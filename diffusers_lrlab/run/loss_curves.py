@@ -92,8 +92,8 @@ def read_runs(
                 left_out.append(str(error))
     if not found:
         raise LabError(
-            f"{'; '.join(dict.fromkeys(left_out))}. No run is left for --from. Hint: train with held-out data and a schedule of "
-            "the clock, such as cosine."
+            f"{'; '.join(dict.fromkeys(left_out))}. No run is left for --from. Hint: train with held-out data and a "
+            "schedule of the clock, such as cosine."
         )
     for reason in dict.fromkeys(left_out):
         warn(f"{reason}; it is left out.")

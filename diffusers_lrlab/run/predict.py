@@ -18,9 +18,11 @@ from ..core.progress import resolve_warmup_updates
 from ..core.ranges import COUNT, POSITIVE, Range
 from ..core.spec import format_spec
 from ..core.words import counted
-from ..forecast.loss_forecast import Candidate, Forecaster, Predicted, make_forecaster
+from ..forecast.law_check import check_input
+from ..forecast.loss_forecast import Candidate, Forecaster, Predicted, make_forecaster, mean_curve
 from ..schedules.registries import COOLDOWNS
 from ..schedules.resolve import resolve_schedule
+from ..schedules.schedule import Schedule
 from ..training.config import TrainingConfig
 from .floor import Floor, loss_floor
 from .loss_curves import METRICS, MeasuredRun, by_schedule, merged_parts, read_runs
@@ -44,6 +46,11 @@ class LossForecast:
         """Updates of the longest run."""
         return max(run.rates.num_updates for run in self.runs)
 
+    @property
+    def specs(self) -> list[str]:
+        """The schedules of the runs."""
+        return [*dict.fromkeys(run.rates.text for run in self.runs)]
+
     def candidate(
         self,
         spec: str,
@@ -55,11 +62,7 @@ class LossForecast:
         A schedule by name or spec string, over so many updates (default: those of the longest run), from a peak learning
         rate (that of the first run) with a warm-up in updates or as a fraction (as in the runs).
         """
-        schedule = resolve_schedule(spec)
-        if why := schedule.more_than_a_curve:
-            raise must_be(
-                "--lr_scheduler", spec, "a function of the clock to be predicted", "such as cosine", got=f"one that {why}"
-            )
+        schedule = predictable(spec)
         num_updates = self.longest if num_updates is None else num_updates
         COUNT.check("--max_train_steps", num_updates, "it is the length of the run to predict")
         rate = self.runs[0].rates.lr if learning_rate is None else learning_rate
@@ -87,6 +90,10 @@ class LossForecast:
         found = [self.forecaster.predict(self.candidate(spec, *given)) for spec in (*specs, *_USUAL)]
         return sorted(found, key=lambda one: one.final)
 
+    def equally_good(self, found: Sequence[Predicted]) -> int:
+        """The number of predictions, lowest first, that the error of the law leaves as good as the first one."""
+        return sum(one.final <= found[0].final * (1 + self.forecaster.check.error) for one in found)
+
     def flags_of(self, candidate: Candidate) -> list[str]:
         """The options of `lrlab train` that give a run this schedule."""
         first = self.runs[0]
@@ -111,7 +118,9 @@ class LossForecast:
             interval = "-" if one.interval is None else "{:.5g} to {:.5g}".format(*one.interval)
             rows.append([one.candidate.label, f"{len(lrs)}", f"{lrs.max():g}", f"{one.final:.5g}", interval])
         notes = [
-            f"{one.candidate.label} extrapolates: {'; '.join(one.extrapolates)}." for one in predicted if one.extrapolates
+            f"{one.candidate.label} extrapolates, which the check does not cover: {'; '.join(one.extrapolates)}."
+            for one in predicted
+            if one.extrapolates
         ]
         if not any(one.interval for one in predicted):
             notes.append("There is no interval, since the runs share no two seeds.")
@@ -147,6 +156,15 @@ class LossForecast:
         lower.set(xlabel="update", yscale="log", title="dots: measured; lines: predicted")
         figure.legend(*upper.get_legend_handles_labels(), loc="outside upper left", frameon=False, fontsize=8)
         save_figure(figure, path)
+
+
+def predictable(spec: str) -> Schedule:
+    """A schedule by name or spec string; raises a `LabError` for one that no law describes."""
+    schedule = resolve_schedule(spec)
+    if why := schedule.more_than_a_curve:
+        wanted = "a function of the clock to be predicted"
+        raise must_be("--lr_scheduler", spec, wanted, "take one such as cosine", got=f"one that {why}")
+    return schedule
 
 
 def as_data(predicted: Predicted) -> dict[str, Any]:
@@ -193,6 +211,7 @@ def forecast_loss(
     Range("[0, inf)").check("--floor", floor, "it is the lowest possible loss")
     runs = read_runs(folders, metric, arms, dataset)
     schedules = by_schedule(runs)
+    check_input([mean_curve([*of_seeds.values()]) for of_seeds in schedules], law)  # before the floor, which takes a while
     lowest = _computed_floor(runs[0]) if floor is None else floor or None
     return LossForecast(runs, metric, make_forecaster(schedules, lowest, law))
 

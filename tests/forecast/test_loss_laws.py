@@ -7,7 +7,7 @@ import pytest
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.forecast.law_check import LAST_VALUE, Check, check_enough, check_laws, models_for
+from diffusers_lrlab.forecast.law_check import LAST_VALUE, Check, check_input, check_laws, models_for
 from diffusers_lrlab.forecast.law_fits import LossCurve, Model, fit_law
 from diffusers_lrlab.forecast.loss_forecast import Candidate, extrapolations, make_forecaster
 from diffusers_lrlab.forecast.loss_laws import LAWS, POWER_OF_UPDATES, RateSums, annealing_gains, bound_terms, decay_gains
@@ -220,7 +220,7 @@ def test_wrong_input(curves, law, message):
 
 
 def test_enough_points_are_enough():
-    check_enough(made_up("bound", "cosine").where(np.arange(38) < 10))
+    check_input([made_up("bound", "cosine").where(np.arange(38) < 10)], None)
 
 
 def test_a_floor_that_is_not_below_the_losses_is_left_out_and_said():

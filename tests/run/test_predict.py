@@ -85,6 +85,8 @@ def test_other_schedules_lengths_and_peaks_are_predicted(folders, capsys, tmp_pa
         np.testing.assert_allclose(one["losses"], expected, rtol=1e-3)
         assert one["extrapolates"][0] == "2 times as long as the longest run"
     assert out.stat().st_size > 10_000
+    own = json.loads(predict(capsys, "--from", *folders, *USUAL, "--json").out)["predicted"]
+    assert [one["schedule"] for one in own] == list(SCHEDULES)
     text = predict(capsys, "--from", *folders, "--lr_scheduler=rex", *USUAL).out
     assert "Error of the last fifth of each schedule, predicted from the others:" in text
     assert f"{loss_of('rex', np.array([LENGTH]))[0]:.3g}" in text
@@ -98,7 +100,8 @@ def test_the_best_schedule_is_one_to_run(folders, capsys):
     assert {one["schedule"] for one in found} >= {"cosine", "constant_with_warmup"}
     assert finals[0] <= finals[-1]
     text = predict(capsys, "--from", *folders, "--best", *USUAL).out
-    assert f"--lr_scheduler={found[0]['schedule']}" in text.replace("'", "")
+    assert f"--lr_scheduler={found[0]['schedule']} --max_train_steps=200" in text.replace("'", "")
+    assert "Of 85 schedules, " in text
     assert lr_curve(found[0]["schedule"], PEAK, WARMUP, LENGTH)[-1] < PEAK
 
 
@@ -153,7 +156,7 @@ def test_the_floor_of_the_data_is_used(folders, monkeypatch):
         ({}, None, ["--metric=kl"], "--metric 'kl': must be validation_loss or validation_loss_ema"),
         ({}, None, ["--floor=-1"], "--floor -1: must be a number in"),
         ({}, None, ["--lr_scheduler=greedy"], "--lr_scheduler 'greedy': must be a function of the clock to be predicted"),
-        ({}, None, ["--best"], "needs either --lr_scheduler NAME, which may be repeated, or --best"),
+        ({}, None, ["--best"], "--best True: must be left out beside --lr_scheduler, got both"),
         ({}, None, ["--max_train_steps=0"], "--max_train_steps 0: must be a whole number"),
         ({}, None, ["--out=losses.txt"], "--out 'losses.txt' must end in .png"),
     ],
