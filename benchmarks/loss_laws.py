@@ -40,11 +40,11 @@ def targets(updates):
     }
 
 
-def study(dataset, updates, seeds):
+def study(dataset, updates, seeds, arms, **base):
     return {
         "title": "Laws of the loss",
-        "base": {"learning_rate": 1e-3, "max_train_steps": updates},
-        "arms": FITTED | targets(updates),
+        "base": {"learning_rate": 1e-3, "max_train_steps": updates, **base},
+        "arms": FITTED | arms,
         "datasets": [dataset],
         "seeds": seeds,
         "metrics": [*METRICS],
@@ -64,18 +64,21 @@ def main():
     parser.add_argument("--updates", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--metric", choices=METRICS, default=METRICS[0])
-    options = parse(parser, updates=60, seeds=1)
-    run_study(study(options.dataset, options.updates, options.seeds), options.out)
+    parser.add_argument("--floor", type=float, help="the lowest possible loss (default: computed from the data)")
+    options = parse(parser, updates=40, seeds=1, floor=0.01)
+    predicted, small = targets(options.updates), {}
+    if options.tiny:
+        predicted = {"rex": predicted["rex"]}
+        small = {"num_validation_images": 200, "distance_samples": 100, "ddpm_num_steps": 10}
+    run_study(study(options.dataset, options.updates, options.seeds, predicted, **small), options.out)
 
-    forecast = forecast_loss([options.out], options.metric, arms=[*FITTED])
+    forecast = forecast_loss([options.out], options.metric, options.floor, arms=[*FITTED])
     floor, curves = forecast.forecaster.floor, forecast.forecaster.curves
     arms, seeds = {}, {}
-    for arm in (*FITTED, *targets(options.updates)):
+    for arm in (*FITTED, *predicted):
         (of_seeds,) = by_schedule(read_runs([options.out], options.metric, [arm]))
         arms[arm] = mean_curve([*of_seeds.values()])
         seeds[arm] = [curve.losses[-1] for curve in of_seeds.values()]
-    predicted = targets(options.updates)
-
     print(
         f"\n{machine()}\n\nFitted to {', '.join(FITTED)} ({options.updates} updates, {options.dataset}); floor {floor:.5f}\n"
     )
@@ -84,20 +87,24 @@ def main():
         spread = f"{100 * np.std(seeds[arm], ddof=1) / curve.losses[-1]:.3f}" if len(seeds[arm]) > 1 else "-"
         print(f"| {arm} | {curve.losses[-1]:.5f} | {spread} |")
 
-    print(f"\n| error of the final loss, % | {' | '.join(predicted)} | mean size |\n|---{'|---' * (len(predicted) + 1)}|")
+    print(
+        f"\n| error of the final loss, % | {' | '.join(predicted)} | mean size | limit |\n|---{'|---' * (len(predicted) + 2)}|"
+    )
     models = [Model(law, above) for law in LAWS.values() for above in (False, True)] + [Model(POWER_OF_UPDATES)]
     is_below = all(curve.losses.min() > floor for curve in curves)
     for model in (model for model in models if is_below or not model.with_floor):
         fitted = model.fit(curves, floor)
         finals = [fitted.predict(arms[arm].lrs, arms[arm].warmup_updates, arms[arm].updates[-1:])[0] for arm in predicted]
-        show(model.name, finals, [arms[arm] for arm in predicted])
+        limit = fitted.fits[0].floor + fitted.fits[0].coefficients["L0"]
+        show(model.name, finals, [arms[arm] for arm in predicted], f"{limit:.4f}")
     show(LAST_VALUE, [nearest(arms[arm], curves).losses[-1] for arm in predicted], [arms[arm] for arm in predicted])
     print(f"\n{forecast.forecaster.check.describe()}")
 
 
-def show(name, finals, curves):
+def show(name, finals, curves, limit="-"):
+    """A row: errors, their mean size, and the loss that a law falls to."""
     cells = [error(final, curve) for final, curve in zip(finals, curves, strict=True)]
-    print(f"| {name} | {' | '.join(cells)} | {np.mean([abs(float(cell)) for cell in cells]):.3f} |", flush=True)
+    print(f"| {name} | {' | '.join(cells)} | {np.mean([abs(float(cell)) for cell in cells]):.3f} | {limit} |", flush=True)
 
 
 if __name__ == "__main__":
