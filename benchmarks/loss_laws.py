@@ -87,9 +87,8 @@ def main():
         spread = f"{100 * np.std(seeds[arm], ddof=1) / curve.losses[-1]:.3f}" if len(seeds[arm]) > 1 else "-"
         print(f"| {arm} | {curve.losses[-1]:.5f} | {spread} |")
 
-    print(
-        f"\n| error of the final loss, % | {' | '.join(predicted)} | mean size | limit |\n|---{'|---' * (len(predicted) + 2)}|"
-    )
+    titles = [*predicted, "mean size", "limit"]
+    print(f"\n| error of the final loss, % | {' | '.join(titles)} |\n|---{'|---' * len(titles)}|")
     models = [Model(law, above) for law in LAWS.values() for above in (False, True)] + [Model(POWER_OF_UPDATES)]
     is_below = all(curve.losses.min() > floor for curve in curves)
     for model in (model for model in models if is_below or not model.with_floor):
