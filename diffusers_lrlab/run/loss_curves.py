@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,9 +43,7 @@ class MeasuredRun:
     """A run with validation losses."""
 
     name: str
-    dataset: str
     options: dict[str, Any]  # of its record
-    global_batch: int
     rates: RunCurve
     updates: np.ndarray  # done before each validation, `(points,)`
     losses: np.ndarray
@@ -56,11 +55,11 @@ class MeasuredRun:
 
     @cached_property
     def curve(self) -> LossCurve:
-        """Its losses after warm-up."""
-        label = f"{self.rates.text}, {self.rates.num_updates} updates, peak {self.rates.lr:g}"
-        kept = (self.updates > self.rates.warmup_updates) & (self.updates <= self.rates.num_updates)
+        """Its losses after warm-up, and its rates up to the last of them: a run may have been stopped before its end."""
+        warmup, lrs = self.rates.warmup_updates, self.rates.lrs[: int(self.updates.max())]
+        label = f"{self.rates.text}, {len(lrs)} updates, peak {self.rates.lr:g}"
         parts = None if self.by_bin is None else merged_parts(self.by_bin)
-        return LossCurve(label, self.rates.lrs, self.rates.warmup_updates, self.updates, self.losses, parts).where(kept)
+        return LossCurve(label, lrs, warmup, self.updates, self.losses, parts).where(self.updates > warmup)
 
 
 def read_runs(
@@ -76,6 +75,9 @@ def read_runs(
         raise must_be("--metric", metric, " or ".join(METRICS), "a law describes a loss on held-out data")
     found: list[MeasuredRun] = []
     left_out: list[str] = []
+    for flag, given in (("--arm", arms), ("--dataset", dataset)):
+        if given and not any((folder / "spec.yaml").is_file() for folder in folders):
+            raise LabError(f"{flag} has no effect without a study in --from. Hint: leave it out.")
     for folder in folders:
         if (folder / "lrlab" / "run.json").is_file():
             records = [_read_run(folder)]
@@ -87,7 +89,7 @@ def read_runs(
             )
         for record in records:
             try:
-                found.append(_measured(*record, metric))
+                found.append(_measured(record, metric))
             except _Unusable as error:
                 left_out.append(str(error))
     if not found:
@@ -98,6 +100,8 @@ def read_runs(
     for reason in dict.fromkeys(left_out):
         warn(f"{reason}; it is left out.")
     _check_same(found)
+    if len({None if run.by_bin is None else run.by_bin.shape[1] for run in found}) > 1:  # parts that are not comparable
+        found = [dataclasses.replace(run, by_bin=None) for run in found]
     return found
 
 
@@ -113,18 +117,21 @@ class _Unusable(LabError):
     """A run that no law can be fitted to."""
 
 
-# Its name, data set, options, section `train`, and validation losses: by column, with "update"; perhaps by noise level.
-_Record = tuple[str, str, dict[str, Any], dict[str, Any], Mapping[str, Sequence[float]], Path | None]
+class _Record(NamedTuple):
+    """The parts of the record of a run that matter here."""
+
+    name: str
+    config: dict[str, Any]
+    train: dict[str, Any]  # a section of the record
+    validations: Mapping[str, Sequence[float]]  # columns: "update", and losses
+    timesteps_file: Path | None = None  # with losses by noise level, if it is there
 
 
 def _read_run(folder: Path) -> _Record:
     record = read_record(folder)
     rows = [row for row in read_log(folder) if METRICS[0] in row]
-    # A resumed run may have two rows of one update, which are equal.
     columns = {name: [row.get(name, np.nan) for row in rows] for name in ("update", *METRICS)}
-    config = record["config"]
-    dataset = config.get("dataset_name") or config.get("train_data_dir") or "digits"
-    return str(folder), dataset, config, record["train"], columns, RunFolder(folder).timesteps_file
+    return _Record(str(folder), record["config"], record["train"], columns, RunFolder(folder).timesteps_file)
 
 
 def _read_study(folder: Path, arms: Sequence[str], dataset: str | None) -> list[_Record]:
@@ -146,37 +153,29 @@ def _read_study(folder: Path, arms: Sequence[str], dataset: str | None) -> list[
             raise must_be(
                 flag, unknown[0], f"one of {', '.join(among)}", f"see its report.{did_you_mean(unknown[0], among)}"
             )
-    chosen = [one for one in results if one.dataset in (dataset, datasets[0]) and (not arms or one.arm in arms)]
-    return [(one.id, one.dataset, one.config, one.record["train"], one.curves["quality"], None) for one in chosen]
+    chosen = [one for one in results if one.dataset == (dataset or datasets[0]) and (not arms or one.arm in arms)]
+    return [_Record(one.id, one.config, one.record["train"], one.curves["quality"]) for one in chosen]
 
 
-def _measured(
-    name: str,
-    dataset: str,
-    config: dict[str, Any],
-    train: dict[str, Any],
-    columns: Mapping[str, Sequence[float]],
-    by_bin: Path | None,
-    metric: str,
-) -> MeasuredRun:
-    options, num_updates, batch = complete_options(config), train["num_updates"], train["global_batch"]
+def _measured(record: _Record, metric: str) -> MeasuredRun:
+    options, train, name = complete_options(record.config), record.train, record.name
+    num_updates, batch = train["num_updates"], train["global_batch"]
     schedule = _schedule(options, batch)
     if why := schedule.more_than_a_curve:
         raise _Unusable(f"{name}: its schedule {describe_schedule(schedule)} {why}, and a law knows only rates of the clock")
-    updates, losses = (np.array(columns.get(key, []), float) for key in ("update", metric))
-    known = np.isfinite(losses) if len(losses) else np.zeros(0, bool)
-    if not known.any():
+    updates, losses = (np.array(record.validations.get(key, []), float) for key in ("update", metric))
+    if not np.isfinite(losses).any():
         raise _Unusable(f"{name} has no {metric} of its held-out data")
+    known = np.isfinite(losses)
     updates, kept = np.unique(updates[known].astype(int), return_index=True)
-    rate = options["learning_rate"]
-    scaled = train.get("peak_learning_rate") or scaled_learning_rate(
-        rate, options["scale_lr"], batch, options["base_batch_size"]
+    peak = train.get("peak_learning_rate") or scaled_learning_rate(
+        options["learning_rate"], options["scale_lr"], batch, options["base_batch_size"]
     )
     warmup = resolve_warmup_updates(options["lr_warmup_steps"] or 0, num_updates)
     momentum = options["optimizer_kwargs"] or {}
-    rates = RunCurve(schedule, scaled, momentum.get("momentum", momentum.get("beta1")), warmup, num_updates)
-    parts = None if by_bin is None else _losses_by_bin(by_bin, metric, updates)
-    return MeasuredRun(name, dataset, options, batch, rates, updates, losses[known][kept], parts)
+    rates = RunCurve(schedule, peak, momentum.get("momentum", momentum.get("beta1")), warmup, num_updates)
+    parts = None if record.timesteps_file is None else _losses_by_bin(record.timesteps_file, metric, updates)
+    return MeasuredRun(name, options, rates, updates, losses[known][kept], parts)
 
 
 def _schedule(options: dict[str, Any], global_batch: int) -> Schedule:

@@ -10,6 +10,7 @@ from tables import cases
 from diffusers_lrlab import lr_curve
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.manifest import with_sum
+from diffusers_lrlab.diagnostics.timestep_log import table_of_rows, write_timesteps
 from diffusers_lrlab.forecast.law_check import Check
 from diffusers_lrlab.forecast.loss_laws import LAWS, RateSums
 from diffusers_lrlab.run.loss_curves import by_schedule, merged_parts, read_runs
@@ -158,6 +159,7 @@ def test_the_floor_of_the_data_is_used(folders, monkeypatch):
         ({}, None, ["--lr_scheduler=greedy"], "--lr_scheduler 'greedy': must be a function of the clock to be predicted"),
         ({}, None, ["--best"], "--best True: must be left out beside --lr_scheduler, got both"),
         ({}, None, ["--max_train_steps=0"], "--max_train_steps 0: must be a whole number"),
+        ({}, None, ["--arm=cosine"], "--arm has no effect without a study in --from"),
         ({}, None, ["--out=losses.txt"], "--out 'losses.txt' must end in .png"),
     ],
 )
@@ -178,16 +180,37 @@ def test_runs_must_differ_in_schedules_alone(tmp_path, capsys):
     )
 
 
+def test_a_run_that_was_stopped_counts_as_far_as_it_came(tmp_path):
+    run_folder(tmp_path / "run", "cosine", loss_of("cosine", UPDATES[:26]))
+    (run,) = read_runs([tmp_path / "run"])
+    assert (run.curve.num_updates, run.rates.num_updates) == (130, LENGTH)
+    np.testing.assert_array_equal(run.curve.lrs, lr_curve("cosine", PEAK, WARMUP, LENGTH)[:130])
+
+
+def test_losses_by_noise_level_are_fitted_too(tmp_path):
+    folder = run_folder(tmp_path / "run", "cosine")
+    losses = loss_of("cosine", UPDATES)
+    rows = [
+        {"update": int(n), "bin": index, "first_timestep": index, "last_timestep": index, "validation_loss": x + index}
+        for n, x in zip(UPDATES, losses, strict=True)
+        for index in (0, 1)
+    ]
+    write_timesteps(table_of_rows(rows), folder / "lrlab" / "timesteps.parquet")
+    forecast = forecast_loss([folder], floor=0, law="annealing")
+    np.testing.assert_allclose(forecast.runs[0].by_bin, np.stack([losses, losses + 1], axis=1))
+    assert [model.name for model in forecast.forecaster.check.errors] == ["annealing", "annealing, by noise level"]
+
+
 # --- studies ----------------------------------------------------------------------------------------------------------
 
 
-def study_folder(folder, arms=SCHEDULES, seeds=2):
+def study_folder(folder, arms=SCHEDULES, seeds=2, dataset="dino"):
     """A study that nobody ran."""
-    (folder / "runs").mkdir(parents=True)
+    (folder / "runs").mkdir(parents=True, exist_ok=True)
     (folder / "spec.yaml").write_text("none\n")
     for arm in arms:
         for seed in range(seeds):
-            about = {"id": f"{arm.partition(':')[0]}--dino--{seed}--0", "arm": arm, "dataset": "dino", "seed": seed}
+            about = {"id": f"{arm.partition(':')[0]}--{dataset}--{seed}--0", "arm": arm, "dataset": dataset, "seed": seed}
             about |= {"stage": "compare", "status": "finished", "learning_rate": PEAK}
             losses = np.ones(len(UPDATES)) if arm == "greedy" else loss_of(arm, UPDATES) + 0.001 * seed
             quality = {"update": UPDATES.tolist(), "validation_loss": losses.tolist()}
@@ -217,6 +240,17 @@ def test_the_runs_of_a_study_are_means_over_seeds(tmp_path, capsys):
         "--arm 'cosin': must be one of"
         in predict(capsys, "--from", study, "--lr_scheduler=rex", "--floor=0", "--arm=cosin", status=2).err
     )
+
+
+def test_a_study_of_several_data_sets_needs_one(tmp_path, capsys):
+    for dataset in ("dino", "moons"):
+        study = study_folder(tmp_path / "study", dataset=dataset)
+    error = predict(capsys, "--from", study, "--floor=0", status=2).err
+    assert "has runs on dino, moons, which have laws of their own. Give --dataset." in error
+    for dataset in ("dino", "moons"):
+        names = [run.name for run in read_runs([study], dataset=dataset)]
+        assert len(names) == 6
+        assert all(f"--{dataset}--" in name for name in names)
 
 
 def test_parts_of_the_noise_levels_are_means_of_bins():
