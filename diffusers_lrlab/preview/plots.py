@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.plotting import BLUE, COLORS, DARK, GREY, ORANGE, new_figure, plain_axes, save_figure
+from ..core.plotting import BLUE, COLORS, DARK, GREY, ORANGE, log_losses, new_figure, plain_axes, save_figure
 from ..core.words import counted
 from ..schedules.registries import SCHEDULERS
 from .schedules import Curves, Points, Preview, Run, preview
@@ -40,7 +40,8 @@ def plot_previews(previews: list[Preview], run: Run, path: Path, losses: Mapping
             _draw(rows, shown.host, color=color, linestyle="--", linewidth=1.0)
         if losses:
             rows[-1].plot(*losses[shown.spec], color=color, linestyle=style)
-            rows[-1].set(ylabel="predicted\nvalidation loss", yscale="log")
+            rows[-1].set(ylabel="predicted\nvalidation loss")
+            log_losses(rows[-1])
     rows[0].set(ylabel="learning rate", ylim=(-0.02 * max(rows[0].get_ylim()), None))
     rows[0].ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
     if has_momentum:

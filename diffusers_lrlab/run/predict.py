@@ -13,10 +13,9 @@ import numpy as np
 from ..core.errors import must_be
 from ..core.listing import aligned
 from ..core.options import names_where
-from ..core.plotting import COLORS, GREY, new_figure, plain_axes, save_figure
+from ..core.plotting import COLORS, GREY, log_losses, new_figure, plain_axes, save_figure
 from ..core.progress import resolve_warmup_updates
 from ..core.ranges import COUNT, POSITIVE, Range
-from ..core.spec import format_spec
 from ..core.words import counted
 from ..forecast.law_check import check_input
 from ..forecast.loss_forecast import Candidate, Forecaster, Predicted, make_forecaster, mean_curve
@@ -85,8 +84,7 @@ class LossForecast:
         shares = [share for share in _SHARES if share + start < 1]
         specs = [f"warmup_stable_decay:num_decay_steps={share},decay_type={form}" for form in COOLDOWNS for share in shares]
         for decay in _JOINED:
-            joined = ({"schedules": ["constant", decay], "boundaries": [round(1 - share, 2)]} for share in shares)
-            specs += [format_spec("join", parts) for parts in joined]
+            specs += [f"join:schedules=[constant|{decay}],boundaries=[{1 - share:g}]" for share in shares]
         found = [self.forecaster.predict(self.candidate(spec, *given)) for spec in (*specs, *_USUAL)]
         return sorted(found, key=lambda one: one.final)
 
@@ -153,7 +151,8 @@ class LossForecast:
         for axes, label in ((upper, "learning rate"), (lower, self.metric)):
             plain_axes(axes)
             axes.set(ylabel=label)
-        lower.set(xlabel="update", yscale="log", title="dots: measured; lines: predicted")
+        lower.set(xlabel="update", title="dots: measured; lines: predicted")
+        log_losses(lower)
         figure.legend(*upper.get_legend_handles_labels(), loc="outside upper left", frameon=False, fontsize=8)
         save_figure(figure, path)
 
