@@ -15,6 +15,7 @@ import numpy as np
 from ..core.errors import LabError, did_you_mean, must_be, warn
 from ..core.options import names_where
 from ..core.progress import resolve_warmup_updates
+from ..core.words import counted
 from ..diagnostics.timestep_log import read_timesteps
 from ..forecast.law_fits import LossCurve
 from ..forecast.loss_forecast import SeedCurves
@@ -57,7 +58,7 @@ class MeasuredRun:
     def curve(self) -> LossCurve:
         """Its losses after warm-up, and its rates up to the last of them: a run may have been stopped before its end."""
         warmup, lrs = self.rates.warmup_updates, self.rates.lrs[: int(self.updates.max())]
-        label = f"{self.rates.text}, {len(lrs)} updates, peak {self.rates.lr:g}"
+        label = f"{self.rates.text}, {counted(len(lrs), 'update')}, peak {self.rates.lr:g}"
         parts = None if self.by_bin is None else merged_parts(self.by_bin)
         return LossCurve(label, lrs, warmup, self.updates, self.losses, parts).where(self.updates > warmup)
 
