@@ -142,8 +142,12 @@ def models_for(curves: Sequence[LossCurve], floor: Floor, law: str | None) -> tu
     models += [Model(each, by_part=True) for each in by_part]
     if floor is not None and all(curve.losses.min() > np.mean(floor) for curve in curves):
         models += [Model(each, True) for each in laws]
-        if _is_below_parts(curves, np.asarray(floor)):
+        if by_part and _is_below_parts(curves, np.asarray(floor)):
             models += [Model(each, True, True) for each in by_part]
+        elif by_part:
+            notes.append(
+                "No floor below the losses of each noise level is known, so no law by noise level is fitted above one."
+            )
     elif floor is not None:
         lowest = min(curve.losses.min() for curve in curves)
         notes.append(

@@ -154,6 +154,9 @@ def test_parts_of_the_noise_levels_have_laws_of_their_own():
         curves.append(LossCurve(spec, one.lrs, WARMUP, one.updates, parts.mean(axis=1), parts))
     models, _ = models_for(curves, np.array([0.01, 0.02]), "annealing")
     assert [model.name for model in models][-1] == "annealing, above the floor, by noise level"
+    models, notes = models_for(curves, np.array([0.01, 10.0]) / 20, "annealing")
+    assert [model.name for model in models][-1] == "annealing, above the floor"
+    assert notes == ["No floor below the losses of each noise level is known, so no law by noise level is fitted above one."]
     fitted = models[1].fit(curves, None)
     assert len(fitted.fits) == 2
     whole = np.mean([fit_law(LAWS["annealing"], [curve.part(i) for curve in curves]).predict(
