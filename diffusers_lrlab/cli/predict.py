@@ -78,10 +78,12 @@ def predict(options: argparse.Namespace) -> int:
     say(f"{forecast.describe_runs()}\n\n{forecast.describe(predicted)}")
     if options.best:
         equal = forecast.equally_good(found)
-        say(
-            f"\nOf {len(found)} schedules, {equal} are predicted within the error of the law above the lowest, so it cannot "
-            "tell which of them is best. To run the first one, add to the options:"
-        )
+        if equal > 1:
+            outcome = f"{equal} of {len(found)} schedules are predicted within the law's error of the lowest loss, so it "
+            outcome += "cannot tell which of them is best."
+        else:
+            outcome = f"Of {len(found)} schedules, no other one is predicted within the law's error of the lowest loss."
+        say(f"\n{outcome} To train with the first one, give the run these options:")
         say("  " + shlex.join(forecast.flags_of(predicted[0].candidate)))
     if out is not None:
         say(f"Wrote {out}.")

@@ -16,7 +16,7 @@ from .loss_laws import LAWS, POWER_OF_UPDATES
 
 LEAST_POINTS = 10  # of a curve, after its warm-up
 LAST = 0.2  # share of a curve whose losses are predicted
-_CUTS = (0.6, 0.8, 1.0)  # of one or two curves: each part is predicted from what came before
+_CUTS = (0.6, 0.8, 1.0)  # of the losses of one or two curves: each part is predicted from what came before
 _WHOLE = 3  # schedules from which on whole curves are left out
 LAST_VALUE = "last value of the nearest schedule"
 Floor = float | np.ndarray | None
@@ -101,10 +101,13 @@ def check_laws(curves: Sequence[LossCurve], floor: Floor, law: str | None = None
     Fits each law to some of the losses and predicts others; `law` allows only one law.
 
     With three schedules or more, each is left out in turn, and the last fifth of its losses is predicted from the others.
-    With fewer, losses from 60 to 80 % and from 80 to 100 % of each run are predicted from what came before.
+    With fewer, the losses of each run from 60 to 80 % and from 80 to 100 % are predicted from what came before.
     """
     check_input(curves, law)
     models, notes = models_for(curves, floor, law)
+    if len(curves) < _WHOLE:
+        few = f"With fewer than {_WHOLE} schedules, none is left out"
+        notes.append(f"{few}, so the check covers no schedules but those of the runs.")
     trials = list(_trials(curves))
     errors: dict[Model, list[float]] = {model: [] for model in models}
     naive: dict[str, list[float]] = {LAST_VALUE: [], POWER_OF_UPDATES.name: []}
@@ -172,10 +175,15 @@ def _trials(curves: Sequence[LossCurve]) -> Iterator[tuple[list[LossCurve], Loss
             )
         return
     for start, end in zip(_CUTS[:-1], _CUTS[1:], strict=True):
-        begun = [curve.where(curve.updates <= start * curve.num_updates) for curve in curves]
+        begun = [_between(curve, 0.0, start) for curve in curves]
         for curve, before in zip(curves, begun, strict=True):
-            share = curve.updates / curve.num_updates
-            yield begun, curve.where((share > start) & (share <= end)), before.losses[-1]
+            yield begun, _between(curve, start, end), before.losses[-1]
+
+
+def _between(curve: LossCurve, start: float, end: float) -> LossCurve:
+    """The losses between two shares of all of them, of which a warm-up has none."""
+    first, last = (round(share * len(curve.losses)) for share in (start, end))
+    return curve.where(np.arange(first, last))
 
 
 def _error(predicted: np.ndarray, curve: LossCurve) -> float:

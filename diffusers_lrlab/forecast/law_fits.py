@@ -36,7 +36,7 @@ class LossCurve:
         return float(self.lrs.max())
 
     def where(self, kept: np.ndarray) -> LossCurve:
-        """The curve with some of its points."""
+        """The curve with some of its points, by a mask or by indices."""
         parts = None if self.parts is None else self.parts[kept]
         return dataclasses.replace(self, updates=self.updates[kept], losses=self.losses[kept], parts=parts)
 

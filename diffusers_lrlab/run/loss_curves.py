@@ -107,11 +107,22 @@ def read_runs(
 
 
 def by_schedule(runs: Sequence[MeasuredRun]) -> list[SeedCurves]:
-    """The curves of each schedule by seed; of equal runs, the last one."""
+    """
+    The curves of each schedule by seed; of equal runs, the last one. Warns of a run that is the beginning of another one, as
+    the parent of an extended run is: its losses are the same, and would be known where a law is asked to predict them.
+    """
     found: dict[bytes, dict[int, LossCurve]] = {}
     for run in runs:
-        found.setdefault(run.curve.lrs.tobytes(), {})[run.seed] = run.curve
+        rates, seed = run.curve.lrs.tobytes(), run.seed
+        if any(len(other) > len(rates) and other.startswith(rates) for other in _rates_of_seed(runs, seed)):
+            warn(f"{run.name}: it is the beginning of a longer run with its seed; it is left out.")
+            continue
+        found.setdefault(rates, {})[seed] = run.curve
     return [*found.values()]
+
+
+def _rates_of_seed(runs: Sequence[MeasuredRun], seed: int) -> list[bytes]:
+    return [run.curve.lrs.tobytes() for run in runs if run.seed == seed]
 
 
 class _Unusable(LabError):

@@ -120,10 +120,12 @@ class LossForecast:
             for one in predicted
             if one.extrapolates
         ]
-        if not any(one.interval for one in predicted):
-            notes.append("There is no interval, since the runs share no two seeds.")
-        error = f"The interval is that of the fit; the law itself is off by {self.forecaster.check.error:.3%} in its check."
-        return "\n".join([f"Predicted {self.metric} at the end:", aligned(rows), *notes, error])
+        if any(one.interval for one in predicted):
+            notes.append("The interval shows how much the fit depends on the seeds.")
+        else:
+            notes.append("There is no interval over seeds, which takes two seeds that all schedules have.")
+        notes.append(f"The law itself is off by {self.forecaster.check.error:.3%} in its check.")
+        return "\n".join([f"Predicted {self.metric} at the end:", aligned(rows), *notes])
 
     def as_data(self, predicted: Sequence[Predicted]) -> dict[str, Any]:
         """The check and the predictions, for JSON."""

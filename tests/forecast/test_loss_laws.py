@@ -180,7 +180,21 @@ def test_one_schedule_is_checked_on_its_later_losses():
     check = check_laws([made_up("annealing", "cosine")], None)
     assert len(check.errors[check.best]) == 2
     assert "what came before" in check.held_out
-    assert check.notes == ("multi-power needs 2 schedules to fit.",)
+    assert check.notes == (
+        "multi-power needs 2 schedules to fit.",
+        "With fewer than 3 schedules, none is left out, so the check covers no schedules but those of the runs.",
+    )
+
+
+def test_losses_after_a_long_warm_up_are_checked():
+    """A warm-up over most of the run leaves no losses in its first 60 %."""
+    late = np.arange(141, LENGTH + 1, 5)
+    curve = LossCurve("constant", lr_curve("constant_with_warmup", PEAK, 140, LENGTH), 140, late, 1 + 1 / late)
+    check = check_laws([curve], None, "bound")
+    assert np.isfinite(check.error)
+    assert check.naive[LAST_VALUE][1] == pytest.approx(
+        np.mean([(1 + 1 / late[9]) / (1 + 1 / each) - 1 for each in late[10:]])
+    )
 
 
 def test_noise_passes_no_check():

@@ -1,6 +1,7 @@
 """`lrlab predict` and `lrlab preview --predict`: from folders of runs and studies whose losses are made up by a law."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,9 @@ def test_other_schedules_lengths_and_peaks_are_predicted(folders, capsys, tmp_pa
     text = predict(capsys, "--from", *folders, "--lr_scheduler=rex", *USUAL).out
     assert "Error of the last fifth of each schedule, predicted from the others:" in text
     assert f"{loss_of('rex', np.array([LENGTH]))[0]:.3g}" in text
-    assert "There is no interval, since the runs share no two seeds." in text
+    assert "There is no interval over seeds, which takes two seeds that all schedules have." in text
+    assert "The law itself is off by" in text
+    assert "The interval" not in text
 
 
 def test_the_best_schedule_is_one_to_run(folders, capsys):
@@ -102,7 +105,7 @@ def test_the_best_schedule_is_one_to_run(folders, capsys):
     assert finals[0] <= finals[-1]
     text = predict(capsys, "--from", *folders, "--best", *USUAL).out
     assert f"--lr_scheduler={found[0]['schedule']} --max_train_steps=200" in text.replace("'", "")
-    assert "Of 85 schedules, " in text
+    assert re.search(r"\n\d+ of 85 schedules are predicted within|\nOf 85 schedules, no other one is predicted within", text)
     assert lr_curve(found[0]["schedule"], PEAK, WARMUP, LENGTH)[-1] < PEAK
 
 
@@ -185,6 +188,19 @@ def test_a_run_that_was_stopped_counts_as_far_as_it_came(tmp_path):
     (run,) = read_runs([tmp_path / "run"])
     assert (run.curve.num_updates, run.rates.num_updates) == (130, LENGTH)
     np.testing.assert_array_equal(run.curve.lrs, lr_curve("cosine", PEAK, WARMUP, LENGTH)[:130])
+
+
+def test_the_beginning_of_a_longer_run_does_not_count_twice(tmp_path, capsys):
+    """As the parent of an extended run, whose losses would tell the check what it is to predict."""
+    losses = loss_of("constant_with_warmup", UPDATES)
+    run_folder(tmp_path / "longer", "constant_with_warmup", losses)
+    run_folder(tmp_path / "parent", "constant_with_warmup", losses[:26])
+    run_folder(tmp_path / "other", "constant_with_warmup", losses[:26], seed=5)
+    for names in (("longer", "parent", "other"), ("other", "parent", "longer")):
+        schedules = by_schedule(read_runs([tmp_path / name for name in names]))
+        found = sorted((seed, curve.num_updates) for of_seeds in schedules for seed, curve in of_seeds.items())
+        assert found == [(RECORD["config"]["seed"], 200), (5, 130)]
+        assert "parent: it is the beginning of a longer run with its seed" in capsys.readouterr().err
 
 
 def test_losses_by_noise_level_are_fitted_too(tmp_path):
