@@ -58,7 +58,7 @@ def choose_extension(
     if rewarm is not None and then is not None:
         raise LabError(f"--rewarm {rewarm:g} and --then {then} exclude each other. Give one of them.")
     if then is not None:
-        return _followed(curve, num_updates, newest, then)
+        return _followed(curve, num_updates, newest, then, flag)
     longer = curve.lasting(num_updates)
     agree = agreeing_updates(curve, longer)
     if rewarm is not None:
@@ -116,10 +116,11 @@ def _rewarmed(curve: RunCurve, num_updates: int, at: int, rewarm: float, agree: 
     return Extension(new, at, meaning)
 
 
-def _followed(curve: RunCurve, num_updates: int, at: int, then: str) -> Extension:
+def _followed(curve: RunCurve, num_updates: int, at: int, then: str, flag: str) -> Extension:
     level = float(curve.lrs[at - 1] / curve.lr)
     if level < _LEAST_LEVEL:
-        branched = "; or branch from a checkpoint before the decay" if last_update_on_plateau(curve) else ""
+        earlier = "branch from" if flag == "--max_train_steps" else "let --resume_from_checkpoint name"
+        branched = f"; or {earlier} a checkpoint before the decay" if last_update_on_plateau(curve) else ""
         raise LabError(
             f"--then {then}: it starts from the present rate, and after update {at - 1} that is {level:.2g} of the peak, "
             f"too low to go on from. Hint: --rewarm raises it again{branched}."

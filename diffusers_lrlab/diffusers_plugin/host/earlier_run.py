@@ -64,10 +64,10 @@ def length_of(arguments: dict[str, Any], num_updates: int | None) -> int:
     given = num_updates if num_updates is not None else int(arguments.get("max_train_steps") or 0)
     if given > 0:
         return given
-    option = "the script --max_train_steps" if "max_train_steps" in arguments else "--num_updates before the script's name:"
+    option = "--max_train_steps" if "max_train_steps" in arguments else "--num_updates before the script's name"
     raise LabError(
-        f"--extend: the script's length is in epochs, whose updates are known only once its data are loaded. Hint: give "
-        f"{option} the updates that the run had, which it printed as its total optimization steps."
+        "--extend: the script's length is in epochs, whose updates are known only once its data are loaded. Hint: give the "
+        f"script the number of updates that the run had, by {option}; the run printed it as its total optimization steps."
     )
 
 

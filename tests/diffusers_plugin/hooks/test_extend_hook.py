@@ -127,7 +127,11 @@ REFUSED = [
     (["--rewarm=3"], [], "--rewarm 3.0 has no effect without --extend"),
     (["--extend=20"], ["--max_train_steps=20"], "goes on at a learning rate of 0, where 'cosine' over 20 updates"),
     (["--extend=20"], ["--max_train_steps=8"], "has done 10 updates, and by the command the run has 8"),
-    (["--extend=20"], ["--max_train_steps=0"], "the script's length is in epochs"),
+    (
+        ["--extend=20"],
+        ["--max_train_steps=0"],
+        "Hint: give the script the number of updates that the run had, by --max_train",
+    ),
     (["--extend=20"], ["--learning_rate=1.0"], "--learning_rate 1.0: must be that of the run, 0.01, got 1.0"),
     (["--extend=20"], ["--resume_from_checkpoint=checkpoint-3"], "has no checkpoint-3"),
     (["--extend=20"], ["--lr_scheduler=adaptive"], "follows a loss"),
@@ -151,6 +155,16 @@ def test_refused_before_anything_is_written(trained, tmp_path, capsys):
     (tmp_path / "out-20" / "mine").touch()
     assert run(out, *own, options=["--extend=20", "--rewarm=3"]) == 2
     assert "is not an empty folder" in capsys.readouterr().err
+
+
+def test_another_schedule_can_take_over_before_a_decay(trained, tmp_path, capsys):
+    """`lrlab branch` is no remedy for a script's run, but a checkpoint by name is."""
+    out, own = trained("wsd:num_decay_steps=30", "--max_train_steps=40", "--checkpointing_steps=10")
+    assert run(out, *own, options=["--extend=42", "--then=linear"]) == 2
+    assert "or let --resume_from_checkpoint name a checkpoint before the decay" in capsys.readouterr().err
+    assert run(out, *own, "--resume_from_checkpoint=checkpoint-10", options=["--extend=42", "--then=linear"]) == 0
+    found = rates(tmp_path / "out-42")
+    np.testing.assert_allclose([found[10], found[26]], [LR, LR / 2], rtol=1e-12)
 
 
 def test_a_script_that_cannot_resume_is_refused(tmp_path, capsys):
