@@ -15,6 +15,7 @@ from ..core.errors import LabError
 from ..core.files import atomic_folder, write_text
 from ..core.lock import locked
 from ..core.manifest import MANIFEST, write_manifest
+from ..core.options import defaults_of
 from ..optimizers.entries import OPTIMIZERS, tried_optimizer
 from ..schedules.continued import RunCurve
 from ..training.config import ResolvedConfig, TrainingConfig
@@ -44,9 +45,10 @@ class Child:
         """The options of the run."""
         options = self.parent.options_of(self.curve, self.output_dir)
         if self.changed:
-            kwargs = options["optimizer_kwargs"] | self.changed
+            kwargs = _with_changes(self.parent, self.changed)
             if "adam" in OPTIMIZERS[self.parent.config.optimizer].traits:
-                options |= {option: kwargs[key] for option, key in ADAM_OPTIONS.items() if key in self.changed}
+                usual = defaults_of(TrainingConfig)  # of options whose parameter another one replaces
+                options |= {option: kwargs.get(key, usual[option]) for option, key in ADAM_OPTIONS.items()}
             options["optimizer_kwargs"] = kwargs
         return TrainingConfig(**options, resume_from_checkpoint="latest")
 
@@ -155,19 +157,26 @@ class Child:
 
     def _change_optimizer(self, file: Path) -> None:
         """Writes changed parameters into the groups of a saved optimizer."""
-        state, old = torch.load(file, weights_only=True), self.parent.config
-        fresh = [
-            _fresh_settings(old.optimizer, kwargs) for kwargs in (old.optimizer_kwargs, old.optimizer_kwargs | self.changed)
-        ]
+        state = torch.load(file, weights_only=True)
+        fresh = [_fresh_settings(self.parent, changed) for changed in ({}, self.changed)]
         differing = [key for key in fresh[0] if fresh[0][key] != fresh[1][key]]
         for group in state["param_groups"]:
             group.update({key: fresh[1][key] for key in differing if group.get(key) == fresh[0][key]})
         torch.save(state, file)
 
 
-def _fresh_settings(optimizer: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _with_changes(parent: Parent, changed: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of the parent's optimizer with some changed, without those that these replace or are replaced by."""
+    entry = OPTIMIZERS[parent.config.optimizer]
+    replaced = {parameter.instead_of for parameter in entry.parameters if parameter.name in changed}
+    replaced |= {name for each in changed for name in entry.replacing(each)}
+    return {key: value for key, value in parent.config.optimizer_kwargs.items() if key not in replaced} | changed
+
+
+def _fresh_settings(parent: Parent, changed: dict[str, Any]) -> dict[str, Any]:
     """The settings of a new optimizer, in all its groups: Muon has one of matrices and one of vectors."""
-    groups = tried_optimizer(optimizer, kwargs, [(2, 2), (2,)], 1.0).param_groups
+    name, kwargs, batch = parent.config.optimizer, _with_changes(parent, changed), parent.state["global_batch"]
+    groups = tried_optimizer(name, kwargs, [(2, 2), (2,)], parent.config.peak_learning_rate(batch), batch).param_groups
     names = ("params", "lr", "initial_lr")
     return {key: value for group in groups for key, value in group.items() if key not in names}
 
@@ -177,9 +186,11 @@ def check_changes(parent: Parent, changed: dict[str, Any]) -> dict[str, Any]:
     if not changed:
         return {}
     name, before = parent.config.optimizer, parent.config.optimizer_kwargs
-    resolved = OPTIMIZERS[name].resolve(before | changed)
-    fresh = [_fresh_settings(name, kwargs) for kwargs in (before, before | changed)]
-    if fixed := [key for key in changed if OPTIMIZERS[name].resolve(before)[key] != resolved[key] and fresh[0] == fresh[1]]:
+    old, resolved = OPTIMIZERS[name].resolve(before), OPTIMIZERS[name].resolve(_with_changes(parent, changed))
+    if "cautious" in changed and resolved.get("cautious") != old.get("cautious"):
+        raise LabError(f"--with cautious is not a setting that {name!r} can change on the way. Leave it out.")
+    fresh = [_fresh_settings(parent, each) for each in ({}, changed)]
+    if fixed := [key for key in changed if old.get(key) != resolved.get(key) and fresh[0] == fresh[1]]:
         raise LabError(f"--with {', '.join(fixed)} is not a setting that {name!r} can change on the way. Leave it out.")
     if fresh[0] == fresh[1]:
         raise LabError(
@@ -189,7 +200,7 @@ def check_changes(parent: Parent, changed: dict[str, Any]) -> dict[str, Any]:
         raise LabError("--with beta1 has no effect on a run whose schedule sets the momentum. Leave it out.")
     if not (parent.checkpoints[parent.newest] / _OPTIMIZER).is_file():
         raise LabError("--with needs the optimizer in one file, and the checkpoints of a sharded run have its shards.")
-    return {key: resolved[key] for key in changed}
+    return {key: resolved.get(key, value) for key, value in changed.items()}
 
 
 def _compared(config: dict[str, Any]) -> dict[str, Any]:
