@@ -123,7 +123,7 @@ class DecayTimescale(NamedTuple):
 
     def in_words(self, num_updates: int) -> str:
         """That weights are forgotten over so many updates, and what this does in a run."""
-        words = f"weights are forgotten over {_rounded(self.updates)}, of a run of {num_updates:,}"
+        words = f"weights are forgotten over {rounded_updates(self.updates)}, of a run of {num_updates:,}"
         if self.removed < NO_EFFECT:
             return f"{words}: it does nothing"
         if self.updates < SHORT * num_updates:
@@ -131,6 +131,6 @@ class DecayTimescale(NamedTuple):
         return f"{words}: it removes {100 * self.removed:.2g} % of the first ones"
 
 
-def _rounded(updates: float) -> str:
+def rounded_updates(updates: float) -> str:
     """Updates to four digits, since rates and decays are rarely known better."""
     return counted(round(float(f"{updates:.4g}")), "update", ",")

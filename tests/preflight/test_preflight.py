@@ -125,8 +125,8 @@ DESERVED = {
     "weight_decay": [
         (
             {"max_train_steps": 300, "learning_rate": 1e-4, "adam_weight_decay": 0.01},
-            "At the learning rate 0.0001 and weight decay 0.01, weights are forgotten over 1,000,000 updates, of a run of 300: "
-            "it does nothing. Use tau=1.92e+04 of --optimizer, the images of the run, or a weight decay of 0.",
+            "At the learning rate 0.0001 and weight decay 0.01, weights are forgotten over 1,000,000 updates, of a run of "
+            "300: it does nothing. Use tau=1.92e+04 of --optimizer, the images of the run, or a weight decay of 0.",
         ),
         ({"optimizer": "adamw:tau=1e8"}, "weights are forgotten over 1,562,000 updates"),
         ({"max_train_steps": 2000, "adam_weight_decay": 100}, "they remember its last updates alone"),

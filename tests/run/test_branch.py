@@ -87,7 +87,29 @@ def test_other_settings_of_the_optimizer(trunk, folder, capsys):
         branch(trunk, 16, 4, output_dir=folder / "with")
 
 
+def test_settings_in_images(trunk, folder, capsys):
+    """In place of those that the trunk has, for the images of its updates."""
+    half_life = {"beta2_half_life": 2000.0, "tau": 1000.0}
+    (run,) = branch(trunk, 16, 4, optimizer_kwargs=half_life, output_dir=folder / "images")
+    assert "beta2_half_life None -> 2000.0, tau None -> 1000.0" in capsys.readouterr().out
+    record = runs.read_record(run)
+    images, lr = record["train"]["global_batch"], record["train"]["peak_learning_rate"]
+    group = torch.load(run / "checkpoint-20" / "optimizer.bin", weights_only=True)["param_groups"][0]
+    assert group["betas"] == (0.95, 0.5 ** (images / 2000))
+    assert group["weight_decay"] == pytest.approx(images / (1000 * lr), rel=1e-12)
+    assert "beta2" not in record["config"]["optimizer_kwargs"]
+    assert record["train"]["timescales"]["tau"] == pytest.approx(1000)
+    trunk = new_run(
+        folder, "lives", "constant_with_warmup", 10, optimizer="adamw:beta2_half_life=2000", adam_weight_decay=0.1
+    )
+    (back,) = branch(trunk, 10, 2, optimizer_kwargs={"beta2": 0.9, "tau": 1000.0}, output_dir=folder / "back")
+    group = torch.load(back / "checkpoint-12" / "optimizer.bin", weights_only=True)["param_groups"][0]
+    assert group["betas"] == (0.95, 0.9)
+    assert group["weight_decay"] == pytest.approx(images / (1000 * lr), rel=1e-12)
+
+
 REFUSED = [
+    ({"optimizer_kwargs": {"cautious": True}}, "--with cautious is not a setting that 'adamw' can change on the way"),
     ({"at": "7"}, "--at 7: must be the update of a checkpoint of the run (8, 16, 20)"),
     ({"at": "soon"}, "--at 'soon': must be UPDATE, latest or UPDATE,UPDATE,..."),
     ({"at": [], "cooldown": 3}, "--at []: must be"),
