@@ -106,7 +106,7 @@ def get_optimizer(
     """
     name, resolved = resolve_spec(name, kwargs, OPTIMIZERS)
     check_installed(name)
-    resolved = per_update(name, resolved, lr, images_per_update)
+    resolved = per_update(OPTIMIZERS[name], resolved, lr, images_per_update)
     entry, groups = OPTIMIZERS[name], [_with_a_list(each) for each in params]
     if "named" not in entry.traits:
         groups = [_without_names(each) for each in groups]

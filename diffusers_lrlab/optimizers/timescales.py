@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..core.errors import LabError, must_be
-from ..core.parameters import Parameter
 from ..core.ranges import COUNT, POSITIVE
+from ..core.registry import Entry, Parameter
 from ..core.words import counted
 
 MOST_IMAGES = "(0, 1e15]"  # beyond it, a beta rounds to 1
@@ -44,7 +44,7 @@ IMAGES = Parameter(
     "[1, 1e9]",
     is_added=True,
 )
-_IN_IMAGES = (BETA2_HALF_LIFE.name, TAU.name)
+_IN_IMAGES = (BETA2_HALF_LIFE, TAU)
 
 
 def beta_of(half_life: float, images_per_update: int) -> float:
@@ -66,17 +66,19 @@ def weight_decay_of(tau: float, learning_rate: float, images_per_update: int, of
     return images_per_update / (learning_rate * tau)
 
 
-def is_in_images(kwargs: Mapping[str, Any]) -> bool:
-    """Whether any parameter of an optimizer counts images."""
-    return any(kwargs.get(name) is not None for name in _IN_IMAGES)
+def is_in_images(entry: Entry, kwargs: Mapping[str, Any]) -> bool:
+    """Whether any of the parameters of an optimizer counts images. One registered elsewhere may have such names, too."""
+    return any(parameter in _IN_IMAGES and kwargs.get(parameter.name) is not None for parameter in entry.parameters)
 
 
-def per_update(name: str, kwargs: Mapping[str, Any], learning_rate: float, images_per_update: int | None) -> dict[str, Any]:
+def per_update(
+    entry: Entry, kwargs: Mapping[str, Any], learning_rate: float, images_per_update: int | None
+) -> dict[str, Any]:
     """
     Parameters of an optimizer with `beta2` and `weight_decay` in place of those that count images.
 
     Args:
-        name (`str`): The optimizer, for errors.
+        entry (`Entry`): The optimizer.
         kwargs (`Mapping`): Its parameters, resolved. Their own `images_per_update` precedes the argument.
         learning_rate (`float`): The peak of the schedule.
         images_per_update (`int`, *optional*): Over all micro-batches and processes.
@@ -84,14 +86,16 @@ def per_update(name: str, kwargs: Mapping[str, Any], learning_rate: float, image
     Raises:
         LabError: If the images of an update are unknown, and for a `tau` of less than an update.
     """
-    found = dict(kwargs)
+    found, name = dict(kwargs), entry.name
+    if IMAGES not in entry.parameters:
+        return found
     own = found.pop(IMAGES_PER_UPDATE, None)
-    given = {key: value for key in _IN_IMAGES if (value := found.pop(key, None)) is not None}
-    if not given:
+    if not is_in_images(entry, kwargs):
         if own is not None:
-            needed = " or ".join(_IN_IMAGES)
+            needed = " or ".join(parameter.name for parameter in _IN_IMAGES if parameter in entry.parameters)
             raise LabError(f"{name!r} got {IMAGES_PER_UPDATE}={own}, which has no effect without {needed}. Drop it.")
         return found
+    given = {each.name: value for each in _IN_IMAGES if (value := found.pop(each.name, None)) is not None}
     images = images_per_update if own is None else own
     if images is None:
         key, value = next(iter(given.items()))

@@ -76,8 +76,8 @@ class Plan:
     @cached_property
     def optimizer_kwargs(self) -> dict[str, Any]:
         """The parameters of the optimizer, with those in images turned into those of its updates."""
-        config = self.config
-        return per_update(config.optimizer, config.optimizer_kwargs, self.learning_rate, self.layout.global_batch)
+        entry, given = OPTIMIZERS[self.config.optimizer], self.config.optimizer_kwargs
+        return per_update(entry, given, self.learning_rate, self.layout.global_batch)
 
     @property
     def decay_timescale(self) -> DecayTimescale | None:

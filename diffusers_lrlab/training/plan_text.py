@@ -11,6 +11,7 @@ from ..data.labels import describe_classes
 from ..diagnostics.gradients import NUM_PROBES
 from ..models.start_weights import LORA_FILE
 from ..optimizers.scaling import scaling_warning
+from ..optimizers.timescales import NO_EFFECT
 from ..schedules.resolve import double_decay
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from ..timesteps.sampling import contradiction
@@ -182,11 +183,12 @@ def _decay_in_words(plan: Plan) -> str:
     timescale = plan.decay_timescale
     if timescale is None:
         return ""
-    images = timescale.updates * plan.layout.global_batch
-    words = counted(round(images), singular(plan.kind.name), ",")
-    if plan.num_images:
-        words += f", {counted(images / plan.num_images, 'epoch', ',.4g')}"
-    return f"{plan.optimizer_kwargs['weight_decay']:.4g}; {timescale.in_words(plan.num_updates)} ({words})"
+    words = f"{plan.optimizer_kwargs['weight_decay']:.4g}; {timescale.in_words(plan.num_updates)}"
+    if timescale.removed < NO_EFFECT:
+        return words
+    images = round(timescale.updates * plan.layout.global_batch)
+    epochs = f", {counted(images / plan.num_images, 'epoch', '.3g')}" if plan.num_images else ""
+    return f"{words} ({counted(images, singular(plan.kind.name), ',')}{epochs})"
 
 
 def _momentum_in_words(plan: Plan, marks: list[tuple[int, int]]) -> str:

@@ -9,8 +9,10 @@ import torch
 from tables import cases
 
 from diffusers_lrlab import LabError, TrainingConfig, get_optimizer
+from diffusers_lrlab.core.registry import Parameter
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.optimizers.timescales import DecayTimescale, beta_of, half_life_of, weight_decay_of
+from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.prepare import prepare
 from diffusers_lrlab.training.resolve import resolve_config
 
@@ -132,6 +134,21 @@ def test_without_them_records_stay_as_they_were():
     assert OPTIMIZERS["adamw"].resolve(given) == given
 
 
+def test_optimizers_of_others_may_have_such_names():
+    """With other meanings."""
+    taken = {}
+
+    def make(params, lr, tau, beta2_half_life):
+        taken.update(tau=tau, beta2_half_life=beta2_half_life)
+        return torch.optim.SGD(params, lr)
+
+    own = (Parameter("tau", float, 0.5, "a time"), Parameter("beta2_half_life", float, None, "another one"))
+    with OPTIMIZERS.temporarily():
+        OPTIMIZERS.register("own", description="a test's", source="a test", parameters=own)(make)
+        get_optimizer("own:beta2_half_life=3", parameters(), 1e-3)
+    assert taken == {"tau": 0.5, "beta2_half_life": 3.0}
+
+
 @cases(
     ("spec", "images", "message"),
     [
@@ -195,3 +212,6 @@ def test_a_run_knows_the_images_of_its_updates(layout):
     # What was asked stays in the configuration, so that the run can be repeated with another batch.
     assert plan.config.optimizer_kwargs == {"beta1": 0.95, "eps": 1e-8, "beta2_half_life": 20000.0, "tau": 100_000.0}
     assert "images_per_update" not in plan.config.ema
+    told = describe_plan(plan)
+    assert f": beta2 {expected['beta2']:.6g} and weight decay {expected['weight_decay']:.6g} for " in told
+    assert f"weights are forgotten over {round(100_000 / images):,} updates, of a run of 50: it " in told

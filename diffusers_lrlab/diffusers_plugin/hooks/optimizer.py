@@ -71,9 +71,9 @@ class OptimizerHook:
         self.optimizer: Optimizer | None = None
         self.num_seen = 0
         # Whether its parameters in images wait for those of an update, which are known when the data are prepared.
-        self.waits = is_in_images(self.kwargs) and IMAGES_PER_UPDATE not in self.kwargs
+        self.waits = self.name is not None and is_in_images(OPTIMIZERS[self.name], self.kwargs)
+        self.waits = self.waits and IMAGES_PER_UPDATE not in self.kwargs
         self.learning_rate = 0.0  # the script's
-        self._first_step: Any = None  # the handle of a hook before it
 
     def install(self) -> None:
         from accelerate.optimizer import AcceleratedOptimizer
@@ -111,7 +111,7 @@ class OptimizerHook:
             optimizer.__class__, optimizer.__dict__ = type(made), made.__dict__
             self.optimizer = optimizer
             if self.waits:  # after a resume has loaded the settings of the last time, which may have had another batch
-                self._first_step = optimizer.register_step_pre_hook(self._set_per_update)
+                optimizer.register_step_pre_hook(self._set_per_update)
 
         return replace
 
@@ -186,9 +186,11 @@ class OptimizerHook:
         """Before the first update, sets what depends on its images."""
         assert self.optimizer is not None
         assert self.name is not None
-        self._first_step.remove()
+        if not self.waits:
+            return
+        self.waits = False
         images = self.run.must_know_images(f"--optimizer {self.name}")
-        found = per_update(self.name, self.kwargs, self.learning_rate, images)
+        found = per_update(OPTIMIZERS[self.name], self.kwargs, self.learning_rate, images)
         shown = {}
         if BETA2_HALF_LIFE.name in self.kwargs:
             shown["beta2"] = found["beta2"]
