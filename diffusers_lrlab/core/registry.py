@@ -113,7 +113,7 @@ class Entry:
                         f"{self.name!r} got {parameter.name}={given[parameter.name]!r} and {other}={kwargs[other]!r}, of "
                         "which one replaces the other. Drop one."
                     )
-                del given[other]
+                given.pop(other, None)
 
 
 class Registry(Mapping[str, Entry]):
