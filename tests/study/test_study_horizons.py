@@ -5,10 +5,15 @@ import json
 
 import pytest
 import torch
-from small_studies import BASE, counted_updates, records, study, without_times
+from small_studies import BASE, counted_updates, read_summary, records, study, without_times, write_spec
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.analysis.tuning import most_tuning_runs
+from diffusers_lrlab.study.executors.jobs import make_jobs
+from diffusers_lrlab.study.forecast import describe_study
+from diffusers_lrlab.study.report.curves import styles
+from diffusers_lrlab.study.report.horizons import horizon_tables, plot_horizons
+from diffusers_lrlab.study.runs.context import StudyContext
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand, expand_tuning
 from diffusers_lrlab.study.spec.horizons import families, why_separate
@@ -221,3 +226,57 @@ def test_what_is_refused():
     for changes, message in WRONG:
         with pytest.raises(LabError, match=message):
             expand(runs_of(**changes))
+
+
+# --- what it costs ---------------------------------------------------------------------------------------------------
+
+
+def test_the_price_is_in_summary_and_tables(computed):
+    summary = read_summary(computed[0])
+    rows = {(row["arm"], row["horizon"]): row for row in summary["horizons"]}
+    assert {key: row["updates"] for key, row in rows.items() if key[0] == "wsd"} == {
+        ("wsd", 10): 3, ("wsd", 20): 7, ("wsd", 40): 40
+    }  # fmt: skip
+    assert rows["wsd", 10]["branch_at"] == 7
+    assert rows["cosine", 20]["branch_at"] is None
+    prices = {row["arm"]: (row["updates"], row["separate"]) for row in summary["prices"]}
+    assert prices == {"cosine": (70, 70), "wsd": (50, 70)}
+    values = {record["run"]["id"]: record["train"]["results"] for record in records(computed[0]).values()}
+    (own,) = [results for name, results in values.items() if name.startswith("wsd--dino@10--")]
+    assert rows["wsd", 10]["energy_distance"] == pytest.approx(own["energy_distance"])
+    table, price = horizon_tables(summary)
+    assert [*table.frame["left its trunk at"]] == ["–", "7", "–", "13", "–", "–"]
+    assert [*price.frame["updates of all horizons"]] == ["70", "50"]
+
+
+def test_the_plot_has_a_line_for_each_arm(computed):
+    summary = read_summary(computed[0])
+    shown = styles(summary["study"]["arms"], "cosine")
+    figure = plot_horizons(summary["horizons"], summary["prices"], "energy_distance", shown)
+    (axes,) = figure.axes
+    lines = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
+    assert [*lines] == ["cosine: 70 updates for all", "wsd: 50 updates for all"]
+    assert lines["wsd: 50 updates for all"].get_xdata().tolist() == [10, 20, 40]
+
+
+def test_the_forecast_says_the_price(home):
+    text = describe_study(load_spec(write_spec(home, **BY_BRANCHES)), "local", None)
+    assert "1 data set (dino) x 3 horizons (updates 10, 20, 40) x 1 seed = 6 runs" in text
+    assert "all horizons of wsd: one trunk, which branches leave at update 7, 13: 50 updates in place of 70" in text
+    assert "all horizons of cosine: separate runs, as its learning rate depends on the length from the start: 70" in text
+    assert f"local: 6 runs, {IN_ALL} updates" in text
+
+
+class ToldWorkers:
+    workers, num_threads = (1, 2), 1
+
+
+@pytest.mark.parametrize("executor", ["local", "stacked"])
+def test_branches_are_part_of_the_job_of_their_trunk(tmp_path, executor):
+    study = StudyContext(StudyFolder(tmp_path), quiet=True)
+    jobs = [*make_jobs([(executor, expand(runs_of(seeds=2)))], study, ToldWorkers())]
+    assert len({spec.id for job in jobs for spec in job.specs}) == sum(len(job.specs) for job in jobs) == 12
+    for job in jobs:
+        for family in families(expand(runs_of(seeds=2))):
+            ids = {spec.id for spec in family.runs}
+            assert ids <= {spec.id for spec in job.specs} or not ids & {spec.id for spec in job.specs}
