@@ -90,11 +90,12 @@ class Child:
                 f"--out {str(self.output_dir)!r} holds another run, {found['how']} from update {found['update']} of "
                 f"{found['folder']!r}. Give another folder, or remove that one."
             )
-        if record["run"]["status"] == _PREPARED and not folder.checkpoints():  # killed while it was made
-            with locked(folder.path, "--out"):
-                folder.clear()
-            return False
-        return True
+        return not self._is_half_made(record)
+
+    def _is_half_made(self, record: dict[str, Any]) -> bool:
+        """Whether the command was killed while it made the folder."""
+        status = record.get("run", {}).get("status")
+        return status == _PREPARED and not RunFolder(self.output_dir).checkpoints()
 
     def prepare(self) -> None:
         """Makes the folder: the log so far, and the parent's checkpoint with the settings of this run; the latter last."""
@@ -103,6 +104,8 @@ class Child:
         parent.folder.check_log_until(source)
         change = self._change_optimizer if self.changed else None
         with locked(folder.path, "--out"):
+            if self._is_half_made(folder.read_record()):
+                folder.clear()
             folder.remove_leftovers()
             write_text(folder.lab / "run.json", json.dumps(self._record(config), indent=2) + "\n")
             self._copy_beside(folder)

@@ -109,6 +109,22 @@ def test_refused(trunk, arguments, message):
     assert {*trunk.parent.rglob("*")} == before
 
 
+def test_a_dry_run_leaves_a_half_made_folder_alone(trunk, folder, monkeypatch):
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    asked = {"at": 16, "cooldown": 4, "output_dir": folder / "half-made"}
+    with monkeypatch.context() as patch:
+        patch.setattr("diffusers_lrlab.run.child.hand_over", killed)
+        with pytest.raises(KeyboardInterrupt):
+            branch(trunk, **asked)
+    before = {file: file.read_bytes() for file in asked["output_dir"].rglob("*") if file.is_file()}
+    branch(trunk, **asked, dry_run=True)
+    assert {file: file.read_bytes() for file in asked["output_dir"].rglob("*") if file.is_file()} == before
+    (run,) = branch(trunk, **asked)
+    assert runs.read_record(run)["run"]["status"] == "finished"
+
+
 def test_refused_for_schedules_without_a_plateau(folder):
     cosine = new_run(folder, "cosine", "cosine", 10)
     with pytest.raises(LabError, match="it has no plateau"):
