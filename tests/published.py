@@ -17,9 +17,19 @@ RECORD = ROOT / "model_cards" / "ddpm-digits-8"
 
 def lrlab(*arguments, env, cwd, status=0, timeout=120):
     """Runs the command, and expects this exit status."""
+    return end_of_lrlab(start_lrlab(*arguments, env=env, cwd=cwd), status, timeout)
+
+
+def start_lrlab(*arguments, env, cwd):
+    """The command, begun."""
     command = ["-m", "diffusers_lrlab.cli.main", *map(str, arguments)]
-    returned, *output = started.run(*command, env=env, cwd=cwd, before=refuse_warnings_and_waits, timeout=timeout)
-    result = subprocess.CompletedProcess(command, returned, *output)
+    return started.Started(*command, env=env, cwd=cwd, before=refuse_warnings_and_waits)
+
+
+def end_of_lrlab(process, status=0, timeout=120):
+    """Waits for the end of a command, and expects this exit status."""
+    output = process.communicate(timeout)
+    result = subprocess.CompletedProcess(process.command, process.returncode, *output)
     assert result.returncode == status, result.stdout + result.stderr
     assert "Traceback" not in result.stderr
     return result

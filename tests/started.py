@@ -6,6 +6,7 @@ Commands are those of `python`: a script, `-m MODULE` or `-c CODE`, with argumen
 
 import atexit
 import contextlib
+import faulthandler
 import importlib
 import multiprocessing
 import os
@@ -59,7 +60,11 @@ def _wait_for_all(ranks, timeout):
         if failed:
             return failed[0]
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{ranks[0].command} took more than {timeout} s.\n{ranks[0].error()}")
+            for rank in ranks:
+                rank.send_signal(signal.SIGABRT)  # says where it is
+            time.sleep(1)
+            told = "\n".join(f"--- rank {number}\n{rank.error()}" for number, rank in enumerate(ranks))
+            raise TimeoutError(f"{ranks[0].command} took more than {timeout} s.\n{told}")
         time.sleep(0.01)
     return max((rank.returncode for rank in ranks), key=abs)
 
@@ -150,6 +155,7 @@ def _be(command, env, cwd, before, pictures, out, err):
     _set_environment(env)
     if _of_the_hub(at_import) != _of_the_hub(env):
         _read_the_environment_again()
+    faulthandler.enable()
     if cwd is not None:
         os.chdir(cwd)
     if not pictures:

@@ -10,27 +10,35 @@ from .words import counted
 _LONGEST, _DEEPEST = 256 * 1024, 100  # characters; levels of nesting
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """A SafeLoader with limited nesting and without aliases and merge keys."""
+class ShallowLoader(yaml.SafeLoader):
+    """A SafeLoader with limited nesting, which takes PyYAML quadratic time."""
 
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise self._refused("anchors and aliases are", event)
         if self.depth == _DEEPEST:
-            raise self._refused(f"more than {_DEEPEST} levels are", event)
+            raise _refused(f"more than {_DEEPEST} levels are not allowed", self.peek_event())
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
-        if getattr(node, "tag", None) == "tag:yaml.org,2002:merge":
-            raise self._refused("merge keys are", event)
         return node
 
-    @staticmethod
-    def _refused(what: str, event: Any) -> yaml.YAMLError:
-        return yaml.composer.ComposerError(None, None, f"{what} not allowed in untrusted files", event.start_mark)
+
+class _PlainLoader(ShallowLoader):
+    """A loader without aliases and merge keys, too."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise _refused("anchors and aliases are not allowed in untrusted files", event)
+        node = super().compose_node(parent, index)
+        if getattr(node, "tag", None) == "tag:yaml.org,2002:merge":
+            raise _refused("merge keys are not allowed in untrusted files", event)
+        return node
+
+
+def _refused(what: str, event: Any) -> yaml.YAMLError:
+    return yaml.composer.ComposerError(None, None, what, event.start_mark)
 
 
 def load_plain_yaml(text: str) -> Any:

@@ -1,14 +1,13 @@
 """What a run is going to take: memory against torch's own count, time, and how it is told."""
 
 import dataclasses
-import json
 import math
 
 import pytest
 import runs
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from helpers import load_data_once
+from helpers import load_data_once, peak_of
 
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.cli.main import main
@@ -62,8 +61,6 @@ def make_trainer(folder, **options):
 
 def measured_peak(trainer):
     """What torch's allocator hands out at most during an update, beside what is there before it: bytes."""
-    from torch.profiler import ProfilerActivity, profile
-
     from diffusers_lrlab.data.batches import iterate_batches
 
     trainer.stepper.model.train()
@@ -71,15 +68,7 @@ def measured_peak(trainer):
     batches = iterate_batches(trainer.run.data, trainer.run.plan.layout, 0, range(2))
     trainer.do_update(next(batches))
     images = next(batches)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
-        trainer.do_update(images)
-    path = trainer.folder.path / "trace.json"
-    path.parent.mkdir(exist_ok=True)
-    measured.export_chrome_trace(str(path))
-    events = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("name") == "[memory]"]
-    events.sort(key=lambda event: event["ts"])
-    before = events[0]["args"]["Total Allocated"] - events[0]["args"]["Bytes"]
-    return max(event["args"]["Total Allocated"] for event in events) - before
+    return peak_of(lambda: trainer.do_update(images), trainer.folder.path)
 
 
 CASES = {

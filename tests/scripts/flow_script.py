@@ -76,6 +76,7 @@ def main(args):
                 break
     with open(os.path.join(args.output_dir, f"rows-{accelerator.process_index}.json"), "w") as file:
         json.dump({"rows": rows, "weights": accelerator.unwrap_model(model).weight.tolist()}, file)
+    loss = model_pred = None  # whose graph holds the distributed model
     del model, optimizer, lr_scheduler
     accelerator.free_memory()
     accelerator.wait_for_everyone()

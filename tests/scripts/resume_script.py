@@ -148,6 +148,8 @@ def main(args):
         end["optimizer"] = [{name: value.tolist() for name, value in part.items()} for part in optimizer.state.values()]
         with open(os.path.join(args.output_dir, "end.json"), "w") as file:
             json.dump(end, file)
+    # With its last loss, which holds the graph: what is left of DDP when the processes part can wait for itself, in torch.
+    loss = prediction = None
     del model, optimizer, lr_scheduler, prepared
     accelerator.free_memory()
     accelerator.wait_for_everyone()
