@@ -12,7 +12,22 @@ from typing import NamedTuple
 from .. import __version__
 from ..core.errors import LabError, did_you_mean, exit_status, shortened
 from ..core.plugins import load_plugins
-from . import audit, averages, check, completion, continuing, data, floor, hub, lists, preview, study, tools, training
+from . import (
+    audit,
+    averages,
+    check,
+    completion,
+    continuing,
+    data,
+    floor,
+    hub,
+    lists,
+    predict,
+    preview,
+    study,
+    tools,
+    training,
+)
 from .output import LabParser, add_import
 
 
@@ -59,6 +74,12 @@ COMMANDS = {
         _PREVIEW,
         preview.preview_arguments,
         preview.preview,
+    ),
+    "predict": Command(
+        predict.PREDICT_HELP,
+        "lrlab predict --from first-study --lr_scheduler rex --max_train_steps 20000",
+        predict.predict_arguments,
+        predict.predict,
     ),
     "audit": Command(
         "Show which learning rate any torch program really uses, without changing it",
@@ -152,7 +173,7 @@ COMMANDS = {
 
 REST = (*SCRIPTS, "plan", "floor", "rerun")  # commands that leave unknown arguments to the parser of training
 # Commands with --import besides those of REST.
-TAKES_NAMES = ("list", "preview", "study", "schedule", "push", "extend", "branch")
+TAKES_NAMES = ("list", "preview", "predict", "study", "schedule", "push", "extend", "branch")
 
 
 def _parser() -> LabParser:

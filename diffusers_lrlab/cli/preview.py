@@ -7,14 +7,19 @@ import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
+from ..core.extras import require_extra
 from ..core.spec import merge_spec, parse_json_kwargs
 from ..core.terminal_plot import can_encode
 from ..objective.process import DEFAULT_OBJECTIVE, OBJECTIVES, NoiseProcess, make_process
 from ..timesteps.noise_levels import PREDICTIONS
 from .output import say, say_json
+
+if TYPE_CHECKING:
+    from ..forecast.loss_forecast import Predicted
+    from ..run.predict import LossForecast
 
 
 def number(text: str) -> float:
@@ -42,6 +47,8 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
     clock = "above 1, shows the curve of diffusers' train_unconditional.py, too (default: %(default)s)."
     add("--num_processes", type=int, default=1, metavar="n", help=f"Processes; {clock}")
     add("--gradient_accumulation_steps", type=int, default=1, metavar="g", help=f"Micro-batches per update; {clock}")
+    losses = "Folders of runs or of a study, to draw predicted validation losses too, as lrlab predict does."
+    add("--predict", type=Path, nargs="+", metavar="RUN_OR_STUDY", help=losses)
     add("--all", action="store_true", help="Plot every schedule into --out.")
     add = parser.add_argument_group("timesteps, instead of schedules").add_argument
     add("--timestep_sampler", action="append", metavar="NAME", help="Density of timesteps, or all; repeat it for several.")
@@ -57,17 +64,19 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="Print the values at every update, or timestep, as JSON.")
 
 
-def preview(options: argparse.Namespace) -> None:
-    out = _plot_path(options.out)
+def preview(options: argparse.Namespace) -> int:
+    out = plot_path(options.out)
     if options.all:
         _gallery(options, out)
     elif options.timestep_sampler or options.loss_weighting:
         _preview_timesteps(options, out)
     else:
-        _preview_schedules(options, out)
+        return _preview_schedules(options, out)
+    return 0
 
 
-def _preview_schedules(options: argparse.Namespace, out: Path | None) -> None:
+def _preview_schedules(options: argparse.Namespace, out: Path | None) -> int:
+    """Returns 1 if losses were asked for and no law of them can be trusted, else 0."""
     _refuse(options, _OF_TIMESTEPS, "without --timestep_sampler or --loss_weighting")
     if not options.lr_scheduler:
         raise LabError("Which schedule? Give --lr_scheduler NAME (`lrlab list schedulers` shows them), or --all.")
@@ -87,15 +96,38 @@ def _preview_schedules(options: argparse.Namespace, out: Path | None) -> None:
     run = schedules.Run(options.num_training_steps, options.num_warmup_steps, options.learning_rate, options.beta1, *host)
     kwargs, momentum_kwargs = _json(options, "lr_scheduler_kwargs"), _json(options, "momentum_scheduler_kwargs")
     previews = [schedules.preview(spec, run, kwargs, momentum, momentum_kwargs) for spec in options.lr_scheduler]
+    forecast, predicted = _predict(options, [shown.spec for shown in previews]) if options.predict else (None, [])
+    losses = {one.candidate.label: (one.updates, one.losses) for one in predicted}
     if out:
         from ..preview.plots import plot_previews
 
-        plot_previews(previews, run, out)
+        plot_previews(previews, run, out, losses)
     if options.json:
         shows_host = run.num_processes * run.accumulation > 1
-        say_json({"updates": run.num_updates, "schedules": [shown.as_json(shows_host) for shown in previews]})
+        shown = {"updates": run.num_updates, "schedules": [each.as_json(shows_host) for each in previews]}
+        say_json(shown if forecast is None else shown | {"forecast": forecast.as_data(predicted)})
     else:
-        _say_with(out, schedules.describe(previews, run, None if out else _terminal()))
+        parts = [schedules.describe(previews, run, None if out else _terminal(), losses)]
+        parts += [] if forecast is None else [forecast.describe_runs()]
+        parts += [] if forecast is None or not predicted else [forecast.describe(predicted)]
+        _say_with(out, "\n\n".join(parts))
+    return 1 if options.predict and not predicted else 0
+
+
+def _predict(options: argparse.Namespace, specs: list[str]) -> "tuple[LossForecast, list[Predicted]]":
+    """A forecast, and the losses of schedules; none if no law can be trusted."""
+    if options.momentum_scheduler:
+        raise must_be(
+            "--momentum_scheduler", options.momentum_scheduler, "left out beside --predict", "laws know only rates"
+        )
+    require_extra("train", "--predict")
+    from ..run.predict import forecast_loss
+
+    forecast = forecast_loss(options.predict)
+    given = options.num_training_steps, options.learning_rate, options.num_warmup_steps
+    candidates = [forecast.candidate(spec, *given) for spec in specs]
+    is_passed = forecast.forecaster.check.is_passed
+    return forecast, [forecast.forecaster.predict(candidate) for candidate in candidates] if is_passed else []
 
 
 def _preview_timesteps(options: argparse.Namespace, out: Path | None) -> None:
@@ -176,7 +208,7 @@ def _json(options: argparse.Namespace, name: str) -> dict[str, Any] | None:
     return None if text is None else parse_json_kwargs(text, f"--{name}")
 
 
-def _plot_path(text: str | None) -> Path | None:
+def plot_path(text: str | None) -> Path | None:
     if text is None:
         return None
     path = Path(text)

@@ -32,3 +32,10 @@ def plain_axes(axes: Any) -> None:
     """A light grid, and no lines at the top and at the right."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
+
+
+def log_losses(axes: Any) -> None:
+    """A logarithmic vertical axis for losses, which may span less than a decade."""
+    axes.set_yscale("log")
+    for axis_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        axis_formatter("{x:.3g}")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.plotting import BLUE, COLORS, DARK, GREY, ORANGE, new_figure, plain_axes, save_figure
+from ..core.plotting import BLUE, COLORS, DARK, GREY, ORANGE, log_losses, new_figure, plain_axes, save_figure
 from ..core.words import counted
 from ..schedules.registries import SCHEDULERS
-from .schedules import Curves, Preview, Run, preview
+from .schedules import Curves, Points, Preview, Run, preview
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,11 +21,15 @@ if TYPE_CHECKING:
 _CYCLES = ("-", "-.", ":")
 
 
-def plot_previews(previews: list[Preview], run: Run, path: Path) -> None:
-    """Schedules in one plot; a dashed line of the same colour is the schedule in diffusers' own script."""
+def plot_previews(previews: list[Preview], run: Run, path: Path, losses: Mapping[str, Points] | None = None) -> None:
+    """
+    Schedules in one plot; a dashed line of the same colour is the schedule in diffusers' own script. Below them predicted
+    `losses` of the schedules, if there are any.
+    """
     has_momentum = any(shown.curves.beta1 is not None for shown in previews)
-    figure = new_figure(7, 5.2 if has_momentum else 3.6, dpi=150)
-    rows = figure.subplots(1 + has_momentum, 1, sharex=True, squeeze=False, height_ratios=(2, 1)[: 1 + has_momentum])[:, 0]
+    heights = [2] + [1] * has_momentum + [2] * bool(losses)
+    figure = new_figure(7, 2 + 1.6 * (sum(heights) - 1), dpi=150)
+    rows = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for axes in rows:
         plain_axes(axes)
         axes.margins(x=0.01)
@@ -33,6 +38,10 @@ def plot_previews(previews: list[Preview], run: Run, path: Path) -> None:
         _draw(rows, shown.curves, color=color, linestyle=style, label=shown.label)
         if shown.host is not None:
             _draw(rows, shown.host, color=color, linestyle="--", linewidth=1.0)
+        if losses:
+            rows[-1].plot(*losses[shown.spec], color=color, linestyle=style)
+            rows[-1].set(ylabel="predicted\nvalidation loss")
+            log_losses(rows[-1])
     rows[0].set(ylabel="learning rate", ylim=(-0.02 * max(rows[0].get_ylim()), None))
     rows[0].ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
     if has_momentum:

@@ -1,5 +1,6 @@
 """Previews of schedules over a run, here and in diffusers' own script, as text, tables and plots in a terminal."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..schedules.schedule import Schedule
 # Beyond this, curves take gigabytes.
 _UPDATES, _SHARES = Range("[1, 1e7]", whole=True), Range("[1, 1e5]", whole=True)
 _SHOWN = (0, 25, 50, 75, 100)  # % of the run, in tables
+Points = tuple[np.ndarray, np.ndarray]  # updates, and a loss after each
 
 
 @checked
@@ -158,16 +160,26 @@ def _compare(asked: Curves, host: Curves, run: Run) -> str:
     return "; ".join(parts)
 
 
-def describe(previews: list[Preview], run: Run, terminal: dict[str, Any] | None) -> str:
-    """Plots, a table and notes as text; `terminal` has the options of [`terminal_plot`], `None` for no plots."""
+def describe(
+    previews: list[Preview], run: Run, terminal: dict[str, Any] | None, losses: Mapping[str, Points] | None = None
+) -> str:
+    """
+    Plots, a table and notes as text; `terminal` has the options of [`terminal_plot`], `None` for no plots. `losses` are
+    predicted ones by label.
+    """
     parts = []
     if terminal is not None:
-        curves_of = curves_by_label(previews)
+        shown_curves = curves_by_label(previews)
         title = "learning rate" + (f" of {previews[0].label}" if len(previews) == 1 else "")
-        parts.append(terminal_plot({label: curves.lr for label, curves in curves_of.items()}, title, **terminal))
-        momenta = {label: curves.beta1 for label, curves in curves_of.items() if curves.beta1 is not None}
+        parts.append(terminal_plot({label: curves.lr for label, curves in shown_curves.items()}, title, **terminal))
+        momenta = {label: curves.beta1 for label, curves in shown_curves.items() if curves.beta1 is not None}
         if momenta:
             parts.append(terminal_plot(momenta, "beta1", height=6, from_zero=False, **terminal))
+        if losses:
+            updates = np.linspace(max(points[0][0] for points in losses.values()), run.num_updates, 200)
+            curves_of = {label: np.interp(updates, *points) for label, points in losses.items()}
+            title = f"predicted validation loss, from update {updates[0]:.0f}"
+            parts.append(terminal_plot(curves_of, title, height=8, from_zero=False, **terminal))
     parts.append(table(previews, run))
     parts += [(f"{shown.label}: " if len(previews) > 1 else "") + note for shown in previews for note in shown.notes]
     return "\n\n".join(parts)

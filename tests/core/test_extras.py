@@ -45,6 +45,8 @@ NEEDS = {
     "lrlab pull user": "train",
     "lrlab rerun nothing": "train",
     "lrlab floor --dataset_name dino": "train",
+    "lrlab predict --from nothing --lr_scheduler rex": "train",
+    "lrlab preview --lr_scheduler rex --num_training_steps 10 --predict nothing": "train",
     "lrlab extend nothing --max_train_steps 10": "train",
     "lrlab branch nothing --at latest --cooldown 5": "train",
     "lrlab ema nothing --sigma_rel 0.1 --out averaged": "train",
