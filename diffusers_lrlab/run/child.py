@@ -1,6 +1,5 @@
 """The folder of a run that goes on from another one: made once, then resumed like any run."""
 
-import dataclasses
 import json
 import shutil
 from dataclasses import dataclass, field
@@ -12,14 +11,13 @@ import torch
 
 from ..core.environment import launch_command
 from ..core.errors import LabError
-from ..core.files import atomic_folder, write_text
+from ..core.files import write_text
 from ..core.lock import locked
-from ..core.manifest import MANIFEST, write_manifest
 from ..core.options import defaults_of
 from ..optimizers.entries import OPTIMIZERS, tried_optimizer
 from ..schedules.continued import RunCurve
 from ..training.config import ResolvedConfig, TrainingConfig
-from ..training.lora import BASE
+from ..training.handover import hand_over
 from ..training.resolve import ADAM_OPTIONS, resolve_config
 from ..training.resume import check_fresh, read_state
 from ..training.run_folder import FINDER_FILES, RunFolder
@@ -94,30 +92,27 @@ class Child:
                 f"--out {str(self.output_dir)!r} holds another run, {found['how']} from update {found['update']} of "
                 f"{found['folder']!r}. Give another folder, or remove that one."
             )
-        if record["run"]["status"] == _PREPARED and not folder.checkpoints():  # killed while it was made
-            with locked(folder.path, "--out"):
-                folder.clear()
-            return False
-        return True
+        return not self._is_half_made(record)
+
+    def _is_half_made(self, record: dict[str, Any]) -> bool:
+        """Whether the command was killed while it made the folder."""
+        status = record.get("run", {}).get("status")
+        return status == _PREPARED and not RunFolder(self.output_dir).checkpoints()
 
     def prepare(self) -> None:
         """Makes the folder: the log so far, and the parent's checkpoint with the settings of this run; the latter last."""
         config, parent = resolve_config(self.config), self.parent
         source, folder = parent.checkpoints[self.at], RunFolder(self.output_dir)
         parent.folder.check_log_until(source)
-        state = read_state(source)
+        change = self._change_optimizer if self.changed else None
         with locked(folder.path, "--out"):
+            if self._is_half_made(folder.read_record()):
+                folder.clear()
             folder.remove_leftovers()
             write_text(folder.lab / "run.json", json.dumps(self._record(config), indent=2) + "\n")
-            write_text(folder.metrics_file, parent.folder.metrics_file.read_bytes()[: state["log"]["size"]].decode())
             self._copy_beside(folder)
-            with atomic_folder(folder.path / source.name) as temporary:
-                shutil.copytree(source, temporary, dirs_exist_ok=True)
-                (temporary / MANIFEST).unlink()
-                write_text(temporary / "trainer.json", json.dumps(self._state(state, config), indent=2))
-                if self.changed:
-                    self._change_optimizer(temporary / _OPTIMIZER)
-                write_manifest(temporary)
+            length = self.curve.warmup_updates, self.curve.num_updates
+            hand_over(source, parent.folder, folder, config, *length, change=change)
 
     def _record(self, config: ResolvedConfig) -> dict[str, Any]:
         """A record with the settings of this run and no results."""
@@ -136,10 +131,8 @@ class Child:
         return {"run": run, "train": train, "config": config.to_dict(), "meta": before["meta"]}
 
     def _copy_beside(self, folder: RunFolder) -> None:
-        """Copies what checkpoints leave out: the weights beside a LoRA, earlier samples, the finder's result."""
+        """Copies what checkpoints leave out: earlier samples, the finder's result."""
         parent = self.parent.folder
-        if (parent.path / BASE).exists():
-            shutil.copytree(parent.path / BASE, folder.path / BASE, dirs_exist_ok=True)
         for name in FINDER_FILES:
             if (parent.lab / name).exists():
                 shutil.copyfile(parent.lab / name, folder.lab / name)
@@ -148,15 +141,9 @@ class Child:
                 (folder.lab / "samples").mkdir(exist_ok=True)
                 shutil.copyfile(file, folder.lab / "samples" / file.name)
 
-    def _state(self, state: dict[str, Any], config: ResolvedConfig) -> dict[str, Any]:
-        """`trainer.json` of the parent's checkpoint, with the settings and the schedule of this run."""
-        own = {"num_warmup_steps": self.curve.warmup_updates, "num_training_steps": self.curve.num_updates}
-        plan = dataclasses.asdict(config.schedule_for(state["global_batch"])) | own
-        schedules = [{**schedule, "plan": plan} for schedule in state["schedules"]]
-        return {**state, "config": config.to_dict(), "num_updates": self.curve.num_updates, "schedules": schedules}
-
-    def _change_optimizer(self, file: Path) -> None:
+    def _change_optimizer(self, checkpoint: Path) -> None:
         """Writes changed parameters into the groups of a saved optimizer."""
+        file = checkpoint / _OPTIMIZER
         state = torch.load(file, weights_only=True)
         fresh = [_fresh_settings(self.parent, changed) for changed in ({}, self.changed)]
         differing = [key for key in fresh[0] if fresh[0][key] != fresh[1][key]]
