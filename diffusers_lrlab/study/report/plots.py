@@ -104,10 +104,8 @@ def panels_for(datasets: list[str], height: float, width: float | None) -> tuple
 
 def add_legend(figure: Any, handles: list[Any], width: float | None) -> None:
     """Above the panels, in as many columns as fit with text of 8 points."""
-    columns = min(len(handles), 4)
-    if width is not None:
-        widest = 0.5 + 0.062 * max(len(handle.get_label()) for handle in handles)
-        columns = max(1, min(columns, int(width / widest)))
+    widest = 0.5 + 0.062 * max(len(handle.get_label()) for handle in handles)  # inches
+    columns = max(1, min(len(handles), 4, int((width or figure.get_figwidth()) / widest)))
     figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
 
 
