@@ -67,6 +67,32 @@ def constant(since: Any, every: int, decay: float) -> np.ndarray | float:
 
 
 @EMA_FORMS.register(
+    "half_life",
+    description="a half-life in images, the same for all batches; at first, a share of the images so far",
+    source="EDM, training_loop.py of github.com/NVlabs/edm; arXiv 2206.00364",
+    parameters=(
+        Parameter("images", float, 500_000.0, "images after which half of a weight is forgotten", "(0, 1e15]"),
+        Parameter("rampup", float, 0.05, "largest half-life as a share of the images so far; 1e9 for no limit", "(0, 1e9]"),
+        Parameter(
+            "images_per_update",
+            int,
+            None,
+            "effective batch size; known in `lrlab train` and in most scripts",
+            "[1, 1e9]",
+        ),
+    ),
+)
+def half_life(since: Any, every: int, images: float, rampup: float, images_per_update: int | None) -> np.ndarray | float:
+    if images_per_update is None:
+        raise LabError(
+            f"'half_life' got images={images:g} without images_per_update. Add images_per_update=N (batch size x "
+            "accumulation x processes)."
+        )
+    so_far = np.maximum(since, 0) * float(images_per_update)
+    return 0.5 ** (every * images_per_update / np.maximum(np.minimum(images, rampup * so_far), 1e-8))
+
+
+@EMA_FORMS.register(
     "power_function",
     description="(1 - 1/n)^(gamma + 1) at update n: a profile that grows with the run, whose weights rise as t^gamma",
     source="EDM2, arXiv 2312.02696, eqs. 123, 126 and 127",
@@ -138,7 +164,7 @@ class EMAForm:
     def of(cls, spec: str, **kwargs: Any) -> Self:
         """From a spec string, checked."""
         form = cls(*resolve_spec(spec, kwargs, EMA_FORMS))
-        form._of(1)  # what only its function can refuse
+        form.with_images(1)._of(1)  # what only its function can refuse
         return form
 
     def __str__(self) -> str:
@@ -160,6 +186,17 @@ class EMAForm:
     @property
     def update_every(self) -> int:
         return int(self.kwargs["update_every"])
+
+    def with_images(self, images_per_update: int) -> "EMAForm":
+        """The form with the images of an update, if it counts images and does not know them."""
+        if not self.lacks_images:
+            return self
+        return EMAForm(self.name, {**self.kwargs, "images_per_update": images_per_update})
+
+    @property
+    def lacks_images(self) -> bool:
+        """Whether it counts images without knowing those of an update."""
+        return self.kwargs.get("images_per_update", 1) is None
 
     def decay(self, update: int) -> float:
         """That of the average's update after so many updates of the weights: 0, which makes it a copy, at the first."""

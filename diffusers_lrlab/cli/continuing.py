@@ -51,6 +51,10 @@ def branch_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, metavar="DIR", help="Folder of the branches (default: RUN-branches).")
     workers = "Branches to train at the same time, each in a process of its own (default: %(default)s)."
     add("--workers", type=int, default=1, metavar="N", help=workers)
+    address = (
+        "Running Ray cluster that trains the branches, or auto; its nodes must share the folders (default: this machine)."
+    )
+    add("--address", metavar="ADDRESS", help=address)
     add("--dry_run", action="store_true", help="Print the curves and train nothing.")
 
 
@@ -66,5 +70,6 @@ def branch(options: argparse.Namespace) -> None:
         optimizer_kwargs=parse_changes(options.changes),
         output_dir=options.out,
         workers=options.workers,
+        address=options.address,
         dry_run=options.dry_run,
     )

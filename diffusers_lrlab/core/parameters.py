@@ -26,6 +26,8 @@ class Parameter:
     items: type = float  # of a list
     same_as: str | None = None  # the common parameter that this is another name for
     only_with: tuple[str, Any] | None = None  # another parameter, and the value it must have for this one to have an effect
+    is_added: bool = False  # left out of resolved parameters at its default, as in records that are older than it
+    instead_of: str | None = None  # the parameter that it replaces, if it is given; else it is left out, too
 
     def __post_init__(self) -> None:
         _ = self.interval  # an error if `range` is not an interval

@@ -77,6 +77,7 @@ class Entry:
         given = {
             name: parameter.check(kwargs.get(name, parameter.default), repr(self.name)) for name, parameter in known.items()
         }
+        self._drop_replaced(given, kwargs)
         for parameter in self.parameters:
             if parameter.only_with and given[parameter.name] != parameter.default:
                 other, needed = parameter.only_with
@@ -94,6 +95,25 @@ class Entry:
                     )
                 given[parameter.same_as] = given[parameter.same_as] if value is None else value
         return given
+
+    def replacing(self, name: str) -> list[str]:
+        """The parameters that replace another one if they are given."""
+        return [parameter.name for parameter in (*self.parameters, *self.common) if parameter.instead_of == name]
+
+    def _drop_replaced(self, given: dict[str, Any], kwargs: Mapping[str, Any]) -> None:
+        """Leaves out parameters that others replace, and those that are resolved only if they are given."""
+        for parameter in (*self.parameters, *self.common):
+            if not parameter.is_added and parameter.instead_of is None:
+                continue
+            if given[parameter.name] == parameter.default:
+                del given[parameter.name]
+            elif (other := parameter.instead_of) is not None:
+                if kwargs.get(other) is not None:
+                    raise LabError(
+                        f"{self.name!r} got {parameter.name}={given[parameter.name]!r} and {other}={kwargs[other]!r}, of "
+                        "which one replaces the other. Drop one."
+                    )
+                given.pop(other, None)
 
 
 class Registry(Mapping[str, Entry]):

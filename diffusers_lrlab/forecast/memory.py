@@ -56,7 +56,7 @@ def forecast_memory(
         accumulation=accumulation or plan.layout.accumulation,
     )
     peak, copies = _track(dataclasses.replace(plan, config=config, layout=layout), device)
-    state = optimizer_bytes(plan, config.optimizer, config.optimizer_kwargs)
+    state = optimizer_bytes(plan, config.optimizer, plan.optimizer_kwargs)
     weights, trained = peak["PARAM"], trained_bytes(plan, peak["PARAM"])
     passing = sum(peak[part] for part in _ACTIVATIONS)
     told = sum(values.element_size() * math.prod(values.shape[1:]) for values in plan.conditions.values())

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
 from ..core.extras import require_version
 from ..core.registered import unusable
 from ..core.registry import Entry, Parameter, Registry
 from ..core.signatures import checked
 from ..core.spec import resolve_spec
+from .timescales import BETA2_HALF_LIFE, IMAGES, TAU, per_update
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,7 @@ OPTIMIZERS = Registry(
     traits={
         "adam": "takes the options for Adam, such as `--adam_beta1`",
         "sgd": "takes steps in proportion to the gradient",
+        "decoupled": "shrinks weights by the learning rate times `weight_decay` at each update, apart from the gradient",
         "averages": "averages the weights itself, and has `train()` and `eval()`",
         "named": "is given its parameters as pairs `(name, parameter)` where their names are known",
         "width_rule": "takes `--width_base`: the size of its steps is not that of gradients, and weight decay is decoupled",
@@ -54,6 +56,15 @@ register_optimizer = OPTIMIZERS.register
 
 _BETA2 = Parameter("beta2", float, 0.999, "decay of the mean of squared gradients", "[0, 1)")
 _EPS = Parameter("eps", float, 1e-8, "added to the root of that mean", "(0, inf)")
+_CAUTIOUS = Parameter(
+    "cautious",
+    bool,
+    False,
+    "decay only weights that the update brings closer to 0 (arXiv 2510.12402)",
+    is_added=True,
+)
+_SQUARES_IN_IMAGES = (BETA2_HALF_LIFE, IMAGES)
+_ALL_IN_IMAGES = (BETA2_HALF_LIFE, TAU, IMAGES)
 _TORCH = "torch.optim"
 _RULES = "diffusers_lrlab.optimizers.elementwise"
 
@@ -77,6 +88,7 @@ def get_optimizer(
     name: str,
     params: Iterable[torch.nn.Parameter] | Iterable[tuple[str, torch.nn.Parameter]] | Iterable[dict[str, Any]],
     lr: float,
+    images_per_update: int | None = None,
     **kwargs: Any,
 ) -> Optimizer:
     """
@@ -88,16 +100,27 @@ def get_optimizer(
             `model.named_parameters()`, or parameter groups as in torch, which may hold either. Optimizers that treat
             parameters by their names, such as `"muon"`, need the names.
         lr (`float`): The learning rate, for groups without one of their own.
+        images_per_update (`int`, *optional*): Over all micro-batches and processes, for parameters that count images, such
+            as `beta2_half_life` and `tau`.
         **kwargs: The optimizer's own parameters.
     """
     name, resolved = resolve_spec(name, kwargs, OPTIMIZERS)
     check_installed(name)
+    resolved = per_update(OPTIMIZERS[name], resolved, lr, images_per_update)
     entry, groups = OPTIMIZERS[name], [_with_a_list(each) for each in params]
     if "named" not in entry.traits:
         groups = [_without_names(each) for each in groups]
+    if resolved.get("cautious"):
+        _check_decays(name, resolved["weight_decay"], groups)
     if entry.is_foreign:
         _check_step(entry, lr, resolved)
     return entry(groups, lr, **resolved)
+
+
+def _check_decays(name: str, weight_decay: float, groups: list[Any]) -> None:
+    """Raises a `LabError` if no group has weight decay that could be cautious."""
+    if not weight_decay and not any(each.get("weight_decay") for each in groups if isinstance(each, dict)):
+        raise must_be("cautious", True, "left out without weight decay", "give weight_decay or tau, too", of=repr(name))
 
 
 def _check_step(entry: Entry, lr: float, kwargs: dict[str, Any]) -> None:
@@ -148,7 +171,9 @@ def optimizer_parts(optimizer: Any) -> dict[str, Any] | None:
     return getattr(optimizer, "parts", None)
 
 
-def tried_optimizer(name: str, kwargs: Mapping[str, Any], shapes: Iterable[tuple[int, ...]], lr: float) -> Optimizer:
+def tried_optimizer(
+    name: str, kwargs: Mapping[str, Any], shapes: Iterable[tuple[int, ...]], lr: float, images_per_update: int
+) -> Optimizer:
     """
     An optimizer of zeros of these shapes, which have no names: lists of patterns among its arguments are left out.
     """
@@ -156,7 +181,9 @@ def tried_optimizer(name: str, kwargs: Mapping[str, Any], shapes: Iterable[tuple
 
     lists = {each.name for each in OPTIMIZERS[name].parameters if each.kind is list}
     given = {key: value for key, value in kwargs.items() if "named" not in OPTIMIZERS[name].traits or key not in lists}
-    return get_optimizer(name, [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes], lr, **given)
+    return get_optimizer(
+        name, [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes], lr, **{IMAGES.name: images_per_update, **given}
+    )
 
 
 def check_installed(name: str) -> None:
@@ -181,16 +208,22 @@ def optimizer_state_bytes(optimizer: Optimizer) -> int:
     return total(optimizer.state_dict())
 
 
-def _made_by(path: str, can_fuse: bool = False, **fixed: Any) -> Callable[..., Optimizer]:
-    """A factory for a class "module:Class", imported on use; `fixed` are further arguments of the class."""
+def _made_by(path: str, can_fuse: bool = False, cautious: str | None = None, **fixed: Any) -> Callable[..., Optimizer]:
+    """
+    A factory for a class "module:Class", imported on use; `cautious` is that with cautious weight decay, and `fixed` are
+    further arguments of both.
+    """
 
     def make(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
         if "beta2" in kwargs:
             kwargs["betas"] = (kwargs.pop("beta1"), kwargs.pop("beta2"))
+        chosen = path
+        if cautious is not None and kwargs.pop("cautious", False):
+            chosen = cautious
         if can_fuse:
             groups = (each["params"] if isinstance(each, dict) else [each] for each in params)
             kwargs["fused"] = all(parameter.device.type in ("cpu", "cuda") for group in groups for parameter in group)
-        return pkgutil.resolve_name(path)(params, lr=lr, **fixed, **kwargs)
+        return pkgutil.resolve_name(chosen)(params, lr=lr, **fixed, **kwargs)
 
     return make
 
@@ -199,16 +232,16 @@ OPTIMIZERS.register(
     "adamw",
     description="Adam with decoupled weight decay",
     source=f"{_TORCH}.AdamW; arXiv 1711.05101",
-    parameters=(_beta1(), _BETA2, _EPS, _weight_decay(0.01)),
-    traits=("adam", "width_rule"),
+    parameters=(_beta1(), _BETA2, _EPS, _weight_decay(0.01), _CAUTIOUS, *_ALL_IN_IMAGES),
+    traits=("adam", "decoupled", "width_rule"),
     facts={"state_bytes": 8, "elementwise": f"{_RULES}:adamw"},
-)(_made_by("torch.optim:AdamW", can_fuse=True))
+)(_made_by("torch.optim:AdamW", can_fuse=True, cautious="diffusers_lrlab.optimizers.cautious:CautiousAdamW"))
 
 OPTIMIZERS.register(
     "adam",
     description="Adam",
     source=f"{_TORCH}.Adam; arXiv 1412.6980",
-    parameters=(_beta1(), _BETA2, _EPS, _weight_decay(decoupled=False)),
+    parameters=(_beta1(), _BETA2, _EPS, _weight_decay(decoupled=False), *_SQUARES_IN_IMAGES),
     traits=("adam",),
     facts={"state_bytes": 8, "elementwise": f"{_RULES}:adam"},
 )(_made_by("torch.optim:Adam", can_fuse=True))
@@ -268,10 +301,13 @@ OPTIMIZERS.register(
         _beta1(0.9, "weight of the mean of gradients beside the fresh one"),
         Parameter("beta2", float, 0.99, "decay of the mean of gradients", "[0, 1)"),
         _weight_decay(),
+        _CAUTIOUS,
+        TAU,
+        IMAGES,
     ),
-    traits=("width_rule",),
+    traits=("decoupled", "width_rule"),
     facts={"state_bytes": 4, "package": "lion-pytorch", "learning_rate_factor": 0.2, "elementwise": f"{_RULES}:lion"},
-)(_made_by("lion_pytorch:Lion"))
+)(_made_by("lion_pytorch:Lion", cautious="diffusers_lrlab.optimizers.cautious_lion:CautiousLion"))
 
 OPTIMIZERS.register(
     "muon",
@@ -285,8 +321,10 @@ OPTIMIZERS.register(
         Parameter("chunks", bool, True, "orthogonalise each block of a fused projection by itself"),
         Parameter("hidden", list, (), "patterns of names that are orthogonalised, whatever their layer is", items=str),
         Parameter("adamw", list, (), "patterns of names that AdamW trains", items=str),
+        _CAUTIOUS,
+        *_ALL_IN_IMAGES,
     ),
-    traits=("named",),
+    traits=("decoupled", "named"),
     facts={"state_bytes": 4, "torch": "2.9"},
 )(_made_by("diffusers_lrlab.optimizers.muon:MuonWithAdamW"))
 
@@ -295,7 +333,13 @@ OPTIMIZERS.register(
     "schedulefree_adamw",
     description="AdamW that averages the weights instead of lowering the rate; takes no schedule but warm-up, and no EMA",
     source="schedulefree; arXiv 2405.15682",
-    parameters=(_beta1(0.9, "weight of the mean of the weights where gradients are taken"), _BETA2, _EPS, _weight_decay()),
+    parameters=(
+        _beta1(0.9, "weight of the mean of the weights where gradients are taken"),
+        _BETA2,
+        _EPS,
+        _weight_decay(),
+        *_SQUARES_IN_IMAGES,
+    ),
     traits=("averages",),
     facts={"state_bytes": 8, "package": "schedulefree"},
 )
@@ -317,6 +361,7 @@ OPTIMIZERS.register(
         _weight_decay(),
         Parameter("d_coef", float, 1.0, "factor on the rate that it finds", "(0, inf)"),
         Parameter("safeguard_warmup", bool, True, "do not take the low rate of warm-up for a small distance"),
+        *_SQUARES_IN_IMAGES,
     ),
     facts={"state_bytes": 16, "package": "prodigyopt", "learning_rate": 1.0},
 )(_made_by("prodigyopt:Prodigy"))
@@ -325,7 +370,7 @@ OPTIMIZERS.register(
     "adamw_8bit",
     description="AdamW with its state in 8 bits",
     source="bitsandbytes; arXiv 2110.02861",
-    parameters=(_beta1(), _BETA2, _EPS, _weight_decay(0.01)),
-    traits=("adam", "width_rule"),
+    parameters=(_beta1(), _BETA2, _EPS, _weight_decay(0.01), *_ALL_IN_IMAGES),
+    traits=("adam", "decoupled", "width_rule"),
     facts={"state_bytes": 2, "package": "bitsandbytes"},
 )(_made_by("bitsandbytes.optim:AdamW8bit"))  # tensors of fewer than 4096 numbers stay in 32 bits

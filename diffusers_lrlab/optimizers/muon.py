@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from ..core.errors import LabError
+from .cautious import CautiousAdamW, decay_cautiously
 from .layers import HIDDEN, layers_of, parts_of
 from .newton_schulz import orthogonalised
 
@@ -30,6 +31,7 @@ class MuonWithAdamW(Optimizer):
         betas (`tuple` of `float`): Those of AdamW.
         weight_decay (`float`): Decoupled weight decay of all parameters.
         chunks, hidden, adamw: As in [`layers_of`].
+        cautious (`bool`): Whether weight decay is cautious, as in [`decay_cautiously`].
     """
 
     parts: dict[str, Any]  # what each of the two trains, by [`parts_of`]
@@ -44,6 +46,7 @@ class MuonWithAdamW(Optimizer):
         chunks: bool = True,
         hidden: Sequence[str] = (),
         adamw: Sequence[str] = (),
+        cautious: bool = False,
     ):
         given = params if isinstance(params[0], dict) else [{"params": params}]
         named = [_named(each) for group in given for each in group["params"]]
@@ -58,7 +61,8 @@ class MuonWithAdamW(Optimizer):
             parts = ({"params": matrices, "momentum": momentum}, {"params": rest, "betas": betas, "fused": _can_fuse(rest)})
             groups += [{**group, **part} for part in parts if part["params"]]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
-        self._adamw = [None if "momentum" in group else _adamw(group) for group in self.param_groups]
+        self.cautious, made = cautious, CautiousAdamW if cautious else AdamW
+        self._adamw = [None if "momentum" in group else _adamw(made, group) for group in self.param_groups]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -89,7 +93,9 @@ class MuonWithAdamW(Optimizer):
         lr, momentum = float(group["lr"]), float(group["momentum"])
         torch._foreach_lerp_(means, gradients, 1 - momentum)
         updates = self._orthogonalised(parameters, torch._foreach_lerp(gradients, means, momentum))
-        if group["weight_decay"]:
+        if group["weight_decay"] and self.cautious:
+            decay_cautiously(parameters, updates, lr * group["weight_decay"])
+        elif group["weight_decay"]:
             torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
         torch._foreach_add_(parameters, updates, alpha=-lr)
 
@@ -116,5 +122,5 @@ def _can_fuse(parameters: list[Tensor]) -> bool:
     return all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
 
 
-def _adamw(group: dict[str, Any]) -> AdamW:
-    return AdamW(group["params"], **{key: group[key] for key in ("lr", "betas", "weight_decay", "fused")})
+def _adamw(made: type[AdamW], group: dict[str, Any]) -> AdamW:
+    return made(group["params"], **{key: group[key] for key in ("lr", "betas", "weight_decay", "fused")})

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ..core.errors import LabError, did_you_mean
 from ..core.ranges import COUNT, POSITIVE
 from .entries import OPTIMIZERS
+from .timescales import DecayTimescale, beta_of, half_life_of, rounded_updates
 
 LINEAR_UP_TO = 512  # images, of the rule "guide"
 
@@ -69,13 +70,65 @@ def width_table(learning_rate: float, base: int, width: int | None = None) -> st
     return "\n".join([*lines, "", "muP (arXiv 2203.03466), by --width_base; `lrlab plan` names the parameters of a model"])
 
 
-def scaling_table(learning_rate: float, base_batch: int, batch: int | None = None) -> str:
-    """A table of all rules for batches of an eighth to 64 times the base, with a row for `batch`."""
-    batches = {max(1, round(base_batch * 2.0**power)) for power in range(-3, 7)} | ({batch} if batch else set())
+class Settings(NamedTuple):
+    """Settings that are known to be good for a base batch. Weight decay is decoupled from the gradient."""
+
+    learning_rate: float
+    beta2: float = 0.999
+    weight_decay: float | None = None
+
+    def at(self, batch: int, base: int) -> "Settings":
+        """Those of another batch: the rate by the rule "sqrt", beta2 and decay by their timescales in images."""
+        rate = scaled_learning_rate(self.learning_rate, "sqrt", batch, base)
+        beta2 = beta_of(half_life_of(self.beta2, base), batch)
+        if self.weight_decay is None:
+            return Settings(rate, beta2)
+        tau = base / (self.learning_rate * self.weight_decay)
+        return Settings(rate, beta2, batch / (rate * tau))
+
+
+def scaling_table(known: Settings, base_batch: int, batch: int | None = None) -> str:
+    """A table of all rules for batches of an eighth to 64 times the base, and 1, with a row for `batch`."""
+    batches = {max(1, round(base_batch * 2.0**power)) for power in range(-3, 7)} | {1} | ({batch} if batch else set())
     names = [name for name in SCALING_RULES if name != "none"]
-    lines = [f"{'batch':>10}" + "".join(f"{name:>12}" for name in names)]
+    decay = "" if known.weight_decay is None else f"{'weight decay':>14}"
+    lines = [f"{'batch':>10}" + "".join(f"{name:>12}" for name in names) + f"{'beta2':>12}" + decay]
     for size in sorted(batches):
-        rates = [scaled_learning_rate(learning_rate, name, size, base_batch) for name in names]
-        mark = "  <- this batch" if size == batch else "  base" if size == base_batch else ""
-        lines.append(f"{size:>10}" + "".join(f"{rate:>12.3g}" for rate in rates) + mark)
-    return "\n".join([*lines, "", *(f"{name:>10}  {SCALING_RULES[name].description}" for name in names)])
+        rates = [scaled_learning_rate(known.learning_rate, name, size, base_batch) for name in names]
+        mark, own = (
+            "  <- this batch" if size == batch else "  base" if size == base_batch else "",
+            known.at(size, base_batch),
+        )
+        decay = "" if own.weight_decay is None else f"{own.weight_decay:>14.3g}"
+        lines.append(f"{size:>10}" + "".join(f"{rate:>12.3g}" for rate in rates) + f"{own.beta2:>12.6g}{decay}{mark}")
+    half_life = half_life_of(known.beta2, base_batch)
+    lines += ["", *(f"{name:>10}  {SCALING_RULES[name].description}" for name in names)]
+    lines += [
+        f"{'beta2':>10}  a half-life of {half_life:,.0f} images (arXiv 2507.07101): adamw:beta2_half_life={half_life:.4g}"
+    ]
+    if known.weight_decay is not None:
+        tau = base_batch / (known.learning_rate * known.weight_decay)
+        lines += [f"{'decay':>10}  over {tau:,.0f} images at the rate of sqrt (arXiv 2405.13698): adamw:tau={tau:.4g}"]
+    return "\n".join(lines)
+
+
+def decay_in_words(known: Settings, base_batch: int, num_updates: int | None) -> str:
+    """What the known weight decay does, in a run of so many updates at a constant rate if they are given."""
+    rate, decay = known.learning_rate, known.weight_decay
+    assert decay is not None
+    words = f"At the rate {rate:.3g} and weight decay {decay:.3g}, "
+    if num_updates is not None:
+        return f"{words}{DecayTimescale.of(rate, decay, [rate] * num_updates).in_words(num_updates)}."
+    return f"{words}weights are forgotten over {rounded_updates(1 / (rate * decay))} of {base_batch} images."
+
+
+def accumulation_in_words(known: Settings, base_batch: int, micro_batch: int, accumulation: int) -> str:
+    """What accumulation costs on one device: updates, for a smaller gradient noise that smaller rates have, too."""
+    alone, images = known.at(micro_batch, base_batch), micro_batch * accumulation
+    return (
+        f"On one device, accumulation makes 1 update of {images} images in about the time of {accumulation} updates of "
+        f"{micro_batch}. In arXiv 2507.07101 (language models), small batches were as good or better for as many tokens, "
+        f"with beta2 by its half-life.\nTry --train_batch_size {micro_batch} --gradient_accumulation_steps 1 "
+        f"--learning_rate {alone.learning_rate:.3g} --adam_beta2 {alone.beta2:.6g}, with {accumulation} times the "
+        "--max_train_steps; the rate is that of sqrt, and should be tuned."
+    )

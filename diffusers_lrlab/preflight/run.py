@@ -28,6 +28,7 @@ CHECKS: dict[str, Callable[[Subject], str | None]] = {
         setting_checks.ema_memory,
         setting_checks.warmup_share,
         setting_checks.learning_rate,
+        setting_checks.weight_decay,
         setting_checks.times_seen,
         model_checks.dead_parameters,
     )

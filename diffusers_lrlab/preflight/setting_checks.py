@@ -12,6 +12,8 @@ from ..core.words import counted
 from ..finder.saved_result import read_saved_result
 from ..objective.process import make_process
 from ..optimizers.entries import OPTIMIZERS
+from ..optimizers.timescales import NO_EFFECT, SHORT
+from ..training.resolve import has_chosen_decay
 from ..training.resolve_objective import resolved_parameters
 from .subject import Subject
 
@@ -75,8 +77,8 @@ def ema_memory(subject: Subject) -> str | None:
     config, num_updates = subject.config, subject.plan.num_updates
     if not config.use_ema or num_updates < 20:
         return None
-    early, every = num_updates // 10, config.ema_form.update_every
-    weight = float(np.prod(config.ema_form.decays(num_updates)[early:]))
+    early, every = num_updates // 10, subject.plan.ema_form.update_every
+    weight = float(np.prod(subject.plan.ema_form.decays(num_updates)[early:]))
     if weight < 0.2:
         return None
     if every > num_updates / 20:
@@ -87,7 +89,10 @@ def ema_memory(subject: Subject) -> str | None:
         )
     proposed = math.exp(math.log(0.02) * every / (0.9 * num_updates))
     remedy = f"--ema_max_decay {proposed:.4g}, or the usual --ema_power and --ema_inv_gamma"
-    if config.ema is not None:
+    if subject.plan.ema_form.name == "half_life":
+        seen = num_updates * subject.plan.layout.global_batch
+        remedy = f"a half-life of {0.9 * seen * math.log(2) / math.log(50):.3g} {subject.plan.kind.name} in --ema"
+    elif config.ema is not None:
         remedy = f"a decay of {proposed:.4g} in --ema, or --ema power_function, whose memory grows with the run"
     return (
         f"At the end, {100 * weight:.0f} % of the averaged weights will be those of the first tenth of "
@@ -128,6 +133,19 @@ def learning_rate(subject: Subject) -> str | None:
 
 def _times(rate: float, other: float) -> str:
     return f"{rate / other:.3g} times" if rate > other else f"1/{other / rate:.3g} of"
+
+
+def weight_decay(subject: Subject) -> str | None:
+    """A weight decay that does nothing in a run of this length, or leaves only its end. That of the defaults is not told."""
+    config, plan, timescale = subject.config, subject.plan, subject.plan.decay_timescale
+    if timescale is None or not has_chosen_decay(config):
+        return None
+    if timescale.removed >= NO_EFFECT and timescale.updates >= SHORT * plan.num_updates:
+        return None
+    images = plan.num_updates * plan.layout.global_batch
+    remedy = f"Use tau={images:.3g} of --optimizer, the {plan.kind.name} of the run, or a weight decay of 0."
+    rates = f"At the learning rate {plan.learning_rate:.3g} and weight decay {plan.optimizer_kwargs['weight_decay']:.3g}"
+    return f"{rates}, {timescale.in_words(plan.num_updates)}. {remedy}"
 
 
 def times_seen(subject: Subject) -> str | None:

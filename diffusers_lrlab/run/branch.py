@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
-import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.environment import asked_threads, available_cores
 from ..core.errors import LabError, must_be
+from ..core.extras import require_extra
 from ..core.files import folder_beside
 from ..core.plugins import loaded_plugins
 from ..core.ranges import Range
@@ -25,6 +21,7 @@ from ..schedules.registries import COOLDOWNS
 from .child import Child, check_changes
 from .extend import go_on
 from .parent import Parent, read_parent
+from .side_by_side import run_side_by_side
 
 DECAY = "1-sqrt"  # of a run whose schedule has no cool-down of its own
 
@@ -46,6 +43,7 @@ def branch(
     optimizer_kwargs: dict[str, Any] | None = None,
     output_dir: str | Path | None = None,
     workers: int = 1,
+    address: str | None = None,
     dry_run: bool = False,
 ) -> list[Path]:
     """
@@ -61,6 +59,7 @@ def branch(
         optimizer_kwargs (`dict`, *optional*): Parameters of the optimizer during the cool-down, such as `{"beta2": 0.9995}`.
         output_dir (`str` or `Path`, *optional*): Folder of the branches (default: that of the run, followed by `-branches`).
         workers (`int`, *optional*, defaults to 1): Branches that are trained at the same time, each in a process of its own.
+        address (`str`, *optional*): Of a running Ray cluster to train on, or `"auto"`; its nodes share the folders.
         dry_run (`bool`, *optional*, defaults to `False`): Print the curves and train nothing.
 
     Returns:
@@ -69,17 +68,19 @@ def branch(
     Raises:
         LabError: for checkpoints that are missing or lie after the decay began, and for other impossible branches.
     """
+    if address is not None:
+        require_extra("ray", "--address")
     parent = read_parent(Path(run))
     out = Path(output_dir) if output_dir is not None else folder_beside(Path(run), "-branches")
     changed = check_changes(parent, optimizer_kwargs or {})
     shape = _decay_type(parent, decay)
     branches = [_branch(parent, update, cooldown, shape, changed, out) for update in _updates(parent, at)]
     Range("[1, 1024]", whole=True).check("--workers", workers, "it counts branches")
-    if workers == 1 or len(branches) == 1 or dry_run:
+    if dry_run or (address is None and (workers == 1 or len(branches) == 1)):
         for each in branches:
             go_on(each.child, each.meaning, dry_run)
     else:
-        _train_in_processes(branches, workers, shape)
+        _train_in_processes(branches, workers, address, shape)
     return [each.child.output_dir for each in branches]
 
 
@@ -136,39 +137,20 @@ def _branch(parent: Parent, at: int, cooldown: float, shape: str, changed: dict[
     return Branch(child, meaning)
 
 
-def _train_in_processes(branches: list[Branch], workers: int, shape: str) -> None:
+def _train_in_processes(branches: list[Branch], workers: int, address: str | None, shape: str) -> None:
     """Trains branches in processes, so many at a time; raises a `LabError` for those that failed, once all have ended."""
-    workers = min(workers, len(branches))
-    threads = asked_threads() or max(1, available_cores() // workers)
-    devices = _visible_devices()
-
-    def train(number: int) -> int:
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TQDM_DISABLE": "1"}
-        if devices:
-            environment["CUDA_VISIBLE_DEVICES"] = devices[number % len(devices)]
-        return subprocess.run(_command(branches[number].child, shape), env=environment, check=False).returncode
-
-    with ThreadPoolExecutor(workers) as pool:
-        statuses = list(pool.map(train, range(len(branches))))
+    statuses = run_side_by_side([_command(each.child, shape) for each in branches], workers, address)
     if failed := [str(each.child.output_dir) for each, status in zip(branches, statuses, strict=True) if status]:
         raise LabError(f"{counted(len(failed), 'branch')} did not finish: {', '.join(failed)}. The same command goes on.")
 
 
 def _command(child: Child, shape: str) -> list[str]:
     num_decay = child.curve.num_updates - child.at
-    words = [sys.executable, "-m", "diffusers_lrlab", "branch", str(child.parent.folder.path), "--at", str(child.at)]
+    words = ["branch", str(child.parent.folder.path), "--at", str(child.at)]
     words += ["--cooldown", str(num_decay), "--decay", shape, "--out", str(child.output_dir.parent)]
     given = ",".join(f"{name}={value}" for name, value in child.changed.items())
     names = ",".join(plugin["name"] for plugin in loaded_plugins())
     return words + (["--with", given] if given else []) + (["--import", names] if names else [])
-
-
-def _visible_devices() -> list[str]:
-    import torch
-
-    num = torch.cuda.device_count()
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return named.split(",")[:num] if named else [str(number) for number in range(num)]
 
 
 def parse_changes(text: str | None) -> dict[str, Any]:

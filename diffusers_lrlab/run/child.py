@@ -1,6 +1,5 @@
 """The folder of a run that goes on from another one: made once, then resumed like any run."""
 
-import dataclasses
 import json
 import shutil
 from dataclasses import dataclass, field
@@ -12,13 +11,13 @@ import torch
 
 from ..core.environment import launch_command
 from ..core.errors import LabError
-from ..core.files import atomic_folder, write_text
+from ..core.files import write_text
 from ..core.lock import locked
-from ..core.manifest import MANIFEST, write_manifest
+from ..core.options import defaults_of
 from ..optimizers.entries import OPTIMIZERS, tried_optimizer
 from ..schedules.continued import RunCurve
 from ..training.config import ResolvedConfig, TrainingConfig
-from ..training.lora import BASE
+from ..training.handover import hand_over
 from ..training.resolve import ADAM_OPTIONS, resolve_config
 from ..training.resume import check_fresh, read_state
 from ..training.run_folder import FINDER_FILES, RunFolder
@@ -44,9 +43,10 @@ class Child:
         """The options of the run."""
         options = self.parent.options_of(self.curve, self.output_dir)
         if self.changed:
-            kwargs = options["optimizer_kwargs"] | self.changed
+            kwargs = _with_changes(self.parent, self.changed)
             if "adam" in OPTIMIZERS[self.parent.config.optimizer].traits:
-                options |= {option: kwargs[key] for option, key in ADAM_OPTIONS.items() if key in self.changed}
+                usual = defaults_of(TrainingConfig)  # of options whose parameter another one replaces
+                options |= {option: kwargs.get(key, usual[option]) for option, key in ADAM_OPTIONS.items()}
             options["optimizer_kwargs"] = kwargs
         return TrainingConfig(**options, resume_from_checkpoint="latest")
 
@@ -92,30 +92,27 @@ class Child:
                 f"--out {str(self.output_dir)!r} holds another run, {found['how']} from update {found['update']} of "
                 f"{found['folder']!r}. Give another folder, or remove that one."
             )
-        if record["run"]["status"] == _PREPARED and not folder.checkpoints():  # killed while it was made
-            with locked(folder.path, "--out"):
-                folder.clear()
-            return False
-        return True
+        return not self._is_half_made(record)
+
+    def _is_half_made(self, record: dict[str, Any]) -> bool:
+        """Whether the command was killed while it made the folder."""
+        status = record.get("run", {}).get("status")
+        return status == _PREPARED and not RunFolder(self.output_dir).checkpoints()
 
     def prepare(self) -> None:
         """Makes the folder: the log so far, and the parent's checkpoint with the settings of this run; the latter last."""
         config, parent = resolve_config(self.config), self.parent
         source, folder = parent.checkpoints[self.at], RunFolder(self.output_dir)
         parent.folder.check_log_until(source)
-        state = read_state(source)
+        change = self._change_optimizer if self.changed else None
         with locked(folder.path, "--out"):
+            if self._is_half_made(folder.read_record()):
+                folder.clear()
             folder.remove_leftovers()
             write_text(folder.lab / "run.json", json.dumps(self._record(config), indent=2) + "\n")
-            write_text(folder.metrics_file, parent.folder.metrics_file.read_bytes()[: state["log"]["size"]].decode())
             self._copy_beside(folder)
-            with atomic_folder(folder.path / source.name) as temporary:
-                shutil.copytree(source, temporary, dirs_exist_ok=True)
-                (temporary / MANIFEST).unlink()
-                write_text(temporary / "trainer.json", json.dumps(self._state(state, config), indent=2))
-                if self.changed:
-                    self._change_optimizer(temporary / _OPTIMIZER)
-                write_manifest(temporary)
+            length = self.curve.warmup_updates, self.curve.num_updates
+            hand_over(source, parent.folder, folder, config, *length, change=change)
 
     def _record(self, config: ResolvedConfig) -> dict[str, Any]:
         """A record with the settings of this run and no results."""
@@ -134,10 +131,8 @@ class Child:
         return {"run": run, "train": train, "config": config.to_dict(), "meta": before["meta"]}
 
     def _copy_beside(self, folder: RunFolder) -> None:
-        """Copies what checkpoints leave out: the weights beside a LoRA, earlier samples, the finder's result."""
+        """Copies what checkpoints leave out: earlier samples, the finder's result."""
         parent = self.parent.folder
-        if (parent.path / BASE).exists():
-            shutil.copytree(parent.path / BASE, folder.path / BASE, dirs_exist_ok=True)
         for name in FINDER_FILES:
             if (parent.lab / name).exists():
                 shutil.copyfile(parent.lab / name, folder.lab / name)
@@ -146,28 +141,29 @@ class Child:
                 (folder.lab / "samples").mkdir(exist_ok=True)
                 shutil.copyfile(file, folder.lab / "samples" / file.name)
 
-    def _state(self, state: dict[str, Any], config: ResolvedConfig) -> dict[str, Any]:
-        """`trainer.json` of the parent's checkpoint, with the settings and the schedule of this run."""
-        own = {"num_warmup_steps": self.curve.warmup_updates, "num_training_steps": self.curve.num_updates}
-        plan = dataclasses.asdict(config.schedule_for(state["global_batch"])) | own
-        schedules = [{**schedule, "plan": plan} for schedule in state["schedules"]]
-        return {**state, "config": config.to_dict(), "num_updates": self.curve.num_updates, "schedules": schedules}
-
-    def _change_optimizer(self, file: Path) -> None:
+    def _change_optimizer(self, checkpoint: Path) -> None:
         """Writes changed parameters into the groups of a saved optimizer."""
-        state, old = torch.load(file, weights_only=True), self.parent.config
-        fresh = [
-            _fresh_settings(old.optimizer, kwargs) for kwargs in (old.optimizer_kwargs, old.optimizer_kwargs | self.changed)
-        ]
+        file = checkpoint / _OPTIMIZER
+        state = torch.load(file, weights_only=True)
+        fresh = [_fresh_settings(self.parent, changed) for changed in ({}, self.changed)]
         differing = [key for key in fresh[0] if fresh[0][key] != fresh[1][key]]
         for group in state["param_groups"]:
             group.update({key: fresh[1][key] for key in differing if group.get(key) == fresh[0][key]})
         torch.save(state, file)
 
 
-def _fresh_settings(optimizer: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _with_changes(parent: Parent, changed: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of the parent's optimizer with some changed, without those that these replace or are replaced by."""
+    entry = OPTIMIZERS[parent.config.optimizer]
+    replaced = {parameter.instead_of for parameter in entry.parameters if parameter.name in changed}
+    replaced |= {name for each in changed for name in entry.replacing(each)}
+    return {key: value for key, value in parent.config.optimizer_kwargs.items() if key not in replaced} | changed
+
+
+def _fresh_settings(parent: Parent, changed: dict[str, Any]) -> dict[str, Any]:
     """The settings of a new optimizer, in all its groups: Muon has one of matrices and one of vectors."""
-    groups = tried_optimizer(optimizer, kwargs, [(2, 2), (2,)], 1.0).param_groups
+    name, kwargs, batch = parent.config.optimizer, _with_changes(parent, changed), parent.state["global_batch"]
+    groups = tried_optimizer(name, kwargs, [(2, 2), (2,)], parent.config.peak_learning_rate(batch), batch).param_groups
     names = ("params", "lr", "initial_lr")
     return {key: value for group in groups for key, value in group.items() if key not in names}
 
@@ -177,9 +173,11 @@ def check_changes(parent: Parent, changed: dict[str, Any]) -> dict[str, Any]:
     if not changed:
         return {}
     name, before = parent.config.optimizer, parent.config.optimizer_kwargs
-    resolved = OPTIMIZERS[name].resolve(before | changed)
-    fresh = [_fresh_settings(name, kwargs) for kwargs in (before, before | changed)]
-    if fixed := [key for key in changed if OPTIMIZERS[name].resolve(before)[key] != resolved[key] and fresh[0] == fresh[1]]:
+    old, resolved = OPTIMIZERS[name].resolve(before), OPTIMIZERS[name].resolve(_with_changes(parent, changed))
+    if "cautious" in changed and resolved.get("cautious") != old.get("cautious"):
+        raise LabError(f"--with cautious is not a setting that {name!r} can change on the way. Leave it out.")
+    fresh = [_fresh_settings(parent, each) for each in ({}, changed)]
+    if fixed := [key for key in changed if old.get(key) != resolved.get(key) and fresh[0] == fresh[1]]:
         raise LabError(f"--with {', '.join(fixed)} is not a setting that {name!r} can change on the way. Leave it out.")
     if fresh[0] == fresh[1]:
         raise LabError(
@@ -189,7 +187,7 @@ def check_changes(parent: Parent, changed: dict[str, Any]) -> dict[str, Any]:
         raise LabError("--with beta1 has no effect on a run whose schedule sets the momentum. Leave it out.")
     if not (parent.checkpoints[parent.newest] / _OPTIMIZER).is_file():
         raise LabError("--with needs the optimizer in one file, and the checkpoints of a sharded run have its shards.")
-    return {key: resolved[key] for key in changed}
+    return {key: resolved.get(key, value) for key, value in changed.items()}
 
 
 def _compared(config: dict[str, Any]) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def _memory_in_words(child: Child) -> str:
     config, num = child.parent.config, child.curve.num_updates - child.at
     if child.how != "branched" or not config.use_ema:
         return ""
-    memory = 1 / max(1 - config.ema_form.decay(child.at), 1e-9)
+    memory = 1 / max(1 - config.ema_form.with_images(child.parent.state["global_batch"]).decay(child.at), 1e-9)
     if memory * 2 < num:
         return ""
     return (

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 
 from ..core.environment import describe_environment, launch_command, peak_memory_mb
 from ..core.errors import DiskFull, Interrupted, LabError, shortened, warn
+from ..optimizers.timescales import half_life_of
 from ..training.config import TrainingConfig
 from ..training.explicit_options import as_call, as_command, program_registrations
 from ..training.plan import Plan
@@ -54,6 +55,7 @@ def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, pr
             "num_parameters": plan.num_parameters,
             **start_of(plan),
             **({} if plan.width is None else {"width": plan.width.facts()}),
+            **timescales_of(plan),
             "device": str(accelerator.device),
             "mixed_precision": accelerator.mixed_precision,
         },
@@ -66,6 +68,18 @@ def start_of(plan: Plan) -> dict[str, Any]:
     """What a run started from, and how much of it a LoRA trains; nothing for one that started from random weights."""
     trained = {} if plan.config.lora_rank is None else {"num_trained_parameters": plan.num_trained_parameters}
     return {} if plan.start is None else {"started_from": plan.start.facts, **trained}
+
+
+def timescales_of(plan: Plan) -> dict[str, Any]:
+    """The timescales of the optimizer in images, and the settings of its updates; nothing for one without any."""
+    found: dict[str, float] = {}
+    images = plan.layout.global_batch
+    if (beta2 := plan.optimizer_kwargs.get("beta2")) is not None:
+        found |= {"beta2": beta2, "beta2_half_life": half_life_of(beta2, images)}
+    if (timescale := plan.decay_timescale) is not None:
+        found |= {"weight_decay": plan.optimizer_kwargs["weight_decay"], "tau": timescale.updates * images}
+        found |= {"removed_by_decay": timescale.removed}
+    return {"timescales": found} if found else {}
 
 
 def warn_of_changed_plugins(record: dict[str, Any], previous: dict[str, Any]) -> None:

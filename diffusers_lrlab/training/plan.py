@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..averaging.forms import EMAForm
 from ..averaging.posthoc import snapshot_updates
 from ..core.errors import LabError
 from ..core.progress import resolve_warmup_updates
@@ -21,6 +22,8 @@ from ..data.loading import TrainingData
 from ..models.start_weights import StartWeights
 from ..models.width import Width
 from ..objective.process import NoiseProcess
+from ..optimizers.entries import OPTIMIZERS
+from ..optimizers.timescales import DecayTimescale, per_update
 from ..schedules.expected import schedule_curves
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule
@@ -69,6 +72,30 @@ class Plan:
     def learning_rate(self) -> float:
         """The peak, for this batch."""
         return self.config.peak_learning_rate(self.layout.global_batch)
+
+    @cached_property
+    def optimizer_kwargs(self) -> dict[str, Any]:
+        """The parameters of the optimizer, with those in images turned into those of its updates."""
+        entry, given = OPTIMIZERS[self.config.optimizer], self.config.optimizer_kwargs
+        return per_update(entry, given, self.learning_rate, self.layout.global_batch)
+
+    @property
+    def decay_timescale(self) -> DecayTimescale | None:
+        """What weight decay does; `None` if there is none, or if it is not decoupled from the gradient."""
+        decay = self.optimizer_kwargs.get("weight_decay")
+        if not decay or "decoupled" not in OPTIMIZERS[self.config.optimizer].traits:
+            return None
+        return DecayTimescale.of(self.learning_rate, decay, self.lrs)
+
+    @property
+    def ema_forms(self) -> list[EMAForm]:
+        """The averages that are run, one of each width for post-hoc averages; the first one is that of the run."""
+        return [form.with_images(self.layout.global_batch) for form in self.config.ema_forms]
+
+    @property
+    def ema_form(self) -> EMAForm:
+        """The decay of the EMA that is validated, sampled and saved as the pipeline."""
+        return self.ema_forms[0]
 
     @property
     def warmup_updates(self) -> int:

@@ -11,6 +11,7 @@ from ..data.labels import describe_classes
 from ..diagnostics.gradients import NUM_PROBES
 from ..models.start_weights import LORA_FILE
 from ..optimizers.scaling import scaling_warning
+from ..optimizers.timescales import NO_EFFECT
 from ..schedules.resolve import double_decay
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from ..timesteps.sampling import contradiction
@@ -59,9 +60,12 @@ def describe_plan(plan: Plan) -> str:
         "learning rate": ("auto, found before the run; with the default peak: " if config.auto_learning_rate else "")
         + lrs
         + _scaling_in_words(plan),
-        "width": width_in_words(plan.width, config.optimizer_kwargs.get("weight_decay", 0.0), _INDENT),
+        "width": width_in_words(plan.width, plan.optimizer_kwargs.get("weight_decay", 0.0), _INDENT),
         "timesteps": ", ".join(f"{_TIMESTEP_WORDS[option]} {spec}" for option, spec in describe_choices(vars(config))),
-        "optimizer": format_spec(config.optimizer, config.optimizer_kwargs) + _momentum_in_words(plan, marks),
+        "optimizer": format_spec(config.optimizer, config.optimizer_kwargs)
+        + _per_update_in_words(plan)
+        + _momentum_in_words(plan, marks),
+        "weight decay": _decay_in_words(plan),
         "validation": _validation_in_words(plan),
         "samples": _samples_in_words(plan),
         "warning": f"\n{_INDENT}".join(_warnings(plan)),
@@ -163,6 +167,28 @@ def _scaling_in_words(plan: Plan) -> str:
         f"; the peak is {plan.learning_rate:.3g}: {config.learning_rate:g} for {config.base_batch_size}, scaled by "
         f"{config.scale_lr} to {plan.layout.global_batch}"
     )
+
+
+def _per_update_in_words(plan: Plan) -> str:
+    """The settings that come from parameters in images."""
+    given, numbers = plan.config.optimizer_kwargs, plan.optimizer_kwargs
+    names = {name: title for name, title in (("beta2", "beta2"), ("weight_decay", "weight decay")) if name not in given}
+    found = [f"{title} {numbers[name]:.6g}" for name, title in names.items() if name in numbers]
+    images = given.get("images_per_update") or plan.layout.global_batch
+    return f": {' and '.join(found)} for {counted(images, singular(plan.kind.name))} an update" if found else ""
+
+
+def _decay_in_words(plan: Plan) -> str:
+    """Over how many updates, images and epochs weights are forgotten."""
+    timescale = plan.decay_timescale
+    if timescale is None:
+        return ""
+    words = f"{plan.optimizer_kwargs['weight_decay']:.4g}; {timescale.in_words(plan.num_updates)}"
+    if timescale.removed < NO_EFFECT:
+        return words
+    images = round(timescale.updates * plan.layout.global_batch)
+    epochs = f", {counted(images / plan.num_images, 'epoch', '.3g')}" if plan.num_images else ""
+    return f"{words} ({counted(images, singular(plan.kind.name), ',')}{epochs})"
 
 
 def _momentum_in_words(plan: Plan, marks: list[tuple[int, int]]) -> str:

@@ -113,11 +113,24 @@ def _resolve_optimizer(config: TrainingConfig) -> dict[str, Any]:
             )
         if asked and kwargs.get(key, value) != value:
             raise LabError(f"{key!r} of {name!r} is given twice: --{option} {value}, {key}={kwargs[key]!r}. Leave one out.")
-        if takes:
+        if replacing := next((each for each in OPTIMIZERS[name].replacing(key) if kwargs.get(each) is not None), None):
+            if asked:
+                raise LabError(f"--{option} {value} has no effect beside {replacing} of {name!r}. Leave one of them out.")
+        elif takes:
             kwargs.setdefault(key, value)
             resolved[option] = float(kwargs[key])
     check_installed(name)
     return {**resolved, "optimizer": name, "optimizer_kwargs": OPTIMIZERS[name].resolve(kwargs)}
+
+
+def has_chosen_decay(config: ResolvedConfig) -> bool:
+    """Whether the weight decay of a run is another than the default."""
+    given = config.optimizer_kwargs.get("weight_decay")
+    entry = OPTIMIZERS[config.optimizer]
+    usual = {parameter.name: parameter.default for parameter in entry.parameters}.get("weight_decay")
+    if "adam" in entry.traits:
+        usual = defaults_of(TrainingConfig)["adam_weight_decay"]
+    return given != usual
 
 
 def _resolve_data(config: TrainingConfig) -> dict[str, Any]:

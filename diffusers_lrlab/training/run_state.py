@@ -69,18 +69,18 @@ class RunState:
         self.average: EMA | None = None
         self.other_averages: list[EMA] = []  # by further forms: saved, but neither validated nor sampled
         if config.use_ema and not is_sharded:
-            self.average, *self.other_averages = [EMA(self.trained, form, device) for form in config.ema_forms]
+            self.average, *self.other_averages = [EMA(self.trained, form, device) for form in plan.ema_forms]
         self.validation: ValidationLoss | None = None
         if len(data.held_out):
             self.validation = ValidationLoss(data.held_out, self.process, plan.kind.evaluation_batch(plan.layout), device)
 
     def _make_optimizer(self) -> Any:
-        config, lr = self.config, self.plan.learning_rate
+        config, lr, kwargs = self.config, self.plan.learning_rate, self.plan.optimizer_kwargs
         if (width := self.plan.width) is None:
             named = trained_parameters(self.model).items()
-            return get_optimizer(config.optimizer, named, lr, **config.optimizer_kwargs)
+            return get_optimizer(config.optimizer, named, lr, **kwargs)
         groups = width_groups(trained_parameters(self.model), width, lr)
-        optimizer = get_optimizer(config.optimizer, groups, lr, **config.optimizer_kwargs)
+        optimizer = get_optimizer(config.optimizer, groups, lr, **kwargs)
         keep_weight_decay(optimizer, width)
         return optimizer
 

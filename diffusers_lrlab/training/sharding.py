@@ -180,7 +180,7 @@ def _gather(run: RunState, accelerator: Accelerator) -> tuple[Any, EMA | None]:
         model.forward = MethodType(forward, model)
     if run.average is None:
         return model, None
-    average = EMA(model.parameters(), run.config.ema_form, accelerator.device)
+    average = EMA(model.parameters(), run.plan.ema_form, accelerator.device)
     shadows = [value.full_tensor() for value in _sharded_average(run).values()]
     average.load_state_dict({**run.average.state_dict(), "shadow_params": shadows})
     return model, average

@@ -16,7 +16,12 @@ from diffusers_lrlab.training.resolve import resolve_config
 
 def model_and_average(spec):
     model = MLPDenoiser(dimension=2, hidden_size=8, num_layers=1, embedding_size=4)
-    return model, EMA(model.parameters(), EMAForm.of(spec))
+    return model, EMA(model.parameters(), form_of(spec))
+
+
+def form_of(spec):
+    """Some forms count images, as a run does that knows those of its updates."""
+    return EMAForm.of(spec).with_images(64)
 
 
 def test_the_decay_follows_the_clock_and_the_average_the_decay():
@@ -47,7 +52,7 @@ def test_an_average_is_saved_and_loaded_without_a_warning(tmp_path, spec):
     load_average(second, model, tmp_path, "denoiser")
     for saved, loaded in zip(first.state_dict()["shadow_params"], second.state_dict()["shadow_params"], strict=True):
         assert torch.equal(saved, loaded)
-    assert second.cur_decay_value == first.cur_decay_value == EMAForm.of(spec).decay(3)
+    assert second.cur_decay_value == first.cur_decay_value == form_of(spec).decay(3)
 
 
 OF_DIFFUSERS = {
@@ -112,12 +117,46 @@ def test_the_width_of_a_profile():
 
 @cases("spec", EMA_FORMS)
 def test_decays_of_a_run_are_those_of_its_updates(spec):
-    form = EMAForm.of(f"{spec}:start_update=4,update_every=2")
+    form = form_of(f"{spec}:start_update=4,update_every=2")
     expected = [form.decay(update) if update % 2 == 0 else 1.0 for update in range(1, 50)]
     np.testing.assert_allclose(form.decays(49), expected)
 
 
+def test_a_half_life_in_images_is_that_of_edm():
+    """Its training loop, in float64: images are counted before the update, and the first average is a copy."""
+    images, rampup, batch = 3000.0, 0.05, 16
+    form = EMAForm.of("half_life", images=images, rampup=rampup).with_images(batch)
+    so_far, found = 0, []
+    for _ in range(10_000):
+        half_life = min(images, so_far * rampup)
+        found.append(0.5 ** (batch / max(half_life, 1e-8)))
+        so_far += batch
+    np.testing.assert_allclose(form.decays(10_000), found, rtol=1e-12)
+    assert found[-1] == pytest.approx(0.5 ** (16 / 3000))
+
+
+@cases("every", [1, 3, 5])
+def test_a_half_life_in_images_is_the_same_for_all_batches(every):
+    """After as many images, as much is left of the first weights: half of them after each half-life."""
+    left = {}
+    for batch in (1, 4, 16):
+        form = EMAForm.of("half_life", images=960, rampup=1e9, update_every=every).with_images(batch)
+        left[batch] = np.prod(form.decays(1 + every * 1920 // batch)[every:])
+    num = {batch: (every * 1920 // batch + 1) // every - 1 for batch in left}
+    for batch, share in left.items():
+        assert share == pytest.approx(0.5 ** (num[batch] * every * batch / 960))
+
+
+def test_a_half_life_needs_the_images_of_an_update():
+    with pytest.raises(LabError, match=r"images=1000 without images_per_update. Add images_per_update=N"):
+        EMAForm.of("half_life:images=1000").decay(5)
+    form = EMAForm.of("half_life:images=1000,images_per_update=8")
+    assert form.with_images(4) is form
+
+
 WRONG = {
+    "half_life:images=0": r"images=0 of 'half_life': must be a number in \(0, 1e15\]",
+    "half_life:images_per_update=0.5": "images_per_update=0.5 of 'half_life': must be a whole number",
     "no_such": "Unknown EMA form 'no_such'",
     "constant:decay=1": r"decay=1 of 'constant': must be a number in \[0, 1\)",
     "warmup_power:min_decay=0.9,max_decay=0.5": "is above max_decay=0.5",

@@ -21,6 +21,9 @@ SCRIPTS = (
     *("text_to_image", "unconditional", "dreambooth_lora_sd3"),
     *("text_to_image_lora", "text_to_image_lora_sdxl", "dreambooth_lora_lumina2"),
 )
+# Of one script of each objective: settings that count images, of optimizer and average.
+IN_IMAGES = ("--optimizer=adamw:beta2_half_life=500,tau=2000,cautious=true", "--ema=half_life:images=20")
+WITH_IMAGES = ("unconditional", "dreambooth_lora_sd3")
 KILLED = (-14, 1)  # by the alarm; torch.distributed.run says 1
 
 pytestmark = [
@@ -73,6 +76,7 @@ def test_killed_at_random_instants(tmp_path, inputs, name, accumulation, process
         pytest.skip("peft is not installed")
     case = CASES[name]
     options = ["--exact_resume", "--strict", *(["--fix_lr_clock"] if processes > 1 else [])]
+    options += IN_IMAGES if name in WITH_IMAGES else ()
 
     def start(folder, **changed):
         batch_size = 1 if accumulation * processes > 1 else 2
@@ -89,6 +93,10 @@ def test_killed_at_random_instants(tmp_path, inputs, name, accumulation, process
         done = start(tmp_path / "killed", KILL_AFTER_SECONDS=str(instants.uniform(0.05, 1.5)))
         assert done.returncode in (0, *KILLED), done.stderr[-3000:]
     last_start(start, tmp_path / "killed")
+    if name in WITH_IMAGES:
+        (group, *_) = torch.load(tmp_path / "killed" / f"checkpoint-{UPDATES}" / "optimizer.bin")["param_groups"]
+        images = accumulation * processes * (1 if accumulation * processes > 1 else 2)
+        assert group["betas"][1] == 0.5 ** (images / 500)
     whole, killed = (end_of(tmp_path / folder) for folder in ("whole", "killed"))
     assert whole.keys() == killed.keys()
     assert [key for key, value in whole.items() if not torch.equal(value, killed[key])] == []

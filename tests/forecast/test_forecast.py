@@ -139,7 +139,10 @@ def test_several_processes_share_a_model_or_exchange_gradients(tmp_path, monkeyp
     assert sharded.parameters == alone.parameters + alone.parameters // 4  # the shard, and the whole while it works
 
 
-@pytest.mark.parametrize(("data", "mebibytes", "batch"), [("digits", 64, 1), ("moons", 64, 2), ("moons", 8, 32)])
+@pytest.mark.parametrize(
+    ("data", "mebibytes", "batch"),
+    [pytest.param("digits", 64, 1, marks=pytest.mark.slow), ("moons", 64, 2), ("moons", 8, 32)],
+)
 def test_batches_that_fit(tmp_path, data, mebibytes, batch):
     """Whatever the batch of the run itself; in small ones gradients are most of what is there."""
     plan = make_trainer(tmp_path, dataset_name=data, train_batch_size=batch).run.plan
@@ -204,7 +207,7 @@ def test_memory_is_told_before_anything_is_tried(tmp_path, monkeypatch):
         next(texts)
 
 
-@pytest.mark.parametrize("data", ["digits", "moons"])
+@pytest.mark.parametrize("data", [pytest.param("digits", marks=pytest.mark.slow), "moons"])
 def test_time(tmp_path, data, monkeypatch):
     monkeypatch.setattr(loop, "draw_samples", refuse)  # no picture among the updates
     few = {"num_validation_images": 100, ("frechet_samples" if data == "digits" else "distance_samples"): 50}

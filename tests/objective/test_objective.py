@@ -26,6 +26,7 @@ def make_objective(layout=None, **options):
     return Objective.of(spec, spec.make_process(), layout or BatchLayout(8), 10, device, gather=None)
 
 
+@pytest.mark.slow
 @cases(
     ("sampler", "weighting", "prediction_type"),
     [

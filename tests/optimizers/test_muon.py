@@ -219,7 +219,9 @@ def test_shards_are_refused():
 
 
 def test_a_run_says_and_records_what_went_where(tmp_path, capsys):
-    config = TrainingConfig(dataset_name="moons", max_train_steps=2, output_dir=str(tmp_path / "run"), optimizer="muon")
+    config = TrainingConfig(
+        dataset_name="moons", max_train_steps=2, output_dir=str(tmp_path / "run"), optimizer="muon", evaluation=False
+    )
     train(config)
     parts = runs.read_record(tmp_path / "run")["train"]["optimizer_parts"]
     assert parts["muon"]["names"]

@@ -114,12 +114,23 @@ DESERVED = {
             "Use --ema_max_decay 0.9575",
         ),
         ({"max_train_steps": 500, "ema_update_every": 1000}, "100 % of the averaged weights"),
+        ({"ema": "half_life:images=1e6,rampup=1e9"}, "Use a half-life of 2.04e+03 images in --ema"),
     ],
     "warmup_share": [({"lr_warmup_steps": 100}, "Warm-up takes 100 of 200 updates")],
     "learning_rate": [
         ({"learning_rate": 0.5}, "0.5 is 500 times the usual one for adamw"),
         ({"learning_rate": 1e-7}, "1/1e+03 of the usual one"),
         ({"optimizer": "sgd", "learning_rate": 1e-4}, "the usual one for sgd"),
+    ],
+    "weight_decay": [
+        (
+            {"max_train_steps": 300, "learning_rate": 1e-4, "adam_weight_decay": 0.01},
+            "At the learning rate 0.0001 and weight decay 0.01, weights are forgotten over 1,000,000 updates, of a run of "
+            "300: it does nothing. Use tau=1.92e+04 of --optimizer, the images of the run, or a weight decay of 0.",
+        ),
+        ({"optimizer": "adamw:tau=1e8"}, "weights are forgotten over 1,562,000 updates"),
+        ({"max_train_steps": 2000, "adam_weight_decay": 100}, "they remember its last updates alone"),
+        ({"optimizer": "muon:weight_decay=0.001"}, "of a run of 200: it does nothing"),
     ],
     "times_seen": [({"max_train_steps": 30_000}, "will be seen 1,246 times")],
 }
@@ -172,6 +183,9 @@ GOOD = {
     "moons": {"dataset_name": "moons"},
     "dino": {"dataset_name": "dino", "max_train_steps": 10_000},
     "a minute's run": {"max_train_steps": 60},
+    "decay over the run": {"adam_weight_decay": 1.0},
+    "digits by Muon, whose default decay does nothing here": {"optimizer": "muon"},
+    "half-lives": {"optimizer": "adamw:beta2_half_life=6e4,tau=12800", "ema": "half_life:images=1000"},
     "EMA of the study": {"ema_update_every": 10, "ema_start_update": 100, "ema_power": 2 / 3, "max_train_steps": 10_000},
 }
 

@@ -1,6 +1,8 @@
 """`lrlab branch`: a cool-down from a checkpoint has the bits of the run that had it in its schedule from the start."""
 
 import json
+import sys
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -87,7 +89,29 @@ def test_other_settings_of_the_optimizer(trunk, folder, capsys):
         branch(trunk, 16, 4, output_dir=folder / "with")
 
 
+def test_settings_in_images(trunk, folder, capsys):
+    """In place of those that the trunk has, for the images of its updates."""
+    half_life = {"beta2_half_life": 2000.0, "tau": 1000.0}
+    (run,) = branch(trunk, 16, 4, optimizer_kwargs=half_life, output_dir=folder / "images")
+    assert "beta2_half_life None -> 2000.0, tau None -> 1000.0" in capsys.readouterr().out
+    record = runs.read_record(run)
+    images, lr = record["train"]["global_batch"], record["train"]["peak_learning_rate"]
+    group = torch.load(run / "checkpoint-20" / "optimizer.bin", weights_only=True)["param_groups"][0]
+    assert group["betas"] == (0.95, 0.5 ** (images / 2000))
+    assert group["weight_decay"] == pytest.approx(images / (1000 * lr), rel=1e-12)
+    assert "beta2" not in record["config"]["optimizer_kwargs"]
+    assert record["train"]["timescales"]["tau"] == pytest.approx(1000)
+    trunk = new_run(
+        folder, "lives", "constant_with_warmup", 10, optimizer="adamw:beta2_half_life=2000", adam_weight_decay=0.1
+    )
+    (back,) = branch(trunk, 10, 2, optimizer_kwargs={"beta2": 0.9, "tau": 1000.0}, output_dir=folder / "back")
+    group = torch.load(back / "checkpoint-12" / "optimizer.bin", weights_only=True)["param_groups"][0]
+    assert group["betas"] == (0.95, 0.9)
+    assert group["weight_decay"] == pytest.approx(images / (1000 * lr), rel=1e-12)
+
+
 REFUSED = [
+    ({"optimizer_kwargs": {"cautious": True}}, "--with cautious is not a setting that 'adamw' can change on the way"),
     ({"at": "7"}, "--at 7: must be the update of a checkpoint of the run (8, 16, 20)"),
     ({"at": "soon"}, "--at 'soon': must be UPDATE, latest or UPDATE,UPDATE,..."),
     ({"at": [], "cooldown": 3}, "--at []: must be"),
@@ -107,6 +131,22 @@ def test_refused(trunk, arguments, message):
         branch(trunk, **{"at": "latest", "cooldown": 4, **arguments})
     assert message in str(error.value)
     assert {*trunk.parent.rglob("*")} == before
+
+
+def test_a_dry_run_leaves_a_half_made_folder_alone(trunk, folder, monkeypatch):
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    asked = {"at": 16, "cooldown": 4, "output_dir": folder / "half-made"}
+    with monkeypatch.context() as patch:
+        patch.setattr("diffusers_lrlab.run.child.hand_over", killed)
+        with pytest.raises(KeyboardInterrupt):
+            branch(trunk, **asked)
+    before = {file: file.read_bytes() for file in asked["output_dir"].rglob("*") if file.is_file()}
+    branch(trunk, **asked, dry_run=True)
+    assert {file: file.read_bytes() for file in asked["output_dir"].rglob("*") if file.is_file()} == before
+    (run,) = branch(trunk, **asked)
+    assert runs.read_record(run)["run"]["status"] == "finished"
 
 
 def test_refused_for_schedules_without_a_plateau(folder):
@@ -152,6 +192,33 @@ def test_several_at_once(trunk, folder, monkeypatch):
     at_once = branch(trunk, [8, 16], 10, output_dir=folder / "at-once", workers=2)
     for run, other, at in zip(one_by_one, at_once, (8, 16), strict=True):
         assert_same_end(run, other, at + 10)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+def test_several_at_once_on_ray(trunk, folder, monkeypatch, capsys):
+    import ray
+
+    one_by_one = branch(trunk, [8, 16], 10, output_dir=folder / "before-ray")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="error")
+    try:
+        on_ray = branch(trunk, [8, 16], 10, output_dir=folder / "on-ray", workers=2, address="auto")
+        assert capsys.readouterr().out.count("the rate of update") == 4  # of the first two, and what the tasks printed
+        (folder / "taken").mkdir()
+        (folder / "taken" / "at-8-cooldown-5").write_text("a file in the way")
+        with pytest.raises(LabError, match="1 branch did not finish"):
+            branch(trunk, [8], 5, output_dir=folder / "taken", address="auto")
+    finally:
+        ray.shutdown()
+    for run, other, at in zip(one_by_one, on_ray, (8, 16), strict=True):
+        assert_same_end(run, other, at + 10)
+
+
+def test_ray_is_needed_for_its_address(trunk, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(LabError, match="--address needs ray, not installed here"):
+        branch(trunk, 8, 4, address="auto")
 
 
 @pytest.mark.parametrize(

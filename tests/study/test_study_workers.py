@@ -152,10 +152,10 @@ def test_what_fails_before_a_job_begins_is_shown_and_not_tried_again(monkeypatch
 def test_hidden_gpus_are_none(monkeypatch):
     monkeypatch.setattr(pool.torch.cuda, "device_count", lambda: 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert pool._visible_gpus() == []
+    assert pool.visible_gpus() == []
     monkeypatch.setattr(pool.torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5f")
-    assert pool._visible_gpus() == ["3", "GPU-5f"]
+    assert pool.visible_gpus() == ["3", "GPU-5f"]
 
 
 @pytest.mark.parametrize(("ended", "error"), [(worker.REFUSED, LabError), (worker.FAILED, RuntimeError)])

@@ -3,7 +3,7 @@
 import pytest
 from accelerate.state import AcceleratorState
 from helpers import config as small_config
-from helpers import image_folder, load_data
+from helpers import image_folder, load_data_once
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
@@ -239,7 +239,7 @@ def test_gradients_need_held_out_images_that_are_there(tmp_path):
     folder = image_folder(tmp_path / "images", count=4)
     config = small_config(folder, num_validation_images=2, timestep_grad_every=5, max_train_steps=9)
     with pytest.raises(LabError, match="--timestep_grad_every 5 needs held-out images"):
-        make_plan(config, load_data(config), None)
+        make_plan(config, load_data_once(config), None)
 
 
 @cases(
@@ -267,6 +267,6 @@ def test_gradients_need_held_out_images_that_are_there(tmp_path):
 )
 def test_the_plan_warns_of_what_has_little_effect(options, words):
     config = resolve_config(TrainingConfig(**{"max_train_steps": 10, **options}))
-    described = describe_plan(make_plan(config, load_data(config), None))
+    described = describe_plan(make_plan(config, load_data_once(config), None))
     assert ("warning" in described) == (words is not None)
     assert (words or "") in described

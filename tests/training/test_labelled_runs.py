@@ -124,6 +124,7 @@ def test_each_way_of_reading_brings_the_labels(folder, tmp_path, way):
     assert len(trained_on(seen)) == NUM_UPDATES
 
 
+@pytest.mark.slow
 def test_diagnostics_checks_and_finder_are_told_labels(folder, tmp_path):
     """Gradient probes at held-out images, dead parameters, and range tests."""
     diagnostics = ("--log_timestep_bins=2", "--timestep_grad_every=4", "--learning_rate=auto", "--preflight")

@@ -130,6 +130,8 @@ class EMAHook:
         except NotRecognised as reason:
             self._refuse(reason)
             return
+        if self.form.lacks_images and (images := self.run.images_per_update(f"--ema {self.form.name}")) is not None:
+            self.form = self.form.with_images(images)
         self._restart()
         accelerator = self.run.accelerator
         if self._registered is not accelerator:
@@ -194,6 +196,9 @@ class EMAHook:
                 return
         if self.average is None:  # of a resume from a checkpoint without it
             self._restart()
+        if self.form.lacks_images:  # its data are prepared apart from the models
+            self.form = self.form.with_images(self.run.must_know_images(f"--ema {self.form.name}"))
+            self.average.form = self.form
         self.num_seen += 1
         self.average.advance(self.num_seen)
 

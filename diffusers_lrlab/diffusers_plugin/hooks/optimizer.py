@@ -21,6 +21,7 @@ from ...core.words import counted
 from ...optimizers.entries import OPTIMIZERS, check_installed, get_optimizer, optimizer_parts
 from ...optimizers.groups import LR_FACTOR
 from ...optimizers.layers import parts_in_words
+from ...optimizers.timescales import BETA2_HALF_LIFE, IMAGES_PER_UPDATE, TAU, is_in_images, per_update
 from ..host.hook import Hook, Host
 from ..host.run import HostRun
 from ..script.source import HostScript, NotRecognised, lines_of
@@ -69,6 +70,10 @@ class OptimizerHook:
         recognise(script)
         self.optimizer: Optimizer | None = None
         self.num_seen = 0
+        # Whether its parameters in images wait for those of an update, which are known when the data are prepared.
+        self.waits = self.name is not None and is_in_images(OPTIMIZERS[self.name], self.kwargs)
+        self.waits = self.waits and IMAGES_PER_UPDATE not in self.kwargs
+        self.learning_rate = 0.0  # the script's
 
     def install(self) -> None:
         from accelerate.optimizer import AcceleratedOptimizer
@@ -87,6 +92,8 @@ class OptimizerHook:
         self.run.patches.replace(Optimizer, "__init_subclass__", classmethod(follow_new))
         self.run.patches.wrap(AcceleratedOptimizer, "load_state_dict", check_and_load)
         self.run.on_prepared.append(self._check_prepared)
+        if self.waits:
+            self.run.on_prepared.append(self._set_known)
 
     def _follow(self, cls: type[Optimizer]) -> None:
         if "__init__" in vars(cls):
@@ -103,6 +110,8 @@ class OptimizerHook:
             made = self._make(cls, args, kwargs, frame)
             optimizer.__class__, optimizer.__dict__ = type(made), made.__dict__
             self.optimizer = optimizer
+            if self.waits:  # after a resume has loaded the settings of the last time, which may have had another batch
+                optimizer.register_step_pre_hook(self._set_per_update)
 
         return replace
 
@@ -147,6 +156,7 @@ class OptimizerHook:
         if "betas" in own and "adam" in entry.traits:
             own["beta1"], own["beta2"] = own.pop("betas")[:2]
         taken &= {parameter.name for parameter in entry.parameters} - self.kwargs.keys()
+        taken -= {parameter.instead_of for parameter in entry.parameters if parameter.name in self.kwargs}
         settings = {key: own.pop(key) for key in taken & own.keys() if isinstance(own[key], (int, float))}
         for group in groups:
             if "weight_decay" in group and "weight_decay" not in taken:
@@ -160,10 +170,39 @@ class OptimizerHook:
                 f"{name} finds its learning rate by itself and multiplies it by the script's, which is {lr:g}. Give the "
                 f"script --learning_rate {expected:g}."
             )
-        optimizer = get_optimizer(name, [_with_names(group, names) for group in groups], lr, **settings, **self.kwargs)
+        images, self.learning_rate = {IMAGES_PER_UPDATE: 1} if self.waits else {}, lr
+        named = [_with_names(group, names) for group in groups]
+        optimizer = get_optimizer(name, named, lr, **images, **settings, **self.kwargs)
         if (parts := optimizer_parts(optimizer)) is not None:
             self.run.warn(f"{name}: {parts_in_words(parts)}.")
         return optimizer
+
+    def _set_known(self) -> None:
+        """Refuses a script whose images of an update are not known, as soon as its data are."""
+        if self.optimizer is not None and self.run.optimizer is self.optimizer:
+            self.run.images_per_update(f"--optimizer {self.name}")
+
+    def _set_per_update(self, *_: Any) -> None:
+        """Before the first update, sets what depends on its images."""
+        assert self.optimizer is not None
+        assert self.name is not None
+        if not self.waits:
+            return
+        self.waits = False
+        images = self.run.must_know_images(f"--optimizer {self.name}")
+        found = per_update(OPTIMIZERS[self.name], self.kwargs, self.learning_rate, images)
+        shown = {}
+        if BETA2_HALF_LIFE.name in self.kwargs:
+            shown["beta2"] = found["beta2"]
+        if TAU.name in self.kwargs:
+            shown["weight decay"] = found["weight_decay"]
+        for group in self.optimizer.param_groups:
+            if "beta2" in shown and "betas" in group:
+                group["betas"] = (group["betas"][0], shown["beta2"])
+            if "weight decay" in shown:
+                group["weight_decay"] = shown["weight decay"]
+        words = " and ".join(f"{name} {value:.6g}" for name, value in shown.items())
+        self.run.warn(f"--optimizer {self.name}: {words} for {counted(images, 'image')} an update.")
 
     def _line_of_group_index(self) -> int | None:
         """The line where the script assigns something to `optimizer.param_groups[1]`, for instance."""

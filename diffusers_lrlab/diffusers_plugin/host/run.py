@@ -123,6 +123,44 @@ class HostRun:
             accumulation = arguments.get("gradient_accumulation_steps") or accumulation
         return math.ceil(float(epochs) * math.ceil(len(loader) / accumulation))
 
+    def images_per_update(self, option: str) -> int | None:
+        """
+        The examples of an update over all micro-batches and processes; `None` before the data are prepared.
+
+        Raises a `LabError` if the loader does not tell: one that yields batches of its dataset, for instance, such as
+        those of sd-scripts, counts another number than the script's `--train_batch_size`. `option` needs it.
+        """
+        loader = self.training_loader
+        if loader is None and self.accelerator is not None:
+            loader = self.accelerator.gradient_state.active_dataloader
+        if loader is None:
+            return None
+        num, given = int(self.accelerator.num_processes), self.arguments.get("train_batch_size")
+        try:
+            size = int(loader.total_batch_size)
+        except (AttributeError, TypeError, ValueError):
+            size = 0
+        is_told = size in (given, num * given) if isinstance(given, int) else size > num
+        if not is_told:
+            raise LabError(
+                f"{option} counts images, and those of an update are not known in this script. Add images_per_update=N to "
+                "it (batch size x accumulation x processes)."
+            )
+        accumulated = int(self.accelerator.gradient_accumulation_steps)
+        if accumulated == 1:  # or without accelerate
+            accumulated = int(self.arguments.get("gradient_accumulation_steps") or 1)
+        return size * accumulated
+
+    def must_know_images(self, option: str) -> int:
+        """The same once the script trains, when it must be known."""
+        images = self.images_per_update(option)
+        if images is None:
+            raise LabError(
+                f"{option} counts images, and the script prepares its data without accelerate. Add images_per_update=N to "
+                "it (batch size x accumulation x processes)."
+            )
+        return images
+
     def steps_per_update(self, wrapper: Any) -> int:
         """How often accelerate steps a schedule per update, given its wrapper of the schedule."""
         if not wrapper.step_with_optimizer:

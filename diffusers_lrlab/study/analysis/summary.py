@@ -18,6 +18,7 @@ from ..runs.results import RunResult, StudyFolder, by_cell, finite
 from ..spec.spec import RunSpec, StudySpec, controlled
 from .consistency import consistency
 from .findings import findings, speedup_findings
+from .horizons import horizon_rows, price_rows
 from .paper import nearest_arms
 from .ranks import ranks
 from .speedups import speedups
@@ -79,6 +80,9 @@ def summarise(
         summary["controls"] = controls
     if spec.tune:
         summary["tuning"] = tuning_rows(spec, results, tuning)
+    if spec.horizons:
+        summary["horizons"] = horizon_rows(spec, results, metrics)
+        summary["prices"] = price_rows(spec, results, tuning)
     if spec.paper == "nearest":
         summary["search"] = nearest_arms(results)
     if notes["consistency"]:
@@ -193,6 +197,7 @@ def _study(
         **{name: getattr(spec, name) for name in ("name", "title", "baseline", "paper", "arms")},
         "datasets": list(spec.datasets),
         "seeds": list(spec.seeds),
+        **({"horizons": list(spec.horizons)} if spec.horizons else {}),
         "metrics": metrics,
         "primary_metric": spec.primary_metric or next(iter(metrics), ""),
         "command": command,

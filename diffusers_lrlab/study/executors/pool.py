@@ -80,7 +80,7 @@ class Pool:
     begin_at_once = True
 
     def __init__(self, setup: Setup, num_workers: int | None):
-        gpus = _visible_gpus()
+        gpus = visible_gpus()
         num_workers, self.num_threads = share_cores(num_workers, available_cores(), len(gpus))
         setup = replace(setup, num_threads=self.num_threads)
         self._logs = tempfile.TemporaryDirectory(prefix="lrlab-workers-")
@@ -103,7 +103,7 @@ class Pool:
         self._logs.cleanup()
 
 
-def _visible_gpus() -> list[str]:
+def visible_gpus() -> list[str]:
     """GPUs as named by CUDA_VISIBLE_DEVICES, which may also hide all of them (-1)."""
     numbers = [str(number) for number in range(torch.cuda.device_count())]
     named = os.environ.get("CUDA_VISIBLE_DEVICES")

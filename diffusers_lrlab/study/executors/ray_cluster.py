@@ -12,6 +12,24 @@ from ...core.errors import LabError
 from .worker import Job, Outcome, Setup, do_job, share_cores
 
 
+def connect(address: str | None) -> bool:
+    """
+    Connects to the cluster at `address`, or starts one on this machine; returns whether the connection is new.
+
+    Raises a `LabError` if Ray cannot be reached.
+    """
+    import ray
+
+    if ray.is_initialized():
+        return False
+    try:
+        ray.init(address, log_to_driver=False, logging_level="error", include_dashboard=False)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        where = "on this machine" if address is None else f"at --address {address}"
+        raise LabError(f"Ray cannot be reached {where}: {str(error).partition(chr(10))[0]}") from error
+    return True
+
+
 class RayWorker:
     """A share of the cluster's resources, in which Ray runs one task at a time."""
 
@@ -43,13 +61,7 @@ class RayWorkers:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        self._is_ours = not ray.is_initialized()
-        if self._is_ours:
-            try:
-                ray.init(address, log_to_driver=False, logging_level="error", include_dashboard=False)
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                where = "on this machine" if address is None else f"at --address {address}"
-                raise LabError(f"Ray cannot be reached {where}: {str(error).partition(chr(10))[0]}") from error
+        self._is_ours = connect(address)
         total = ray.cluster_resources()
         gpus = int(total.get("GPU", 0))
         num_workers, self.num_threads = share_cores(num_workers, int(total.get("CPU", 1)), gpus)

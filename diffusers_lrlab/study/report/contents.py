@@ -55,8 +55,11 @@ class ReportContents:
         diverged = f", {runs['diverged']} of which diverged" if runs.get("diverged") else ""
         controls = "; some are also compared with controls of their own" if self.controlled else ""
         count = counted(runs["finished"] + runs.get("diverged", 0), "run")
+        horizons = study.get("horizons")
+        num_datasets = len(self.datasets) // len(horizons or [1])
+        lengths = f" at {counted(len(horizons), 'horizon')}" if horizons else ""
         return (
-            f"{counted(len(study['arms']), 'arm')} on {counted(len(self.datasets), 'data set')} with "
+            f"{counted(len(study['arms']), 'arm')} on {counted(num_datasets, 'data set')}{lengths} with "
             f"{counted(len(study['seeds']), 'seed')} each: {count}{diverged}, {duration(3600 * study['hours'])} of "
             f"computing (concurrent runs count separately). Every arm is compared with {study['baseline']}, seed by "
             f"seed{controls}. Words such as “better” appear only where the adjusted test supports them."

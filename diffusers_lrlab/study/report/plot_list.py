@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from . import plots, sample_grid, tables
+from . import horizons, plots, sample_grid, tables
 from .contents import ReportContents
 
 DIFFERENCES, SAMPLES = "differences.png", "samples.png"
@@ -31,6 +31,12 @@ def plots_of(contents: ReportContents) -> list[Plot]:
             alt = f"{title} with their 95 % intervals, {panels}. {' '.join(contents.conclusions()[0].sentences)}"
             make = partial(plots.plot_differences, rows, contents.datasets, arms, baseline)
             found.append(Plot(DIFFERENCES, title, alt, make))
+    for metric in contents.metrics if contents.summary.get("horizons") else ():
+        title = f"{contents.labels[metric]} by the length of the run"
+        alt = f"{title}: a line for each arm, with the updates of all of its runs, {panels}."
+        of_all = contents.summary["horizons"], contents.summary["prices"]
+        make = partial(horizons.plot_horizons, *of_all, metric, contents.styles)
+        found.append(Plot(file_of("horizons", metric), title, alt, make))
     for kind in contents.curve_kinds:
         alt = f"{kind.title} of each arm over the updates, as means over seeds, {panels}."
         make = partial(plots.plot_curves, contents.curves[kind.name], contents.datasets, contents.styles, kind)

@@ -86,7 +86,7 @@ def _num_columns(num_panels: int, width: float | None) -> int:
     return columns if width is None else max(1, min(columns, int(width / _NARROWEST_PANEL)))
 
 
-def _panels(datasets: list[str], height: float, width: float | None) -> tuple[Any, list[Axes]]:
+def panels_for(datasets: list[str], height: float, width: float | None) -> tuple[Any, list[Axes]]:
     """A figure with a panel for each data set, of this width or of one that suits them."""
     count = len(datasets)
     columns = _num_columns(count, width)
@@ -102,12 +102,10 @@ def _panels(datasets: list[str], height: float, width: float | None) -> tuple[An
     return figure, axes[:count]
 
 
-def _add_legend(figure: Any, handles: list[Any], width: float | None) -> None:
+def add_legend(figure: Any, handles: list[Any], width: float | None) -> None:
     """Above the panels, in as many columns as fit with text of 8 points."""
-    columns = min(len(handles), 4)
-    if width is not None:
-        widest = 0.5 + 0.062 * max(len(handle.get_label()) for handle in handles)
-        columns = max(1, min(columns, int(width / widest)))
+    widest = 0.5 + 0.062 * max(len(handle.get_label()) for handle in handles)  # inches
+    columns = max(1, min(len(handles), 4, int((width or figure.get_figwidth()) / widest)))
     figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
 
 
@@ -125,7 +123,7 @@ def plot_differences(
     found = {(row["arm"], row["dataset"]): row for row in rows}
     datasets = shown_datasets(datasets, found)
     shown = arms[:_MOST_ROWS_OF_DIFFERENCES]
-    figure, panels = _panels(datasets, 0.6 + 0.24 * max(len(shown), 2), width)
+    figure, panels = panels_for(datasets, 0.6 + 0.24 * max(len(shown), 2), width)
     for index, (axes, dataset) in enumerate(zip(panels, datasets, strict=True)):
         axes.axvline(0, color=DARK, linewidth=1)
         axes.grid(axis="y", visible=False)
@@ -142,7 +140,7 @@ def plot_differences(
     figure.supxlabel(f"← {sides[0]}    difference from {plain(baseline)}    {sides[1]} →{cut}", fontsize=9)
     legend = {word: _VERDICT_COLORS[word] for word in sorted(sides)} | {"the test shows no difference": GREY}
     handles = [panels[0].plot([], [], "o-", color=color, markersize=5, label=word)[0] for word, color in legend.items()]
-    _add_legend(figure, handles, width)
+    add_legend(figure, handles, width)
     return figure
 
 
@@ -162,7 +160,7 @@ def plot_curves(
 ) -> Any:
     """Mean curves with their bands; losses on a logarithmic scale if all means are positive."""
     datasets = shown_datasets(datasets, shown)
-    figure, panels = _panels(datasets, 2.4, width)
+    figure, panels = panels_for(datasets, 2.4, width)
     for axes, dataset in zip(panels, datasets, strict=True):
         axes.set_xlabel("update", fontsize=8)
         axes.margins(x=0.01)
@@ -182,7 +180,7 @@ def plot_curves(
         panels[0].plot([], [], color=styles[arm].color, linestyle=styles[arm].line, label=plain(arm))[0]
         for arm in shown_arms(styles, shown)
     ]
-    _add_legend(figure, handles, width)
+    add_legend(figure, handles, width)
     return figure
 
 
@@ -196,7 +194,7 @@ def plot_seeds(
     row_of = {(row["arm"], row["dataset"]): row for row in rows}
     scores = {cell: np.array([value for _, value in found]) for cell, found in values.items()}
     is_log = spans_decades(scores)
-    figure, panels = _panels(datasets, 2.6, width)
+    figure, panels = panels_for(datasets, 2.6, width)
     for axes, dataset in zip(panels, datasets, strict=True):
         for x, arm in enumerate(arms):
             if (arm, dataset) in scores:

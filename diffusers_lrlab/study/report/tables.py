@@ -15,6 +15,7 @@ from ..runs.results import RunResult, by_cell
 from ..spec.spec import Cell
 from .curves import compared
 from .formats import NONE, Table, interval, number, plus_minus, probability, without_empty
+from .horizons import horizon_tables
 
 Row = dict[str, Any]  # of a summary
 _BASELINE = "baseline"
@@ -31,6 +32,7 @@ def rows_of(summary: dict[str, Any], metric: str) -> list[Row]:
 def other_tables(results: list[RunResult], summary: dict[str, Any]) -> list[Table]:
     """All tables except those of metrics, where there are data for them."""
     tables = [speedup_table(summary["speedups"])] if summary.get("speedups") else []
+    tables += horizon_tables(summary)
     tables += control_tables(summary)
     makers = {"tuning": tuning_table, "consistency": consistency_table, "search": search_table}
     tables += [make(summary[name]) for name, make in makers.items() if summary.get(name)]

@@ -63,6 +63,11 @@ def record_run(
     study.keep(spec, {"run": about, **sections, "weights": None, "config": spec.fields, "meta": study.meta}, weights)
 
 
+def branch_note(trunk: RunSpec, update: int, study: StudyContext) -> dict[str, Any]:
+    """What the record of a run says of the one that it branched off from, as `branch` of its executor."""
+    return {"run": trunk.id, "update": update, "git_commit": study.meta.get("git_commit")}
+
+
 def finish(
     run: RunState, spec: RunSpec, curves: Curves, error: str | None, drawn: Drawn | None = None
 ) -> tuple[dict[str, Any], str | None]:

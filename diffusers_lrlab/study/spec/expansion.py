@@ -23,6 +23,7 @@ from ...training.resolve_schedules import check_schedule
 from ...training.resolve_timesteps import check_timesteps
 from ..kind_settings import num_compared_samples
 from ..same_command import PRESETS_FOLDER
+from .horizons import shared_updates, source_of
 from .metrics import check_metrics, default_metrics
 from .rates import extended
 from .spec import ARM_NOTES, PRESETS, Cell, RunSpec, StudySpec, Tuning
@@ -41,7 +42,8 @@ def expand(spec: StudySpec, chosen: dict[Cell, float] | None = None) -> list[Run
         metrics = spec.metrics or default_metrics(config)
         for seed in spec.seeds:
             own = dataclasses.replace(config, learning_rate=rate, seed=seed)
-            runs.append(RunSpec(arm, dataset, seed, "compare", own, metrics, spec.precision, model, given, start))
+            run = RunSpec(arm, dataset, seed, "compare", own, metrics, spec.precision, model, given, start)
+            runs.append(_at_horizon(run, spec))
     _check_distinct(runs)
     measured = dict.fromkeys(name for run in runs for name in run.metrics)
     if spec.primary_metric and spec.primary_metric not in measured:
@@ -62,7 +64,7 @@ def expand_tuning(spec: StudySpec, numbers: Mapping[Cell, Sequence[float]] | Non
         return []
     if numbers is not None:
         return _tuning_runs(spec, spec.tune, numbers)
-    cells = list(itertools.product(spec.arms, spec.datasets))
+    cells = list(dict.fromkeys(tuned_cells(spec).values()))
     _check_distinct(_tuning_runs(spec, spec.tune, dict.fromkeys(cells, extended(spec.tune.grid, spec.tune.extensions))))
     return _tuning_runs(spec, spec.tune, dict.fromkeys(cells, spec.tune.grid))
 
@@ -72,12 +74,36 @@ def _tuning_runs(spec: StudySpec, tune: Tuning, numbers: Mapping[Cell, Sequence[
         return []
     runs = []
     for cell, (config, model, given, start) in _configs(spec).items():
+        if cell not in numbers:  # a branch, which has the rate of its trunk
+            continue
         check_metrics((tune.metric,), config, "tune: metric")
         for number in numbers[cell]:
             for seed in tune.seeds:
                 own = dataclasses.replace(config, learning_rate=tune.rate(number, config), seed=seed)
-                runs.append(RunSpec(*cell, seed, "tune", own, (tune.metric,), spec.precision, model, given, start))
+                run = RunSpec(*cell, seed, "tune", own, (tune.metric,), spec.precision, model, given, start)
+                runs.append(_at_horizon(run, spec))
     return runs
+
+
+def _at_horizon(run: RunSpec, spec: StudySpec) -> RunSpec:
+    return dataclasses.replace(run, horizon_of=source_of(run.dataset)) if spec.horizons else run
+
+
+def tuned_cells(spec: StudySpec) -> dict[Cell, Cell]:
+    """
+    For each arm and data set, the one whose learning rate it has.
+
+    That is itself, but for a branch: its trunk, the longest horizon, as a trunk has one rate.
+    """
+    cells = list(itertools.product(spec.arms, spec.datasets))
+    if not spec.horizons:
+        return dict(zip(cells, cells, strict=True))
+    configs = {cell: config for cell, (config, *_) in _configs(spec).items()}
+    longest = {(arm, data): (arm, f"{source_of(data)}@{spec.horizons[-1]}") for arm, data in cells}
+    return {
+        cell: trunk if cell != trunk and shared_updates(configs[cell], configs[trunk]) else cell
+        for cell, trunk in longest.items()
+    }
 
 
 _Model = tuple[ResolvedConfig, dict[str, Any] | None, dict[str, Any], StartWeights | None]
@@ -179,7 +205,8 @@ def _resolve(options: dict[str, Any], where: str, spec: StudySpec) -> ResolvedCo
     if points is None and config.num_validation_images:
         if config.max_train_steps is None:
             raise LabError("evaluation points of a run need its length in updates: give max_train_steps, not num_epochs.")
-        points = max(1, config.max_train_steps // spec.evaluation_points)
+        # Runs that share their beginning validate at the same updates.
+        points = max(1, min(spec.horizons or (config.max_train_steps,)) // spec.evaluation_points)
     # The precision is not a launcher's, and the number of samples does not depend on the length of a run.
     in_full = kind_of(config).measured_samples(sys.maxsize, config.num_validation_images, None)
     samples = in_full.get("frechet_samples", 0) if config.frechet_samples is None else config.frechet_samples

@@ -2,13 +2,17 @@
 
 from ...core.registry import markdown_table
 from ...core.words import counted
-from .expansion import expand, expand_tuning
+from .expansion import tuned_cells
 from .reading import load_spec, preset_names
 from .spec import StudySpec
 
 
 def num_runs(spec: StudySpec) -> int:
-    return len(expand(spec)) + len(expand_tuning(spec))
+    """The runs that compare and those that tune, without extensions; counted, as to resolve them all takes seconds."""
+    compared = len(spec.arms) * len(spec.datasets) * len(spec.seeds)
+    if spec.tune is None:
+        return compared
+    return compared + len({*tuned_cells(spec).values()}) * len(spec.tune.grid) * len(spec.tune.seeds)
 
 
 def presets_table() -> str:

@@ -14,6 +14,7 @@ from ...training.arguments import read_yaml
 from ..same_command import PRESETS_FOLDER, preset_names
 from . import parts
 from .expansion import located
+from .horizons import at_horizons, check_no_length, read_horizons, without_horizons
 from .spec import PRESETS, StudySpec
 
 
@@ -54,7 +55,7 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
 
 _KEYS = (
     *("title", "base", "arms", "datasets", "seeds", "learning_rates", "baseline", "metrics", "primary_metric"),
-    *("tune", "evaluation_points", "speedup_metric", "paper"),
+    *("tune", "evaluation_points", "speedup_metric", "paper", "horizons"),
 )
 
 
@@ -71,6 +72,12 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
     load_plugins(located(base, str(folder)).get("plugins"))  # which may register names that are used below
     arms, endings = parts.read_arms(options["arms"], options.get("learning_rates"))
     datasets = parts.read_datasets(options["datasets"])
+    horizons = read_horizons(options.get("horizons"))
+    if horizons:
+        check_no_length(base, "base")
+        for what, named in (("arm", arms), ("data set", datasets)):
+            for each, fields in named.items():
+                check_no_length(fields, f"the {what} {each!r}")
     seeds = parts.read_seeds(options.get("seeds", 5), "seeds")
     baseline = str(options.get("baseline", next(iter(arms))))
     if baseline not in arms:
@@ -99,13 +106,15 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
     if speedup not in (None, *logged):
         raise must_be("speedup_metric", speedup, " or ".join(logged), "others are not measured during a run")
     return StudySpec(
-        name, str(title), base, arms, datasets, seeds, baseline, metrics, primary, tune, points,
-        speedup, folder=str(folder.resolve()), paper=paper,
+        name, str(title), base, arms, at_horizons(datasets, horizons), seeds, baseline, metrics, primary, tune, points,
+        speedup, folder=str(folder.resolve()), paper=paper, horizons=horizons,
     )  # fmt: skip
 
 
 # Saved values of keys that were not given.
-_SAVED_AS: dict[str, Any] = {"metrics": [], "primary_metric": "", "tune": None, "speedup_metric": None, "paper": None}
+_SAVED_AS: dict[str, Any] = {
+    "metrics": [], "primary_metric": "", "tune": None, "speedup_metric": None, "paper": None, "horizons": [],
+}  # fmt: skip
 
 
 def spec_from_dict(saved: dict[str, Any], where: Path) -> StudySpec:
@@ -114,6 +123,8 @@ def spec_from_dict(saved: dict[str, Any], where: Path) -> StudySpec:
         raise LabError(f"{str(where / 'spec.yaml')!r} is not a specification saved by a study. Run the original one again.")
     options = {key: value for key, value in saved.items() if key not in _SAVED_AS or value != _SAVED_AS[key]}
     name, folder, precision = (options.pop(key) for key in ("name", "folder", "precision"))
+    if "horizons" in options and isinstance(options.get("datasets"), dict):
+        options["datasets"] = without_horizons(options["datasets"], read_horizons(options["horizons"]))
     if isinstance(options.get("base"), dict):  # untrusted code: only --import runs plug-ins
         options["base"] = {key: value for key, value in options["base"].items() if key != "plugins"}
     if isinstance(options.get("tune"), dict):

@@ -61,6 +61,7 @@ class StudySpec:
     precision: str = "fp32"  # a name in `PRECISIONS`
     folder: str = "."  # base of relative paths in the options; `PRESETS` for presets of the package
     paper: str | None = None  # "table": a comparison with the paper's values; "nearest": the arms nearest to them
+    horizons: tuple[int, ...] = ()  # lengths of all runs in updates; each data set is there once for each
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -85,6 +86,7 @@ class RunSpec:
     model: dict[str, Any] | None = field(default=None, repr=False)  # configuration of the model, if one is given
     given: dict[str, Any] = field(default_factory=dict, repr=False)
     start: StartWeights | None = field(default=None, repr=False)  # the weights that the model starts from
+    horizon_of: str | None = field(default=None, repr=False)  # the data set without its horizon, in a study with horizons
 
     @property
     def fields(self) -> dict[str, Any]:

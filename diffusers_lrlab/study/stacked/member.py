@@ -32,7 +32,10 @@ class Member:
         self.feedback = [scheduler for scheduler in self.run.schedulers if isinstance(scheduler, FeedbackSchedule)]
         self.curves = Curves(plan.num_updates)
         self.error: str | None = None
+        self.branch: dict[str, Any] | None = None  # of a run that left a trunk, as in its record
         path = OPTIMIZERS[plan.config.optimizer].facts.get("elementwise")
+        if plan.optimizer_kwargs.get("cautious"):
+            path = None  # rules know plain weight decay only
         self.rule: Rule | None = pkgutil.resolve_name(path) if path else None
 
     @property
@@ -94,6 +97,7 @@ class Member:
         return run.state_dict() | {
             "data_fingerprint": run.data.fingerprint,
             "error": self.error,
+            "branch": self.branch,
             "model": run.model.state_dict(),
             "optimizer": run.optimizer.state_dict(),
             "ema": run.average.state_dict() if run.average is not None else {},
@@ -108,7 +112,7 @@ class Member:
         if run.average is not None:
             run.average.load_state_dict(state["ema"])
         run.load_state_dict(state)
-        self.error = state["error"]
+        self.error, self.branch = state["error"], state.get("branch")
         self.curves.load_state_dict(state["curves"])
 
     def diverge(self) -> None:

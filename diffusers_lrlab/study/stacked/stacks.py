@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,14 +15,16 @@ from ...core.errors import LabError
 from ...core.files import atomic_folder, remove
 from ...core.manifest import find_damage, write_manifest
 from ...models.mlp_denoiser import MLPDenoiser
+from ...training.handover import schedules_with_plan
 from ...training.interrupts import InterruptGuard
 from ...training.kinds.select import kind_of
 from ...training.model import model_class_of
 from ..kind_settings import settings_of
 from ..runs.context import StudyContext
-from ..runs.measure import DRAWN, Drawn, record_run
+from ..runs.measure import DRAWN, Drawn, branch_note, record_run
 from ..runs.progress import MEASURED, StudyProgress
 from ..runs.stops import StudyInterrupted
+from ..spec.horizons import Family, families
 from ..spec.spec import RunSpec
 from .member import Member
 from .sampling import draw_together
@@ -86,15 +88,28 @@ def split_into_stacks(
         yield from (some[start : start + size] for start in range(0, len(some), size))
 
 
+def stacks_in_order(specs: list[RunSpec], study: StudyContext) -> Iterator[list[RunSpec]]:
+    """The stacks of runs: first those that start from the beginning, then those that leave a trunk among them."""
+    known = families(specs)
+    late = {run.id for family in known for run in family.runs[1:]}
+    yield from split_into_stacks([spec for spec in specs if spec.id not in late], study)
+    yield from split_into_stacks([spec for spec in specs if spec.id in late], study)
+
+
 def run_stacked(specs: list[RunSpec], study: StudyContext) -> None:
-    """Trains stackable runs in stacks of at most `study.stack_size`; interrupted stacks resume."""
-    for stack in split_into_stacks(specs, study):
+    """
+    Trains stackable runs in stacks of at most `study.stack_size`; interrupted stacks resume.
+
+    Runs that leave a trunk are resumed from the state that its stack saved for them.
+    """
+    branching = {family.trunk.id: family for family in families(specs) if family.branches}
+    for stack in stacks_in_order(specs, study):
         while study.folder.missing(stack):
             with worker_threads(study.device, len(stack)) as threads:
-                _run_stack(stack, study, threads)
+                _run_stack(stack, study, threads, branching)
 
 
-def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads) -> None:
+def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads, branching: dict[str, Family]) -> None:
     """Trains and evaluates runs of a stack without a result: all of them, or those that were saved together."""
     together, states, started = _find_saved(study, specs)
     members = {spec.id: Member(*study.plan(spec), study.device) for spec in together}
@@ -104,16 +119,12 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
     stacks = ParallelStacks(list(members.values()), study.device, threads)
     stacks.load({members[run_id]: state for run_id, state in states.items()})
     study.progress.advance(sum(member.run.update for member in members.values()))
-    ids = " ".join(members).encode()
-    name = hashlib.blake2b(ids, digest_size=8).hexdigest()
+    name = _name_of(members)
+    leaving = _leaving(members, branching)
 
     def save() -> None:
         state = {run_id: member.state_dict() | {"sums": stacks.sums_of(member)} for run_id, member in members.items()}
-        folder = study.folder.stacks / f"{name}-{max(member.run.update for member in members.values())}"
-        if not folder.exists():  # else it has this state
-            with atomic_folder(folder) as temporary:
-                torch.save({"members": state, "started": started}, temporary / _STATE)
-                write_manifest(temporary)
+        folder = _save_states(state, name, max(member.run.update for member in members.values()), started, study)
         for path in saved():
             if path != folder:
                 remove(path)
@@ -121,15 +132,71 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
     def saved() -> list[Path]:
         return [*study.folder.stacks.glob(f"{name}-*")]
 
+    def branch_off() -> None:
+        for some in leaving.get(stacks.update, {}).values():
+            left = {run.id for run in study.folder.missing([leaver.run for leaver in some])}
+            states = {
+                leaver.run.id: leaver.state(study) | {"sums": stacks.sums_of(leaver.member)}
+                for leaver in some
+                if leaver.run.id in left and not leaver.member.is_done
+            }
+            if states:
+                _save_states(states, _name_of(states), stacks.update, started, study)
+
     def finish(spec: RunSpec) -> None:
-        member, executor = members[spec.id], {"name": "stacked", "members": len(specs)}
+        member = members[spec.id]
+        executor = {"name": "stacked", "members": len(specs), **({"branch": member.branch} if member.branch else {})}
         record_run(study, spec, member.run, member.curves, member.error, executor, started, drawn.get(spec.id))
 
-    _train(stacks, save, study)
+    _train(stacks, save, branch_off, study)
     save()
     drawn = _draw([(members[spec.id], spec) for spec in together], threads, study.progress)
     threads.map(finish, together)
     study.discard(*saved())
+
+
+def _name_of(run_ids: Iterable[str]) -> str:
+    return hashlib.blake2b(" ".join(run_ids).encode(), digest_size=8).hexdigest()
+
+
+def _save_states(states: dict[str, dict[str, Any]], name: str, update: int, started: str, study: StudyContext) -> Path:
+    folder = study.folder.stacks / f"{name}-{update}"
+    if not folder.exists():  # else it has these states
+        with atomic_folder(folder) as temporary:
+            torch.save({"members": states, "started": started}, temporary / _STATE)
+            write_manifest(temporary)
+    return folder
+
+
+class _Leaver(NamedTuple):
+    """A run that leaves a trunk."""
+
+    run: RunSpec
+    trunk: RunSpec
+    member: Member  # that computes the trunk
+
+    def state(self, study: StudyContext) -> dict[str, Any]:
+        """The state of the trunk as one of this run, which has used no time of its own yet."""
+        (plan, _), state = study.plan(self.run), self.member.state_dict()
+        length = plan.warmup_updates, plan.num_updates
+        return state | {
+            "schedules": schedules_with_plan(state["schedules"], plan.config, plan.layout.global_batch, *length),
+            "seconds": [0.0, 0.0],
+            "branch": branch_note(self.trunk, state["update"], study),
+        }
+
+
+def _leaving(members: dict[str, Member], branching: dict[str, Family]) -> dict[int, dict[int | None, list[_Leaver]]]:
+    """The runs that leave members of a stack: by their update, and by length, as runs of one length are stacked."""
+    found: dict[int, dict[int | None, list[_Leaver]]] = {}
+    for run_id, member in members.items():
+        if (family := branching.get(run_id)) is None:
+            continue
+        for update, runs in family.branches.items():
+            for run in runs:
+                alike = found.setdefault(update, {}).setdefault(run.config.max_train_steps, [])
+                alike.append(_Leaver(run, family.trunk, member))
+    return found
 
 
 def _draw(runs: list[tuple[Member, RunSpec]], threads: WorkerThreads, progress: StudyProgress) -> dict[str, Drawn]:
@@ -144,11 +211,12 @@ def _draw(runs: list[tuple[Member, RunSpec]], threads: WorkerThreads, progress: 
     return drawn
 
 
-def _train(stacks: ParallelStacks, save: Callable[[], None], study: StudyContext) -> None:
+def _train(stacks: ParallelStacks, save: Callable[[], None], branch_off: Callable[[], None], study: StudyContext) -> None:
     last_save = time.monotonic()
     with InterruptGuard() as guard:
         for num_advanced in stacks.updates():
             study.progress.advance(num_advanced)
+            branch_off()
             if signal_number := guard.received():
                 save()
                 raise StudyInterrupted(signal_number, study.folder.path)

@@ -30,7 +30,7 @@ def rates_of(members: list[Member]) -> torch.Tensor:
         own[:, LR] = plan.lrs if plan.lr_factors is None else plan.lrs * plan.lr_factors
         own[:, MOMENTUM] = plan.momenta if plan.schedule.sets_momentum else run.current_momentum or 0.0
         if run.average is not None:
-            own[:, AVERAGING] = 1 - run.config.ema_form.decays(plan.num_updates)
+            own[:, AVERAGING] = 1 - plan.ema_form.decays(plan.num_updates)
     return table
 
 

@@ -23,6 +23,11 @@ class ParallelStacks:
         self._shares = [members[start:end] for start, end in zip(edges, edges[1:], strict=False)]
         self.stacks = [Stack(share, device) for share in self._shares]
 
+    @property
+    def update(self) -> int:
+        """The number of updates done by the members that are still training."""
+        return max(stack.update for stack in self.stacks)
+
     def load(self, states: dict[Member, dict[str, Any]]) -> None:
         for stack in self.stacks:
             stack.load(states)

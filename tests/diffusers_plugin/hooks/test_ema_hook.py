@@ -184,13 +184,18 @@ class Saves(torch.nn.Linear):
         torch.save(self.state_dict(), Path(folder) / "weights.pt")
 
 
-def prepared(folder, *models, spec="constant:decay=0.5", swap=None, optimizer=None, num_updates=None, **arguments):
+def prepared(
+    folder, *models, spec="constant:decay=0.5", swap=None, optimizer=None, num_updates=None, loader=None, **arguments
+):
     """A hook on a script that has prepared these models, what was said, and the accelerator of its own."""
     said = []
     accelerator = SimpleNamespace(
         _optimizers=[None],
         scaler=None,
         is_main_process=True,
+        num_processes=1,
+        gradient_accumulation_steps=2,
+        gradient_state=SimpleNamespace(active_dataloader=None),
         distributed_type=SimpleNamespace(value=arguments.pop("distributed", "NO")),
         _models=list(models),
         _save_model_state_pre_hook={},
@@ -203,6 +208,7 @@ def prepared(folder, *models, spec="constant:decay=0.5", swap=None, optimizer=No
     host.models, host.accelerator = list(models), accelerator
     host.optimizer = optimizer or torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
     host.arguments = {"output_dir": str(folder), **arguments}
+    host.training_loader = loader
     clock = SimpleNamespace(run=host, counts=False, count_updates=lambda: num_updates)
     script = HostScript(str(SCRIPT))
     script._calls.pop("register_save_state_pre_hook")
@@ -267,6 +273,33 @@ def test_by_hand(tmp_path):
     assert "the script ended after 3 updates, not the expected 9" in said[0]
     assert torch.load(tmp_path / "lrlab" / "ema" / "weights.pt")["weight"].item() == pytest.approx(expected)
     assert model.weight.item() == values[-1]
+
+
+@cases("is_late", [False, True])
+def test_a_half_life_knows_the_images_of_an_update(tmp_path, is_late):
+    """Two micro-batches of 8, by the script's loader: at once, or at the first update if that is prepared elsewhere."""
+    model, loader = Saves(1, 1), SimpleNamespace(total_batch_size=8)
+    spec = "half_life:images=40,rampup=1e9"
+    hook, _ = prepared(tmp_path / str(is_late), model, spec=spec, loader=None if is_late else loader, train_batch_size=8)
+    assert hook.form.lacks_images == is_late
+    hook.run.accelerator.gradient_state.active_dataloader = loader
+    expected, decay = None, 0.5 ** (16 / 40)
+    for value in (1.0, 5.0, -2.0):
+        with torch.no_grad():
+            model.weight.fill_(value)
+        hook._step()
+        expected = value if expected is None else decay * expected + (1 - decay) * value
+    with hook.weights():
+        assert model.weight.item() == pytest.approx(expected)
+    assert "images_per_update=16" in hook._metadata()["form"]
+
+
+def test_a_half_life_is_refused_where_the_images_are_unknown(tmp_path):
+    loader = SimpleNamespace(total_batch_size=1)  # of a dataset that yields batches
+    with pytest.raises(LabError, match="--ema half_life counts images, and .* Add images_per_update=N to it"):
+        prepared(tmp_path, Saves(2, 2), spec="half_life", loader=loader, train_batch_size=8)
+    hook, _ = prepared(tmp_path, Saves(2, 2), spec="half_life:images_per_update=8", loader=loader, train_batch_size=8)
+    assert not hook.form.lacks_images
 
 
 def test_averages_of_something_else_and_damaged_ones(tmp_path):

@@ -102,6 +102,24 @@ def test_weight_decay_that_is_asked_for_goes_for_all_groups(run_hooked):
     assert "weight_decay 0.02, weight_decay of a group 0.1." in said
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon", pytest.param("lion", marks=OPTIONAL)])
+def test_settings_in_images_wait_for_the_data(run_hooked, name):
+    """Those of the first update are for its images, whatever a checkpoint has loaded before; the script's are not used."""
+    has_half_life = name != "lion"
+    spec = f"{name}:tau=6000,cautious=true" + ",beta2_half_life=900" * has_half_life
+    variables, hook, said = run_hooked(spec)
+    assert "weight_decay 0.02" in said[0]
+    assert "weight_decay 0.02" in said[0].partition("Not used:")[2]
+    hook.run.must_know_images = lambda option: 12
+    trained(variables, variables["optimizer"])
+    groups = variables["optimizer"].param_groups
+    assert {group["weight_decay"] for group in groups} == {12 / (1e-2 * 6000)}
+    if has_half_life:
+        assert {group["betas"][1] for group in groups if "betas" in group} == {0.5 ** (12 / 900)}
+        assert f"beta2 {0.5 ** (12 / 900):.6g} and weight decay 0.2 for 12 images an update." in said[-1]
+    assert sum("for 12 images" in line for line in said) == 1
+
+
 def test_muon_knows_the_scripts_names(run_hooked):
     variables, _, (_, said) = run_hooked("muon")
     assert said == (
@@ -185,12 +203,19 @@ def run(folder, *arguments, options=(), **how):
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rows-*.json"))], stderr
 
 
-@OPTIONAL
 def test_a_run_with_another_optimizer_resumes_to_the_bit(tmp_path):
-    """Its schedule follows the script's clock in every group; the norms that the script clips by are summed up."""
-    options = ["--optimizer=lion", "--lr_groups=text_encoder*=0.1", "--strict", "--strict_lr_audit"]
+    """
+    Its schedule follows the script's clock in every group; the norms that the script clips by are summed up. Settings in
+    images know those of an update.
+    """
+    optimizer = "--optimizer=adamw:beta2_half_life=500,tau=2000,cautious=true"
+    options = [optimizer, "--lr_groups=text_encoder*=0.1", "--strict", "--strict_lr_audit"]
     (whole,), stderr = run(tmp_path / "whole", "--checkpointing_steps=4", options=options)
-    assert whole["optimizer"] == "Lion"
+    assert whole["optimizer"] == "CautiousAdamW"
+    assert f"beta2 {0.5 ** (4 / 500):.6g} and weight decay 0.2 for 4 images an update." in stderr
+    saved = tmp_path / "whole" / "checkpoint-4"
+    group = torch.load(saved / "optimizer.bin", weights_only=True)["param_groups"][0]
+    assert (group["betas"][1], group["weight_decay"]) == (0.5 ** (4 / 500), 0.2)
     assert "LR audit: 8 updates, every value that follows the clock was as expected." in stderr
     norms = [row["norm"] for row in whole["rows"]]
     said = re.search(r"before clipping: (\S+) on average, \S+ at the end, and at most (\S+), at update (\d+)\.", stderr)
@@ -200,17 +225,18 @@ def test_a_run_with_another_optimizer_resumes_to_the_bit(tmp_path):
         np.testing.assert_allclose(row["lrs"][1], row["lrs"][0] * 0.05)
     (resumed,), _ = run(tmp_path / "whole", "--resume_from_checkpoint=checkpoint-4", options=options)
     assert resumed["weights"] == whole["weights"]
-    others = ["--optimizer=lion", "--lr_groups=text_encoder*=0.2"]
+    others = [optimizer, "--lr_groups=text_encoder*=0.2"]
     _, stderr = run(tmp_path / "whole", "--resume_from_checkpoint=checkpoint-4", options=others, expect=2)
-    assert "lion x 1, lion x 0.1, not lion x 1, lion x 0.2" in stderr
+    assert "adamw x 1, adamw x 0.1, not adamw x 1, adamw x 0.2" in stderr
 
 
 @pytest.mark.slow
 def test_processes_and_accumulation(tmp_path):
     """Both processes end with the same weights; an accumulation of 2 has a norm and a rate for each update."""
-    options = ["--optimizer=muon", "--lr_groups=*.bias=2", "--strict_lr_audit"]
+    options = ["--optimizer=muon:tau=2000", "--lr_groups=*.bias=2", "--strict_lr_audit"]
     ranks, stderr = run(tmp_path / "2", "--gradient_accumulation_steps=2", options=options, processes=2)
     assert ranks[0]["weights"] == ranks[1]["weights"]
+    assert "weight decay 0.8 for 16 images an update" in stderr  # 4 x 2 micro-batches x 2 processes
     assert "LR audit: 8 updates, every value" in stderr
     norms = [row["norm"] for row in ranks[0]["rows"] if row["norm"] is not None]
     assert f"Gradient norm before clipping: {np.mean(norms):.3g} on average" in stderr

@@ -1,0 +1,140 @@
+"""
+Settings of optimizers by their timescales, in images: what stays the same in runs with other batches.
+
+The decay of a mean is given by its half-life, so that it averages over as many images whatever the batch is (arXiv
+2507.07101): beta = 2^(-images_per_update / half_life). Decoupled weight decay shrinks weights by the learning rate
+times `weight_decay` at each update, so that a share 1/e is left after the timescale tau (arXiv 2405.13698):
+weight_decay = images_per_update / (learning_rate * tau).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ..core.errors import LabError, must_be
+from ..core.ranges import COUNT, POSITIVE
+from ..core.registry import Entry, Parameter
+from ..core.words import counted
+
+MOST_IMAGES = "(0, 1e15]"  # beyond it, a beta rounds to 1
+IMAGES_PER_UPDATE = "images_per_update"
+NO_EFFECT, SHORT = 0.01, 0.01  # share of the weights that decay removes; of the run that they are remembered for
+
+BETA2_HALF_LIFE = Parameter(
+    "beta2_half_life",
+    float,
+    None,
+    "in place of beta2, images after which half of that mean is left",
+    MOST_IMAGES,
+    instead_of="beta2",
+)
+TAU = Parameter(
+    "tau",
+    float,
+    None,
+    "in place of weight_decay, images at the given learning rate over which it shrinks a weight to 1/e",
+    MOST_IMAGES,
+    instead_of="weight_decay",
+)
+IMAGES = Parameter(
+    IMAGES_PER_UPDATE,
+    int,
+    None,
+    "effective batch size, for parameters in images; known in `lrlab train` and in most scripts",
+    "[1, 1e9]",
+    is_added=True,
+)
+_IN_IMAGES = (BETA2_HALF_LIFE, TAU)
+
+
+def beta_of(half_life: float, images_per_update: int) -> float:
+    """The decay of a mean at each update, of which half is left after `half_life` images."""
+    return float(2.0 ** (-images_per_update / half_life))
+
+
+def half_life_of(beta: float, images_per_update: int) -> float:
+    """The images after which half of a mean with this decay is left; 0 for no mean."""
+    return -images_per_update / math.log2(beta) if beta else 0.0
+
+
+def weight_decay_of(tau: float, learning_rate: float, images_per_update: int, of: str = "") -> float:
+    """The decoupled weight decay that shrinks a weight to 1/e over `tau` images at a learning rate."""
+    POSITIVE.check("lr", learning_rate, "tau is a timescale at the learning rate, which decay is multiplied by")
+    if tau < images_per_update:
+        wanted = f"at least the {counted(images_per_update, 'image')} of an update"
+        raise must_be(TAU.name, tau, wanted, "it counts images; weights would be gone after an update", of=of)
+    return images_per_update / (learning_rate * tau)
+
+
+def is_in_images(entry: Entry, kwargs: Mapping[str, Any]) -> bool:
+    """Whether any of the parameters of an optimizer counts images. One registered elsewhere may have such names, too."""
+    return any(parameter in _IN_IMAGES and kwargs.get(parameter.name) is not None for parameter in entry.parameters)
+
+
+def per_update(
+    entry: Entry, kwargs: Mapping[str, Any], learning_rate: float, images_per_update: int | None
+) -> dict[str, Any]:
+    """
+    Parameters of an optimizer with `beta2` and `weight_decay` in place of those that count images.
+
+    Args:
+        entry (`Entry`): The optimizer.
+        kwargs (`Mapping`): Its parameters, resolved. Their own `images_per_update` precedes the argument.
+        learning_rate (`float`): The peak of the schedule.
+        images_per_update (`int`, *optional*): Over all micro-batches and processes.
+
+    Raises:
+        LabError: If the images of an update are unknown, and for a `tau` of less than an update.
+    """
+    found, name = dict(kwargs), entry.name
+    if IMAGES not in entry.parameters:
+        return found
+    own = found.pop(IMAGES_PER_UPDATE, None)
+    if not is_in_images(entry, kwargs):
+        if own is not None:
+            needed = " or ".join(parameter.name for parameter in _IN_IMAGES if parameter in entry.parameters)
+            raise LabError(f"{name!r} got {IMAGES_PER_UPDATE}={own}, which has no effect without {needed}. Drop it.")
+        return found
+    given = {each.name: value for each in _IN_IMAGES if (value := found.pop(each.name, None)) is not None}
+    images = images_per_update if own is None else own
+    if images is None:
+        key, value = next(iter(given.items()))
+        raise LabError(
+            f"{name!r} got {key}={value:g} without {IMAGES_PER_UPDATE}. Add {IMAGES_PER_UPDATE}=N (batch size x "
+            "accumulation x processes)."
+        )
+    COUNT.check(IMAGES_PER_UPDATE, images, "it is the batch size x accumulation x processes")
+    if BETA2_HALF_LIFE.name in given:
+        found["beta2"] = beta_of(given[BETA2_HALF_LIFE.name], images)
+    if TAU.name in given:
+        found["weight_decay"] = weight_decay_of(given[TAU.name], learning_rate, images, repr(name))
+    return found
+
+
+class DecayTimescale(NamedTuple):
+    """What decoupled weight decay does in a run."""
+
+    updates: float  # at the peak rate, over which a weight shrinks to 1/e
+    removed: float  # the share of a weight that decay removes by the end
+
+    @classmethod
+    def of(cls, learning_rate: float, weight_decay: float, lrs: Any) -> "DecayTimescale":
+        """That of a peak and of the rates of all updates, an array."""
+        import numpy as np
+
+        shares = np.clip(1 - np.asarray(lrs, dtype=np.float64) * weight_decay, 0.0, None)
+        return cls(1 / (learning_rate * weight_decay), float(1 - np.prod(shares)))
+
+    def in_words(self, num_updates: int) -> str:
+        """That weights are forgotten over so many updates, and what this does in a run."""
+        words = f"weights are forgotten over {rounded_updates(self.updates)}, of a run of {num_updates:,}"
+        if self.removed < NO_EFFECT:
+            return f"{words}: it does nothing"
+        if self.updates < SHORT * num_updates:
+            return f"{words}: they remember its last updates alone"
+        return f"{words}: it removes {100 * self.removed:.2g} % of the first ones"
+
+
+def rounded_updates(updates: float) -> str:
+    """Updates to four digits, since rates and decays are rarely known better."""
+    return counted(round(float(f"{updates:.4g}")), "update", ",")

@@ -1,0 +1,217 @@
+"""Settings of optimizers by their timescales in images, against formulas written here in float64."""
+
+import math
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from tables import cases
+
+from diffusers_lrlab import LabError, TrainingConfig, get_optimizer
+from diffusers_lrlab.core.registry import Parameter
+from diffusers_lrlab.optimizers.entries import OPTIMIZERS
+from diffusers_lrlab.optimizers.timescales import DecayTimescale, beta_of, half_life_of, weight_decay_of
+from diffusers_lrlab.training.plan_text import describe_plan
+from diffusers_lrlab.training.prepare import prepare
+from diffusers_lrlab.training.resolve import resolve_config
+
+
+def is_installed(name):
+    package = OPTIMIZERS[name].facts.get("package")
+    return package is None or find_spec(package.replace("-", "_")) is not None
+
+
+WITH_HALF_LIFE = [name for name in OPTIMIZERS if OPTIMIZERS[name].replacing("beta2") and is_installed(name)]
+WITH_TAU = [name for name in OPTIMIZERS if OPTIMIZERS[name].replacing("weight_decay") and is_installed(name)]
+
+
+def parameters():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((8, 8), (8,))]
+
+
+def made(spec, lr=1e-3, **kwargs):
+    return get_optimizer(spec, parameters(), lr, **kwargs)
+
+
+def settings(optimizer, name):
+    found = {group["betas"][1] if name == "beta2" else group[name] for group in optimizer.param_groups if name in group}
+    if name == "beta2":
+        found = {group["betas"][1] for group in optimizer.param_groups if "betas" in group}
+    (value,) = found
+    return value
+
+
+# --- formulas ---------------------------------------------------------------------------------------------------------
+
+
+@cases("batches", [(64, 1), (64, 4), (64, 512), (1, 64), (96, 100)])
+@cases("beta2", [0.9, 0.99, 0.999, 0.99999])
+def test_half_lives_hold_across_batches(batches, beta2):
+    """beta2' = beta2^(B' / B), which is how arXiv 2507.07101 scales it."""
+    base, other = batches
+    half_life = half_life_of(beta2, base)
+    assert half_life == pytest.approx(base * math.log(0.5) / math.log(beta2), rel=1e-12)
+    assert beta_of(half_life, base) == pytest.approx(beta2, rel=1e-12)
+    assert beta_of(half_life, other) == pytest.approx(math.exp(other / base * math.log(beta2)), rel=1e-12)
+
+
+def test_half_of_a_mean_is_left_after_its_half_life():
+    for batch in (1, 16, 48):
+        mean = 1.0
+        for _ in range(4800 // batch):
+            mean = beta_of(4800, batch) * mean
+        assert mean == pytest.approx(0.5, rel=1e-9)
+    assert half_life_of(0.0, 64) == 0
+    assert beta_of(1e15, 1) < 1  # the largest that is allowed
+
+
+@cases("batch", [1, 16, 64])
+@cases("lr", [1e-4, 3e-3])
+def test_weights_shrink_to_a_share_of_1_over_e_in_tau(batch, lr):
+    tau = 1_000_000
+    decay, weight = weight_decay_of(tau, lr, batch), 1.0
+    for _ in range(tau // batch):
+        weight *= 1 - lr * decay
+    assert weight == pytest.approx(math.exp(-1), rel=1e-3 * batch / 64 + 1e-5)
+
+
+def test_the_timescale_of_arxiv_2405_13698_in_epochs_holds_by_its_scaling():
+    """lambda = lambda_0 sqrt(B / B_0) D_0 / D with rates in proportion to sqrt B: tau / D epochs stay."""
+    lr, decay, batch, num_images = 1e-3, 0.1, 64, 50_000
+    epochs = batch / (lr * decay * num_images)
+    for other, images in ((256, 50_000), (64, 200_000), (16, 10_000)):
+        scaled = decay * math.sqrt(other / batch) * num_images / images
+        found = weight_decay_of(epochs * images, lr * math.sqrt(other / batch), other)
+        assert found == pytest.approx(scaled, rel=1e-12)
+
+
+def test_what_decay_does_in_a_run():
+    lrs = 1e-3 * np.linspace(1, 0, 5000)
+    timescale = DecayTimescale.of(1e-3, 0.5, lrs)
+    left = 1.0
+    for lr in lrs.tolist():
+        left *= 1 - lr * 0.5
+    assert timescale.removed == pytest.approx(1 - left, rel=1e-12)
+    assert timescale.updates == 2000
+    assert timescale.in_words(5000).startswith(
+        "weights are forgotten over 2,000 updates, of a run of 5,000: it removes 71 %"
+    )
+    little = DecayTimescale.of(1e-4, 0.01, np.full(3000, 1e-4))
+    assert little.in_words(3000) == "weights are forgotten over 1,000,000 updates, of a run of 3,000: it does nothing"
+    much = DecayTimescale.of(1e-2, 100, np.full(3000, 1e-2))
+    assert much.removed == 1
+    assert "they remember its last updates alone" in much.in_words(3000)
+
+
+# --- optimizers -------------------------------------------------------------------------------------------------------
+
+
+def test_which_optimizers_have_which():
+    assert {"adamw", "adam", "muon"} <= {*WITH_HALF_LIFE}
+    assert {"adamw", "muon"} <= {*WITH_TAU}
+    assert all("decoupled" in OPTIMIZERS[name].traits for name in WITH_TAU)
+
+
+@cases("name", WITH_HALF_LIFE)
+def test_a_half_life_reaches_the_optimizer(name):
+    optimizer = made(f"{name}:beta2_half_life=5000", images_per_update=16)
+    assert settings(optimizer, "beta2") == pytest.approx(0.5 ** (16 / 5000), rel=1e-12)
+    assert settings(made(f"{name}:beta2_half_life=5000,images_per_update=8"), "beta2") == 0.5 ** (8 / 5000)
+
+
+@cases("name", WITH_TAU)
+def test_a_timescale_reaches_the_optimizer(name):
+    optimizer = made(f"{name}:tau=1e6", lr=2e-4, images_per_update=32)
+    assert settings(optimizer, "weight_decay") == pytest.approx(32 / (2e-4 * 1e6), rel=1e-12)
+
+
+def test_without_them_records_stay_as_they_were():
+    assert OPTIMIZERS["adamw"].resolve({}) == {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
+    given = OPTIMIZERS["adamw"].resolve({"tau": 1e6, "beta2_half_life": 5000, "cautious": True})
+    assert given == {"beta1": 0.9, "eps": 1e-8, "tau": 1e6, "beta2_half_life": 5000.0, "cautious": True}
+    assert OPTIMIZERS["adamw"].resolve(given) == given
+
+
+def test_optimizers_of_others_may_have_such_names():
+    """With other meanings."""
+    taken = {}
+
+    def make(params, lr, tau, beta2_half_life):
+        taken.update(tau=tau, beta2_half_life=beta2_half_life)
+        return torch.optim.SGD(params, lr)
+
+    own = (Parameter("tau", float, 0.5, "a time"), Parameter("beta2_half_life", float, None, "another one"))
+    with OPTIMIZERS.temporarily():
+        OPTIMIZERS.register("own", description="a test's", source="a test", parameters=own)(make)
+        get_optimizer("own:beta2_half_life=3", parameters(), 1e-3)
+    assert taken == {"tau": 0.5, "beta2_half_life": 3.0}
+
+
+@cases(
+    ("spec", "images", "message"),
+    [
+        ("adamw:beta2_half_life=1000", None, r"beta2_half_life=1000 without images_per_update. Add images_per_update=N"),
+        ("adamw:tau=1000", None, r"tau=1000 without images_per_update"),
+        (
+            "adamw:beta2_half_life=1000,beta2=0.9",
+            8,
+            r"beta2_half_life=1000.0 and beta2=0.9, of which one replaces the other",
+        ),
+        ("adamw:tau=1000,weight_decay=0.1", 8, r"tau=1000.0 and weight_decay=0.1, of which"),
+        ("adamw:tau=7", 8, r"tau=7.0 of 'adamw': must be at least the 8 images of an update"),
+        ("adamw:tau=0", 8, r"tau=0 of 'adamw': must be a number in \(0, 1e15\]"),
+        ("adamw:beta2_half_life=-3", 8, r"beta2_half_life=-3 of 'adamw': must be a number in \(0, 1e15\]"),
+        ("adamw:beta2_half_life=1000", 0, r"images_per_update=0: must be a whole number"),
+        ("adamw:images_per_update=8", None, r"images_per_update=8, which has no effect without beta2_half_life or tau"),
+        ("adam:tau=1000", 8, r"'adam' does not take 'tau'"),
+        ("sgd:beta2_half_life=1000", 8, r"'sgd' does not take 'beta2_half_life'"),
+        ("adamw:cautious=true,weight_decay=0", 8, r"cautious=True of 'adamw': must be left out without weight decay"),
+    ],
+)
+def test_wrong_requests(spec, images, message):
+    with pytest.raises(LabError, match=message):
+        get_optimizer(spec, parameters(), 1e-3, images_per_update=images)
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+@cases(
+    ("options", "message"),
+    [
+        (
+            {"optimizer": "adamw:beta2_half_life=1e4", "adam_beta2": 0.9},
+            "--adam_beta2 0.9 has no effect beside beta2_half_life",
+        ),
+        ({"optimizer": "adamw:tau=1e4", "adam_weight_decay": 0.1}, "--adam_weight_decay 0.1 has no effect beside tau"),
+    ],
+)
+def test_options_of_adam_that_they_replace(options, message):
+    with pytest.raises(LabError, match=message):
+        resolve_config(TrainingConfig(**options))
+
+
+@cases("layout", [(64, 1), (16, 4), (4, 1)])
+def test_a_run_knows_the_images_of_its_updates(layout):
+    batch, accumulation = layout
+    optimizer = "adamw:beta2_half_life=20000,tau=100000"
+    options = {
+        "train_batch_size": batch,
+        "gradient_accumulation_steps": accumulation,
+        "ema": "half_life:images=5000,rampup=1e9",
+    }
+    config = TrainingConfig(dataset_name="moons", optimizer=optimizer, max_train_steps=50, learning_rate=1e-3, **options)
+    plan, *_ = prepare(config)
+    images = batch * accumulation
+    expected = {"beta1": 0.95, "eps": 1e-8, "beta2": 0.5 ** (images / 20000), "weight_decay": images / (1e-3 * 100_000)}
+    assert plan.optimizer_kwargs == pytest.approx(expected, rel=1e-12)
+    assert plan.ema_form.decay(40) == pytest.approx(0.5 ** (images / 5000), rel=1e-12)
+    assert plan.decay_timescale.updates * images == pytest.approx(100_000)
+    # What was asked stays in the configuration, so that the run can be repeated with another batch.
+    assert plan.config.optimizer_kwargs == {"beta1": 0.95, "eps": 1e-8, "beta2_half_life": 20000.0, "tau": 100_000.0}
+    assert "images_per_update" not in plan.config.ema
+    told = describe_plan(plan)
+    assert f": beta2 {expected['beta2']:.6g} and weight decay {expected['weight_decay']:.6g} for " in told
+    assert f"weights are forgotten over {round(100_000 / images):,} updates, of a run of 50: it " in told

@@ -1,0 +1,56 @@
+"""Runs with settings in images and cautious weight decay: recorded, and resumed to the bit."""
+
+import json
+import shutil
+
+import pytest
+import runs
+import torch
+from continued_runs import SMALL, assert_same_end, new_run
+from tables import cases
+
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.optimizers.entries import check_installed
+
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
+
+def is_installed(name):
+    try:
+        check_installed(name)
+    except LabError:
+        return False
+    return True
+
+
+SPECS = {
+    "adamw": "adamw:beta2_half_life=3000,tau=20000,cautious=true",
+    "adam": "adam:beta2_half_life=3000",
+    "muon": "muon:beta2_half_life=3000,tau=20000,cautious=true",
+    "lion": "lion:tau=20000,cautious=true",
+}
+
+
+@cases("name", [name for name in SPECS if is_installed(name)])
+def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path, name):
+    """After the checkpoint of update 5 of 10."""
+    tmp_path = tmp_path / name
+    tmp_path.mkdir()
+    (tmp_path / "model.json").write_text(json.dumps(SMALL))
+    options = {"optimizer": SPECS[name], "ema": "half_life:images=200", "learning_rate": 1e-3}
+    whole = new_run(tmp_path, "whole", "cosine", 10, **options)
+    killed = tmp_path / "killed"
+    shutil.copytree(whole, killed)
+    shutil.rmtree(killed / "checkpoint-10")
+    (killed / "model_index.json").unlink()
+    resumed = new_run(tmp_path, "killed", "cosine", 10, **options, resume_from_checkpoint="latest")
+    assert_same_end(whole, resumed, 10)
+    record = runs.read_record(resumed)
+    timescales, images = record["train"]["timescales"], record["train"]["global_batch"]
+    groups = torch.load(resumed / "checkpoint-10" / "optimizer.bin", weights_only=True)["param_groups"]
+    if name != "lion":
+        assert timescales["beta2_half_life"] == pytest.approx(3000)
+        assert {group["betas"][1] for group in groups if "betas" in group} == {0.5 ** (images / 3000)}
+    if name != "adam":
+        assert timescales["tau"] == pytest.approx(20000)
+        assert [group["weight_decay"] for group in groups] == pytest.approx([images / (1e-3 * 20000)] * len(groups))
