@@ -133,7 +133,7 @@ def plot(losses, options, path):
             axes.plot(best, means[best], "o", color=color, markersize=8)
         axes.set(title=title, xlabel="learning rate", xscale="log", ylim=(low - 0.005, low + options.shown))
     figure.axes[0].set_ylabel("validation loss")
-    figure.axes[0].legend(frameon=False)
+    figure.axes[1].legend(frameon=False)
     save_figure(figure, path)
 
 
