@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ..core.errors import LabError, did_you_mean
 from ..core.ranges import COUNT, POSITIVE
+from ..core.words import counted
 from .entries import OPTIMIZERS
 from .timescales import DecayTimescale, beta_of, half_life_of, rounded_updates
 
@@ -119,16 +120,16 @@ def decay_in_words(known: Settings, base_batch: int, num_updates: int | None) ->
     words = f"At the rate {rate:.3g} and weight decay {decay:.3g}, "
     if num_updates is not None:
         return f"{words}{DecayTimescale.of(rate, decay, [rate] * num_updates).in_words(num_updates)}."
-    return f"{words}weights are forgotten over {rounded_updates(1 / (rate * decay))} of {base_batch} images."
+    return f"{words}weights are forgotten over {rounded_updates(1 / (rate * decay))} of {counted(base_batch, 'image')}."
 
 
 def accumulation_in_words(known: Settings, base_batch: int, micro_batch: int, accumulation: int) -> str:
     """What accumulation costs on one device: updates, for a smaller gradient noise that smaller rates have, too."""
     alone, images = known.at(micro_batch, base_batch), micro_batch * accumulation
     return (
-        f"On one device, accumulation makes 1 update of {images} images in about the time of {accumulation} updates of "
-        f"{micro_batch}. In arXiv 2507.07101 (language models), small batches were as good or better for as many tokens, "
-        f"with beta2 by its half-life.\nTry --train_batch_size {micro_batch} --gradient_accumulation_steps 1 "
-        f"--learning_rate {alone.learning_rate:.3g} --adam_beta2 {alone.beta2:.6g}, with {accumulation} times the "
-        "--max_train_steps; the rate is that of sqrt, and should be tuned."
+        f"On one device, accumulation makes 1 update of {counted(images, 'image')} in about the time of "
+        f"{counted(accumulation, 'update')} of {micro_batch}. In arXiv 2507.07101 (language models), small batches were as "
+        f"good or better for as many tokens, with beta2 by its half-life.\nTry --train_batch_size {micro_batch} "
+        f"--gradient_accumulation_steps 1 --learning_rate {alone.learning_rate:.3g} --adam_beta2 {alone.beta2:.6g}, and "
+        f"--max_train_steps multiplied by {accumulation}; the rate is that of sqrt, and should be tuned."
     )
