@@ -2,11 +2,12 @@
 
     python benchmarks/loss_laws.py --out loss-laws
     python benchmarks/loss_laws.py --out loss-laws --metric validation_loss_ema
+    python benchmarks/loss_laws.py --out loss-laws --best
 
 Runs a study on points with `lrlab study run` (runs that are finished in DIR are not done again). Fits each law to a
 constant rate, a cosine and a WSD, as they are and above the floor of the loss, and predicts the final held-out loss of other
 schedules, of twice the length and of a lower peak. Prints the errors beside those of naive forecasts, and the check of
-`lrlab predict`.
+`lrlab predict`. --best trains the schedule that `lrlab predict --best` finds, too, in DIR-best.
 """
 
 from pathlib import Path
@@ -40,13 +41,13 @@ def targets(updates):
     }
 
 
-def study(dataset, updates, seeds, arms, **base):
+def study(options, arms, **base):
     return {
         "title": "Laws of the loss",
-        "base": {"learning_rate": 1e-3, "max_train_steps": updates, **base},
-        "arms": FITTED | arms,
-        "datasets": [dataset],
-        "seeds": seeds,
+        "base": {"learning_rate": 1e-3, "max_train_steps": options.updates, **base},
+        "arms": arms,
+        "datasets": [options.dataset],
+        "seeds": options.seeds,
         "metrics": [*METRICS],
         "evaluation_points": 40,
     }
@@ -64,21 +65,20 @@ def main():
     parser.add_argument("--updates", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--metric", choices=METRICS, default=METRICS[0])
+    parser.add_argument("--best", action="store_true", help="train the schedule with the lowest predicted loss, too")
     parser.add_argument("--floor", type=float, help="the lowest possible loss (default: computed from the data)")
     options = parse(parser, updates=40, seeds=1, floor=0.01)
     predicted, small = targets(options.updates), {}
     if options.tiny:
         predicted = {"rex": predicted["rex"]}
         small = {"num_validation_images": 200, "distance_samples": 100, "ddpm_num_steps": 10}
-    run_study(study(options.dataset, options.updates, options.seeds, predicted, **small), options.out)
+    run_study(study(options, FITTED | predicted, **small), options.out)
 
     forecast = forecast_loss([options.out], options.metric, options.floor, arms=[*FITTED])
     floor, curves = forecast.forecaster.floor, forecast.forecaster.curves
     arms, seeds = {}, {}
     for arm in (*FITTED, *predicted):
-        (of_seeds,) = by_schedule(read_runs([options.out], options.metric, [arm]))
-        arms[arm] = mean_curve([*of_seeds.values()])
-        seeds[arm] = [curve.losses[-1] for curve in of_seeds.values()]
+        arms[arm], seeds[arm] = reached(options.out, options.metric, arm)
     print(
         f"\n{machine()}\n\nFitted to {', '.join(FITTED)} ({options.updates} updates, {options.dataset}); floor {floor:.5f}\n"
     )
@@ -98,6 +98,26 @@ def main():
         show(model.name, finals, [arms[arm] for arm in predicted], f"{limit:.4f}")
     show(LAST_VALUE, [nearest(arms[arm], curves).losses[-1] for arm in predicted], [arms[arm] for arm in predicted])
     print(f"\n{forecast.forecaster.check.describe()}")
+    if options.best and forecast.forecaster.check.is_passed:
+        found = forecast.search(None, None, None)
+        best, folder = found[0].candidate.label, options.out.with_name(options.out.name + "-best")
+        run_study(study(options, {"best": {"lr_scheduler": best}}, **small), folder)
+        _, finals = reached(folder, options.metric, "best")
+        interval = "" if found[0].interval is None else " ({:.5f} to {:.5f})".format(*found[0].interval)
+        equal = forecast.equally_good(found)
+        print(f"\nThe best of {len(found)} schedules, {equal} of which are as good within the error of the law: {best}")
+        print(f"Predicted {found[0].final:.5f}{interval}, reached {np.mean(finals):.5f} by {', '.join(map(five, finals))};")
+        print(f"the WSD that was fitted reached {arms['wsd'].losses[-1]:.5f} by {', '.join(map(five, seeds['wsd']))}.")
+
+
+def reached(folder, metric, arm):
+    """The mean curve of an arm, and the final loss of each seed."""
+    (of_seeds,) = by_schedule(read_runs([folder], metric, [arm]))
+    return mean_curve([*of_seeds.values()]), [curve.losses[-1] for curve in of_seeds.values()]
+
+
+def five(loss):
+    return f"{loss:.5f}"
 
 
 def show(name, finals, curves, limit="-"):

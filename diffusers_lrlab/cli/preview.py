@@ -121,8 +121,10 @@ def _predict(options: argparse.Namespace, specs: list[str]) -> "tuple[LossForeca
             "--momentum_scheduler", options.momentum_scheduler, "left out beside --predict", "laws know only rates"
         )
     require_extra("train", "--predict")
-    from ..run.predict import forecast_loss
+    from ..run.predict import forecast_loss, predictable
 
+    for spec in specs:  # before the floor, which takes a while
+        predictable(spec)
     forecast = forecast_loss(options.predict)
     given = options.num_training_steps, options.learning_rate, options.num_warmup_steps
     candidates = [forecast.candidate(spec, *given) for spec in specs]

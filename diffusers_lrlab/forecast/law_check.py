@@ -106,8 +106,7 @@ def check_laws(curves: Sequence[LossCurve], floor: Floor, law: str | None = None
     check_input(curves, law)
     models, notes = models_for(curves, floor, law)
     if len(curves) < _WHOLE:
-        few = f"With fewer than {_WHOLE} schedules, none is left out"
-        notes.append(f"{few}, so the check covers no schedules but those of the runs.")
+        notes.append(f"With fewer than {_WHOLE} schedules none is left out, so the check says nothing about others.")
     trials = list(_trials(curves))
     errors: dict[Model, list[float]] = {model: [] for model in models}
     naive: dict[str, list[float]] = {LAST_VALUE: [], POWER_OF_UPDATES.name: []}

@@ -8,7 +8,7 @@ from ..core.errors import LabError, did_you_mean
 from ..core.ranges import COUNT, POSITIVE
 from ..core.words import counted
 from .entries import OPTIMIZERS
-from .timescales import DecayTimescale, beta_of, half_life_of, rounded_updates
+from .timescales import DecayTimescale, beta_of, half_life_of, rounded_updates, tau_of
 
 LINEAR_UP_TO = 512  # images, of the rule "guide"
 
@@ -84,8 +84,8 @@ class Settings(NamedTuple):
         beta2 = beta_of(half_life_of(self.beta2, base), batch)
         if self.weight_decay is None:
             return Settings(rate, beta2)
-        tau = base / (self.learning_rate * self.weight_decay)
-        return Settings(rate, beta2, batch / (rate * tau))
+        decay = self.weight_decay * (batch / base) * (self.learning_rate / rate)  # the same tau
+        return Settings(rate, beta2, decay)
 
 
 def scaling_table(known: Settings, base_batch: int, batch: int | None = None) -> str:
@@ -96,10 +96,8 @@ def scaling_table(known: Settings, base_batch: int, batch: int | None = None) ->
     lines = [f"{'batch':>10}" + "".join(f"{name:>12}" for name in names) + f"{'beta2':>12}" + decay]
     for size in sorted(batches):
         rates = [scaled_learning_rate(known.learning_rate, name, size, base_batch) for name in names]
-        mark, own = (
-            "  <- this batch" if size == batch else "  base" if size == base_batch else "",
-            known.at(size, base_batch),
-        )
+        mark = "  <- this batch" if size == batch else "  base" if size == base_batch else ""
+        own = known.at(size, base_batch)
         decay = "" if own.weight_decay is None else f"{own.weight_decay:>14.3g}"
         lines.append(f"{size:>10}" + "".join(f"{rate:>12.3g}" for rate in rates) + f"{own.beta2:>12.6g}{decay}{mark}")
     half_life = half_life_of(known.beta2, base_batch)
@@ -108,7 +106,7 @@ def scaling_table(known: Settings, base_batch: int, batch: int | None = None) ->
         f"{'beta2':>10}  a half-life of {half_life:,.0f} images (arXiv 2507.07101): adamw:beta2_half_life={half_life:.4g}"
     ]
     if known.weight_decay is not None:
-        tau = base_batch / (known.learning_rate * known.weight_decay)
+        tau = tau_of(known.weight_decay, known.learning_rate, base_batch)
         lines += [f"{'decay':>10}  over {tau:,.0f} images at the rate of sqrt (arXiv 2405.13698): adamw:tau={tau:.4g}"]
     return "\n".join(lines)
 
@@ -120,7 +118,7 @@ def decay_in_words(known: Settings, base_batch: int, num_updates: int | None) ->
     words = f"At the rate {rate:.3g} and weight decay {decay:.3g}, "
     if num_updates is not None:
         return f"{words}{DecayTimescale.of(rate, decay, [rate] * num_updates).in_words(num_updates)}."
-    return f"{words}weights are forgotten over {rounded_updates(1 / (rate * decay))} of {counted(base_batch, 'image')}."
+    return f"{words}weights are forgotten over {rounded_updates(tau_of(decay, rate, 1))} of {counted(base_batch, 'image')}."
 
 
 def accumulation_in_words(known: Settings, base_batch: int, micro_batch: int, accumulation: int) -> str:

@@ -1,7 +1,7 @@
 """
 Settings of optimizers by their timescales, in images: what stays the same in runs with other batches.
 
-The decay of a mean is given by its half-life, so that it averages over as many images whatever the batch is (arXiv
+The decay of a mean is given by its half-life, so that it covers the same number of images at any batch size (arXiv
 2507.07101): beta = 2^(-images_per_update / half_life). Decoupled weight decay shrinks weights by the learning rate
 times `weight_decay` at each update, so that a share 1/e is left after the timescale tau (arXiv 2405.13698):
 weight_decay = images_per_update / (learning_rate * tau).
@@ -66,6 +66,11 @@ def weight_decay_of(tau: float, learning_rate: float, images_per_update: int, of
     return images_per_update / (learning_rate * tau)
 
 
+def tau_of(weight_decay: float, learning_rate: float, images_per_update: int) -> float:
+    """The images over which decoupled weight decay shrinks a weight to 1/e at a learning rate."""
+    return images_per_update / (learning_rate * weight_decay)
+
+
 def is_in_images(entry: Entry, kwargs: Mapping[str, Any]) -> bool:
     """Whether any of the parameters of an optimizer counts images. One registered elsewhere may have such names, too."""
     return any(parameter in _IN_IMAGES and kwargs.get(parameter.name) is not None for parameter in entry.parameters)
@@ -123,7 +128,7 @@ class DecayTimescale(NamedTuple):
         import numpy as np
 
         shares = np.clip(1 - np.asarray(lrs, dtype=np.float64) * weight_decay, 0.0, None)
-        return cls(1 / (learning_rate * weight_decay), float(1 - np.prod(shares)))
+        return cls(tau_of(weight_decay, learning_rate, 1), float(1 - np.prod(shares)))
 
     def in_words(self, num_updates: int) -> str:
         """That weights are forgotten over so many updates, and what this does in a run."""

@@ -108,21 +108,20 @@ def read_runs(
 
 def by_schedule(runs: Sequence[MeasuredRun]) -> list[SeedCurves]:
     """
-    The curves of each schedule by seed; of equal runs, the last one. Warns of a run that is the beginning of another one, as
-    the parent of an extended run is: its losses are the same, and would be known where a law is asked to predict them.
+    The curves of each schedule by seed; of equal runs, the last one. Warns of schedules that are the beginning of another
+    one, as those of stopped runs and of the parents of extended runs are, and leaves them out: their losses would tell a law
+    what it is asked to predict.
     """
-    found: dict[bytes, dict[int, LossCurve]] = {}
+    found: dict[bytes, list[MeasuredRun]] = {}
     for run in runs:
-        rates, seed = run.curve.lrs.tobytes(), run.seed
-        if any(len(other) > len(rates) and other.startswith(rates) for other in _rates_of_seed(runs, seed)):
-            warn(f"{run.name}: it is the beginning of a longer run with its seed; it is left out.")
-            continue
-        found.setdefault(rates, {})[seed] = run.curve
-    return [*found.values()]
-
-
-def _rates_of_seed(runs: Sequence[MeasuredRun], seed: int) -> list[bytes]:
-    return [run.curve.lrs.tobytes() for run in runs if run.seed == seed]
+        found.setdefault(run.curve.lrs.tobytes(), []).append(run)
+    kept: list[SeedCurves] = []
+    for rates, same in found.items():
+        if any(len(other) > len(rates) and other.startswith(rates) for other in found):
+            warn(f"{', '.join(run.name for run in same)}: the beginning of a longer run; it is left out.")
+        else:
+            kept.append({run.seed: run.curve for run in same})
+    return kept
 
 
 class _Unusable(LabError):

@@ -55,6 +55,7 @@ def without_training(monkeypatch):
     monkeypatch.setattr(diffusers_lrlab, "train", lambda config: resolve_config(config).output_dir, raising=False)
     monkeypatch.setattr(diffusers_lrlab, "find_lr", find_lr, raising=False)
     read = {"arm": ["a"], "dataset": ["dino"], "stage": ["compare"], "kl": [0.5]}
+    read |= {f"{part}_seconds": [1.0] for part in ("training", "sampling", "evaluation")}
     monkeypatch.setattr(diffusers_lrlab, "run_study", lambda spec, out: expand(load_spec(spec)), raising=False)
     monkeypatch.setattr(diffusers_lrlab, "read_study", lambda folder: pandas.DataFrame(read), raising=False)
     for name in ("extend", "branch"):

@@ -182,7 +182,7 @@ def test_one_schedule_is_checked_on_its_later_losses():
     assert "what came before" in check.held_out
     assert check.notes == (
         "multi-power needs 2 schedules to fit.",
-        "With fewer than 3 schedules, none is left out, so the check covers no schedules but those of the runs.",
+        "With fewer than 3 schedules none is left out, so the check says nothing about others.",
     )
 
 

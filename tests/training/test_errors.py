@@ -263,7 +263,9 @@ def yaml_file(tmp_path):
         ("learning_rate: fast", ["--learning_rate", "'fast'"]),
         ("- lr_scheduler", ["run.yaml", "mapping of options", "lr_scheduler: cosine"]),
         ("lr_scheduler: [cosine", ["run.yaml", "not valid YAML"]),
-        ("lr_scheduler: " + "[" * 400 + "]" * 400, ["not valid YAML", "more than 100 levels are not allowed"]),
+        pytest.param(
+            "lr_scheduler: " + "[" * 400 + "]" * 400, ["not valid YAML", "more than 100 levels are not allowed"], id="depth"
+        ),
         ("lr_scheduler_kwargs: {d: 2026-01-01}", ["run.yaml", "lr_scheduler_kwargs", "2026, 1, 1", "not JSON"]),
     ],
     ids=str,

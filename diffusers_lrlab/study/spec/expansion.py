@@ -63,17 +63,18 @@ def expand_tuning(spec: StudySpec, numbers: Mapping[Cell, Sequence[float]] | Non
     if spec.tune is None:
         return []
     if numbers is not None:
-        return _tuning_runs(spec, spec.tune, numbers)
-    cells = list(dict.fromkeys(tuned_cells(spec).values()))
-    _check_distinct(_tuning_runs(spec, spec.tune, dict.fromkeys(cells, extended(spec.tune.grid, spec.tune.extensions))))
-    return _tuning_runs(spec, spec.tune, dict.fromkeys(cells, spec.tune.grid))
+        return _tuning_runs(spec, spec.tune, _configs(spec), numbers) if any(numbers.values()) else []
+    configs, cells = _configs(spec), list(dict.fromkeys(tuned_cells(spec).values()))
+    most = dict.fromkeys(cells, extended(spec.tune.grid, spec.tune.extensions))
+    _check_distinct(_tuning_runs(spec, spec.tune, configs, most))
+    return _tuning_runs(spec, spec.tune, configs, dict.fromkeys(cells, spec.tune.grid))
 
 
-def _tuning_runs(spec: StudySpec, tune: Tuning, numbers: Mapping[Cell, Sequence[float]]) -> list[RunSpec]:
-    if not any(numbers.values()):
-        return []
+def _tuning_runs(
+    spec: StudySpec, tune: Tuning, configs: "dict[Cell, _Model]", numbers: Mapping[Cell, Sequence[float]]
+) -> list[RunSpec]:
     runs = []
-    for cell, (config, model, given, start) in _configs(spec).items():
+    for cell, (config, model, given, start) in configs.items():
         if cell not in numbers:  # a branch, which has the rate of its trunk
             continue
         check_metrics((tune.metric,), config, "tune: metric")
