@@ -1,9 +1,9 @@
-"""What is chosen after a run at a constant rate: a cool-down, its beta2, the width of the EMA, or a merge of checkpoints.
+"""What is chosen after a run at a constant rate: a cool-down, its shape and beta2, the width of the EMA, or a merge.
 
     python benchmarks/after_the_run.py --out after-the-run
     python benchmarks/after_the_run.py --out after-the-run --jobs points --seeds 3
 
-For each seed, trains a trunk with snapshots of averages and with checkpoints, and its cool-down over the last 20 % of as
+For each seed, trains a trunk with snapshots of averages and with checkpoints, and cool-downs over the last 20 % of as
 many updates. Measures what `lrlab branch`, `lrlab ema` and `lrlab merge` make of it by the held-out loss, for points also by
 the divergence of samples. "Best width" is the width with the lowest mean loss over the other seeds. Prints means, paired
 differences and the losses by width. Runs that are finished in DIR are not done again.
@@ -34,8 +34,14 @@ USUAL = {"lr_scheduler": "constant_with_warmup", "lr_warmup_steps": 25, "num_inf
 USUAL |= {"validation_steps": 10**6, "save_images_epochs": 10**6, "log_timestep_bins": 0, "cpu_threads": 1}
 USUAL |= {"ema": "warmup_power|posthoc:sigma_rels=[0.02|0.05|0.10]", "checkpoints_total_limit": 0, "preflight": False}
 NUM_CHECKPOINTS, COOLDOWN = 40, 0.2
-# Parameters of the optimizer during the cool-down. beta2 is 0.999 before.
-BRANCHES = {"cooled": None, "beta2": {"beta2": 0.9995}}
+# The shape of each cool-down, and parameters of the optimizer during it. beta2 is 0.999 before.
+BRANCHES = {
+    "cool-down": ("1-sqrt", None),
+    "cool-down with beta2 0.9995": ("1-sqrt", {"beta2": 0.9995}),
+    "cool-down by linear": ("linear", None),
+    "cool-down by cosine": ("cosine", None),
+    "cool-down by square": ("square", None),
+}
 # Checkpoints over 10, 20 and 40 % of the run, and their weights.
 MERGES = ((5, "linear"), (9, "linear"), (9, "1-sqrt"), (17, "linear"))
 WIDTHS = (0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25)
@@ -44,7 +50,7 @@ EXACT = 0.03  # residual of the profile from which a width is left out: a branch
 TESTED = (
     ("trunk, best width", "trunk, default EMA"),
     ("cool-down, best width", "cool-down, default EMA"),
-    ("cool-down with beta2 0.9995", "cool-down"),
+    *((name, "cool-down") for name in BRANCHES if name != "cool-down"),
     ("merge of 20 % by linear", "cool-down"),
     ("merge of 20 % by 1-sqrt", "cool-down"),
     ("trunk, best width", "cool-down"),
@@ -54,18 +60,19 @@ TESTED = (
 class Seed:
     """The runs with a seed, and what is measured of them."""
 
-    def __init__(self, out, job, seed, updates, small):
+    def __init__(self, out, job, seed, updates, small, branches):
         options, metrics, *_ = JOBS[job]
         self.trunk, at = out / f"{job}-{seed}", round((1 - COOLDOWN) * updates)
         if not RunFolder(self.trunk).is_finished():
             given = {**USUAL, **options, **small, "seed": seed, "max_train_steps": updates}
             train(TrainingConfig(**given, checkpointing_steps=updates // NUM_CHECKPOINTS, output_dir=str(self.trunk)))
-        self.branches = {
-            name: branch(
-                self.trunk, at, updates - at, optimizer_kwargs=changed, output_dir=out / f"{job}-{seed}-branches" / name
-            )[0]
-            for name, changed in BRANCHES.items()
-        }
+        self.branches = {}
+        for name in branches:
+            decay, changed = BRANCHES[name]
+            into = out / f"{job}-{seed}-branches" / name.replace(" ", "-")
+            (self.branches[name],) = branch(
+                self.trunk, at, updates - at, decay=decay, optimizer_kwargs=changed, output_dir=into
+            )
         self.measured = {metric: MeasuredRun(self.trunk, metric) for metric in metrics}
         self.pipelines = {folder: SavedPipeline.of(folder) for folder in (self.trunk, *self.branches.values())}
 
@@ -84,15 +91,9 @@ class Seed:
 
     def results(self):
         """The metrics of all results but those of the best width, by name."""
-        cooled, raised = self.branches["cooled"], self.branches["beta2"]
-        found = {
-            "trunk": self.last_weights(self.trunk),
-            "trunk, default EMA": self.weights_of(self.trunk),
-            "cool-down": self.last_weights(cooled),
-            "cool-down, default EMA": self.weights_of(cooled),
-            "cool-down with beta2 0.9995": self.last_weights(raised),
-            "cool-down with beta2 0.9995, default EMA": self.weights_of(raised),
-        }
+        found = {"trunk": self.last_weights(self.trunk), "trunk, default EMA": self.weights_of(self.trunk)}
+        for name, folder in self.branches.items():
+            found |= {name: self.last_weights(folder), f"{name}, default EMA": self.weights_of(folder)}
         for last, weights in MERGES:
             share = (last - 1) / NUM_CHECKPOINTS
             found[f"merge of {100 * share:.0f} % by {weights}"] = self.merged(last, weights)
@@ -124,7 +125,7 @@ def add_best_widths(seeds, values):
     """Measures the width that the other seeds choose; returns the losses of all widths and the widths chosen."""
     curves, chosen = {}, {}
     for name in ("trunk", "cool-down"):
-        folders = [seed.trunk if name == "trunk" else seed.branches["cooled"] for seed in seeds]
+        folders = [seed.trunk if name == "trunk" else seed.branches["cool-down"] for seed in seeds]
         curves[name] = [seed.losses_by_width(folder) for seed, folder in zip(seeds, folders, strict=True)]
         chosen[name] = []
         for number, (seed, folder) in enumerate(zip(seeds, folders, strict=True)):
@@ -137,7 +138,7 @@ def add_best_widths(seeds, values):
 def tests_of(values, metric):
     """The questions with their paired differences; p is adjusted over those of this metric and job."""
     rows = []
-    for one, other in TESTED:
+    for one, other in (pair for pair in TESTED if values[0].keys() >= {*pair}):
         found = paired([of_seed[one][metric] for of_seed in values], [of_seed[other][metric] for of_seed in values])
         rows.append({"one": one, "other": other, **found._asdict()})
     add_holm(rows)
@@ -175,16 +176,16 @@ def main():
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=[*JOBS], help="what is trained on (default: all)")
     parser.add_argument("--seeds", type=int, help="2 or more (default: 5 for points, 3 for images)")
     parser.add_argument("--updates", type=int, help="of each run")
-    parser.set_defaults(small={})
+    parser.set_defaults(small={}, branches=[*BRANCHES])
     small = {"num_validation_images": 100, "distance_samples": 50, "ddpm_num_steps": 20, "num_inference_steps": 2}
-    options = parse(parser, jobs=["points"], seeds=2, updates=80, small=small)
+    options = parse(parser, jobs=["points"], seeds=2, updates=80, small=small, branches=[*BRANCHES][:2])
     if options.seeds is not None and options.seeds < 2:
         parser.error(f"--seeds {options.seeds}: must be 2 or more, as differences are over seeds")
     torch.set_num_threads(1)
     print(machine())
     for job in options.jobs:
         num, updates = options.seeds or JOBS[job][2], options.updates or JOBS[job][3]
-        seeds = [Seed(options.out, job, seed, updates, options.small) for seed in range(num)]
+        seeds = [Seed(options.out, job, seed, updates, options.small, options.branches) for seed in range(num)]
         values = [seed.results() for seed in seeds]
         show(job, values, *add_best_widths(seeds, values))
 
