@@ -50,15 +50,14 @@ def overview(studies: list[Study]) -> str:
     rows = [
         (
             f"{claim['claim']} ({_source(claim)})",
-            f"**{claim['verdict']}**",
+            f"[**{claim['verdict']}**](#{study['name']})",
             _held(claim),
             "; ".join(claim["limits"]) or "–",
-            f"[{study['name']}](#{study['name']})",
         )
         for study in studies
         for claim in study["claims"]
     ]
-    return markdown_table(("claim", "verdict", "as claimed on", "limits", "study"), rows)
+    return markdown_table(("claim", "verdict", "as claimed on", "limits"), rows)
 
 
 def by_study(studies: list[Study]) -> str:
@@ -70,20 +69,20 @@ def _section(study: Study) -> str:
     parts = [f"### {study['name']}", f"{study['title']}. {_tested(study)}", f"```bash\n{study['command']}\n```"]
     if study["changed"]:
         parts.append(f"The preset has changed since this card: {', '.join(f'`{key}`' for key in study['changed'])}.")
-    rows = [row for claim in study["claims"] for row in _rows_of(claim)]
-    parts.append(markdown_table(("claim", "comparison", "data set", "effect", "adjusted p", "detectable", "outcome"), rows))
-    parts.append("\n".join(f"- {claim['claim']}: {claim['note']}" for claim in study["claims"] if claim["note"]))
-    return "\n\n".join(filter(None, parts))
+    return "\n\n".join([*parts, *map(_figures_of, study["claims"])])
 
 
-def _rows_of(claim: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """A row for each data set, of which the first names claim and comparison."""
-    heads = claim["claim"], f"`{claim['arm']}` against `{claim['against']}`, by {claim['metric']}: {claim['expected']}"
-    for each in claim["datasets"]:
-        yield (*heads, each["dataset"], each["text"], _p(each["p"]), each["detectable_text"], each["word"])
-        heads = "", ""
+def _figures_of(claim: dict[str, Any]) -> str:
+    """A claim with its comparison, and a row for each data set."""
+    asked = f"`{claim['arm']}` against `{claim['against']}` by `{claim['metric']}`, expected: {claim['expected']}"
+    note = f" {claim['note']}" if claim["note"] else ""
+    text = f"**{claim['claim']}:** {claim['verdict']}. {asked}.{note}"
     if not claim["datasets"]:
-        yield (*heads, *["–"] * 4, claim["verdict"])
+        return text
+    rows = [
+        (each["dataset"], each["text"], _p(each["p"]), each["detectable_text"], each["word"]) for each in claim["datasets"]
+    ]
+    return f"{text}\n\n{markdown_table(('data set', 'effect', 'adjusted p', 'detectable', 'outcome'), rows)}"
 
 
 def _tested(study: Study) -> str:

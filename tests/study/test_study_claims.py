@@ -320,8 +320,8 @@ def test_limits_name_edges_few_seeds_and_lengths_of_one_set():
     edge = "learning rate at the edge of those tried: cosine on dino"
     assert judged(summary)["limits"] == ["one data set", "3 seeds", edge]
     lengths = {"datasets": ["dino@10", "dino@20"], "horizons": [10, 20]}
-    assert judging.num_sources(lengths) == 1
-    assert judging.num_sources({**lengths, "horizons": []}) == 2
+    assert judging.sources_of(lengths) == ["dino"]
+    assert judging.sources_of({**lengths, "horizons": []}) == ["dino@10", "dino@20"]
 
 
 # --- power ------------------------------------------------------------------------------------------------------------
@@ -382,13 +382,16 @@ def test_the_report_says_how_far_it_carries():
     noise, power, data = reach(summary, "kl", same)
     assert noise.startswith("Noise: between seeds, the standard deviation is ")
     assert power.startswith("Power: 5 seeds show differences of ")
-    assert data == "Data sets: of 1 comparison, 1 has the same verdict on all."
+    assert data == "Data sets: the verdict is the same on all for 1 of 1 comparison."
     differing = [a_verdict("circle", "better"), a_verdict("dino", "cannot tell")]
     text = reach(summary, "kl", differing)[-1]
-    assert (
-        text
-        == "Data sets: of 1 comparison, 0 have the same verdict on all; it depends on the data for cosine against constant."
-    )
+    assert text.endswith("the same on all for 0 of 1 comparison; it differs for cosine against constant.")
+    unclear = [a_verdict("circle", "cannot tell"), a_verdict("dino", "cannot tell")]
+    assert reach(summary, "kl", unclear)[-1].endswith("for 1 of 1 comparison (“cannot tell” for 1 of these).")
+    lengths = {"study": {"datasets": ["dino@10", "dino@20"], "horizons": [10, 20]}}
+    one, agreement = reach(lengths, "kl", [a_verdict("dino@10", "better"), a_verdict("dino@20", "worse")])
+    assert one == "Data sets: one, dino. Whether the answers hold on others was not tested."
+    assert agreement.startswith("Lengths: the verdict is the same on all for 0 of 1 comparison; it differs for cosine")
     summary["study"]["datasets"] = ["dino"]
     assert reach(summary, "kl", same)[-1] == "Data sets: one, dino. Whether the answers hold on others was not tested."
     assert reach({"study": summary["study"]}, "kl", []) == []

@@ -70,7 +70,7 @@ def _judge(claim: Claim, summary: dict[str, Any]) -> dict[str, Any]:
         "link": link_of(claim.source),
         "expected": expected(claim),
         "label": label_of(claim),
-        "verdict": verdict_of([each.word for each in outcomes], is_one=num_sources(summary["study"]) == 1),
+        "verdict": verdict_of([each.word for each in outcomes], is_one=len(sources_of(summary["study"])) == 1),
         "held_on": [each.dataset for each in outcomes if each.word == AS_CLAIMED],
         "datasets": [asdict(each) | texts_of(each, claim.metric) for each in outcomes],
         "seeds": max((each.pairs for each in outcomes), default=0),
@@ -78,9 +78,10 @@ def _judge(claim: Claim, summary: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def num_sources(study: dict[str, Any]) -> int:
-    """The data sets of a study, each at all of its horizons."""
-    return len({source_of(name) for name in study["datasets"]} if study.get("horizons") else study["datasets"])
+def sources_of(study: dict[str, Any]) -> list[str]:
+    """The data sets of a study, without its horizons."""
+    names = study["datasets"]
+    return list(dict.fromkeys(map(source_of, names))) if study.get("horizons") else list(names)
 
 
 def limits_of(claim: Claim, outcomes: list[Outcome], summary: dict[str, Any]) -> list[str]:
@@ -89,7 +90,7 @@ def limits_of(claim: Claim, outcomes: list[Outcome], summary: dict[str, Any]) ->
     seeds = len(summary["study"]["seeds"])
     edges = [f"{row['arm']} on {row['dataset']}" for row in tuning if row["at_edge"] and row["arm"] in names]
     found = {
-        "one data set": num_sources(summary["study"]) == 1,
+        "one data set": len(sources_of(summary["study"])) == 1,
         counted(seeds, "seed"): seeds < FEW_SEEDS,
         "no test": claim.metric == CONSISTENCY,
         "learning rates not tuned": not tuning,

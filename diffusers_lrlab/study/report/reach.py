@@ -7,6 +7,7 @@ import pandas as pd
 
 from ...core.words import agreeing, counted
 from ...evaluation.metrics import metric_label
+from ..analysis.claims import sources_of
 from ..analysis.figures import percent
 from ..analysis.verdicts import CANNOT_TELL, Verdict
 from .answers import MOST_NAMES, answers, listed
@@ -34,37 +35,37 @@ def power_table(rows: Sequence[Row]) -> Table:
 
 def claims_table(claims: Sequence[Row]) -> Table:
     """Each claim with its outcome on each data set; `docs/claims.md` explains the words."""
-    cells = [
-        {
-            "claim": claim["claim"] if index == 0 else "", "source": claim["source"] if index == 0 else "",
-            "verdict": claim["verdict"] if index == 0 else "", "arm": claim["arm"], "against": claim["against"],
-            "by": claim["label"], "expected": claim["expected"], "data set": each["dataset"], "outcome": each["word"],
-            "effect": each["text"],
-        }
-        for claim in claims
-        for index, each in enumerate(claim["datasets"])
-    ]  # fmt: skip
+    cells = []
+    for claim in claims:
+        comparison = f"{claim['arm']} against {claim['against']}: {claim['expected']}"
+        heads = {"claim": claim["claim"], "source": claim["source"], "verdict": claim["verdict"]}
+        heads |= {"expected": comparison, "metric": claim["label"]}
+        for each in claim["datasets"]:
+            cells.append({**heads, "data set": each["dataset"], "outcome": each["word"], "effect": each["text"]})
+            heads = dict.fromkeys(heads, "")
     note = (
         "Effects are differences as shares of the other arm's mean, with 95 % intervals, or factors for speed-ups. Outcomes "
         "follow the adjusted test; where a claim has a margin or a size, they follow the interval, too."
     )
-    return Table("claims", "Claims", pd.DataFrame(cells), note, 9)
+    return Table("claims", "Claims", pd.DataFrame(cells), note, 7)
 
 
 def reach(summary: dict[str, Any], metric: str, verdicts: Iterable[Verdict]) -> list[str]:
     """Sentences on noise, power and data sets, by the primary metric; none where nothing was compared."""
     rows = [row for row in summary.get("power") or [] if row["metric"] == metric]
     noise, seen = _over(rows, "noise"), _over(rows, "detectable")
-    seeds = counted(max((row["seeds"] for row in rows), default=0), "seed")
+    num_seeds = max((row["seeds"] for row in rows), default=0)
+    seeds = counted(num_seeds, "seed")
     sentences = []
     if noise:
         sentences.append(
             f"Noise: between seeds, the standard deviation is {_span(*noise)} of the mean, depending on the arm."
         )
     if seen:
+        depending = ", depending on arm and data set" if seen[0] < seen[1] else ""
         sentences.append(
-            f"Power: {seeds} {agreeing(int(seeds.split()[0]), 'shows', 'show')} differences of {_span(*seen)} with a "
-            "probability of 80 %, depending on arm and data set; smaller ones may be missed."
+            f"Power: {seeds} {agreeing(num_seeds, 'shows', 'show')} differences of {_span(*seen)} with a probability of 80 %"
+            f"{depending}; smaller ones may be missed."
         )
     return sentences + _agreement(summary["study"], list(verdicts))
 
@@ -73,20 +74,20 @@ def _agreement(study: dict[str, Any], verdicts: list[Verdict]) -> list[str]:
     tested = [answer for answer in answers(verdicts) if any(answer.words.values())]
     if not tested:
         return []
-    if len(study["datasets"]) == 1:
-        return [f"Data sets: one, {study['datasets'][0]}. Whether the answers hold on others was not tested."]
-    differing = [answer for answer in tested if len({*answer.words.values()}) > 1]
-    same = len(tested) - len(differing)
-    unclear = sum({*answer.words.values()} == {CANNOT_TELL} for answer in tested)
-    text = (
-        f"Data sets: of {counted(len(tested), 'comparison')}, {same} {agreeing(same, 'has', 'have')} the same verdict on all"
-    )
-    text += f" ({unclear} of them: {CANNOT_TELL})" if unclear else ""
-    names = [f"{answer.arm} against {answer.reference}" for answer in differing]
-    if names:
-        shown = listed(names) if len(names) <= MOST_NAMES else f"the other {len(names)}"
-        text += f"; it depends on the data for {shown}"
-    return [f"{text}."]
+    sources, sentences = sources_of(study), []
+    if len(sources) == 1:
+        sentences = [f"Data sets: one, {sources[0]}. Whether the answers hold on others was not tested."]
+    if len(study["datasets"]) > 1:
+        what = "Data sets" if len(sources) > 1 else "Lengths"
+        differing = [answer for answer in tested if len({*answer.words.values()}) > 1]
+        same = f"{len(tested) - len(differing)} of {counted(len(tested), 'comparison')}"
+        unclear = sum({*answer.words.values()} == {CANNOT_TELL} for answer in tested)
+        text = f"{what}: the verdict is the same on all for {same}"
+        text += f" (“{CANNOT_TELL}” for {unclear} of these)" if unclear else ""
+        names = [f"{answer.arm} against {answer.reference}" for answer in differing]
+        shown = listed(names) if 0 < len(names) <= MOST_NAMES else f"the other {len(names)}"
+        sentences.append(text + (f"; it differs for {shown}." if names else "."))
+    return sentences
 
 
 def _between(row: Row, name: str) -> str:
