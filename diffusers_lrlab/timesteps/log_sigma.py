@@ -24,7 +24,7 @@ class LogSigma:
 
     @cached_property
     def values(self) -> np.ndarray:
-        """ln sigma of these timesteps, rising: float64 of shape `(n,)`."""
+        """Their ln sigma, rising: float64 of shape `(n,)`."""
         return np.asarray(-0.5 * np.log(self.levels.snr[self.timesteps]))
 
     @cached_property

@@ -140,7 +140,7 @@ class LossesHook:
         self._seen = []
 
     def state_dict(self, is_at_end: bool) -> dict[str, Any]:
-        """What the sampler has seen and what it is to see next, the same in all processes: long, so only the first has it."""
+        """The sampler's state and the losses that it has not seen: the same in all processes, so only the first has it."""
         sampler = self.timesteps.sampler
         if sampler is None or not self.run.accelerator.is_main_process:
             return self._resumed if sampler is None else {}
@@ -159,8 +159,8 @@ class LossesHook:
         saved = {name: _as_tensor(value) for name, value in state["sampler"].items()}
         if {name: value.shape for name, value in saved.items()} != {k: v.shape for k, v in sampler.state_dict().items()}:
             raise LabError(
-                f"--timestep_sampler {self.timesteps.name}: the checkpoint has the state of other arguments of it. Resume with "
-                "the same ones."
+                f"--timestep_sampler {self.timesteps.name}: the checkpoint has the state of other arguments of it. Resume "
+                "with the same ones."
             )
         sampler.load_state_dict(saved)
         self._seen, self._update = [torch.tensor(state["seen"], dtype=torch.float64)] * bool(state["seen"]), state["update"]

@@ -72,8 +72,8 @@ class WeightingHook:
         self.is_plain = "plain" in traits
         if "feedback" in traits:
             raise LabError(
-                f"--loss_weighting {self.name!r} needs the loss of each image before it is weighted. Choose a weighting that "
-                "follows no losses."
+                f"--loss_weighting {self.name!r} needs the loss of each image before it is weighted. Choose a weighting "
+                "that follows no losses."
             )
         recognise(script)
         trainer = trainer_of(script)
