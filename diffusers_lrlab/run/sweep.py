@@ -58,7 +58,7 @@ def sweep_widths(found: RunSnapshots, metric: str, num: int, show: Callable[[flo
     Measures the average of `num` widths, evenly spaced by ratio from the smallest stored one to 0.25, and calls `show` with
     each width and its value.
     """
-    measured = _MeasuredRun(found.folder, metric)
+    measured = MeasuredRun(found.folder, metric)
     smallest, largest = found.widths[0], max(found.widths[-1], WIDEST_RELIABLE)
     widths = [smallest, *np.geomspace(smallest, largest, num)[1:].tolist()]  # rounding must not lower the first one
     values, residuals = [], []
@@ -69,10 +69,10 @@ def sweep_widths(found: RunSnapshots, metric: str, num: int, show: Callable[[flo
         show(width, values[-1])
     if not np.isfinite(values).all():
         raise LabError(f"--metric {metric}: {metric_label(metric)} is not finite for all widths. Hint: choose another.")
-    return Sweep(metric, widths, values, residuals, measured.value(_saved_weights(found.pipeline, measured.names)))
+    return Sweep(metric, widths, values, residuals, measured.value(saved_weights(found.pipeline, measured.names)))
 
 
-class _MeasuredRun:
+class MeasuredRun:
     """A run with its data and its model, whose average is replaced and measured."""
 
     def __init__(self, folder: Path, metric: str):
@@ -113,10 +113,10 @@ class _MeasuredRun:
         return float(figures.get(self.metric, np.nan))
 
 
-def _saved_weights(pipeline: SavedPipeline, names: list[str]) -> Weights:
-    """The weights that the run saved, by parameter."""
+def saved_weights(pipeline: SavedPipeline, names: list[str], folder: Path | None = None) -> Weights:
+    """The weights that a run saved, by parameter, or those in another folder with the same files, such as a checkpoint."""
     found: Weights = {}
-    for path in pipeline.weight_files():
+    for path in pipeline.weight_files(folder):
         with safe_open(path, "pt") as file:
             found |= {name: file.get_tensor(name).float() for name in file.keys()}  # it is no mapping
     return {name: found[pipeline.saved_name(name)] for name in names}
