@@ -233,6 +233,13 @@ def test_the_outcome_on_a_data_set(difference, claim, outcome):
     assert row["limits"] == ["one data set", "learning rates not tuned"]
 
 
+def test_what_is_outside_the_margin_is_not_the_opposite_without_the_adjusted_test():
+    summary = summary_with(cosine=1.0)
+    for row in summary["rows"]:
+        row |= {"p_adjusted": None if row["p_adjusted"] is None else 0.17}
+    assert judged(summary, expects="no worse", within=0.05)["datasets"][0]["word"] == OPEN
+
+
 def test_larger_is_better_where_the_metric_says_so():
     assert judged(summary_with("coverage", cosine=1.0), metric="coverage")["datasets"][0]["word"] == YES
     within = {"metric": "coverage", "expects": "no worse", "within": 0.05}
