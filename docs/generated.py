@@ -7,6 +7,7 @@ writes the tables into the pages again, between marks such as `<!-- schedules: g
 """
 
 import argparse
+import json
 import re
 import textwrap
 from collections.abc import Iterable
@@ -32,6 +33,9 @@ from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.objective.process import OBJECTIVES, NoiseProcess, make_process
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
+from diffusers_lrlab.study import scoreboard
+from diffusers_lrlab.study.analysis.claims import VERDICTS
+from diffusers_lrlab.study.analysis.scoreboard import collect
 from diffusers_lrlab.study.spec.presets_table import presets_table
 from diffusers_lrlab.timesteps.loss_weights import LossWeighting
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
@@ -41,6 +45,7 @@ from diffusers_lrlab.training.divergence_rules import ON_DIVERGENCE
 
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"
+CARDS = DOCS.parent / "model_cards"
 
 
 def readme_command(number: int) -> str:
@@ -145,6 +150,11 @@ def width_table() -> str:
     return markdown_table(("model", *ROLES, "matrices that start at 0"), rows)
 
 
+def verdicts_table() -> str:
+    """The rule of each verdict on a claim."""
+    return markdown_table(("verdict", "the outcomes"), [(f"**{word}**", rule) for word, rule in VERDICTS.items()])
+
+
 TABLES = {
     "main-job": lambda: readme_command(0),
     "test-command": lambda: readme_command(1),
@@ -174,6 +184,9 @@ TABLES = {
     "image-sets": IMAGE_DATASETS.table,
     "metrics": metrics_table,
     "presets": presets_table,
+    "claims": lambda: scoreboard.overview(scoreboard.read_scoreboard()),
+    "claims-by-study": lambda: scoreboard.by_study(scoreboard.read_scoreboard()),
+    "claim-verdicts": verdicts_table,
     "commands": commands_table,
     "launcher-options": options_of_hooks,
     "trainers": trainers_table,
@@ -249,7 +262,15 @@ def python_api() -> str:
 BUILT = {"command-options": command_options, "python-api": python_api}
 
 
+def scoreboard_text() -> str:
+    """The content of the package's `claims.json`, from the cards."""
+    return json.dumps(collect(CARDS), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
 if __name__ == "__main__":
+    if not scoreboard.FILE.exists() or scoreboard.FILE.read_text(encoding="utf-8") != scoreboard_text():
+        scoreboard.FILE.write_text(scoreboard_text(), encoding="utf-8")
+        print(f"Wrote {scoreboard.FILE.name}.")
     for page in pages():
         text = page.read_text(encoding="utf-8")
         if fill(text) != text:

@@ -6,7 +6,7 @@ from typing import Any
 from ..core.errors import LabError
 from ..core.extras import require_extra
 from . import study
-from .lists import LISTED
+from .lists import KINDS
 from .output import say
 
 SHELLS = ("bash", "zsh", "tcsh")
@@ -29,7 +29,7 @@ def print_completion(shell: str, parser: argparse.ArgumentParser) -> None:
         for action in options:
             if not any(flag in known for flag in action.option_strings):
                 commands[name]._add_action(action)
-    for command, argument, names in (("list", "kind", LISTED), ("study", "action", study.ACTIONS)):
+    for command, argument, names in (("list", "kind", KINDS), ("study", "action", study.ACTIONS)):
         (action,) = (action for action in commands[command]._actions if action.dest == argument)
         action.choices = list(names)
     say(shtab.complete(parser, shell=shell))

@@ -183,6 +183,8 @@ HOOKS: dict[str, HookEntry] = {
             ),
         ),
     ),
+    # After "weighting", so that it sees a loss before it is weighted.
+    "losses": HookEntry(module="observed_losses", needs=("timesteps", "weighting"), also_for=("timestep_sampler",)),
     "log": HookEntry(
         module="log",
         needs=("timesteps",),

@@ -92,7 +92,10 @@ class Objective:
             table = torch.where(built_in > 0, weighting.table.cpu() / built_in, 1)
             table = None if (table == 1).all() else table.float().to(device)
         scales = None if factors is None else torch.from_numpy(factors).float().to(device)
-        return Objective(spec, layout, device, gather, sampler, weighting, table, scales)
+        objective = Objective(spec, layout, device, gather, sampler, weighting, table, scales)
+        of_process = torch.from_numpy(process.built_in_weights).to(device)
+        sampler.losses_are(process.prediction_type, lambda: of_process * objective._own_table())
+        return objective
 
     @property
     def is_weighted(self) -> bool:
@@ -118,10 +121,15 @@ class Objective:
 
     def _weights(self, timesteps: torch.Tensor) -> torch.Tensor | None:
         """The factors that belong to the objective itself, without those that make up for the density."""
+        table = self._own_table()
+        return None if isinstance(table, float) else table[timesteps]
+
+    def _own_table(self) -> torch.Tensor | float:
+        """These factors of all timesteps, `(T,)`; 1.0 if there are none."""
         table = self.weighting.table if self.weighting.follows_losses else self.table
         if self.factors is not None:
             table = self.factors if table is None else table * self.factors
-        return None if table is None else table[timesteps]
+        return 1.0 if table is None else table
 
     def noise(self, update: int, images: torch.Tensor) -> Iterator[torch.Tensor]:
         """The noise of each micro-batch of this process, whose images of the update are given in the same order."""

@@ -92,6 +92,7 @@ def warn_of_changed_plugins(record: dict[str, Any], previous: dict[str, Any]) ->
 def training_figures(trainer: Trainer) -> dict[str, Any]:
     """The figures of training so far."""
     run, divergence = trainer.run, trainer.divergence
+    held = run.objective.sampler.held()
     return {
         "updates_done": run.update,
         "training_seconds": run.training_seconds,
@@ -101,6 +102,8 @@ def training_figures(trainer: Trainer) -> dict[str, Any]:
         "rollbacks": divergence.rollbacks,
         "skipped_corrupt_images": run.data.skipped,
         "warnings": trainer.log.lr_warnings,
+        # A sampler that holds the density that one with feedback has reached.
+        **({"timestep_density": held} if held else {}),
     }
 
 

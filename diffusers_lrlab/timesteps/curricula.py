@@ -16,7 +16,7 @@ from ..schedules.registries import RAMPS
 from .bands import band_edges, band_of_update
 from .noise_levels import NoiseLevels
 from .registries import EDGES, TIMESTEP_SAMPLERS
-from .samplers import gaussian
+from .samplers import gaussian, logit_normal
 
 CLTS = "the idea: arXiv 2404.07946; the formula: as intended in SpeeD's code, mended"
 
@@ -167,3 +167,63 @@ TIMESTEP_SAMPLERS.register(
     ),
     traits=("feedback",),
 )("diffusers_lrlab.timesteps.adaptive:LossSecondMoment")
+
+TIMESTEP_SAMPLERS.register(
+    "infonoise",
+    description="where the error of the data says most about them: in proportion to the rate at which their entropy falls "
+    "with ln sigma, over the weight of that error; another density until it has seen every noise level",
+    source="InfoNoise, arXiv 2602.18647; numbers of bins, updates and losses are own choices",
+    parameters=(
+        Parameter("num_bins", int, 64, "equal parts of ln sigma, with one density each", "[1, 1000]"),
+        Parameter("warmup_updates", int, 500, "updates before the first density of its own", "[0, inf)"),
+        Parameter("refresh_every", int, 100, "updates between two densities", "[1, inf)"),
+        Parameter("min_count", int, 20, "losses of a bin that make a mean", "[1, inf)"),
+        Parameter("ema_decay", float, 0.7, "of the moving average of these means", "[0, 1)"),
+        Parameter(
+            "onset",
+            float,
+            0.002,
+            "share of the largest error / sigma^3 that bounds the noise levels below the pivot",
+            "(0, 1)",
+        ),
+        Parameter("uniform_share", float, 0.01, "share that stays uniform, so that no mean grows old", "[0, 1)"),
+        Parameter("before", str, "uniform", "the density until then, a spec string"),
+    ),
+    traits=("feedback",),
+)("diffusers_lrlab.timesteps.infonoise:InfoNoise")
+
+
+_LOGIT_NORMAL = (
+    Parameter("mean", float, 0.8, "of the first phase's logit_normal; above 0 prefers noise", "(-inf, inf)"),
+    Parameter("std", float, 1.0, "its width", "(0, inf)"),
+    Parameter("switch", float, 0.4, "the share of the run with that density", "(0, 1)"),
+)
+
+
+def _phases(progress: Progress, levels: NoiseLevels, is_first: Any, mean: float, std: float) -> np.ndarray:
+    """logit_normal where `is_first`, a bool of the shape of the clock's updates; uniform elsewhere."""
+    middle = logit_normal(progress, levels, mean, std)
+    # Times T, so that the other phase is uniform to the last bit.
+    return np.where(np.asarray(is_first)[..., None], levels.num_train_timesteps * middle / middle.sum(), 1.0)
+
+
+@TIMESTEP_SAMPLERS.register(
+    "logit_normal_then_uniform",
+    description="Curriculum Sampling: more of the noisy middle first, then all timesteps alike",
+    source="arXiv 2603.12517, for flow matching: from 60,000 of 150,000 updates on",
+    parameters=_LOGIT_NORMAL,
+    traits=("curriculum",),
+)
+def logit_normal_then_uniform(progress: Progress, levels: NoiseLevels, mean: float, std: float, switch: float) -> np.ndarray:
+    return _phases(progress, levels, np.asarray(progress.fraction) < switch, mean, std)
+
+
+@TIMESTEP_SAMPLERS.register(
+    "uniform_then_logit_normal",
+    description="logit_normal_then_uniform backwards, with phases of the same lengths: whether their order matters",
+    source="a control of logit_normal_then_uniform",
+    parameters=_LOGIT_NORMAL,
+    traits=("curriculum",),
+)
+def uniform_then_logit_normal(progress: Progress, levels: NoiseLevels, mean: float, std: float, switch: float) -> np.ndarray:
+    return _phases(progress, levels, np.asarray(progress.fraction) >= 1 - switch, mean, std)

@@ -14,6 +14,7 @@ from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.registry import Parameter
 from ..core.words import counted
+from .log_sigma import LogSigma
 from .noise_levels import NoiseLevels
 from .registries import DRAWS, TIMESTEP_SAMPLERS
 
@@ -175,6 +176,43 @@ def laplace(progress: Progress, levels: NoiseLevels, mean: float, scale: float) 
     tail = 0.5 * np.exp(-np.abs(z))
     # Differences of the tail that the share lies in: the other one is 1 to the last digit.
     return np.where(z[:-1] > 0, _mass(-tail), _mass(np.where(z < 0, tail, 1 - tail)))
+
+
+@TIMESTEP_SAMPLERS.register(
+    "piecewise",
+    description="a density over ln sigma, constant in equal parts; held, such as the last one of infonoise",
+    source="a plain choice, for comparison",
+    parameters=(
+        Parameter("densities", list, (1.0,), "of the parts, from the least noise; the scale does not matter", "[0, inf)"),
+        Parameter("low", float, None, "ln sigma where the first part begins; the least noise if not given", "(-inf, inf)"),
+        Parameter("high", float, None, "ln sigma where the last part ends; the most noise if not given", "(-inf, inf)"),
+        Parameter("uniform_share", float, 0.0, "share that is uniform over the timesteps", "[0, 1)"),
+    ),
+    traits=("noise_level",),
+)
+def piecewise(
+    progress: Progress,
+    levels: NoiseLevels,
+    densities: list[float],
+    low: float | None,
+    high: float | None,
+    uniform_share: float,
+) -> np.ndarray:
+    """Mass of the values of ln sigma that are nearest to that of a timestep."""
+    if not densities:
+        raise LabError("'piecewise' got no densities. Give one for each part, such as densities=[1|2|1].")
+    log_sigma = LogSigma(levels)
+    edges = log_sigma.edges(len(densities), low, high)
+    if edges[0] >= edges[-1]:
+        raise LabError(f"'piecewise' from low={edges[0]:g} to high={edges[-1]:g} holds nothing. Let high be above low.")
+    mass = log_sigma.overlaps(edges) @ np.asarray(densities, np.float64)
+    total = mass.sum()
+    if not total > 0:
+        raise LabError(
+            f"'piecewise' from low={edges[0]:g} to high={edges[-1]:g} gives no timestep any probability: ln sigma goes from "
+            f"{log_sigma.borders[0]:.3g} to {log_sigma.borders[-1]:.3g}."
+        )
+    return (1 - uniform_share) * mass / total + uniform_share / levels.num_train_timesteps
 
 
 @TIMESTEP_SAMPLERS.register(

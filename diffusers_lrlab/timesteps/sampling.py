@@ -1,6 +1,7 @@
 """Timestep samplers by name: a density over noise levels at each update, and draws from it."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,18 @@ class TimestepSampler(LossFeedback):
         self.state = state_of(entry, levels, own, device)
         self._cached: dict[Any, torch.Tensor] = {}
         self._check_density()
+
+    def losses_are(self, prediction_type: str, table: Callable[[], torch.Tensor] | None = None) -> None:
+        """
+        Says what [`observe`] gets: squared errors of a prediction, of the noise unless this is called, times the weights
+        `table()` of all timesteps, `(T,)`, if given. Only samplers that need the error of the data ask for it.
+        """
+        if hasattr(self.state, "losses_are"):
+            self.state.losses_are(prediction_type, table)
+
+    def held(self) -> str:
+        """The spec string of a sampler that holds the density of now; empty if there is none."""
+        return str(self.state.held()) if hasattr(self.state, "held") else ""
 
     def _check_density(self) -> None:
         """Evaluates the density over the run, for the errors that only it can raise."""
@@ -206,6 +219,7 @@ def get_timestep_sampler(
     levels = noise_levels(noise_scheduler, num_train_timesteps)
     sampler = TimestepSampler(name, resolved, levels, num_training_steps, device)
     prediction_type = prediction_type_of(noise_scheduler)
+    sampler.losses_are(prediction_type or "epsilon")
     if prediction_type and (warning := contradiction(name, prediction_type)):
         warnings.warn(warning, stacklevel=2)
     return sampler

@@ -1,5 +1,6 @@
 """The plan of a run as text, which `--dry_run` prints."""
 
+import math
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from .kinds.select import component_of
 from .lora import lora_layers
 from .model import describe_model
 from .plan import Plan
+from .resolve_timesteps import objective_spec
 from .width import width_in_words
 
 _TIMESTEP_WORDS = {
@@ -214,6 +216,15 @@ def _timestep_warnings(plan: Plan) -> list[str | None]:
             f"{times(kwargs['history'])}. That takes over {counted(needed, 'image')}, and this run sees {seen}. Lower "
             "history, or train for longer."
         )
+    if warmup := kwargs.get("warmup_updates"):
+        state = objective_spec(config).make_sampler(plan.process, plan.num_updates).state
+        needed = max(math.ceil(state.images_to_begin()), warmup * plan.layout.global_batch)
+        if seen < needed:
+            warnings.append(
+                f"{sampler!r} keeps the density {kwargs['before']} until its warm-up is over and every part of ln sigma has "
+                f"{counted(kwargs['min_count'], 'loss')}. That takes about {counted(needed, 'image')}, and this run sees "
+                f"{seen}. Lower warmup_updates, min_count or num_bins, or train for longer."
+            )
     if plan.layout.global_batch == 1 and (kwargs["draw"] != "independent" or config.noise == "immiscible"):
         chosen = config.noise if config.noise == "immiscible" else kwargs["draw"]
         warnings.append(f"{chosen!r} has no effect on updates of a single image. Use a larger batch.")

@@ -161,7 +161,7 @@ def test_it_is_not_made_where_what_it_needs_is_not_recognised(register, capsys):
 def test_what_needs_each_other_is_used_together_or_not_at_all(register):
     register(needs=("ema",))
     options = options_of("--timestep_sampler=clts", "--count_updates", "--ema=constant", "--log_timesteps")
-    of_timesteps = ["timesteps", "weighting", "log"]
+    of_timesteps = ["timesteps", "weighting", "losses", "log"]
     assert hook_options.requested_groups(options) == [["clock"], ["updates"], of_timesteps, ["ema", "counting"]]
     register(needs=("log", "ema"))
     assert hook_options.requested_groups(options) == [["clock"], ["updates"], [*of_timesteps, "ema", "counting"]]

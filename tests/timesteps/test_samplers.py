@@ -21,10 +21,12 @@ STATIC = [name for name, entry in TIMESTEP_SAMPLERS.items() if not entry.traits 
 
 
 def make(name, num=1000, **kwargs):
+    if name == "infonoise":
+        kwargs = {"warmup_updates": 1, "refresh_every": 1, "min_count": 1, **kwargs}
     sampler = get_timestep_sampler(name, num_train_timesteps=num, num_training_steps=UPDATES, **kwargs)
     if sampler.follows_losses:
-        # Twice, so that every timestep has its history.
-        for _ in range(2 * sampler.kwargs["history"]):
+        # Often enough, so that every timestep has its history.
+        for _ in range(20):
             sampler.observe(torch.arange(num), torch.linspace(0.1, 1, num))
     return sampler
 
@@ -191,6 +193,9 @@ def mode_density(scale, num=2_000_000):
 
 
 NORMAL = np.random.default_rng(0).standard_normal(2_000_000)
+BY_PARTS = np.random.default_rng(0).choice([-2.5, -1.5], 2_000_000, p=[0.25, 0.75]) + np.random.default_rng(1).uniform(
+    -0.5, 0.5, 2_000_000
+)
 LAPLACE = np.random.default_rng(0).laplace(size=2_000_000)
 GAUSSIAN = stats.norm.pdf(np.arange(50) / 50, 0.3, 0.3)
 # What the density should be and how exactly it is known.
@@ -207,6 +212,7 @@ EXPECTED = {
     "beta:alpha=0.85": (np.diff(stats.beta.cdf(np.arange(51) / 50, 0.85, 1)), 1e-12),
     "edm_log_normal": (by_nearest(-1.2 + 1.2 * NORMAL, -0.5 * np.log(LEVELS.snr)), 1e-3),
     "laplace:mean=2": (by_nearest(2 + 0.5 * LAPLACE, np.log(LEVELS.snr)[::-1])[::-1], 1e-3),
+    "piecewise:densities=[1|3],low=-3,high=-1": (by_nearest(BY_PARTS, -0.5 * np.log(LEVELS.snr)), 1e-3),
     "speed": (np.array([1.3157894736842106] * 35 + [0.2631578947368421] * 15) / 50, 1e-12),
     "speed:k=2": (np.array([2.0] * 35 + [1.0] * 15) / 85, 1e-12),
     "range:low=0.1,high=0.5": (np.array([0] * 5 + [1 / 20] * 20 + [0] * 25), 1e-15),

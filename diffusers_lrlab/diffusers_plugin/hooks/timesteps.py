@@ -60,12 +60,12 @@ class TimestepHook:
         self.kwargs: dict[str, Any] = {}
         if spec:
             self.name, self.kwargs = resolve_spec(spec, None, TIMESTEP_SAMPLERS)
-        if self.name and "feedback" in TIMESTEP_SAMPLERS[self.name].traits:
-            raise LabError(
-                f"--timestep_sampler {self.name!r} needs the loss of each image, which a script does not expose. Choose a "
-                "sampler that follows no losses."
-            )
         trainer = trainer_of(script)
+        if trainer is not None and self.follows_losses:
+            raise LabError(
+                f"--timestep_sampler {self.name!r} needs the loss of each image, which this trainer does not expose. Choose "
+                "a sampler that follows no losses."
+            )
         self.draws = None if trainer is None else TrainerDraws(self, trainer.rows("timestep_sampler", spec), spec)
         self.pattern = "" if self.draws else script.sampling_pattern
         self.sampler: TimestepSampler | None = None
@@ -74,6 +74,7 @@ class TimestepHook:
         self.is_active = True
         self.timesteps: torch.Tensor | None = None  # of the last batch, which grow with the noise: int64 `(batch_size,)`
         self.on_timesteps: list[Callable[[int], None]] = []  # called with the update for each batch
+        self.before_update: list[Callable[[int], None]] = []  # called with the update before its first timesteps
         self.num_seen = self._largest_batch = 0
         self._update = self._skipped = self._micro_batch = -1  # of the last batch
 
@@ -147,6 +148,10 @@ class TimestepHook:
             self.run.warn(warning)
 
     @property
+    def follows_losses(self) -> bool:
+        return self.name is not None and "feedback" in TIMESTEP_SAMPLERS[self.name].traits
+
+    @property
     def is_unbiased(self) -> bool:
         return bool(self.kwargs.get("unbiased"))
 
@@ -160,6 +165,8 @@ class TimestepHook:
         update, skipped = self.clock.update, self.run.num_skipped  # a skipped update is drawn again
         micro_batch = self._micro_batch + 1 if (update, skipped) == (self._update, self._skipped) else 0
         self._update, self._skipped, self._micro_batch = update, skipped, micro_batch
+        for call in self.before_update if micro_batch == 0 else ():
+            call(update)
         sampler = self.sampler
         if sampler is None or sampler.name == "uniform" and sampler.draw == "independent":
             return own
@@ -202,7 +209,9 @@ class TimestepHook:
         if self.name is None:
             return ""
         replaced = "a table" if self.draws and self.draws.has_table else f"timesteps of {counted(self.num_seen, 'batch')}"
-        return f"--timestep_sampler {self.name}: {replaced} replaced."
+        held = self.sampler.held() if self.sampler is not None else ""
+        last = f"\nTo hold its last density in another run: --timestep_sampler '{held}'." if held else ""
+        return f"--timestep_sampler {self.name}: {replaced} replaced.{last}"
 
 
 def _find_scheduler(frame: FrameType, matches: Callable[[Any], bool]) -> Any:

@@ -12,6 +12,7 @@ from ...timesteps.loss_weights import LossWeighting
 from ...timesteps.noise_levels import NoiseLevels
 from ...timesteps.registries import LOSS_WEIGHTINGS
 from ..host.hook import Hook, Host
+from ..host.run import HostRun
 from ..script.source import LOSS, WEIGHTING, HostScript, NotRecognised, lines_of
 from ..trainers.find import trainer_of
 from ..trainers.install import install
@@ -46,6 +47,21 @@ def make(host: Host) -> Hook | None:
     return WeightingHook(host.script, clock_of(host), timestep_hook, host.options.loss_weighting)
 
 
+def check_own_weights(run: HostRun, option: str, by_sigma: bool) -> None:
+    """Before the first loss: an error if the script weights losses itself, or a batch holds other images as well."""
+    for name, harmless in _OWN_WEIGHTS.items():
+        if run.arguments.get(name) not in harmless:
+            own = f"--{name} {run.arguments[name]}"
+            raise LabError(
+                f"The script weights losses itself ({own}), and two weights would be multiplied. Remove that or {option}."
+            )
+    if run.arguments.get("with_prior_preservation") and not by_sigma:
+        raise LabError(
+            "With --with_prior_preservation, a batch also holds class images, whose losses are separate. Remove that or "
+            f"{option}."
+        )
+
+
 class WeightingHook:
     """Multiplies the loss of each image by the weight of its noise level."""
 
@@ -56,8 +72,8 @@ class WeightingHook:
         self.is_plain = "plain" in traits
         if "feedback" in traits:
             raise LabError(
-                f"--loss_weighting {self.name!r} needs the loss of each image, which a script does not expose. Choose a "
-                "weighting that follows no losses."
+                f"--loss_weighting {self.name!r} needs the loss of each image before it is weighted. Choose a weighting "
+                "that follows no losses."
             )
         recognise(script)
         trainer = trainer_of(script)
@@ -76,22 +92,6 @@ class WeightingHook:
         else:
             self.run.patches.wrap(torch.nn.functional, "mse_loss", self._weighted_loss)
 
-    def check_arguments(self) -> None:
-        """Before the first loss: an error if the script weights losses itself, or a batch holds other images as well."""
-        arguments = self.run.arguments
-        for name, harmless in _OWN_WEIGHTS.items():
-            if arguments.get(name) not in harmless:
-                own = f"--{name} {arguments[name]}"
-                raise LabError(
-                    f"The script weights losses itself ({own}), and two weights would be multiplied. Remove that or "
-                    "--loss_weighting."
-                )
-        if arguments.get("with_prior_preservation") and not self.by_sigma:
-            raise LabError(
-                "With --with_prior_preservation, a batch also holds class images, whose losses are separate. Remove that or "
-                "--loss_weighting."
-            )
-
     def has_batch(self) -> bool:
         """Whether a trainer's loss is that of the last timesteps."""
         hook = self.timesteps
@@ -101,27 +101,39 @@ class WeightingHook:
         """The weights of the images of a trainer's last batch."""
         return self._weights()
 
-    def _weights(self) -> torch.Tensor:
-        """The weights of the images of the last batch: float32 of shape `(batch_size,)`."""
+    @property
+    def table(self) -> torch.Tensor:
+        """The weights of all timesteps on the script's own error, without those for a density: float32 `(T,)`."""
         hook = self.timesteps
         assert hook.levels is not None
         assert hook.timesteps is not None
         if self._table is None:
             # On the device of the timesteps, so that nothing is copied for each loss.
             self._table = self._make_table(hook.levels, hook.prediction_type).to(hook.timesteps.device)
-        weights = self._table[hook.timesteps]
+        return self._table
+
+    def _weights(self) -> torch.Tensor:
+        """The weights of the images of the last batch: float32 of shape `(batch_size,)`."""
+        hook = self.timesteps
+        assert hook.timesteps is not None
+        weights = self.table[hook.timesteps]
         unbiased = hook.loss_weights()
         self.num_seen += 1
         return weights if unbiased is None else weights * unbiased
 
+    @property
+    def converts_to_data(self) -> bool:
+        """Whether the loss is of data that the script computes from what its model predicts, as SD3's scripts do."""
+        draws = self.timesteps.draws
+        return draws.converts_to_data if draws else bool(self.run.arguments.get("precondition_outputs") and self.by_sigma)
+
     def _make_table(self, levels: NoiseLevels, prediction_type: str) -> torch.Tensor:
         """Weights of the script's own error: float32 of shape `(T,)`."""
-        self.check_arguments()
+        check_own_weights(self.run, "--loss_weighting", self.by_sigma)
         if self.is_plain:
             return torch.ones(levels.num_train_timesteps)
         table = LossWeighting(self.name, self.kwargs, levels, prediction_type).table
-        draws = self.timesteps.draws
-        if draws.converts_to_data if draws else self.run.arguments.get("precondition_outputs") and self.by_sigma:
+        if self.converts_to_data:
             # SD3's scripts convert the predicted velocity to data, whose squared error is sigma^2 times as large.
             table = table * torch.from_numpy((1 + levels.snr**0.5) ** 2)
         return table.float()

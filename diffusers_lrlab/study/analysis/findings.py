@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 
 from ...core.words import counted
+from ..spec.spec import SPEEDUP
 from .statistics import LEVEL
-from .verdicts import CANNOT_TELL, NEVER, SPEEDUP, Row, Verdict, speed_word_of, word_of
+from .verdicts import CANNOT_TELL, NEVER, Row, Verdict, speed_word_of, word_of
 
 
 def findings(rows: Iterable[Row], metric: str, baseline: str, label: str | None = None) -> list[Verdict]:

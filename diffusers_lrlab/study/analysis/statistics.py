@@ -15,6 +15,7 @@ Values = Mapping[str, Mapping[str, Mapping[int, float]]]  # arm -> data set -> s
 LEVEL = 0.05  # of every test, and one minus the confidence of every interval
 POWER = 0.8
 PERCENTS = (1, 5, 10)
+FEW_SEEDS = 5  # a paired test of fewer detects large differences only
 
 _ROUNDING = 1e-12  # a spread or a difference below this share of the values is rounding
 _SURE_WITH_THREE = 3.5  # d_z from which three seeds have the power; statsmodels' solver fails for large ones

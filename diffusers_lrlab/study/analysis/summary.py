@@ -15,16 +15,18 @@ from ...evaluation.metrics import better_of, metric_label
 from ..runs.context import StudyContext
 from ..runs.progress import StudyProgress
 from ..runs.results import RunResult, StudyFolder, by_cell, finite
-from ..spec.spec import RunSpec, StudySpec, controlled
+from ..spec.spec import SPEEDUP, RunSpec, StudySpec, controlled
+from .claims import judge_claims
 from .consistency import consistency
 from .findings import findings, speedup_findings
 from .horizons import horizon_rows, price_rows
 from .paper import nearest_arms
+from .power import power_rows
 from .ranks import ranks
 from .speedups import speedups
 from .statistics import add_holm, compare
 from .tuning import tuning_rows
-from .verdicts import SPEEDUP, Verdict
+from .verdicts import Verdict
 
 Rows = list[dict[str, Any]]
 Values = dict[str, dict[str, dict[int, float]]]
@@ -87,6 +89,9 @@ def summarise(
         summary["search"] = nearest_arms(results)
     if notes["consistency"]:
         summary["consistency"] = notes["consistency"]
+    summary["power"] = power_rows(summary)
+    if spec.claims:
+        summary["claims"] = judge_claims(spec.claims, summary)
     return finite(summary)
 
 

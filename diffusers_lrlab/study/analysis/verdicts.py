@@ -8,7 +8,6 @@ from ...evaluation.metrics import word_for
 from .statistics import LEVEL
 
 Row = Mapping[str, Any]
-SPEEDUP = "speedup"  # the metric of verdicts on speed-ups
 
 DIFFERENCES = ("better", "worse", "higher", "lower", "faster", "slower")
 NEVER = "never as good"
@@ -23,7 +22,7 @@ class Verdict:
     arm: str
     reference: str  # the baseline or a control
     dataset: str
-    metric: str  # or `SPEEDUP`
+    metric: str  # or `SPEEDUP` of the specification
     difference: float | None  # mean over shared seeds, or the speed-up
     low: float | None  # of its 95 % interval
     high: float | None

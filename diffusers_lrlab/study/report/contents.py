@@ -8,13 +8,14 @@ import pandas as pd
 
 from ...core.words import counted, duration
 from ...evaluation.metrics import metric_label
-from ..analysis.verdicts import SPEEDUP, Verdict
+from ..analysis.verdicts import Verdict
 from ..runs.results import RunResult
-from ..spec.spec import ARM_NOTES, controlled
+from ..spec.spec import ARM_NOTES, SPEEDUP, controlled
 from . import answers, tables
 from .curves import CURVE_KINDS, compared, final_values, mean_curves, styles
 from .formats import Table, probability
 from .limitations import limitations
+from .reach import reach
 
 
 class Conclusion(NamedTuple):
@@ -46,6 +47,8 @@ class ReportContents:
         self.others = tables.other_tables(results, summary)
         self.verdicts = {name: [Verdict(**verdict) for verdict in found] for name, found in summary["findings"].items()}
         self.limitations = limitations(results, summary)
+        primary = next(iter(self.metrics), "")
+        self.reach = reach(summary, primary, self.verdicts.get(primary, ()))
 
     def all_tables(self) -> list[Table]:
         return [*([self.paper] if self.paper else []), *self.summaries.values(), *self.others]

@@ -6,12 +6,11 @@ from typing import Any
 
 from ...core.words import agreeing, counted
 from ..analysis.falling import has_end, still_falling
+from ..analysis.statistics import FEW_SEEDS
 from ..runs.results import RunResult, by_cell
 from ..spec.spec import ARM_NOTES
 from .answers import MOST_NAMES, listed
 from .curves import CURVE_KINDS, compared, curve_of
-
-FEW_SEEDS = 5  # a paired test of fewer detects large differences only
 
 
 def limitations(results: list[RunResult], summary: dict[str, Any]) -> list[str]:

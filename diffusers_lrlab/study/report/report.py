@@ -79,6 +79,7 @@ def _markdown(contents: ReportContents, made: list[Plot]) -> str:
         parts += _folded(table) if table else []
         parts += [_image(plot) for plot in made if plot.file == DIFFERENCES and index == 0]
     parts += ["## Limitations", _bullets(contents.limitations)] if contents.limitations else []
+    parts += ["## How far this carries", _bullets(contents.reach)] if contents.reach else []
     for table in contents.all_tables():
         parts += [f"## {markdown_text(table.title)}", to_markdown(table)]
     if table := contents.findings_table():

@@ -10,12 +10,13 @@ import pandas as pd
 from ...evaluation.metrics import better_of, metric_label
 from ..analysis.paper import ARM_LABELS, DATASETS, OURS, QUANTITIES, Quantity, reported
 from ..analysis.statistics import LEVEL, PERCENTS
-from ..analysis.verdicts import CANNOT_TELL, SPEEDUP, word_of
+from ..analysis.verdicts import CANNOT_TELL, word_of
 from ..runs.results import RunResult, by_cell
-from ..spec.spec import Cell
+from ..spec.spec import SPEEDUP, Cell
 from .curves import compared
 from .formats import NONE, Table, interval, number, plus_minus, probability, without_empty
 from .horizons import horizon_tables
+from .reach import claims_table, power_table
 
 Row = dict[str, Any]  # of a summary
 _BASELINE = "baseline"
@@ -31,10 +32,11 @@ def rows_of(summary: dict[str, Any], metric: str) -> list[Row]:
 
 def other_tables(results: list[RunResult], summary: dict[str, Any]) -> list[Table]:
     """All tables except those of metrics, where there are data for them."""
-    tables = [speedup_table(summary["speedups"])] if summary.get("speedups") else []
+    tables = [claims_table(summary["claims"])] if summary.get("claims") else []
+    tables += [speedup_table(summary["speedups"])] if summary.get("speedups") else []
     tables += horizon_tables(summary)
     tables += control_tables(summary)
-    makers = {"tuning": tuning_table, "consistency": consistency_table, "search": search_table}
+    makers = {"power": power_table, "tuning": tuning_table, "consistency": consistency_table, "search": search_table}
     tables += [make(summary[name]) for name, make in makers.items() if summary.get(name)]
     if diverged := [result for result in results if result.status == "diverged"]:
         tables.append(divergence_table(diverged))

@@ -26,7 +26,7 @@ from ..same_command import PRESETS_FOLDER
 from .horizons import shared_updates, source_of
 from .metrics import check_metrics, default_metrics
 from .rates import extended
-from .spec import ARM_NOTES, PRESETS, Cell, RunSpec, StudySpec, Tuning
+from .spec import ARM_NOTES, CONSISTENCY, PRESETS, SPEEDUP, Cell, RunSpec, StudySpec, Tuning
 
 
 def expand(spec: StudySpec, chosen: dict[Cell, float] | None = None) -> list[RunSpec]:
@@ -51,6 +51,9 @@ def expand(spec: StudySpec, chosen: dict[Cell, float] | None = None) -> list[Run
             f"primary_metric: {spec.primary_metric!r} is not a metric of the study."
             f"{did_you_mean(spec.primary_metric, measured)} They are {', '.join(measured)}."
         )
+    for claim in spec.claims:
+        if claim.metric not in (*measured, SPEEDUP, CONSISTENCY):
+            raise must_be("metric", claim.metric, "measured", "add it to metrics", of=f"the claim {claim.claim!r}")
     return runs
 
 

@@ -13,6 +13,7 @@ from ...evaluation.metrics import METRICS
 from ...training.arguments import read_yaml
 from ..same_command import PRESETS_FOLDER, preset_names
 from . import parts
+from .claims import read_claims
 from .expansion import located
 from .horizons import at_horizons, check_no_length, read_horizons, without_horizons
 from .spec import PRESETS, StudySpec
@@ -55,7 +56,7 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
 
 _KEYS = (
     *("title", "base", "arms", "datasets", "seeds", "learning_rates", "baseline", "metrics", "primary_metric"),
-    *("tune", "evaluation_points", "speedup_metric", "paper", "horizons"),
+    *("tune", "evaluation_points", "speedup_metric", "paper", "horizons", "claims"),
 )
 
 
@@ -105,15 +106,17 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
     speedup = options.get("speedup_metric")
     if speedup not in (None, *logged):
         raise must_be("speedup_metric", speedup, " or ".join(logged), "others are not measured during a run")
-    return StudySpec(
+    spec = StudySpec(
         name, str(title), base, arms, at_horizons(datasets, horizons), seeds, baseline, metrics, primary, tune, points,
         speedup, folder=str(folder.resolve()), paper=paper, horizons=horizons,
     )  # fmt: skip
+    return dataclasses.replace(spec, claims=read_claims(options.get("claims"), spec))
 
 
 # Saved values of keys that were not given.
 _SAVED_AS: dict[str, Any] = {
     "metrics": [], "primary_metric": "", "tune": None, "speedup_metric": None, "paper": None, "horizons": [],
+    "claims": [],
 }  # fmt: skip
 
 
@@ -129,5 +132,12 @@ def spec_from_dict(saved: dict[str, Any], where: Path) -> StudySpec:
         options["base"] = {key: value for key, value in options["base"].items() if key != "plugins"}
     if isinstance(options.get("tune"), dict):
         options["tune"] = {key: value for key, value in options["tune"].items() if value != []}
+    if isinstance(options.get("claims"), list):
+        options["claims"] = [_without_empty(claim) for claim in options["claims"]]
     spec = dataclasses.replace(read_spec(options, str(name), where / str(folder)), precision=str(precision))
     return dataclasses.replace(spec, folder=PRESETS) if folder == PRESETS else spec
+
+
+def _without_empty(claim: Any) -> Any:
+    """A saved claim without the values that were not given."""
+    return {key: value for key, value in claim.items() if value not in (None, "")} if isinstance(claim, dict) else claim

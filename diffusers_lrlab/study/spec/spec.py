@@ -13,6 +13,9 @@ from ...training.config import ResolvedConfig, TrainingConfig
 
 ARM_NOTES = ("description", "controls")  # keys of an arm that are not training options
 PRESETS = "(presets)"  # stored as the folder of presets of the package
+SPEEDUP = "speedup"  # as the metric of a claim: how many times as fast an arm reaches a quality
+# As the metric of a claim: the distance of samples from the same noise, as a share of that of samples from unrelated noise.
+CONSISTENCY = "consistency"
 Cell = tuple[str, str]  # an arm and a data set, as a cell of the design
 _FORMAT = 1  # of result files; part of the digest of a run
 
@@ -43,6 +46,25 @@ class Tuning:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """
+    A published claim about an arm compared with another one, as docs/reference/studies.md describes it.
+
+    `by` and `within` are shares of the mean of the other arm; `by` is a factor for speed-ups.
+    """
+
+    claim: str  # in a sentence
+    source: str
+    arm: str
+    against: str  # the baseline, or a control of the arm; for consistency, perhaps the arm itself
+    metric: str  # of the study, or `SPEEDUP` or `CONSISTENCY`
+    expects: str  # better, worse, no worse or no difference
+    by: float | None = None  # the smallest effect that is claimed
+    within: float | None = None  # the largest difference that counts as none
+    note: str = ""  # what a reader has to know of the comparison
+
+
+@dataclass(frozen=True)
 class StudySpec:
     """A study, as docs/reference/studies.md describes it."""
 
@@ -61,6 +83,7 @@ class StudySpec:
     precision: str = "fp32"  # a name in `PRECISIONS`
     folder: str = "."  # base of relative paths in the options; `PRESETS` for presets of the package
     paper: str | None = None  # "table": a comparison with the paper's values; "nearest": the arms nearest to them
+    claims: tuple[Claim, ...] = ()
     horizons: tuple[int, ...] = ()  # lengths of all runs in updates; each data set is there once for each
 
     def to_dict(self) -> dict[str, Any]:

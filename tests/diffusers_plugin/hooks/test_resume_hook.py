@@ -71,11 +71,11 @@ def test_what_is_done_within_epochs_or_needs_one(tmp_path, after, updates, warni
 # --- launched and killed -------------------------------------------------------------------------------------------------
 
 
-def end_of(folder, script, *arguments, kills=(), processes=1):
+def end_of(folder, script, *arguments, kills=(), processes=1, options=()):
     """What a script ends with that is killed after some micro-batches of each start: losses by update, and all states."""
     folder.mkdir()
     own = [f"--output_dir={folder}", "--resume_from_checkpoint=latest", *arguments]
-    how = {"options": ["--exact_resume", "--strict", "--log_timesteps"], "processes": processes}
+    how = {"options": ["--exact_resume", "--strict", "--log_timesteps", *options], "processes": processes}
     for kill in kills:
         launch(script, *own, f"--kill_at={kill}", expect=-9, **how)
     stderr = launch(script, *own, **how)
