@@ -3,9 +3,9 @@
     python benchmarks/after_the_run.py --out after-the-run
     python benchmarks/after_the_run.py --out after-the-run --jobs points --seeds 3
 
-For each seed, trains a trunk with snapshots of averages and with checkpoints, and cool-downs over the last 20 % of as
-many updates. Measures what `lrlab branch`, `lrlab ema` and `lrlab merge` make of it by the held-out loss, for points also by
-the divergence of samples. "Best width" is the width with the lowest mean loss over the other seeds. Prints means, paired
+For each seed, trains a trunk with snapshots of averages and with checkpoints, and cool-downs over its last 20 %.
+Measures what `lrlab branch`, `lrlab ema` and `lrlab merge` make of it by the held-out loss, for points also by the
+divergence of samples. "Best width" is the width with the lowest mean loss over the other seeds. Prints means, paired
 differences and the losses by width. Runs that are finished in DIR are not done again.
 """
 
@@ -58,7 +58,7 @@ TESTED = (
 
 
 class Seed:
-    """The runs with a seed, and what is measured of them."""
+    """The runs of one seed, and what is measured of them."""
 
     def __init__(self, out, job, seed, updates, small, branches):
         options, metrics, *_ = JOBS[job]

@@ -80,7 +80,7 @@ def _figures_of(claim: dict[str, Any]) -> str:
     if not claim["datasets"]:
         return text
     rows = [
-        (each["dataset"], each["text"], _p(each["p"]), each["detectable_text"], each["word"]) for each in claim["datasets"]
+        (each["dataset"], each["text"], each["p_text"], each["detectable_text"], each["word"]) for each in claim["datasets"]
     ]
     return f"{text}\n\n{markdown_table(('data set', 'effect', 'adjusted p', 'detectable', 'outcome'), rows)}"
 
@@ -105,7 +105,3 @@ def _held(claim: dict[str, Any]) -> str:
 
 def _source(claim: dict[str, Any]) -> str:
     return f"[{claim['source']}]({claim['link']})" if claim["link"] else claim["source"].strip('"').join("“”")
-
-
-def _p(p: float | None) -> str:
-    return "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.2g}"

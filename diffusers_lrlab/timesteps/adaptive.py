@@ -55,7 +55,7 @@ class LossFeedback:
             self.state.load_state_dict(state)
 
 
-def _usable(losses: torch.Tensor, timesteps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def finite_losses(losses: torch.Tensor, timesteps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Losses as float32, 0 where they are not finite, and where they are finite."""
     if losses.shape != timesteps.shape:
         raise LabError(
@@ -92,7 +92,7 @@ class LossSecondMoment:
     def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
         """Stores the losses of a batch, each in place of the oldest of its timestep."""
         history = self.losses.shape[1]
-        losses, usable = _usable(losses, timesteps)
+        losses, usable = finite_losses(losses, timesteps)
         same = (timesteps[:, None] == timesteps[None, :]) & usable
         earlier = torch.tril(same, diagonal=-1).sum(dim=1)
         # Of more than `history` losses of one timestep, the first would be overwritten in an undefined order.
@@ -143,7 +143,7 @@ class LearnedLogVariance:
     @torch.no_grad()
     def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
         """One step of `u` on the losses of a batch."""
-        losses, usable = _usable(losses, timesteps)
+        losses, usable = finite_losses(losses, timesteps)
         features = self.features[timesteps] / math.sqrt(len(self.coefficients))
         slope = usable * (1 - losses * torch.exp(-features @ self.coefficients))
         # A loss far above exp(u) pulls hard, and Adam's mean of squares would remember that for long.

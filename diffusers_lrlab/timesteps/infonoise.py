@@ -18,7 +18,7 @@ import torch
 from ..core.errors import must_be
 from ..core.progress import Progress
 from ..core.spec import format_spec, resolve_spec
-from .adaptive import _usable
+from .adaptive import finite_losses
 from .log_sigma import LogSigma
 from .noise_levels import NoiseLevels, find_prediction
 from .registries import TIMESTEP_SAMPLERS
@@ -95,7 +95,7 @@ class InfoNoise:
     @torch.no_grad()
     def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
         """Adds the losses of an update to their bins, and refreshes the density if it is time."""
-        losses, usable = _usable(losses, timesteps)
+        losses, usable = finite_losses(losses, timesteps)
         all_weights = self.weights()
         weights, bins = all_weights[timesteps], self.bins[timesteps]
         usable = usable & (weights > 0)
@@ -129,14 +129,17 @@ class InfoNoise:
         weights = weights[self.timesteps]
         log_errors = self.means[self.filled].clamp(min=_SMALLEST).log()
         log_weights = self.from_timesteps @ weights.clamp(min=_SMALLEST).log()
-        heights = log_errors - 3 * self.places
-        above = heights > heights.max() + math.log(self.onset)
-        pivot = torch.where(above, self.places, -math.inf).max()
-        gates = torch.sigmoid(3 * (self.centres - pivot))  # sigma^3 / (sigma^3 + c^3)
+        gates = torch.sigmoid(3 * (self.centres - self._pivot(log_errors)))  # sigma^3 / (sigma^3 + c^3)
         log_rates = self.from_bins @ (log_errors - 2 * self.places)
         found = (log_rates - log_weights).softmax(dim=0) * gates
         found = torch.where(self.from_timesteps @ (weights > 0).double() < 1 - 1e-9, 0.0, found)
         return found / found.sum()
+
+    def _pivot(self, log_errors: torch.Tensor) -> torch.Tensor:
+        """The logarithm of c, from those of the errors of the filled bins."""
+        heights = log_errors - 3 * self.places
+        above = heights > heights.max() + math.log(self.onset)
+        return torch.where(above, self.places, -math.inf).max()
 
     def held(self) -> str:
         """The spec string of the sampler that holds the density of now; empty before the first one."""

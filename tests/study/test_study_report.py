@@ -24,6 +24,7 @@ from tables import rows
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.analysis import paper
 from diffusers_lrlab.study.analysis.falling import STILL_FALLING, has_end, still_falling
+from diffusers_lrlab.study.analysis.figures import probability
 from diffusers_lrlab.study.analysis.findings import findings, speedup_findings
 from diffusers_lrlab.study.analysis.statistics import compare
 from diffusers_lrlab.study.analysis.verdicts import Verdict, word_of
@@ -36,7 +37,6 @@ from diffusers_lrlab.study.report.formats import (
     interval,
     number,
     plus_minus,
-    probability,
     to_latex,
     to_markdown,
 )

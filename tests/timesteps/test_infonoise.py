@@ -175,6 +175,15 @@ def test_the_gate_opens_above_the_pivot_and_not_below():
     assert tenths[-1] < 0.05
 
 
+@pytest.mark.parametrize(("num_levels", "pivot"), [(1000, 0.36), (100, 1.5)])
+def test_the_pivot_depends_on_the_least_noise_level_as_documented(num_levels, pivot):
+    """For data of unit variance, whose best prediction has the error sigma^2 / (1 + sigma^2)."""
+    scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=num_levels)
+    state = get_timestep_sampler("infonoise", noise_scheduler=scheduler).state
+    sigma = state.places.exp()
+    assert float(state._pivot((sigma**2 / (1 + sigma**2)).log()).exp()) == pytest.approx(pivot, rel=0.05)
+
+
 def test_a_saved_state_continues_to_the_same_bits():
     spec = "infonoise:num_bins=8,warmup_updates=3,refresh_every=2,min_count=2"
     whole, first, second = (get_timestep_sampler(spec, 50) for _ in range(3))

@@ -15,7 +15,7 @@ from ..host.hook import Host, StatefulHook
 from ..script.source import LOSS, WEIGHTING, HostScript, NotRecognised
 from .clock import HostClock, clock_of
 from .timesteps import TimestepHook, check_one_loss
-from .weighting import WeightingHook, check_own_weights
+from .weighting import WeightingHook, check_own_weights, converts_to_data
 
 
 def make(host: Host) -> StatefulHook | None:
@@ -110,15 +110,15 @@ class LossesHook:
             self._begin()
         losses = errors.double() if self.weighting is None else errors * self.weighting.table[timesteps].double()
         both = torch.stack([timesteps.double(), losses.double()], dim=1)
-        self._seen.append(self.run.accelerator.gather(both).T.cpu())
-        self.num_seen, self._update = hook.num_seen, hook._update
+        self._seen.append(self.run.accelerator.gather(both).T)
+        self.num_seen, self._update = hook.num_seen, hook.last_update
 
     def _begin(self) -> None:
         """Before the first loss: tells the sampler what the losses are."""
         hook, option = self.timesteps, f"--timestep_sampler {self.timesteps.name}"
         check_own_weights(self.run, option, by_sigma=False)
         assert hook.sampler is not None
-        converts = self.by_sigma and self.run.arguments.get("precondition_outputs")
+        converts = converts_to_data(self.run, self.by_sigma)
         weighting = self.weighting
         hook.sampler.losses_are(
             "sample" if converts else hook.prediction_type, None if weighting is None else lambda: weighting.table
@@ -135,7 +135,7 @@ class LossesHook:
         if self._resumed:
             self._restore(self._resumed)
         if self._seen and self._update != update:
-            timesteps, losses = torch.cat(self._seen, dim=1)
+            timesteps, losses = torch.cat(self._seen, dim=1).cpu()  # where the sampler is
             sampler.observe(timesteps.long(), losses)
         self._seen = []
 

@@ -76,7 +76,7 @@ class TimestepHook:
         self.on_timesteps: list[Callable[[int], None]] = []  # called with the update for each batch
         self.before_update: list[Callable[[int], None]] = []  # called with the update before its first timesteps
         self.num_seen = self._largest_batch = 0
-        self._update = self._skipped = self._micro_batch = -1  # of the last batch
+        self.last_update = self._skipped = self._micro_batch = -1  # of the last batch
 
     def install(self) -> None:
         if self.draws:
@@ -110,7 +110,7 @@ class TimestepHook:
         """Timesteps in place of a script's `own`, which is returned itself if nothing is replaced."""
         self.timesteps = self._sampled(own)
         for call in self.on_timesteps:
-            call(self._update)
+            call(self.last_update)
         return self.timesteps
 
     def _turned(self, indices: torch.Tensor) -> torch.Tensor:
@@ -163,8 +163,8 @@ class TimestepHook:
         """The sampler's timesteps; the script's `own`, as they are, without a sampler and for `uniform`."""
         self.num_seen += 1
         update, skipped = self.clock.update, self.run.num_skipped  # a skipped update is drawn again
-        micro_batch = self._micro_batch + 1 if (update, skipped) == (self._update, self._skipped) else 0
-        self._update, self._skipped, self._micro_batch = update, skipped, micro_batch
+        micro_batch = self._micro_batch + 1 if (update, skipped) == (self.last_update, self._skipped) else 0
+        self.last_update, self._skipped, self._micro_batch = update, skipped, micro_batch
         for call in self.before_update if micro_batch == 0 else ():
             call(update)
         sampler = self.sampler
@@ -196,7 +196,7 @@ class TimestepHook:
         """The weights that correct the last batch for its density, if the sampler is `unbiased`."""
         if self.sampler is None or self.timesteps is None:
             return None
-        return self.sampler.loss_weights(self.timesteps, self._update)
+        return self.sampler.loss_weights(self.timesteps, self.last_update)
 
     def state_dict(self, is_at_end: bool) -> dict[str, int]:
         """The batch size by which strata are laid out."""

@@ -62,6 +62,11 @@ def check_own_weights(run: HostRun, option: str, by_sigma: bool) -> None:
         )
 
 
+def converts_to_data(run: HostRun, by_sigma: bool) -> bool:
+    """Whether the loss is of data that the script computes from what its model predicts, as SD3's scripts do."""
+    return bool(by_sigma and run.arguments.get("precondition_outputs"))
+
+
 class WeightingHook:
     """Multiplies the loss of each image by the weight of its noise level."""
 
@@ -121,19 +126,14 @@ class WeightingHook:
         self.num_seen += 1
         return weights if unbiased is None else weights * unbiased
 
-    @property
-    def converts_to_data(self) -> bool:
-        """Whether the loss is of data that the script computes from what its model predicts, as SD3's scripts do."""
-        draws = self.timesteps.draws
-        return draws.converts_to_data if draws else bool(self.run.arguments.get("precondition_outputs") and self.by_sigma)
-
     def _make_table(self, levels: NoiseLevels, prediction_type: str) -> torch.Tensor:
         """Weights of the script's own error: float32 of shape `(T,)`."""
         check_own_weights(self.run, "--loss_weighting", self.by_sigma)
         if self.is_plain:
             return torch.ones(levels.num_train_timesteps)
         table = LossWeighting(self.name, self.kwargs, levels, prediction_type).table
-        if self.converts_to_data:
+        draws = self.timesteps.draws
+        if draws.converts_to_data if draws else converts_to_data(self.run, self.by_sigma):
             # SD3's scripts convert the predicted velocity to data, whose squared error is sigma^2 times as large.
             table = table * torch.from_numpy((1 + levels.snr**0.5) ** 2)
         return table.float()

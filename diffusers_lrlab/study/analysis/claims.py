@@ -9,7 +9,7 @@ from ...evaluation.metrics import better_of, metric_label
 from ..spec.claims import NO_DIFFERENCE, NO_WORSE, WORSE, link_of
 from ..spec.horizons import source_of
 from ..spec.spec import CONSISTENCY, SPEEDUP, Claim
-from .figures import percent, percent_range, times, times_range
+from .figures import NONE, percent, percent_range, probability, times, times_range
 from .power import detectable, num_tests, share
 from .statistics import FEW_SEEDS
 from .verdicts import CANNOT_TELL, DIVERGED, NEVER, Row, speed_word_of, word_of
@@ -28,7 +28,6 @@ VERDICTS = {
     NOT_SUPPORTED: "as claimed on none; the opposite on some, or below the claimed size on all",
     CANNOT_TELL: "none of the above",
 }
-NONE = "–"
 _SIGNS = {"better": 1, "faster": 1, "worse": -1, "slower": -1, NEVER: -1, DIVERGED: -1}
 
 
@@ -122,10 +121,10 @@ def expected(claim: Claim) -> str:
 
 
 def texts_of(outcome: Outcome, metric: str) -> dict[str, str]:
-    """The effect with its interval, and the detectable one, as text."""
+    """The effect with its interval, the detectable one and the adjusted p, as text."""
     detectable = outcome.detectable
     shown = NONE if detectable is None else times(detectable) if metric == SPEEDUP else percent(detectable)
-    return {"text": _effect(outcome, metric), "detectable_text": shown}
+    return {"text": _effect(outcome, metric), "detectable_text": shown, "p_text": probability(outcome.p)}
 
 
 def _effect(outcome: Outcome, metric: str) -> str:

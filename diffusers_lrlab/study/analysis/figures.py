@@ -1,8 +1,11 @@
-"""Shares and factors as text, to two digits of an interval's width."""
+"""Shares, factors and p-values as text."""
 
 import math
 
-_DIGITS = 2
+from .statistics import LEVEL
+
+NONE = "–"
+_DIGITS = 2  # of an interval's width
 
 
 def percent(value: float, width: float | None = None, signed: bool = False) -> str:
@@ -22,6 +25,16 @@ def times(factor: float) -> str:
 
 def times_range(low: float, high: float) -> str:
     return f"{low:.2f} to {high:.2f}"
+
+
+def probability(p: float | None) -> str:
+    """A p-value; one below the level of the tests is never rounded up to it."""
+    if p is None:
+        return NONE
+    text = f"{p:.3f}"
+    if p < LEVEL <= float(text):
+        return f"< {LEVEL:g}"
+    return "< 0.001" if p < 0.001 else text
 
 
 def _text(value: float, width: float, signed: bool) -> str:

@@ -7,8 +7,9 @@ import pandas as pd
 
 from ...core.words import counted
 from ...evaluation.metrics import better_of
+from ..analysis.figures import NONE
 from ..analysis.verdicts import CANNOT_TELL, DIFFERENCES, DIVERGED, NEVER, Verdict
-from .formats import NONE, Table
+from .formats import Table
 
 MOST_SENTENCES = 10
 MOST_NAMES = 4  # in a sentence

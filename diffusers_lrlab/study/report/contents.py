@@ -8,12 +8,13 @@ import pandas as pd
 
 from ...core.words import counted, duration
 from ...evaluation.metrics import metric_label
+from ..analysis.figures import probability
 from ..analysis.verdicts import Verdict
 from ..runs.results import RunResult
 from ..spec.spec import ARM_NOTES, SPEEDUP, controlled
 from . import answers, tables
 from .curves import CURVE_KINDS, compared, final_values, mean_curves, styles
-from .formats import Table, probability
+from .formats import Table
 from .limitations import limitations
 from .reach import reach
 

@@ -8,9 +8,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from ...core.registry import markdown_table
-from ..analysis.statistics import LEVEL
-
-NONE = "–"
+from ..analysis.figures import NONE
 
 
 class Table(NamedTuple):
@@ -68,16 +66,6 @@ def _two_digits_of(width: float, value: float) -> str | None:
         return None
     decimals = max(1 - math.floor(math.log10(width)), 0)
     return f".{decimals}f" if decimals <= 6 else None
-
-
-def probability(p: float | None) -> str:
-    """A p-value; one below the level of the tests is never rounded up to it."""
-    if p is None:
-        return NONE
-    text = f"{p:.3f}"
-    if p < LEVEL <= float(text):
-        return f"< {LEVEL:g}"
-    return "< 0.001" if p < 0.001 else text
 
 
 def to_markdown(table: Table) -> str:

@@ -5,8 +5,9 @@ from typing import Any
 import pandas as pd
 
 from ...evaluation.metrics import metric_label
+from ..analysis.figures import NONE
 from .curves import Style
-from .formats import NONE, Table, plus_minus
+from .formats import Table, plus_minus
 from .plots import add_legend, panels_for, plain
 
 

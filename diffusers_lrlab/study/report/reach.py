@@ -8,10 +8,10 @@ import pandas as pd
 from ...core.words import agreeing, counted
 from ...evaluation.metrics import metric_label
 from ..analysis.claims import sources_of
-from ..analysis.figures import percent
+from ..analysis.figures import NONE, percent
 from ..analysis.verdicts import CANNOT_TELL, Verdict
 from .answers import MOST_NAMES, answers, listed
-from .formats import NONE, Table
+from .formats import Table
 
 Row = Mapping[str, Any]
 
@@ -28,7 +28,7 @@ def power_table(rows: Sequence[Row]) -> Table:
     note = (
         "Noise: the standard deviation between seeds as a share of the mean, from the steadiest to the noisiest arm. "
         "Detectable: the smallest true difference, as a share of the baseline's mean, that the adjusted test shows with a "
-        "probability of 80 % whatever the other comparisons give. Both come from few seeds and are uncertain themselves."
+        "probability of 80 % whatever the other comparisons give. Both are estimates from few seeds."
     )
     return Table("power", "Noise and power", pd.DataFrame(cells), note, 2)
 

@@ -8,13 +8,14 @@ import numpy as np
 import pandas as pd
 
 from ...evaluation.metrics import better_of, metric_label
+from ..analysis.figures import NONE, probability
 from ..analysis.paper import ARM_LABELS, DATASETS, OURS, QUANTITIES, Quantity, reported
 from ..analysis.statistics import LEVEL, PERCENTS
 from ..analysis.verdicts import CANNOT_TELL, word_of
 from ..runs.results import RunResult, by_cell
 from ..spec.spec import SPEEDUP, Cell
 from .curves import compared
-from .formats import NONE, Table, interval, number, plus_minus, probability, without_empty
+from .formats import Table, interval, number, plus_minus, without_empty
 from .horizons import horizon_tables
 from .reach import claims_table, power_table
 
