@@ -8,6 +8,12 @@ from pathlib import Path
 
 SCRIPT = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
 
+# 35.75 M parameters, for images of 32x32.
+UNET = {"sample_size": 32, "in_channels": 3, "out_channels": 3, "layers_per_block": 2}
+UNET |= {"block_out_channels": (128, 256, 256, 256), "norm_num_groups": 32, "dropout": 0.0}
+UNET |= {"down_block_types": ("DownBlock2D", "AttnDownBlock2D", "DownBlock2D", "DownBlock2D")}
+UNET |= {"up_block_types": ("UpBlock2D", "UpBlock2D", "AttnUpBlock2D", "UpBlock2D")}
+
 
 def make_parser(text):
     """A parser with a module's docstring as its help and with `--tiny`."""

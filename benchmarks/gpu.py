@@ -31,7 +31,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the package is not installed
 
 import torch
-from common import make_parser, parse
+from common import UNET, make_parser, parse
 from template import BATCH, plain_updates
 
 from diffusers_lrlab.core import extras
@@ -39,10 +39,6 @@ from diffusers_lrlab.core import extras
 # Nothing here reads a data set or draws a picture, which is what training wants these packages for.
 extras.EXTRAS.update(plots={}, train={}, study={})
 
-UNET = {"sample_size": 32, "in_channels": 3, "out_channels": 3, "layers_per_block": 2}
-UNET |= {"block_out_channels": (128, 256, 256, 256), "norm_num_groups": 32, "dropout": 0.0}
-UNET |= {"down_block_types": ("DownBlock2D", "AttnDownBlock2D", "DownBlock2D", "DownBlock2D")}
-UNET |= {"up_block_types": ("UpBlock2D", "UpBlock2D", "AttnUpBlock2D", "UpBlock2D")}
 TINY_UNET = {**UNET, "sample_size": 8, "block_out_channels": (8, 8, 8, 8), "norm_num_groups": 4, "layers_per_block": 1}
 SEEDS = 4
 POINTS = {"dimension": 2, "hidden_size": 256, "num_layers": 3, "embedding_size": 128}
