@@ -119,6 +119,7 @@ class ModelConfig:
         "Training objective (noise process and prediction), as a name or spec string. Names: {names}.",
         OBJECTIVE,
         registry="objective.process:OBJECTIVES",
+        is_first=True,
     )
     objective_kwargs: Kwargs = parameters_of("objective", OBJECTIVE, "; `lrlab list objectives` shows them")
     prediction_type: PredictionType | None = option(
