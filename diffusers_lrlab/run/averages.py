@@ -11,8 +11,8 @@ from ..averaging.posthoc import Combination, Profiles, check_target, combine
 from ..averaging.snapshots import Snapshot, profiles_of, read_snapshots
 from ..core.errors import LabError, must_be, warn
 from ..core.words import counted
+from ..hub.recorded_options import recorded_options
 from ..hub.records import read_record
-from ..training.config import complete_options
 from ..training.lora import base_weights, trained_parameters
 from ..training.run_files import SNAPSHOTS
 from ..training.run_folder import RunFolder
@@ -33,7 +33,7 @@ class RunSnapshots:
             raise no_snapshots(folder)
         self.pipeline = SavedPipeline.of(folder)
         for snapshot in self.snapshots:
-            _check_same_run(snapshot, record["config"], folder)
+            _check_same_run(snapshot, record, folder)
         self.pipeline.check(self.snapshots[-1].shapes(), "the snapshots in")
         self.profiles = profiles_of(self.snapshots)
 
@@ -103,9 +103,9 @@ def no_snapshots(folder: Path) -> LabError:
     )
 
 
-def _check_same_run(snapshot: Snapshot, config: Mapping[str, Any], folder: Path) -> None:
+def _check_same_run(snapshot: Snapshot, record: Mapping[str, Any], folder: Path) -> None:
     """Raises a `LabError` for a snapshot of a run with other settings."""
-    own = identity_of(complete_options(dict(config)))
+    own = identity_of(recorded_options(record, str(folder)))
     differing = [name for name, value in own.items() if name in snapshot.of and snapshot.of[name] != value]
     if differing:
         name = differing[0]

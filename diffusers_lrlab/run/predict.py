@@ -12,13 +12,13 @@ import numpy as np
 
 from ..core.errors import must_be
 from ..core.listing import aligned
-from ..core.options import names_where
 from ..core.plotting import COLORS, GREY, log_losses, new_figure, plain_axes, save_figure
 from ..core.progress import resolve_warmup_updates
 from ..core.ranges import COUNT, POSITIVE, Range
 from ..core.words import counted
 from ..forecast.law_check import check_input
 from ..forecast.loss_forecast import Candidate, Forecaster, Predicted, make_forecaster, mean_curve
+from ..hub.recorded_options import recorded_options
 from ..schedules.registries import COOLDOWNS
 from ..schedules.resolve import resolve_schedule
 from ..schedules.schedule import Schedule
@@ -219,8 +219,7 @@ def forecast_loss(
 
 def _computed_floor(run: MeasuredRun) -> float | np.ndarray:
     """The lowest possible loss on the data of a run: by part of the noise levels, if its losses are."""
-    names = names_where(TrainingConfig, is_repeated=True)
-    options = {name: run.options[name] for name in names if run.options.get(name) is not None} | {"preflight": False}
+    options = recorded_options(run.record, run.name, repeated=True) | {"preflight": False}
     config = TrainingConfig(**options, output_dir="none")  # no folder is written
     if run.by_bin is None:
         return float(best_known(loss_floor(config, _MAX_IMAGES)).mean())
