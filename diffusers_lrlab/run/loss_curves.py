@@ -47,10 +47,12 @@ class MeasuredRun:
     name: str
     record: dict[str, Any]
     options: dict[str, Any]  # all of the record
+    cache_folder: Path  # for what is computed of it: that of the run's files, or that of its study
     rates: RunCurve
     updates: np.ndarray  # done before each validation, `(points,)`
     losses: np.ndarray
     by_bin: np.ndarray | None = None  # `(points, bins)` of noise levels
+    timesteps_file: Path | None = None  # with losses by noise level, if it is there
 
     @property
     def seed(self) -> int:
@@ -135,6 +137,7 @@ class _Record(NamedTuple):
 
     name: str
     record: dict[str, Any]
+    cache_folder: Path
     validations: Mapping[str, Sequence[float]]  # columns: "update", and losses
     timesteps_file: Path | None = None  # with losses by noise level, if it is there
 
@@ -143,7 +146,7 @@ def _read_run(folder: Path) -> _Record:
     record = read_record(folder)
     rows = [row for row in read_log(folder) if METRICS[0] in row]
     columns = {name: [row.get(name, np.nan) for row in rows] for name in ("update", *METRICS)}
-    return _Record(str(folder), record, columns, RunFolder(folder).timesteps_file)
+    return _Record(str(folder), record, RunFolder(folder).lab, columns, RunFolder(folder).timesteps_file)
 
 
 def _read_study(folder: Path, arms: Sequence[str], dataset: str | None) -> list[_Record]:
@@ -166,7 +169,7 @@ def _read_study(folder: Path, arms: Sequence[str], dataset: str | None) -> list[
                 flag, unknown[0], f"one of {', '.join(among)}", f"see its report.{did_you_mean(unknown[0], among)}"
             )
     chosen = [one for one in results if one.dataset == (dataset or datasets[0]) and (not arms or one.arm in arms)]
-    return [_Record(one.id, one.record, one.curves["quality"]) for one in chosen]
+    return [_Record(one.id, one.record, folder, one.curves["quality"]) for one in chosen]
 
 
 def _measured(record: _Record, metric: str) -> MeasuredRun:
@@ -187,7 +190,8 @@ def _measured(record: _Record, metric: str) -> MeasuredRun:
     momentum = options["optimizer_kwargs"] or {}
     rates = RunCurve(schedule, peak, momentum.get("momentum", momentum.get("beta1")), warmup, num_updates)
     parts = None if record.timesteps_file is None else _losses_by_bin(record.timesteps_file, metric, updates)
-    return MeasuredRun(name, record.record, options, rates, updates, losses[known][kept], parts)
+    measured = updates, losses[known][kept], parts
+    return MeasuredRun(name, record.record, options, record.cache_folder, rates, *measured, record.timesteps_file)
 
 
 def _schedule(options: dict[str, Any], global_batch: int) -> Schedule:
