@@ -69,7 +69,9 @@ def sweep_widths(found: RunSnapshots, metric: str, num: int, show: Callable[[flo
         show(width, values[-1])
     if not np.isfinite(values).all():
         raise LabError(f"--metric {metric}: {metric_label(metric)} is not finite for all widths. Hint: choose another.")
-    return Sweep(metric, widths, values, residuals, measured.value(saved_weights(found.pipeline, measured.names)))
+    return Sweep(
+        metric, widths, values, residuals, measured.value(saved_weights(SavedPipeline.of(found.folder), measured.names))
+    )
 
 
 class MeasuredRun:
