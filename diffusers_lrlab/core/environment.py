@@ -52,11 +52,17 @@ def describe_environment() -> dict[str, Any]:
 
 
 def missing_packages() -> dict[str, list[str]]:
-    """Optional dependencies of users that are not installed, or are too old, by the extra that brings them."""
+    """
+    Optional dependencies of users that are not installed, or are too old, by the extra that brings them. Nothing where this
+    package runs from its source without having been installed, since what it depends on is part of what pip installs.
+    """
     from packaging.requirements import Requirement
 
     missing: dict[str, list[str]] = {}
-    extras = importlib.metadata.metadata("diffusers_lrlab").get_all("Provides-Extra") or []
+    try:
+        extras = importlib.metadata.metadata("diffusers_lrlab").get_all("Provides-Extra") or []
+    except importlib.metadata.PackageNotFoundError:
+        return missing
     for extra in (extra for extra in extras if extra not in FOR_DEVELOPERS):
         for requirement in map(Requirement, importlib.metadata.requires("diffusers_lrlab") or []):
             wanted = requirement.marker is not None and requirement.marker.evaluate({"extra": extra})

@@ -144,22 +144,30 @@ def plot_gallery(path: Path) -> None:
     save_figure(figure, path)
 
 
-def _draw_panel(axes: Axes, name: str) -> None:
-    traits, kwargs = SCHEDULERS[name].traits, _EXAMPLES.get(name, {})
-    if "feedback" in traits:
+def example_curves(name: str) -> tuple[Curves, np.ndarray | None]:
+    """
+    The curves of a schedule over the gallery's run, at a learning rate of 1 and by typical arguments; for one that follows
+    the validation loss, the made-up losses, too.
+    """
+    kwargs = _EXAMPLES.get(name, {})
+    if "feedback" in SCHEDULERS[name].traits:
         losses = made_up_losses()
-        curves = Curves(feedback_lrs(name, kwargs, losses), None)
-    else:
-        # Some have their own rise.
-        warmup = 0 if traits & {"no_warmup", "rises"} else _RUN.num_warmup_steps
-        curves = preview(name, dataclasses.replace(_RUN, num_warmup_steps=warmup), kwargs).curves
-    scales = curves.lr / _RUN.learning_rate
-    top, color = max(1.0, scales.max()), DARK if "host" in traits else BLUE
+        return Curves(feedback_lrs(name, kwargs, losses) / _RUN.learning_rate, None), losses
+    # Some have their own rise.
+    warmup = 0 if SCHEDULERS[name].traits & {"no_warmup", "rises"} else _RUN.num_warmup_steps
+    curves = preview(name, dataclasses.replace(_RUN, num_warmup_steps=warmup), kwargs).curves
+    return Curves(curves.lr / _RUN.learning_rate, curves.beta1), None
+
+
+def _draw_panel(axes: Axes, name: str) -> None:
+    curves, losses = example_curves(name)
+    scales = curves.lr
+    top, color = max(1.0, scales.max()), DARK if "host" in SCHEDULERS[name].traits else BLUE
     axes.fill_between(np.arange(_RUN.num_updates), scales, color=color, alpha=0.1, linewidth=0)
     axes.plot(scales, color=color, linewidth=1.4)
     if curves.beta1 is not None:
         axes.plot(curves.beta1, color=ORANGE, linewidth=0.9)
-    if "feedback" in traits:
+    if losses is not None:
         heights = losses / losses.max() * top
         axes.plot(np.arange(1, len(losses) + 1) * _VALIDATE_EVERY, heights, ":", color=GREY, linewidth=0.9)
     axes.set(xlim=(-15, _RUN.num_updates), ylim=(-0.03 * top, 1.08 * top), xticks=(0, 500, 1000))
@@ -168,7 +176,7 @@ def _draw_panel(axes: Axes, name: str) -> None:
     axes.spines[["left", "bottom"]].set(color=GREY, linewidth=0.6)
     axes.tick_params(labelsize=6, color=GREY, width=0.6, length=2, labelcolor=DARK)
     axes.set_title(name, fontsize=7, loc="left", x=-0.04, pad=12)
-    arguments = ", ".join(f"{key}={value}" for key, value in kwargs.items()).replace("'", "")
+    arguments = ", ".join(f"{key}={value}" for key, value in _EXAMPLES.get(name, {}).items()).replace("'", "")
     small = axes.annotate(arguments, (-0.04, 1.02), xycoords="axes fraction", fontsize=6, color=DARK)
     # Otherwise a long one would widen its column.
     small.set_in_layout(False)

@@ -202,6 +202,15 @@ def test_environment_names_what_users_lack(capsys, monkeypatch):
     assert set(environment.missing_packages()) == extras - {"test", "docs", "mutants"}
 
 
+def test_environment_of_a_checkout_that_is_not_installed(monkeypatch):
+    def not_found(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    for function in ("metadata", "requires", "version"):
+        monkeypatch.setattr(importlib.metadata, function, not_found)
+    assert environment.missing_packages() == {}
+
+
 def test_environment_is_told_for_bug_reports(capsys):
     assert cli.main(["env", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
