@@ -2,6 +2,7 @@
 
 import hashlib
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,17 @@ def shown_command(program: str, what: str | Path, out: str | Path, given: dict[s
 def shown_path(path: str | Path) -> str:
     """A path in a published command, without local folders."""
     return shlex.quote(Path(path).name if Path(path).is_absolute() else str(path))
+
+
+def names_in(dataset_names: str | Sequence[str] | None) -> list[str]:
+    """The data sets in values of `--dataset_name`, which may be repeated and separated by commas."""
+    values = [dataset_names] if isinstance(dataset_names, str) else list(dataset_names or ())
+    return [name.strip() for value in values for name in value.split(",")]
+
+
+def shown_names(names: Sequence[str]) -> str | None:
+    """Data sets in a published command, without local folders; `None` for none."""
+    return ",".join(map(shown_path, names)) or None
 
 
 def source_sum(source: str | Path) -> str | None:

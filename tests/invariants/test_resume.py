@@ -105,6 +105,32 @@ def test_killed_after_a_checkpoint(uninterrupted, tmp_path):
     assert_same_end(uninterrupted, tmp_path / "run")
 
 
+def test_infonoise_killed_after_a_checkpoint(tmp_path):
+    """The density is learned from losses, so sums, counts and the density itself must be those of the uninterrupted run."""
+    args = [
+        *runs.tiny_arguments(tmp_path, dropout=0.2),
+        "--timestep_sampler=infonoise:num_bins=6,warmup_updates=6,refresh_every=4,min_count=1",
+        f"--max_train_steps={NUM_UPDATES}",
+        "--train_batch_size=50",
+        "--checkpointing_steps=10",
+    ]
+    runs.run(*args, f"--output_dir={tmp_path / 'whole'}")
+    args.append(f"--output_dir={tmp_path / 'run'}")
+    returned, _ = start_and_signal(signal.SIGKILL, 21, *args)
+    assert returned == -signal.SIGKILL
+    assert runs.read_record(tmp_path / "run")["run"]["status"] == "running"
+    assert not (tmp_path / "run" / f"checkpoint-{NUM_UPDATES}").exists()
+    runs.run(*args, "--resume_from_checkpoint=latest")
+    assert_same_end(tmp_path / "whole", tmp_path / "run")
+    states = [
+        load_file(tmp_path / name / f"checkpoint-{NUM_UPDATES}" / "timesteps.safetensors") for name in ("whole", "run")
+    ]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+    densities = [runs.read_record(tmp_path / name)["train"]["timestep_density"] for name in ("whole", "run")]
+    assert densities[0] == densities[1]
+
+
 @pytest.mark.slow
 def test_two_processes_with_accumulation(tmp_path):
     """The same with two processes, from a checkpoint in the middle; each has random states of its own."""
