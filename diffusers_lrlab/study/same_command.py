@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from .. import __version__
+from ..core.errors import must_be
 from ..core.held import held_against_manifest
 
 PRESETS_FOLDER = Path(__file__).parent / "spec" / "presets"
@@ -31,8 +32,10 @@ def shown_path(path: str | Path) -> str:
 
 
 def names_in(dataset_names: str | Sequence[str] | None) -> list[str]:
-    """The data sets in values of `--dataset_name`, which may be repeated and separated by commas."""
+    """The data sets in values of `--dataset_name`, repeated or separated by commas; a `LabError` for others."""
     values = [dataset_names] if isinstance(dataset_names, str) else list(dataset_names or ())
+    if not all(isinstance(value, str) for value in values):
+        raise must_be("dataset_name", dataset_names, "a name or a list of names", "such as ['dino', './photos']")
     return [name.strip() for value in values for name in value.split(",")]
 
 
