@@ -57,6 +57,12 @@ def by_cell(results: Iterable[RunResult]) -> dict[Cell, list[RunResult]]:
     return cells
 
 
+def _sources(datasets: dict[str, dict[str, Any]]) -> str:
+    """The data sets of a study as they are given, once for all horizons."""
+    given = (fields.get("dataset_name") or fields.get("train_data_dir") or name for name, fields in datasets.items())
+    return ", ".join(dict.fromkeys(given))
+
+
 class StudyFolder:
     """The folder of a study, `--out`: its paths, its lock, and the results in it."""
 
@@ -118,10 +124,10 @@ class StudyFolder:
             return
         if not names and "--dataset_name" not in shlex.split(saved["command"]):
             return  # the file of the study was changed, which adds or drops runs
-        here = ", ".join(saved["spec"]["datasets"])
+        here, now = map(_sources, (saved["spec"]["datasets"], spec.datasets))
         raise must_be(
             "--dataset_name", ",".join(names) or None, f"as in {str(self.path)!r}, which has the study on {here}",
-            "give the same, or another --out", got=", ".join(spec.datasets),
+            "give the same, or another --out", got=now,
         )  # fmt: skip
 
     def write_spec(self, spec: StudySpec, command: str, source: str | None = None) -> None:

@@ -76,6 +76,8 @@ def _as_in_file(name: str, folder: str) -> str:
         raise must_be(FLAG, name, "a data set, or a folder that exists", "relative paths start from the current folder")
     if folder != PRESETS:
         return os.path.relpath(path, folder)
+    if (PRESETS_FOLDER / path).exists():  # which a relative path would mean
+        return str(path.absolute())
     return str(path) if path.is_absolute() else f".{os.sep}{path}"  # never taken for a Hub id
 
 
