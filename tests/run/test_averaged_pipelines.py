@@ -97,6 +97,7 @@ def test_a_stored_width_is_the_stored_average(run, tmp_path):
         assert distance(weights(tmp_path / width), weights(run / "checkpoint-96", component)) < 1e-6
 
 
+@pytest.mark.pictures
 def test_a_sweep_saves_the_best_width_with_its_curve(run, tmp_path, capsys):
     for metric in ("validation_loss", "kl"):
         out = tmp_path / metric

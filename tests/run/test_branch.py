@@ -19,8 +19,6 @@ from diffusers_lrlab.run.branch import _command, parse_changes
 from diffusers_lrlab.run.child import Child
 from diffusers_lrlab.run.parent import read_parent
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

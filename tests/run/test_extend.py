@@ -16,8 +16,6 @@ from diffusers_lrlab.core.manifest import MANIFEST, write_manifest
 from diffusers_lrlab.schedules.continued import RunCurve
 from diffusers_lrlab.schedules.resolve import resolve_schedule
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -31,6 +31,7 @@ def floor_of(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.pictures
 def test_losses_of_a_run_are_above_the_floor(folder, capsys, tmp_path):
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     state = torch.get_rng_state()

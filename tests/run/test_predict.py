@@ -77,6 +77,7 @@ def predict(capsys, *arguments, status=0, command="predict"):
 USUAL = ("--floor=0", "--law=annealing")
 
 
+@pytest.mark.pictures
 def test_other_schedules_lengths_and_peaks_are_predicted(folders, capsys, tmp_path):
     asked = ("--lr_scheduler=rex", "--lr_scheduler=exponential", "--max_train_steps=400", "--learning_rate=5e-4")
     out = tmp_path / "losses.png"
@@ -167,6 +168,7 @@ def test_a_preview_refuses_a_schedule_before_it_reads_runs(capsys, tmp_path):
     )
 
 
+@pytest.mark.pictures
 def test_a_preview_draws_predicted_losses(folders, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("diffusers_lrlab.forecast.law_check.LAWS", {"annealing": LAWS["annealing"]})
     monkeypatch.setattr("diffusers_lrlab.run.predict._known_floor", lambda run: None)
