@@ -196,7 +196,7 @@ def test_refused_before_anything_is_written(folder, trunk, cosine):
         bare: "has no checkpoint",
         plateau: "follows the validation loss",
         moving: "its curriculum follows the length of the run",
-        newer: "has the option 'unheard_of', which this version",
+        newer: "has 'unheard_of', which this version does not know",
         several: "was trained by 2 processes",
         folder / "nowhere": "must be the folder of a run",
     }
