@@ -40,6 +40,6 @@ def decode_digits():
     """Decodes all of them as most runs do."""
     from datasets import Image
 
-    transform = images.ImageTransform(8, 1, center_crop=False, random_flip=False, eight_bit=True, seed=0)
+    transform = images.ImageTransform(8, 1, center_crop=False, random_flip=False, eight_bit=False, seed=0)
     for cell in sources.load_image_dataset("digits", resolution=None).cast_column("image", Image(decode=False))["image"]:
         transform.read(cell)

@@ -146,7 +146,7 @@ def test_a_published_schedule_can_be_held_still(mine, hub, tmp_path):
     assert shown[0] != shown[1] == shown[2]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "message"),
     [
         ("hub:user/nothing", "no such repository"),
