@@ -50,8 +50,7 @@ def test_effects_are_those_of_the_card(studies):
     mean = {row["arm"]: row["mean"] for row in rows if (row["dataset"], row["metric"]) == ("dino", "validation_loss_ema")}
     muon = study["claims"][0]["datasets"][0]
     assert muon["effect"] == pytest.approx(mean["muon"] / mean["adamw"] - 1, rel=1e-4)
-    assert study["changed"] == ["base", "arms", "tune"]
-    assert "muon on moons" in study["claims"][0]["limits"][0]
+    assert study["changed"] == []
 
 
 def copied(tmp_path, name="warmup-2d"):
