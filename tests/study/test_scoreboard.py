@@ -65,6 +65,15 @@ def test_a_preset_without_a_card_is_not_run_yet(tmp_path):
     assert {claim["verdict"] for claim in found["horizons"]["claims"]} == {NOT_RUN}
 
 
+def test_a_preset_that_was_another_when_its_card_was_written_says_what_has_changed(tmp_path):
+    file = copied(tmp_path) / "spec.yaml"
+    text = file.read_text()
+    assert "max_train_steps: 3000" in text
+    file.write_text(text.replace("max_train_steps: 3000", "max_train_steps: 1000"))
+    (study,) = (study for study in collect(tmp_path) if study["name"] == "warmup")
+    assert study["changed"] == ["base"]
+
+
 def test_a_card_without_the_comparison_is_an_error(tmp_path):
     card = copied(tmp_path)
     text = (card / "summary.json").read_text()
