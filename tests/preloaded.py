@@ -31,13 +31,9 @@ for name in (
     importlib.import_module(name)
 importlib.import_module("PIL.Image").init()  # its readers and writers of files
 
-# The digits, on which most runs train: encoded as a `datasets.Dataset` once, not by every run.
-sources = importlib.import_module("diffusers_lrlab.data.sources")
-load_image_dataset = sources.load_image_dataset
-DIGITS = load_image_dataset("digits")
-sources.load_image_dataset = lambda name, **how: (
-    DIGITS if (name, how) == ("digits", {"resolution": None}) else load_image_dataset(name, **how)
-)
+kept_digits = importlib.import_module("kept_digits")
+kept_digits.keep_digits()
+kept_digits.decode_digits()  # here, not in every process
 # Collecting garbage, which every run does, need not look at all of this again.
 gc.collect()
 gc.freeze()
