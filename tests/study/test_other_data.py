@@ -17,7 +17,6 @@ from diffusers_lrlab.study.spec.expansion import expand, expand_tuning
 from diffusers_lrlab.study.spec.other_data import with_datasets
 from diffusers_lrlab.study.spec.reading import load_spec
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
 OF_IMAGES = {
     "base": {
         "resolution": 8,
