@@ -16,7 +16,7 @@ _SHOWN = 5  # of the schedules of --best
 def predict_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     runs = "Folders of runs, or of a study: of three schedules or more, since laws are checked by leaving one out."
-    add("--from", dest="folders", type=Path, nargs="+", required=True, metavar="RUN_OR_STUDY", help=runs)
+    add("--from", dest="folders", type=Path, nargs="+", action="extend", required=True, metavar="RUN_OR_STUDY", help=runs)
     add(
         "--lr_scheduler",
         action="append",

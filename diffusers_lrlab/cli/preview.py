@@ -48,7 +48,7 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num_processes", type=int, default=1, metavar="n", help=f"Processes; {clock}")
     add("--gradient_accumulation_steps", type=int, default=1, metavar="g", help=f"Micro-batches per update; {clock}")
     losses = "Folders of runs or of a study, to draw their validation losses and predicted ones, as lrlab predict does."
-    add("--predict", type=Path, nargs="+", metavar="RUN_OR_STUDY", help=losses)
+    add("--predict", type=Path, nargs="+", action="extend", metavar="RUN_OR_STUDY", help=losses)
     add("--all", action="store_true", help="Plot every schedule into --out.")
     add = parser.add_argument_group("timesteps, instead of schedules").add_argument
     add("--timestep_sampler", action="append", metavar="NAME", help="Density of timesteps, or all; repeat it for several.")

@@ -36,7 +36,8 @@ class RunSnapshots:
         self.pipeline = self.script or SavedPipeline.of(folder)
         for snapshot in self.snapshots if record else ():
             _check_same_run(snapshot, record, folder)
-        self.pipeline.check(self.snapshots[-1].shapes(), "the snapshots in")
+        for snapshot in self.snapshots:
+            self.pipeline.check(snapshot.shapes(), f"the snapshot {snapshot.folder.name} in")
         self.profiles = profiles_of(self.snapshots)
 
     @property

@@ -89,7 +89,9 @@ class MeasuredRun:
         self.average = self.run.average
         self.names = list(trained_parameters(self.run.model))
         if reason := self._absence():
-            raise must_be("--metric", metric, "measurable in this run", "validation_loss takes held-out data", got=reason)
+            near = "" if metric in METRICS else did_you_mean(metric, METRICS)
+            hint = f"validation_loss takes held-out data.{near}"
+            raise must_be("--metric", metric, "measurable in this run", hint, got=reason)
 
     def _absence(self) -> str | None:
         """Why the metric cannot be measured in this run; `None` if it can."""
@@ -97,7 +99,7 @@ class MeasuredRun:
         if self.metric == VALIDATION:
             return None if run.validation is not None else "a run without held-out data"
         if self.metric not in METRICS:
-            return f"no metric.{did_you_mean(self.metric, METRICS)}"
+            return "no metric of that name"
         if not metrics_of(run, True, {self.metric}):
             form = METRICS[self.metric].form
             return "one that is only logged" if form in (None, run.kind.form) else f"one of {form}"

@@ -14,6 +14,7 @@ from tables import cases
 from diffusers_lrlab import LabError, PointDDPMPipeline, TrainingConfig, branch, extend, train
 from diffusers_lrlab.averaging.posthoc import Profiles, combine
 from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core.manifest import write_manifest
 from diffusers_lrlab.hub.contents import contents_of
 from diffusers_lrlab.hub.rerun import repeated_options
 from diffusers_lrlab.run.check_run import check_run, repair_run
@@ -212,7 +213,11 @@ WRONG = {
     ("--sweep", "--sigma_rel", "0.1"): "either --sigma_rel, such as 0.075, or --sweep",
     ("--sigma_rel", "0.1", "--metric", "kl"): "--metric kl has no effect without --sweep",
     ("--sweep", "--num", "1"): "--num 1: must be a whole number in [2, 1000]",
-    ("--sweep", "--metric", "kll"): "got no metric. Did you mean 'kl'?",
+    (
+        "--sweep",
+        "--metric",
+        "kll",
+    ): "got no metric of that name. Hint: validation_loss takes held-out data. Did you mean 'kl'?",
     ("--sweep", "--metric", "frechet_distance"): "got one of images",
 }
 
@@ -250,6 +255,18 @@ def test_snapshots_of_another_run_are_refused(run, tmp_path, capsys):
     damaged = swapped / "ema_snapshots" / "update-00000048" / "averages.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     assert "update-00000048 is damaged" in refused(capsys, "ema", swapped, "--sigma_rel", "0.1")
+
+
+def test_one_snapshot_of_another_model_is_refused_by_name(run, tmp_path, capsys):
+    """Not only the last one is looked at: a bias of shape (1,) would be added to all values without an error."""
+    mixed = copy(run, tmp_path)
+    folder = mixed / "ema_snapshots" / "update-00000048"
+    tensors = load_file(folder / "averages.safetensors")
+    save_file({name: value[:1].clone() for name, value in tensors.items()}, folder / "averages.safetensors")
+    write_manifest(folder)
+    error = refused(capsys, "ema", mixed, "--sigma_rel", "0.1", "--out", tmp_path / "out")
+    assert "the snapshot update-00000048 in" in error
+    assert not (tmp_path / "out").exists()
 
 
 def test_wide_averages_are_warned_about(run, tmp_path, capsys):

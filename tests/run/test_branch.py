@@ -162,8 +162,11 @@ def test_refused_for_schedules_without_a_plateau(folder):
 def test_what_is_asked_for_beside_the_optimizer():
     assert parse_changes(None) == {}
     assert parse_changes("beta2=0.9995") == {"beta2": 0.9995}
-    with pytest.raises(LabError, match="key=value is missing"):
-        parse_changes("beta2")
+    for text in ("", "beta2"):
+        with pytest.raises(LabError, match=f"--with '{text}': must be key=value,key=value"):
+            parse_changes(text)
+    with pytest.raises(LabError, match="Cannot read the spec string"):
+        parse_changes("beta2=0.9,weight_decay")
 
 
 def test_muon_has_settings_for_vectors_too(folder):

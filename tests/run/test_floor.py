@@ -146,3 +146,4 @@ def test_a_floor_that_cannot_be_told_is_refused_before_training(tmp_path, capsys
 
 def test_the_plot_says_how_much_is_noise():
     assert floor_in_words(0.6931, 0.6601) == "of the loss of 0.693, 0.66 is noise that nobody can predict"
+    assert floor_in_words(0.65, 0.6601) == "the loss of 0.65 is below the floor of 0.66"

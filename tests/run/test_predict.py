@@ -101,6 +101,12 @@ def test_other_schedules_lengths_and_peaks_are_predicted(folders, capsys, tmp_pa
     assert "The interval" not in text
 
 
+def test_a_flag_that_is_repeated_adds_runs(folders, capsys):
+    """Rather than the last one alone being used, without a word."""
+    found = predict(capsys, "--from", folders[0], "--from", *folders[1:], *USUAL, "--json").out
+    assert found == predict(capsys, "--from", *folders, *USUAL, "--json").out
+
+
 def test_the_best_schedule_is_one_to_run(folders, capsys):
     found = json.loads(predict(capsys, "--from", *folders, "--best", *USUAL, "--json").out)["predicted"]
     finals = [one["final"] for one in found]
