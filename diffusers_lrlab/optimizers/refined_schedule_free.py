@@ -9,8 +9,8 @@ from schedulefree import AdamWScheduleFree
 class RefinedAdamWScheduleFree(AdamWScheduleFree):
     """
     The refined form of arXiv 2507.09846: an update moves the average towards the weights by min(1, (1 - beta1) C w / W),
-    where w is the square of the highest rate so far, and W is the sum of w so far. C = 1 / (1 - beta1) is the optimizer of the
-    package.
+    where w is the square of the highest rate so far, and W is the sum of w so far. With C = 1 / (1 - beta1), it is the
+    optimizer of the package.
     """
 
     def __init__(self, params: Any, lr: float, decoupling: float, **kwargs: Any) -> None:
