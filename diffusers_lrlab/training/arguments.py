@@ -12,6 +12,7 @@ import yaml
 from transformers.hf_argparser import HfArgumentParser
 
 from ..core.errors import NEGATIVE_NUMBER, LabError, did_you_mean, shortened, shortened_message
+from ..core.flags import JoinedValues
 from ..core.options import Option
 from ..core.plain_yaml import ShallowLoader
 from ..core.plugins import load_installed_plugins, load_plugins
@@ -57,7 +58,7 @@ def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | N
         if action.dest == "learning_rate":
             action.type = number_or_auto
         elif action.dest == "ema":
-            action.__class__ = _SeveralSpecs
+            action.__class__ = JoinedValues
     return parser
 
 
@@ -82,18 +83,6 @@ def _metavar_of(action: argparse.Action, known: Option) -> str | None:
         return "N" if action.type is int else "X"
     ending = action.dest.rpartition("_")[2]
     return "NAME" if known.registry else {"kwargs": "JSON", "dir": "DIR"}.get(ending, "PATH" if known.is_path else "VALUE")
-
-
-class _SeveralSpecs(argparse._StoreAction):
-    """A flag that may be repeated: spec strings are joined by `|`. Those of a file are replaced, as for other flags."""
-
-    _given_to: argparse.Namespace | None = None  # by this command line
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
-        if namespace is self._given_to:
-            values = f"{getattr(namespace, self.dest)}|{values}"
-        self._given_to = namespace
-        super().__call__(parser, namespace, values, option_string)
 
 
 def number_or_auto(text: str) -> float | str:

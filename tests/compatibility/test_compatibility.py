@@ -15,7 +15,6 @@ from diffusers_lrlab.schedules.published import read_schedule_file
 
 FLAGS = json.loads((FIXTURE / "flags.json").read_text())
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-pytestmark = pytest.mark.usefixtures("blank_pictures")
 
 
 @pytest.fixture

@@ -469,6 +469,7 @@ PICTURES = {
 FROM_FILE = ["few validation images"]
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "from_file"), [(name, kind) for kind in (0, 1) for name in (PICTURES, FROM_FILE)[kind]])
 def test_there_is_a_picture_of_any_rows(tmp_path, name, from_file):
