@@ -18,11 +18,12 @@ class Formatter(argparse.HelpFormatter):
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         shown = copy.copy(action)
-        shown.option_strings = _spellings(action)[:1] if action.dest != "help" else action.option_strings
+        flags = [*action.option_strings] if action.dest == "help" else _spellings(action)[:1]
         if is_switch(action):  # which takes a value only in YAML files
             shown.nargs = 0
             if action.default is True:
-                shown.option_strings.append(f"--no_{action.dest}")
+                flags.append(f"--no_{action.dest}")
+        shown.option_strings = flags
         return super()._format_action_invocation(shown)
 
 
@@ -30,7 +31,7 @@ class ShowHelp(argparse.Action):
     """`--help` shows the options whose names are in `first`, `--help all` every one; then the program ends."""
 
     def __init__(self, *args: Any, first: Set[str], **kwargs: Any):
-        super().__init__(*args, default=argparse.SUPPRESS, metavar="all", **kwargs)
+        super().__init__(*args, **{**kwargs, "default": argparse.SUPPRESS, "metavar": "all"})
         self._first = first
 
     def __call__(
