@@ -37,19 +37,20 @@ class Budget:
             yield
 
 
-def grow(call: Callable[[int], Any], first: int, whole: int, seconds: float) -> Readings:
+def grow(call: Callable[[int], Any], first: int, whole: int, seconds: float, least: int = 1) -> Readings:
     """
-    Times parts of doubling size, up to the whole, while the next one is likely to end within these seconds. The first part
-    runs twice, and its first time does not count.
+    Times parts of doubling size, up to the whole, while the next one is likely to end within these seconds, and the first
+    `least` of them in any case. With a `least` of 1 the first part runs twice, and its first time does not count.
     """
     started, size, readings = time.perf_counter(), min(first, whole), []
-    call(size)
+    if least == 1:
+        call(size)
     while True:
         before = time.perf_counter()
         call(size)
         now = time.perf_counter()
         readings.append((size, now - before))
-        if size == whole or now - started + 2 * (now - before) > seconds:
+        if size == whole or (len(readings) >= least and now - started + 2 * (now - before) > seconds):
             return readings
         size = min(2 * size, whole)
 

@@ -142,17 +142,20 @@ def _seconds_of_snapshots(trainer: Trainer) -> float:
 
 
 def _seconds_of_floor(trainer: Trainer, budget: Budget) -> float:
-    """Seconds to compute the lowest possible loss of all bins, by a line through those of one and of two bins."""
+    """
+    Seconds to compute the lowest possible loss of all bins, by a line through those of few. One number of bins is not enough,
+    since a density costs seconds before its first level; few bins span all timesteps, since the lowest noise takes less.
+    """
     run = trainer.run
     if not run.config.log_loss_floor or not trainer.accelerator.is_main_process:
         return 0.0
     num_bins, num_timesteps = run.config.log_timestep_bins, run.process.num_train_timesteps
 
     def compute(size: int) -> None:
-        floor_of_data(run.data, run.process, bin_starts(num_bins, num_timesteps)[: size + 1])
+        floor_of_data(run.data, run.process, bin_starts(size, num_timesteps))
 
     with budget.shown("the floor of the loss"):
-        start, slope = line_through(grow(compute, 1, num_bins, budget.share(_FOR_FLOOR)))
+        start, slope = line_through(grow(compute, 1, num_bins, budget.share(_FOR_FLOOR), least=2))
     return start + slope * num_bins
 
 
