@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +35,26 @@ def completion(options: argparse.Namespace, parser: argparse.ArgumentParser) -> 
 
 def _home_of(shell: str) -> tuple[Path, str]:
     """The file from which a shell loads completions of `lrlab`, and what the user has to do for that."""
-    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    data = Path(os.environ.get("XDG_DATA_HOME") or "")
+    if not data.is_absolute():  # which the XDG specification has ignored
+        data = Path.home() / ".local" / "share"
     if shell == "bash":
-        folder = Path(os.environ.get("BASH_COMPLETION_USER_DIR") or data / "bash-completion") / "completions"
-        return folder / "lrlab", "Open a new shell. Without the package bash-completion, add to ~/.bashrc: source '{path}'"
+        path = Path(os.environ.get("BASH_COMPLETION_USER_DIR") or data / "bash-completion") / "completions" / "lrlab"
+        return path, f"Open a new shell. Without the package bash-completion, add to ~/.bashrc: source {shlex.quote(str(path))}"
     if shell == "zsh":
-        folder = data / "zsh" / "site-functions"
-        return folder / "_lrlab", f"Add to ~/.zshrc, before compinit: fpath=('{folder}' $fpath)"
-    return data / "diffusers_lrlab" / "completion.tcsh", "Add to ~/.tcshrc: source '{path}'"
+        path = data / "zsh" / "site-functions" / "_lrlab"
+        return path, f"Add to ~/.zshrc, before compinit: fpath=({shlex.quote(str(path.parent))} $fpath)"
+    path = data / "diffusers_lrlab" / "completion.tcsh"
+    return path, f"Add to ~/.tcshrc: source {shlex.quote(str(path))}"
 
 
 def _install(shell: str, script: str) -> str:
     """Writes the script, over an earlier one but over nothing else; returns the path and what is left to do."""
     path, remedy = _home_of(shell)
-    if path.exists() and _MADE not in path.read_text(encoding="utf-8", errors="replace"):
+    if path.exists() and (not path.is_file() or _MADE not in path.read_text(encoding="utf-8", errors="replace")):
         raise LabError(f"{str(path)!r} exists and is not a script of lrlab completion. Hint: move it away.")
     write_text(path, f"{script}\n")
-    return f"Wrote {path}. {remedy.format(path=path)}"
+    return f"Wrote {path}. {remedy}"
 
 
 def completion_script(shell: str, parser: argparse.ArgumentParser) -> str:

@@ -1,5 +1,6 @@
 """The script of `lrlab completion bash`, asked as bash asks it, and where it is installed."""
 
+import shlex
 import subprocess
 import sys
 
@@ -53,6 +54,22 @@ def test_it_is_installed_where_the_shell_looks_and_only_over_its_own(shell, tmp_
     assert main(["completion", "--install"]) == 2
     assert "is not a script of lrlab completion. Hint: move it away" in capsys.readouterr().err
     assert written.read_text() == "of someone else"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_what_is_left_to_do_is_right_for_any_folder(shell, tmp_path, monkeypatch, capsys):
+    """Braces and quotes in its name; a relative one is not for programs, says the XDG specification."""
+    pytest.importorskip("shtab")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "Ann's {home}"))
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    monkeypatch.delenv("BASH_COMPLETION_USER_DIR", raising=False)
+    assert main(["completion", shell, "--install"]) == 0
+    (written,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert written.is_relative_to(tmp_path / "Ann's {home}" / ".local" / "share")
+    line = capsys.readouterr().out.rpartition(": ")[2].strip()
+    words = shlex.split(line.replace("fpath=(", "fpath=( ").replace(")", " )"))
+    assert str(written) in words or str(written.parent) in words
 
 
 def test_a_shell_without_completion_is_an_error(monkeypatch, capsys):
