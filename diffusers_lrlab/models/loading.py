@@ -11,6 +11,12 @@ from ..core.hub_client import limit_waiting, without_tokens
 
 def load_model_config(model_class: Any, name_or_path: str, cache_dir: str | None) -> dict[str, Any]:
     """The configuration of a model of this class, with the defaults filled in."""
+    config = read_model_config(model_class, name_or_path, cache_dir)
+    return complete_config(model_class, config, "--model_config_name_or_path", name_or_path)
+
+
+def read_model_config(model_class: Any, name_or_path: str, cache_dir: str | None) -> dict[str, Any]:
+    """The configuration as it is, which may be that of another class; a `LabError` if it cannot be read."""
     path = Path(name_or_path).expanduser()
     is_path = path.suffix == ".json" or name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
     if is_path and not path.exists():
@@ -22,13 +28,15 @@ def load_model_config(model_class: Any, name_or_path: str, cache_dir: str | None
         else:
             limit_waiting()
             config = model_class.load_config(name_or_path, cache_dir=cache_dir)
+        if not isinstance(config, dict):
+            raise ValueError("it holds no JSON object.")
+        return config
     except (OSError, ValueError) as error:
         reason = without_tokens(str(error))
         raise LabError(
             f"--model_config_name_or_path {name_or_path!r} cannot be read: {reason} Give a folder with a config.json, "
             "such a file, or a Hub id."
         ) from None
-    return complete_config(model_class, config, "--model_config_name_or_path", name_or_path)
 
 
 def complete_config(model_class: Any, config: dict[str, Any], option: str, name_or_path: str) -> dict[str, Any]:

@@ -119,6 +119,17 @@ def test_data_that_are_refused(pictures, preset, names, parts):
     assert all(part in str(error.value) for part in parts), error.value
 
 
+def test_a_missing_configuration_of_a_model_is_not_one_for_other_data(tmp_path):
+    """The preset's `mlp-128` in a study file that lies elsewhere, on the data that it was written for."""
+    base = {"model_config_name_or_path": "./mlp-128", "max_train_steps": 2}
+    text = yaml.safe_dump({"base": base, "arms": {"linear": {"lr_scheduler": "linear"}}, "datasets": ["dino"], "seeds": 1})
+    (tmp_path / "copy.yaml").write_text(text)
+    with pytest.raises(LabError) as error:
+        with_datasets(load_spec(tmp_path / "copy.yaml"), ["moons"])
+    assert "--model_config_name_or_path" in str(error.value)
+    assert "no such file or folder exists" in str(error.value)
+
+
 def test_a_folder_keeps_its_data_sets(bare, home, tmp_path, capsys):
     path, out = write_spec(home, **{**ONE, "arms": {"constant": SPEC["arms"]["constant"]}}), tmp_path / "out"
     command = ["study", "run", str(path), f"--out={out}"]

@@ -218,6 +218,12 @@ def test_an_option_that_cannot_be_done_is_explained(call, tmp_path, name):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_configuration_of_a_model_that_is_no_object_is_explained(call, tmp_path):
+    (tmp_path / "list.json").write_text("[]")
+    outcome = call(f"--model_config_name_or_path={tmp_path / 'list.json'}", f"--output_dir={tmp_path / 'run'}")
+    assert_told(outcome, "list.json", "cannot be read: it holds no JSON object")
+
+
 @pytest.mark.parametrize(
     ("spec", "column"),
     [("step:gamma", 10), ("step:gamma=0.5,,", 15), ("step:gamma=", 11), ("step:=5", 5), (":gamma=1", 0)],

@@ -13,7 +13,7 @@ from ...core.options import options_of
 from ...data.sources import local_folder
 from ...data.toy2d_entries import TOY_DATASETS
 from ...evaluation.metrics import METRICS
-from ...models.loading import load_model_config
+from ...models.loading import complete_config, read_model_config
 from ...training.arguments import parse_options
 from ...training.config import ResolvedConfig, TrainingConfig
 from ...training.kinds.base import DataKind
@@ -109,10 +109,11 @@ def _unsuited(spec: StudySpec, config: ResolvedConfig) -> Iterator[str]:
 
 
 def _suits(fields: dict[str, Any], spec: StudySpec, kind: DataKind) -> bool:
-    """Whether the configuration of a model is one of the default model for these data."""
-    path = str(located(fields, spec.folder)["model_config_name_or_path"])
+    """Whether the configuration of a model, which can be read, is one of the default model for these data."""
+    path, model = str(located(fields, spec.folder)["model_config_name_or_path"]), pkgutil.resolve_name(kind.model)
+    config = read_model_config(model, path, fields.get("cache_dir"))
     try:
-        load_model_config(pkgutil.resolve_name(kind.model), path, fields.get("cache_dir"))
+        complete_config(model, config, "--model_config_name_or_path", path)
     except LabError:
         return False
     return True
