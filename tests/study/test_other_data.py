@@ -139,8 +139,9 @@ def test_a_folder_keeps_its_data_sets(bare, home, tmp_path, capsys):
         capsys.readouterr()
         assert main([*command, *more]) == 2
         error = capsys.readouterr().err
-        for part in ("which has the study on line", f"got {given}", "another --out"):
+        for part in ("which has the study on line", f"got {given}", "give the same --dataset_name, or another --out"):
             assert part in error
+        assert "None" not in error
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
     assert main([*command, "--dataset_name=line"]) == 0
 

@@ -126,8 +126,8 @@ class StudyFolder:
             return  # the file of the study was changed, which adds or drops runs
         here, now = map(_sources, (saved["spec"]["datasets"], spec.datasets))
         raise must_be(
-            "--dataset_name", ",".join(names) or None, f"as in {str(self.path)!r}, which has the study on {here}",
-            "give the same, or another --out", got=now,
+            "--dataset_name", ",".join(names) or now, f"as in {str(self.path)!r}, which has the study on {here}",
+            "give the same --dataset_name, or another --out", got=now,
         )  # fmt: skip
 
     def write_spec(self, spec: StudySpec, command: str, source: str | None = None) -> None:
