@@ -40,7 +40,8 @@ def _home_of(shell: str) -> tuple[Path, str]:
         data = Path.home() / ".local" / "share"
     if shell == "bash":
         path = Path(os.environ.get("BASH_COMPLETION_USER_DIR") or data / "bash-completion") / "completions" / "lrlab"
-        return path, f"Open a new shell. Without the package bash-completion, add to ~/.bashrc: source {shlex.quote(str(path))}"
+        without = f"Without the package bash-completion, add to ~/.bashrc: source {shlex.quote(str(path))}"
+        return path, f"Open a new shell. {without}"
     if shell == "zsh":
         path = data / "zsh" / "site-functions" / "_lrlab"
         return path, f"Add to ~/.zshrc, before compinit: fpath=({shlex.quote(str(path.parent))} $fpath)"

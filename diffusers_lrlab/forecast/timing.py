@@ -143,8 +143,8 @@ def _seconds_of_snapshots(trainer: Trainer) -> float:
 
 def _seconds_of_floor(trainer: Trainer, budget: Budget) -> float:
     """
-    Seconds to compute the lowest possible loss of all bins, by a line through those of few. One number of bins is not enough,
-    since a density costs seconds before its first level; few bins span all timesteps, since the lowest noise takes less.
+    Seconds to compute the lowest possible loss of all bins, by a line through those of few. Two numbers of bins at least,
+    since a density takes seconds before its first level; few bins span all timesteps, since the lowest noise takes less.
     """
     run = trainer.run
     if not run.config.log_loss_floor or not trainer.accelerator.is_main_process:
