@@ -82,6 +82,11 @@ def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
     return re.sub(r"\[<code>([\w.]+)</code>\]", link, html)
 
 
+def on_post_page(html: str, page: Any, config: Any) -> str:
+    """The mark's text says whose it is; the theme's says "logo"."""
+    return html.replace('alt="logo"', f'alt="{config.site_name}"')
+
+
 def _outside(page: Path) -> set[str]:
     """What a page links to outside docs/, from the root of the repository."""
     folder = page.parent.relative_to(ROOT).as_posix()

@@ -7,8 +7,10 @@ import numpy as np
 import torch
 from PIL import Image
 
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.options import DataConfig
+from diffusers_lrlab.optimizers.entries import check_installed
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.resolve import resolve_config
@@ -87,3 +89,12 @@ def peak_of(call, folder):
     events = sorted((event for event in trace if event.get("name") == "[memory]"), key=lambda event: event["ts"])
     before = events[0]["args"]["Total Allocated"] - events[0]["args"]["Bytes"]
     return max(event["args"]["Total Allocated"] for event in events) - before
+
+
+def is_installed(optimizer):
+    """Whether the package of an optimizer of the registry is there."""
+    try:
+        check_installed(optimizer)
+    except LabError:
+        return False
+    return True

@@ -19,6 +19,7 @@ import started
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from helpers import is_installed
 from hypothesis import given
 from hypothesis import strategies as st
 from trainer_states import QUICK, assert_same, state_of
@@ -32,7 +33,7 @@ from diffusers_lrlab.finder.range_test import range_test
 from diffusers_lrlab.finder.readings import MEMORY, Readings
 from diffusers_lrlab.finder.saved_result import read_saved_result
 from diffusers_lrlab.finder.suggestions import RULES, Suggestion, combine, disagreement, minimum_tenth, steepest, valley
-from diffusers_lrlab.optimizers.entries import OPTIMIZERS, check_installed
+from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
@@ -293,15 +294,11 @@ def make_trainer(folder, model=None, **options):
     return Trainer(plan, DATA[source], accelerator, RunFolder(folder))
 
 
-def is_installed(name):
-    try:
-        check_installed(name)
-    except LabError:
-        return False
-    return "learning_rate" not in OPTIMIZERS[name].facts
-
-
-CASES = {name: {"optimizer": name} for name in OPTIMIZERS if is_installed(name)}
+CASES = {
+    name: {"optimizer": name}
+    for name, entry in OPTIMIZERS.items()
+    if is_installed(name) and "learning_rate" not in entry.facts
+}
 CASES["schedulefree_adamw"] = {**CASES.get("schedulefree_adamw", {}), "use_ema": False, "lr_scheduler": "constant"}
 CASES |= {
     "accumulation": {"gradient_accumulation_steps": 2, "train_batch_size": 16},

@@ -11,17 +11,18 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from helpers import is_installed
 from tables import cases
 from tape import record_tape
 
 from diffusers_lrlab.averaging.forms import EMA_FORMS
-from diffusers_lrlab.core.errors import Diverged, LabError
+from diffusers_lrlab.core.errors import Diverged
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.objective.ddpm import DDPM
 from diffusers_lrlab.objective.flow_matching import FlowMatching
 from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.objective.objective import Objective
-from diffusers_lrlab.optimizers.entries import OPTIMIZERS, check_installed
+from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.study.stacked.captured import record_graph
 from diffusers_lrlab.study.stacked.member import Member
@@ -173,14 +174,6 @@ def bits(member):
 
 
 # --- what can be chosen -------------------------------------------------------------------------------------------------
-
-
-def is_installed(optimizer):
-    try:
-        check_installed(optimizer)
-    except LabError:
-        return False
-    return True
 
 
 def optimizer_arms():

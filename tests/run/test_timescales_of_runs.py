@@ -7,19 +7,8 @@ import pytest
 import runs
 import torch
 from continued_runs import SMALL, assert_same_end, new_run
+from helpers import is_installed
 from tables import cases
-
-from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.optimizers.entries import check_installed
-
-
-def is_installed(name):
-    try:
-        check_installed(name)
-    except LabError:
-        return False
-    return True
-
 
 SPECS = {
     "adamw": "adamw:beta2_half_life=3000,tau=20000,cautious=true",

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers import is_installed
 from tables import cases
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
-from diffusers_lrlab.optimizers.entries import OPTIMIZERS, check_installed
+from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.study.runs.curves import Curves
 from diffusers_lrlab.study.runs.measure import draw
 from diffusers_lrlab.study.stacked.member import Member
@@ -179,15 +179,6 @@ def test_clipping_keeps_to_a_member():
 
 
 # --- stacks of runs -------------------------------------------------------------------------------------------------------
-
-
-def is_installed(optimizer):
-    try:
-        check_installed(optimizer)
-    except LabError:
-        return False
-    return True
-
 
 ARMS = {
     name: {"optimizer": name}

@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from datasets import Dataset, Features, List, Value
-from helpers import load_data_once
+from helpers import is_installed, load_data_once
 from PIL import Image
 from tables import cases
 
@@ -64,7 +64,8 @@ def choices():
     yield from ({"noise": name} for name in NOISES if "spatial" not in NOISES[name].traits)
     for name, entry in OPTIMIZERS.items():
         averages = {"use_ema": False, "lr_scheduler": "constant"} if "averages" in entry.traits else {}
-        yield {"optimizer": name, **averages}
+        if is_installed(name):
+            yield {"optimizer": name, **averages}
     yield from ({"prediction_type": name} for name in ("sample", "v_prediction"))
     yield {"timestep_lr": "banded:factors=[1|2]"}
     yield {"timestep_lr": "weight:factors=[1|2]"}
