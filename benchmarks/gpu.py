@@ -36,9 +36,6 @@ from template import BATCH, plain_updates
 
 from diffusers_lrlab.core import extras
 
-# Nothing here reads a data set or draws a picture, which is what training wants these packages for.
-extras.EXTRAS.update(plots={}, train={}, study={})
-
 TINY_UNET = {**UNET, "sample_size": 8, "block_out_channels": (8, 8, 8, 8), "norm_num_groups": 4, "layers_per_block": 1}
 SEEDS = 4
 POINTS = {"dimension": 2, "hidden_size": 256, "num_layers": 3, "embedding_size": 128}
@@ -453,6 +450,8 @@ def main():
     parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=8, help="after which it stops")
     options, rows = parse(parser), []
+    # Nothing here reads a data set or draws a picture, which is what training wants these packages for.
+    extras.EXTRAS.update(plots={}, train={}, study={})
     warnings.filterwarnings("error", "Updates cannot be captured")  # a run goes on without it
     about = {"what": "machine", "torch": torch.__version__, "python": platform.python_version(), "device": str(DEVICE)}
     if DEVICE.type == "cuda":

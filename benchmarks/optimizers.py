@@ -4,9 +4,9 @@
     python benchmarks/optimizers.py --optimizers adamw muon --model dit
     python benchmarks/optimizers.py --optimizers adamw muon --model unet32 --device cuda
 
-State and time of a step are those of the digits' UNet or DiT, of a UNet of 35.75 M parameters for 32 pixels, or of a DiT-S,
-the optimizers taking turns in one process. On a GPU, a step ends when the GPU has done its work. How far each gets is for a
-study to say: `lrlab study run optimizers`.
+State and time of a step are those of the digits' UNet or DiT, of a UNet for 16 pixels or one of 35.75 M parameters for
+32, or of a DiT-S, the optimizers taking turns in one process. On a GPU, a step ends when the GPU has done its work. How far
+each gets is for a study to say: `lrlab study run optimizers`.
 """
 
 import statistics
@@ -25,6 +25,7 @@ DIT_S = {"num_layers": 12, "num_attention_heads": 6, "attention_head_dim": 64}  
 MODELS = {
     "unet": lambda: UNet2DModel(**default_unet_config(8, 1, 1541)),  # as many images as are not held out
     "dit": lambda: DiTTransformer2DModel(**DIT, in_channels=1, out_channels=1, sample_size=8),
+    "unet16": lambda: UNet2DModel(**default_unet_config(16, 3, 1541)),
     "unet32": lambda: UNet2DModel(**UNET),
     "dit-s": lambda: DiTTransformer2DModel(**DIT_S, in_channels=4, out_channels=8, sample_size=32),
 }

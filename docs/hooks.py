@@ -17,6 +17,7 @@ from mkdocs.structure.files import File, Files
 sys.path.insert(0, str(Path(__file__).parent))
 
 import generated
+import sparklines
 
 ROOT = Path(__file__).parents[1]
 AS_THEY_ARE = {".md", ".png", ".json", ".yaml", ".parquet"}
@@ -59,7 +60,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             if (ROOT / source).is_file()
             else markdown
         )
-    markdown = generated.fill(markdown)
+    markdown = sparklines.beside_names(generated.fill(markdown))
     for name, make in generated.BUILT.items():
         if f"<!-- {name}:" in markdown:
             markdown = re.sub(rf"<!-- {name}: .*? -->", lambda _, make=make: make(), markdown)

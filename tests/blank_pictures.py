@@ -4,15 +4,30 @@ import base64
 from pathlib import Path
 
 PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg==")
+_drawn = []  # savefig and draw of matplotlib, once they are replaced
 
 
-def leave_pictures_blank(patch=setattr):
-    """From now on, in this process; `patch` is called like `setattr`."""
+def leave_pictures_blank():
+    """From now on, in this process."""
+    figure, canvas = _classes()
+    if not _drawn:
+        _drawn.extend((figure.savefig, canvas.draw))
+    figure.savefig = _save_pixel
+    canvas.draw = lambda canvas, *_, **__: canvas.get_renderer()  # of pictures that are read as arrays
+
+
+def draw_pictures():
+    """Undoes `leave_pictures_blank`."""
+    if _drawn:
+        figure, canvas = _classes()
+        figure.savefig, canvas.draw = _drawn
+
+
+def _classes():
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    patch(Figure, "savefig", _save_pixel)
-    patch(FigureCanvasAgg, "draw", lambda canvas, *_, **__: canvas.get_renderer())  # of pictures that are read as arrays
+    return Figure, FigureCanvasAgg
 
 
 def _save_pixel(figure, file, **_):

@@ -1,6 +1,7 @@
 """Fixtures that several test files use."""
 
 import gc
+import importlib.util
 import os
 import sys
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-from blank_pictures import leave_pictures_blank
+from blank_pictures import draw_pictures, leave_pictures_blank
 from hosts import HAS_GREEDY, HAS_TRAINING
 from hub_server import HubServer
 from skipped_rooms import SkippedRooms
@@ -23,12 +24,18 @@ if not HAS_TRAINING:
     sys.meta_path.insert(0, SkippedRooms())
 
 
+HAS_PLOTS = importlib.util.find_spec("matplotlib") is not None
+
 # Collecting garbage looks at every object there is, a million after the imports of the tests, and accelerate and statsmodels
 # do it in each run and each comparison. What is there between two files does not become garbage, so it is left out.
 gc.disable()  # until all tests are collected
 
 
 def pytest_collection_finish():
+    if HAS_TRAINING:
+        from kept_digits import keep_digits
+
+        keep_digits()
     gc.enable()
     gc.collect()
     gc.freeze()
@@ -58,32 +65,28 @@ def one_thread():
         torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module")
-def blank_pictures():
-    """For modules whose runs in this process draw what nobody looks at."""
-    with pytest.MonkeyPatch.context() as patch:
-        leave_pictures_blank(patch.setattr)
-        yield
+@pytest.hookimpl(tryfirst=True)  # before the fixtures of the test
+def pytest_runtest_setup(item):
+    """Plots are drawn for tests with the mark `pictures`; for the others they are one pixel, in which nothing is found."""
+    if item.get_closest_marker("pictures"):
+        draw_pictures()
+    elif HAS_PLOTS:
+        leave_pictures_blank()
 
 
 # Files that take longest.
-LONG = (
-    *(
-        "test_study_runs",
-        "test_study_resumed",
-        "test_study_rates",
-        "test_resume",
-        "test_stacked_is_solo",
-        "test_lr_finder",
-        "test_study_report",
-        "test_forecast",
-    ),
-    *("test_preflight", "test_study_statistics", "test_publish", "test_timesteps", "test_point_runs", "test_compatibility"),
-    *("test_lora", "test_start_weights"),
-    *("test_cli", "test_one_clock", "test_errors", "test_training", "test_hub", "test_upstream", "test_toy2d"),
-    "test_schedule_previews",
-    *("test_point_pipeline", "test_diagnostics", "test_point_metrics", "test_launch", "test_registration", "test_schedules"),
-)
+LONG = """
+    test_study_spec test_stacked_is_solo test_publish test_latent_runs test_patches test_resume test_study_horizons
+    test_safety test_commands test_published_schedules test_extend test_class_labels test_damage test_points
+    test_one_clock test_toy2d test_training test_study_stack test_study_runs test_labelled_runs test_errors
+    test_averaged_pipelines test_floor test_preflight test_model_densities test_lora test_timesteps test_branch
+    test_conditions test_predict test_study_speedups test_metric_values test_start test_signatures test_in_the_way
+    test_laws test_start_weights test_study_report test_study_rates test_batches test_point_runs test_divergence
+    test_optimizers test_system_errors test_study_read test_launch test_stream_order test_latents test_labelled_images
+    test_flow_likelihood test_width_runs test_diagnostics test_class_accuracy test_lr_finder test_study_resumed
+    test_timestep_errors test_find_lr_hook test_schedules test_timesteps_hook test_upstream test_same_command
+    test_point_metrics test_parity test_sampling_budget
+""".split()
 
 
 def pytest_collection_modifyitems(items):

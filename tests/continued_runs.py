@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from diffusers_lrlab import TrainingConfig, train
-from diffusers_lrlab.hub.rerun import recorded_options
+from diffusers_lrlab.hub.rerun import repeated_options
 
 SMALL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embedding_size": 8}
 OPTIONS = {
@@ -26,7 +26,7 @@ def new_run(folder, name, schedule, num_updates=20, **more):
 
 def from_the_start(run):
     """The run with the recorded options of another one, from its beginning."""
-    return train(TrainingConfig(**recorded_options(run) | {"output_dir": f"{run}-from-the-start"}))
+    return train(TrainingConfig(**repeated_options(run) | {"output_dir": f"{run}-from-the-start"}))
 
 
 def assert_same_end(first, second, num_updates):

@@ -22,6 +22,10 @@ for name in (
     "diffusers_lrlab.data.digits",
     "diffusers_lrlab.diagnostics.plot",
     "diffusers_lrlab.evaluation.evaluate",
+    "diffusers_lrlab.models.dit",
+    "diffusers_lrlab.models.sd3",
+    "diffusers_lrlab.objective.ddpm",
+    "diffusers_lrlab.optimizers.layers",
     "diffusers_lrlab.training.plots.images",
     "diffusers_lrlab.training.plots.run",
     "diffusers_lrlab.training.results.images",
@@ -31,13 +35,9 @@ for name in (
     importlib.import_module(name)
 importlib.import_module("PIL.Image").init()  # its readers and writers of files
 
-# The digits, on which most runs train: encoded as a `datasets.Dataset` once, not by every run.
-sources = importlib.import_module("diffusers_lrlab.data.sources")
-load_image_dataset = sources.load_image_dataset
-DIGITS = load_image_dataset("digits")
-sources.load_image_dataset = lambda name, **how: (
-    DIGITS if (name, how) == ("digits", {"resolution": None}) else load_image_dataset(name, **how)
-)
+kept_digits = importlib.import_module("kept_digits")
+kept_digits.keep_digits()
+kept_digits.decode_digits()  # here, not in every process
 # Collecting garbage, which every run does, need not look at all of this again.
 gc.collect()
 gc.freeze()

@@ -31,7 +31,6 @@ from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.kinds.base import KINDS, DataKind, row_for
 from diffusers_lrlab.training.results.base import Results
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
 DIMENSION = 5
 
 

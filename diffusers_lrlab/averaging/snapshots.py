@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,15 @@ def write_snapshot(
     with atomic_folder(folder) as temporary:
         save_file(tensors, temporary / _WEIGHTS)
         write_text(temporary / _FACTS, json.dumps({**facts, "sigma_rels": list(averages)}))
+        write_manifest(temporary)
+
+
+def copy_snapshot(source: Path, folder: Path, of: Mapping[str, Any]) -> None:
+    """Copies a snapshot, whole or not at all, for a run with the options `of`, which has the same weights so far."""
+    facts = json.loads((source / _FACTS).read_text(encoding="utf-8"))
+    with atomic_folder(folder) as temporary:
+        shutil.copyfile(source / _WEIGHTS, temporary / _WEIGHTS)
+        write_text(temporary / _FACTS, json.dumps({**facts, "of": dict(of)}))
         write_manifest(temporary)
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
 from ..core.extras import require_extra
 from ..core.files import check_new_folder, folder_beside
 from ..core.ranges import Range
@@ -22,7 +22,12 @@ _OUT = "Give a new one by --out"
 
 def ema_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="Folder of a finished run that was trained with --ema posthoc.")
+    add(
+        "run",
+        type=Path,
+        metavar="RUN",
+        help="Folder of a finished run, or of a script under the launcher, that was trained with --ema posthoc.",
+    )
     add("--sigma_rel", type=float, metavar="S", help="Width of the average, as a share of the run.")
     add("--sweep", action="store_true", help="Measure many widths, and save the one with the best metric.")
     metrics = "validation_loss, kl, frechet_distance or another metric of samples"
@@ -56,6 +61,10 @@ def _sweep(options: argparse.Namespace, out: Path) -> None:
     from ..run.sweep import plot_sweep, sweep_widths
 
     snapshots = RunSnapshots(options.run)
+    if snapshots.script is not None:
+        raise must_be(
+            "--sweep", True, "left out for a third-party script, whose data and model are unknown here", "give --sigma_rel"
+        )
     metric = options.metric or _METRIC
     sweep = sweep_widths(snapshots, metric, num, lambda width, value: say(f"sigma_rel {width:.4f}: {value:.6g}"))
     best = sweep.widths[sweep.best]

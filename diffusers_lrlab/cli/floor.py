@@ -16,7 +16,7 @@ def floor_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max_images", type=int, default=10_000, metavar="N", help="Training images used (default: %(default)s).")
     add("--out", type=Path, metavar="PLOT.png", help="Draw the result, too.")
     add("--json", action="store_true", help="Print JSON.")
-    parser.add_argument_group("options of lrlab train", "Data and objective, without --run; see `lrlab train --help`.")
+    parser.add_argument_group("options of lrlab train", "Data and objective, without --run; see `lrlab train --help all`.")
 
 
 def floor(options: argparse.Namespace) -> None:
@@ -32,10 +32,10 @@ def floor(options: argparse.Namespace) -> None:
     arguments = options.rest
     with tempfile.TemporaryDirectory() as temporary:
         if options.run is not None:
-            from ..hub.rerun import recorded_options
+            from ..hub.rerun import repeated_options
 
             file = Path(temporary) / "recorded.yaml"
-            file.write_text(yaml.safe_dump(recorded_options(options.run, trains=False)), encoding="utf-8")
+            file.write_text(yaml.safe_dump(repeated_options(options.run, trains=False)), encoding="utf-8")
             arguments = ["--config", str(file)]
         # No folder is written.
         config = parse_arguments([*arguments, "--output_dir", str(Path(temporary) / "none")], "")

@@ -77,7 +77,7 @@ def rerun_arguments(parser: argparse.ArgumentParser) -> None:
     add("--revision", metavar="REVISION", help="Branch, tag or commit of the repository (default: main).")
     tolerance = "Relative difference allowed in another environment (default: 0.05)."
     add("--tolerance", type=float, metavar="SHARE", help=tolerance)
-    parser.add_argument_group("options of lrlab train", "They override recorded ones; see `lrlab train --help`.")
+    parser.add_argument_group("options of lrlab train", "They override recorded ones; see `lrlab train --help all`.")
 
 
 # These would overwrite the recorded run, or replace its record.
@@ -111,13 +111,13 @@ def _rerun(folder: Path, name: str, options: argparse.Namespace) -> None:
     import yaml
 
     from ..hub.records import read_log, read_record
-    from ..hub.rerun import TOLERANCE, compare_runs, recorded_options, without_replaced, write_comparison
+    from ..hub.rerun import TOLERANCE, compare_runs, repeated_options, without_replaced, write_comparison
     from ..run.train import run_training
     from ..training.arguments import parse_arguments
 
     remedy = "restore the file from a copy, or pull the run again."
     refuse_damaged(folder, "run", remedy, only=lambda file: options.compare or file.startswith("lrlab/run."))
-    recorded = without_replaced(recorded_options(folder), options.rest)
+    recorded = without_replaced(repeated_options(folder), options.rest)
     read_log(folder)  # errors come before training
     record = read_record(folder)
     source = record["config"].get("lr_scheduler_source")

@@ -28,6 +28,7 @@ from . import (
     tools,
     training,
 )
+from .loading import announce_loading, forget_loading
 from .output import LabParser, add_import
 
 
@@ -163,10 +164,10 @@ COMMANDS = {
         tools.environment,
     ),
     "completion": Command(
-        "Print a script for the shell that completes commands, flags and names",
-        "lrlab completion bash",
+        "Complete commands, flags and names in the shell",
+        "lrlab completion bash --install",
         completion.completion_arguments,
-        lambda options: completion.print_completion(options.shell, _parser()),
+        lambda options: completion.completion(options, _parser()),
     ),
 }
 
@@ -221,6 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
     def run() -> int:
+        announce_loading()
         try:
             options = _parse(sys.argv[1:] if arguments is None else arguments)
             status = COMMANDS[options.command].run(options)
@@ -230,6 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
+        finally:
+            forget_loading()
         return status or 0
 
     return exit_status(run, (LabError, OSError))

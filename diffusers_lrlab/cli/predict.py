@@ -16,7 +16,7 @@ _SHOWN = 5  # of the schedules of --best
 def predict_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     runs = "Folders of runs, or of a study: of three schedules or more, since laws are checked by leaving one out."
-    add("--from", dest="folders", type=Path, nargs="+", required=True, metavar="RUN_OR_STUDY", help=runs)
+    add("--from", dest="folders", type=Path, nargs="+", action="extend", required=True, metavar="RUN_OR_STUDY", help=runs)
     add(
         "--lr_scheduler",
         action="append",
@@ -83,6 +83,8 @@ def predict(options: argparse.Namespace) -> int:
             outcome += "cannot tell which of them is best."
         else:
             outcome = f"Of {len(found)} schedules, no other one is predicted within the law's error of the lowest loss."
+        if edge := forecast.edge_in_words(predicted[0]):
+            outcome += f"\n{edge}"
         say(f"\n{outcome} To train with the first one, give the run these options:")
         say("  " + shlex.join(forecast.flags_of(predicted[0].candidate)))
     if out is not None:

@@ -47,8 +47,8 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
     clock = "above 1, shows the curve of diffusers' train_unconditional.py, too (default: %(default)s)."
     add("--num_processes", type=int, default=1, metavar="n", help=f"Processes; {clock}")
     add("--gradient_accumulation_steps", type=int, default=1, metavar="g", help=f"Micro-batches per update; {clock}")
-    losses = "Folders of runs or of a study, to draw predicted validation losses too, as lrlab predict does."
-    add("--predict", type=Path, nargs="+", metavar="RUN_OR_STUDY", help=losses)
+    losses = "Folders of runs or of a study, to draw their validation losses and predicted ones, as lrlab predict does."
+    add("--predict", type=Path, nargs="+", action="extend", metavar="RUN_OR_STUDY", help=losses)
     add("--all", action="store_true", help="Plot every schedule into --out.")
     add = parser.add_argument_group("timesteps, instead of schedules").add_argument
     add("--timestep_sampler", action="append", metavar="NAME", help="Density of timesteps, or all; repeat it for several.")
@@ -97,7 +97,7 @@ def _preview_schedules(options: argparse.Namespace, out: Path | None) -> int:
     kwargs, momentum_kwargs = _json(options, "lr_scheduler_kwargs"), _json(options, "momentum_scheduler_kwargs")
     previews = [schedules.preview(spec, run, kwargs, momentum, momentum_kwargs) for spec in options.lr_scheduler]
     forecast, predicted = _predict(options, [shown.spec for shown in previews]) if options.predict else (None, [])
-    losses = {one.candidate.label: (one.updates, one.losses) for one in predicted}
+    losses = forecast.losses_to_draw(predicted) if forecast is not None and predicted else None
     if out:
         from ..preview.plots import plot_previews
 

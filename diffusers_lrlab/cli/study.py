@@ -8,14 +8,15 @@ from typing import Any
 from ..core.errors import LabError, did_you_mean
 from ..core.extras import require_extra
 from ..study.runs.precision import PRECISIONS
-from ..study.same_command import finished_report, shown_command, shown_path
+from ..study.same_command import finished_report, names_in, shown_command, shown_names, shown_path
 from .output import say
 
+_HOW = ("executor", "stack_size", "workers", "address", "precision")
 # Of each action its form and the options that it takes.
 _FIGURES = ("figures", "figure_width", "dpi")
 ACTIONS = {
     "list": ("list", ()),
-    "run": ("run SPEC --out DIR", ("out", "executor", "stack_size", "workers", "address", "precision", "dry_run")),
+    "run": ("run SPEC --out DIR", ("out", "dataset_name", *_HOW, "dry_run")),
     "report": ("report DIR", _FIGURES),
     "card": ("card DIR --out CARD", ("out",)),
 }
@@ -38,6 +39,11 @@ def add_run_arguments(parser: argparse._ActionsContainer) -> None:
     """The options of `run`, which `training_scripts/run_study.py` takes too."""
     add = parser.add_argument
     add("--out", type=Path, metavar="DIR", help="Folder of the study, whose results are kept; with card, of the card.")
+    datasets = (
+        "Datasets in place of those of the study, separated by commas or each by a flag of its own: embedded ones, local "
+        "folders or Hub ids."
+    )
+    add("--dataset_name", action="append", metavar="NAME", help=datasets)
     executors = (
         "In this process: stacked or local (default: stacked where possible). With workers: pool, on the GPUs or cores "
     )
@@ -112,12 +118,17 @@ def run(options: argparse.Namespace, program: str) -> None:
         return
     from ..study.spec.reading import load_spec
 
-    spec = load_spec(options.what)
+    spec, names = load_spec(options.what), names_in(options.dataset_name)
     if options.precision is not None:
         spec = dataclasses.replace(spec, precision=options.precision)
     if options.dry_run:
         from ..study.forecast import describe_study
+        from ..study.runs.results import StudyFolder
+        from ..study.spec.other_data import with_datasets
 
+        spec = with_datasets(spec, names)
+        if options.out is not None:
+            StudyFolder(options.out).check_same_datasets(spec, names)
         asked = options.executor, options.stack_size, options.out, options.workers, options.address
         say(describe_study(spec, *asked))
         return
@@ -125,13 +136,15 @@ def run(options: argparse.Namespace, program: str) -> None:
 
     command = _shown(options, program, None if spec.precision == "fp32" else spec.precision)
     how = options.executor, options.stack_size, options.workers, options.address, options.precision
-    say(f"Wrote {run_study(options.what, options.out, *how, command=command)}.")
+    say(f"Wrote {run_study(options.what, options.out, *how, command=command, dataset_name=names or None)}.")
 
 
 def _shown(options: argparse.Namespace, program: str, precision: str | None) -> str:
     """The command as the report shows it, without the address of a cluster."""
     plugins = ",".join(map(shown_path, (options.plugins or "").split(","))) if options.plugins else None
-    given = {"executor": options.executor, "stack_size": options.stack_size, "workers": options.workers}
+    names = shown_names(names_in(options.dataset_name))
+    given = {"dataset_name": names, "executor": options.executor, "stack_size": options.stack_size}
+    given["workers"] = options.workers
     return shown_command(program, options.what, options.out, given | {"precision": precision, "import": plugins})
 
 

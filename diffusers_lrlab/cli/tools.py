@@ -10,7 +10,7 @@ from .output import say, say_json
 
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "lrlab plan [--option value ...]"
-    parser.add_argument_group("options of lrlab train", "All of them; see `lrlab train --help`.")
+    parser.add_argument_group("options of lrlab train", "All of them; see `lrlab train --help all`.")
 
 
 def plan(options: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..core.errors import exit_status, is_first_process
+from .loading import announce_loading
 from .output import say
 
 TRAIN_HELP = "Train an unconditional diffusion pipeline with a learning rate that follows its schedule at every update."
@@ -43,9 +44,11 @@ def find_lr(arguments: Sequence[str], prog: str | None = None) -> None:
 
 def train_main(prog: str | None = None) -> int:
     """Exit status of training as `sys.argv` says: 0, 2 for a user error, 128 + the signal that stopped it."""
+    announce_loading()
     return exit_status(lambda: train(sys.argv[1:], prog), all_ranks=False)
 
 
 def find_lr_main() -> int:
     """The same for the finder."""
+    announce_loading()
     return exit_status(lambda: find_lr(sys.argv[1:]), all_ranks=False)

@@ -38,11 +38,16 @@ class DataConfig:
         SOURCE,
         registry="data.toy2d_entries:TOY_DATASETS",
         is_path=True,
+        is_first=True,
     )
     dataset_config_name: str | None = option(None, "Configuration of the Hub dataset.", SOURCE, needs=(READ,))
     dataset_split: str = option("train", "Split to train on.", SOURCE, needs=(READ,))
     train_data_dir: str | None = option(
-        None, "Folder of images (png, jpg, ..., also in subfolders), instead of --dataset_name.", SOURCE, is_path=True
+        None,
+        "Folder of images (png, jpg, ..., also in subfolders), instead of --dataset_name.",
+        SOURCE,
+        is_path=True,
+        is_first=True,
     )
     cache_dir: str | None = option(
         None, "Folder for downloaded datasets and models (default: the Hub's cache).", SPEED, is_repeated=False
@@ -98,6 +103,7 @@ class DataConfig:
         SOURCE,
         range="[1, 16384]",
         kinds=SIZED,
+        is_first=True,
     )
     image_channels: Literal[1, 3] | None = option(
         None, "1 for grey, 3 for colour (default: 3, or the set's own).", SOURCE, kinds=SIZED

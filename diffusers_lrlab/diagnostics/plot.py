@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from ..core.plotting import new_figure, save_figure
+from ..core.plotting import DARK, new_figure, save_figure
 from ..core.words import counted
 
 if TYPE_CHECKING:
@@ -99,8 +99,20 @@ def _validation_lines(axes: Axes, rows: _Rows) -> None:
     axes.yaxis.set_minor_formatter("")
     axes.grid(alpha=0.25)
     weights = "EMA" if key.endswith("ema") else "raw"
-    axes.set_title(f"validation loss, {weights} weights, fixed noise", fontsize=9)
+    title = f"validation loss, {weights} weights, fixed noise"
+    if rows.has("loss_floor"):
+        floor = rows.grid("loss_floor")[1][:, -1]
+        axes.plot(middles, floor, color=DARK, linewidth=1, label="floor")
+        title += f"\n{floor_in_words(float(np.nanmean(values[:, -1])), float(np.mean(floor)))}"
+    axes.set_title(title, fontsize=9)
     axes.legend(fontsize=7, frameon=False)
+
+
+def floor_in_words(loss: float, floor: float) -> str:
+    """The part of a loss that is left to no model. Few held-out images can have a loss below the floor, by chance."""
+    if loss < floor:
+        return f"the loss of {loss:.3g} is below the floor of {floor:.3g}"
+    return f"of the loss of {loss:.3g}, {floor:.3g} is noise that nobody can predict"
 
 
 def plot_timesteps(table: pa.Table, path: Path, other_titles: dict[str, str] | None = None) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..core.errors import LabError, warn
 from ..core.extras import require_extra
+from ..core.flags import JoinedValues
 from ..core.registry import markdown_table
 from .hook_table import HOOKS, HookEntry, HookOption
 
@@ -21,6 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         kwargs: dict[str, Any] = {"action": "store_true"}
         if option.value_type is not bool:
             kwargs = {"type": option.value_type, "metavar": option.metavar, "choices": option.choices}
+            kwargs |= {"action": JoinedValues} if option.joins else {}
         parser.add_argument(f"--{option.name}", help=option.help, **kwargs)
 
 

@@ -29,6 +29,7 @@ class HookOption:
     metavar: str | None = None
     choices: tuple[str, ...] | None = None
     range: Range = COUNT  # of numbers
+    joins: bool = False  # repeated, its values are joined by `|`
     needs: str | None = None  # another option, without which it has no effect
     acts_in_range_test: bool = False  # otherwise --find_lr drops it with a message
 
@@ -211,7 +212,9 @@ HOOKS: dict[str, HookEntry] = {
             HookOption(
                 name="ema",
                 metavar="SPEC",
-                help="Average the trained weights, LoRA included, into lrlab/ema in --output_dir and in checkpoints.",
+                help="Average the trained weights, LoRA included, into lrlab/ema in --output_dir and in checkpoints. Repeat "
+                "it for several; posthoc takes snapshots for lrlab ema.",
+                joins=True,
             ),
         ),
         settings=(

@@ -15,6 +15,7 @@ from ..core.options import defaults_of, names_where
 from ..core.words import agreeing, counted
 from ..models.start_weights import LORA_FILE
 from ..training.kinds.select import component_of
+from .recorded_options import recorded_options
 from .records import is_number, read_log, read_record
 
 if TYPE_CHECKING:
@@ -77,30 +78,20 @@ class Comparison:
         return "\n".join(lines)
 
 
-def recorded_options(folder: Path, trains: bool = True) -> dict[str, Any]:
+def repeated_options(folder: Path, trains: bool = True) -> dict[str, Any]:
     """
     The options that repeat the run in a folder; raises a `LabError` without a record, or for unknown options.
 
     They do not repeat the training of a branch with another optimizer than its parent's, which is refused if `trains`.
     """
-    from ..training.config import TrainingConfig
-
     record = read_record(folder)
-    known = {field.name for field in dataclasses.fields(TrainingConfig)}
-    if unknown := sorted(record["config"].keys() - known):
-        raise LabError(
-            f"The record of {str(folder)!r} has {unknown[0]!r}, which this version does not know. Use the version that made "
-            f"it, diffusers_lrlab {record['meta']['versions'].get('diffusers_lrlab', 'of then')}."
-        )
+    options = recorded_options(record, str(folder), repeated=True)
     if trains and (changed := (record["run"].get("parent") or {}).get("changed")):
         raise LabError(
             f"The run in {str(folder)!r} was branched with other settings of the optimizer ({', '.join(changed)}), which "
             "a run from the start would have from its start. Repeat its parent, then branch that by the recorded command."
         )
-    repeated = names_where(TrainingConfig, is_repeated=True)
-    options = {key: value for key, value in record["config"].items() if key in repeated and value is not None}
-    commit = record["train"].get("started_from", {}).get("commit")
-    return options | ({} if commit is None else {"revision": commit})
+    return options
 
 
 def without_replaced(recorded: dict[str, Any], arguments: list[str]) -> dict[str, Any]:

@@ -332,20 +332,30 @@ OPTIMIZERS.register(
 @OPTIMIZERS.register(
     "schedulefree_adamw",
     description="AdamW that averages the weights instead of lowering the rate; takes no schedule but warm-up, and no EMA",
-    source="schedulefree; arXiv 2405.15682",
+    source="schedulefree; arXiv 2405.15682, decoupling arXiv 2507.09846",
     parameters=(
         _beta1(0.9, "weight of the mean of the weights where gradients are taken"),
         _BETA2,
         _EPS,
         _weight_decay(),
+        Parameter(
+            "decoupling",
+            float,
+            None,
+            "C of arXiv 2507.09846, the pace of the average; 1 / (1 - beta1) if not given",
+            "(0, inf)",
+        ),
         *_SQUARES_IN_IMAGES,
     ),
     traits=("averages",),
     facts={"state_bytes": 8, "package": "schedulefree"},
 )
-def schedulefree_adamw(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
+def schedulefree_adamw(params: list[Any], lr: float, decoupling: float | None, **kwargs: Any) -> Optimizer:
     """In train mode; call `eval()` before the weights are evaluated."""
-    optimizer: Any = _made_by("schedulefree:AdamWScheduleFree")(params, lr, **kwargs)
+    path = "schedulefree:AdamWScheduleFree"
+    if decoupling is not None:
+        path, kwargs["decoupling"] = "diffusers_lrlab.optimizers.refined_schedule_free:RefinedAdamWScheduleFree", decoupling
+    optimizer: Any = _made_by(path)(params, lr, **kwargs)
     optimizer.train()
     return optimizer
 

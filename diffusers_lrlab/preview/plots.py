@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from ..core.plotting import BLUE, COLORS, DARK, GREY, ORANGE, log_losses, new_figure, plain_axes, save_figure
 from ..core.words import counted
 from ..schedules.registries import SCHEDULERS
-from .schedules import Curves, Points, Preview, Run, preview
+from .schedules import Curves, Losses, MeasuredLosses, Points, Preview, Run, preview
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,10 +20,10 @@ if TYPE_CHECKING:
 _CYCLES = ("-", "-.", ":")
 
 
-def plot_previews(previews: list[Preview], run: Run, path: Path, losses: Mapping[str, Points] | None = None) -> None:
+def plot_previews(previews: list[Preview], run: Run, path: Path, losses: Losses | None = None) -> None:
     """
-    Schedules in one plot; a dashed line of the same colour is the schedule in diffusers' own script. Below them predicted
-    `losses` of the schedules, if there are any.
+    Schedules in one plot; a dashed line of the same colour is the schedule in diffusers' own script. Below them are
+    `losses`, if there are any: lines for predicted ones, dots for those of runs.
     """
     has_momentum = any(shown.curves.beta1 is not None for shown in previews)
     heights = [2] + [1] * has_momentum + [2] * bool(losses)
@@ -39,9 +38,10 @@ def plot_previews(previews: list[Preview], run: Run, path: Path, losses: Mapping
         if shown.host is not None:
             _draw(rows, shown.host, color=color, linestyle="--", linewidth=1.0)
         if losses:
-            rows[-1].plot(*losses[shown.spec], color=color, linestyle=style)
-            rows[-1].set(ylabel="predicted\nvalidation loss")
-            log_losses(rows[-1])
+            rows[-1].plot(*losses.predicted[shown.spec], color=color, linestyle=style)
+            draw_interval(rows[-1], losses.predicted[shown.spec], losses.intervals.get(shown.spec), color)
+    if losses:
+        _draw_measured_beside(rows[-1], losses, len(previews))
     rows[0].set(ylabel="learning rate", ylim=(-0.02 * max(rows[0].get_ylim()), None))
     rows[0].ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
     if has_momentum:
@@ -51,11 +51,37 @@ def plot_previews(previews: list[Preview], run: Run, path: Path, losses: Mapping
     if any(shown.host for shown in previews):
         handles += rows[0].plot([], [], color=GREY, linestyle="--", linewidth=1.0)
         labels.append(f"dashed: diffusers' own script, {run.layout}")
+    if losses:
+        dots = rows[-1].get_legend_handles_labels()
+        handles, labels = handles + dots[0], labels + dots[1]
     labels = [label if len(label) <= 90 else label[:89] + "…" for label in labels]
     columns = len(labels) if sum(map(len, labels)) < 70 else 1
     # Outside, so that it covers no curve.
     figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
     save_figure(figure, path)
+
+
+def _draw_measured_beside(axes: Axes, losses: Losses, num_previews: int) -> None:
+    """The dots of the runs; those without a line of their colour are in the legend."""
+    for one in losses.measured:
+        draw_measured(axes, one, is_named=one.color >= num_previews)
+    axes.set(ylabel="validation loss")
+    axes.set_title("dots: measured; lines: predicted", fontsize=8)
+    log_losses(axes)
+
+
+def draw_measured(axes: Axes, losses: MeasuredLosses, is_named: bool) -> None:
+    """Draws measured losses as dots."""
+    label = f"measured: {losses.label}" if is_named else None
+    axes.plot(*losses.points, ".", color=COLORS[losses.color % len(COLORS)], markersize=3, label=label)
+
+
+def draw_interval(axes: Axes, predicted: Points, interval: tuple[float, float] | None, color: str) -> None:
+    """Draws an interval of the last predicted loss."""
+    if interval is not None:
+        update, final = (values[-1] for values in predicted)
+        low, high = (abs(bound - final) for bound in interval)
+        axes.errorbar(update, final, [[low], [high]], color=color, capsize=3)
 
 
 def _draw(rows: Any, curves: Curves, **style: Any) -> None:
@@ -118,22 +144,30 @@ def plot_gallery(path: Path) -> None:
     save_figure(figure, path)
 
 
-def _draw_panel(axes: Axes, name: str) -> None:
-    traits, kwargs = SCHEDULERS[name].traits, _EXAMPLES.get(name, {})
-    if "feedback" in traits:
+def example_curves(name: str) -> tuple[Curves, np.ndarray | None]:
+    """
+    The curves of a schedule over the gallery's run, at a learning rate of 1 and by typical arguments; for one that follows
+    the validation loss, the made-up losses, too.
+    """
+    kwargs = _EXAMPLES.get(name, {})
+    if "feedback" in SCHEDULERS[name].traits:
         losses = made_up_losses()
-        curves = Curves(feedback_lrs(name, kwargs, losses), None)
-    else:
-        # Some have their own rise.
-        warmup = 0 if traits & {"no_warmup", "rises"} else _RUN.num_warmup_steps
-        curves = preview(name, dataclasses.replace(_RUN, num_warmup_steps=warmup), kwargs).curves
-    scales = curves.lr / _RUN.learning_rate
-    top, color = max(1.0, scales.max()), DARK if "host" in traits else BLUE
+        return Curves(feedback_lrs(name, kwargs, losses) / _RUN.learning_rate, None), losses
+    # Some have their own rise.
+    warmup = 0 if SCHEDULERS[name].traits & {"no_warmup", "rises"} else _RUN.num_warmup_steps
+    curves = preview(name, dataclasses.replace(_RUN, num_warmup_steps=warmup), kwargs).curves
+    return Curves(curves.lr / _RUN.learning_rate, curves.beta1), None
+
+
+def _draw_panel(axes: Axes, name: str) -> None:
+    curves, losses = example_curves(name)
+    scales = curves.lr
+    top, color = max(1.0, scales.max()), DARK if "host" in SCHEDULERS[name].traits else BLUE
     axes.fill_between(np.arange(_RUN.num_updates), scales, color=color, alpha=0.1, linewidth=0)
     axes.plot(scales, color=color, linewidth=1.4)
     if curves.beta1 is not None:
         axes.plot(curves.beta1, color=ORANGE, linewidth=0.9)
-    if "feedback" in traits:
+    if losses is not None:
         heights = losses / losses.max() * top
         axes.plot(np.arange(1, len(losses) + 1) * _VALIDATE_EVERY, heights, ":", color=GREY, linewidth=0.9)
     axes.set(xlim=(-15, _RUN.num_updates), ylim=(-0.03 * top, 1.08 * top), xticks=(0, 500, 1000))
@@ -142,7 +176,7 @@ def _draw_panel(axes: Axes, name: str) -> None:
     axes.spines[["left", "bottom"]].set(color=GREY, linewidth=0.6)
     axes.tick_params(labelsize=6, color=GREY, width=0.6, length=2, labelcolor=DARK)
     axes.set_title(name, fontsize=7, loc="left", x=-0.04, pad=12)
-    arguments = ", ".join(f"{key}={value}" for key, value in kwargs.items()).replace("'", "")
+    arguments = ", ".join(f"{key}={value}" for key, value in _EXAMPLES.get(name, {}).items()).replace("'", "")
     small = axes.annotate(arguments, (-0.04, 1.02), xycoords="axes fraction", fontsize=6, color=DARK)
     # Otherwise a long one would widen its column.
     small.set_in_layout(False)

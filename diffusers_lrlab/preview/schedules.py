@@ -1,6 +1,6 @@
 """Previews of schedules over a run, here and in diffusers' own script, as text, tables and plots in a terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,24 @@ from ..schedules.schedule import Schedule
 _UPDATES, _SHARES = Range("[1, 1e7]", whole=True), Range("[1, 1e5]", whole=True)
 _SHOWN = (0, 25, 50, 75, 100)  # % of the run, in tables
 Points = tuple[np.ndarray, np.ndarray]  # updates, and a loss after each
+
+
+@dataclass(frozen=True)
+class MeasuredLosses:
+    """Losses of a schedule that was run, with the number of its colour in plots."""
+
+    label: str
+    points: Points
+    color: int
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Validation losses: predicted ones by the spec string of the schedule, and those that were measured of others."""
+
+    predicted: Mapping[str, Points]
+    intervals: Mapping[str, tuple[float, float]]  # of the last predicted one, for some
+    measured: Sequence[MeasuredLosses]
 
 
 @checked
@@ -160,12 +178,10 @@ def _compare(asked: Curves, host: Curves, run: Run) -> str:
     return "; ".join(parts)
 
 
-def describe(
-    previews: list[Preview], run: Run, terminal: dict[str, Any] | None, losses: Mapping[str, Points] | None = None
-) -> str:
+def describe(previews: list[Preview], run: Run, terminal: dict[str, Any] | None, losses: Losses | None = None) -> str:
     """
-    Plots, a table and notes as text; `terminal` has the options of [`terminal_plot`], `None` for no plots. `losses` are
-    predicted ones by label.
+    Plots, a table and notes as text; `terminal` has the options of [`terminal_plot`], `None` for no plots. Of `losses`,
+    the predicted ones are shown.
     """
     parts = []
     if terminal is not None:
@@ -176,8 +192,8 @@ def describe(
         if momenta:
             parts.append(terminal_plot(momenta, "beta1", height=6, from_zero=False, **terminal))
         if losses:
-            updates = np.linspace(max(points[0][0] for points in losses.values()), run.num_updates, 200)
-            curves_of = {label: np.interp(updates, *points) for label, points in losses.items()}
+            updates = np.linspace(max(points[0][0] for points in losses.predicted.values()), run.num_updates, 200)
+            curves_of = {label: np.interp(updates, *points) for label, points in losses.predicted.items()}
             title = f"predicted validation loss, from update {updates[0]:.0f}"
             parts.append(terminal_plot(curves_of, title, height=8, from_zero=False, **terminal))
     parts.append(table(previews, run))

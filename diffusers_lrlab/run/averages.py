@@ -11,30 +11,33 @@ from ..averaging.posthoc import Combination, Profiles, check_target, combine
 from ..averaging.snapshots import Snapshot, profiles_of, read_snapshots
 from ..core.errors import LabError, must_be, warn
 from ..core.words import counted
+from ..hub.recorded_options import recorded_options
 from ..hub.records import read_record
-from ..training.config import complete_options
 from ..training.lora import base_weights, trained_parameters
-from ..training.run_files import SNAPSHOTS
+from ..training.run_files import LAB, SNAPSHOTS
 from ..training.run_folder import RunFolder
 from ..training.run_state import RunState
 from ..training.snapshots import identity_of
+from .script_format import OF_SCRIPT, ScriptFormat
 from .weights import SavedPipeline, Weights
 
 OTHERS = "averages"  # in `lrlab/`: pipelines of the averages beside the first one
 
 
 class RunSnapshots:
-    """The snapshots of a finished run, checked against it."""
+    """The snapshots of a finished run, or of a third-party script under the launcher, checked against it."""
 
     def __init__(self, folder: Path):
-        self.folder, record = folder, read_record(folder)
-        self.snapshots = read_snapshots(folder / SNAPSHOTS)
+        self.folder, self.script = folder, ScriptFormat.of(folder)
+        record = read_record(folder) if self.script is None else {}
+        self.snapshots = read_snapshots(folder / LAB / OF_SCRIPT if self.script else folder / SNAPSHOTS)
         if not self.snapshots:
             raise no_snapshots(folder)
-        self.pipeline = SavedPipeline.of(folder)
+        self.pipeline = self.script or SavedPipeline.of(folder)
+        for snapshot in self.snapshots if record else ():
+            _check_same_run(snapshot, record, folder)
         for snapshot in self.snapshots:
-            _check_same_run(snapshot, record["config"], folder)
-        self.pipeline.check(self.snapshots[-1].shapes(), "the snapshots in")
+            self.pipeline.check(snapshot.shapes(), f"the snapshot {snapshot.folder.name} in")
         self.profiles = profiles_of(self.snapshots)
 
     @property
@@ -103,9 +106,9 @@ def no_snapshots(folder: Path) -> LabError:
     )
 
 
-def _check_same_run(snapshot: Snapshot, config: Mapping[str, Any], folder: Path) -> None:
+def _check_same_run(snapshot: Snapshot, record: Mapping[str, Any], folder: Path) -> None:
     """Raises a `LabError` for a snapshot of a run with other settings."""
-    own = identity_of(complete_options(dict(config)))
+    own = identity_of(recorded_options(record, str(folder)))
     differing = [name for name, value in own.items() if name in snapshot.of and snapshot.of[name] != value]
     if differing:
         name = differing[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,7 +156,6 @@ def parse_changes(text: str | None) -> dict[str, Any]:
     """`beta2=0.9995,weight_decay=0` as parameters of an optimizer."""
     if text is None:
         return {}
-    kwargs = parse_spec(f"with:{text}")[1]
-    if not kwargs:
-        raise must_be("--with", shlex.quote(text), "key=value,key=value", "such as beta2=0.9995")
-    return kwargs
+    if "=" not in text:
+        raise must_be("--with", text, "key=value,key=value", "such as beta2=0.9995")
+    return parse_spec(f"with:{text}")[1]

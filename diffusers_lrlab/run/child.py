@@ -21,6 +21,7 @@ from ..training.handover import hand_over
 from ..training.resolve import ADAM_OPTIONS, resolve_config
 from ..training.resume import check_fresh, read_state
 from ..training.run_folder import FINDER_FILES, RunFolder
+from ..training.snapshots import inherit_snapshots
 from .parent import Parent
 
 _PREPARED = "prepared"  # status of a child until its training starts
@@ -100,7 +101,7 @@ class Child:
         return status == _PREPARED and not RunFolder(self.output_dir).checkpoints()
 
     def prepare(self) -> None:
-        """Makes the folder: the log so far, and the parent's checkpoint with the settings of this run; the latter last."""
+        """Makes the folder: log and snapshots so far, and last the parent's checkpoint with the settings of this run."""
         config, parent = resolve_config(self.config), self.parent
         source, folder = parent.checkpoints[self.at], RunFolder(self.output_dir)
         parent.folder.check_log_until(source)
@@ -111,6 +112,7 @@ class Child:
             folder.remove_leftovers()
             write_text(folder.lab / "run.json", json.dumps(self._record(config), indent=2) + "\n")
             self._copy_beside(folder)
+            inherit_snapshots(parent.folder, folder, self.at, config.to_dict())
             length = self.curve.warmup_updates, self.curve.num_updates
             hand_over(source, parent.folder, folder, config, *length, change=change)
 

@@ -12,6 +12,7 @@ from ..core.signatures import checked
 from ..core.words import counted
 from ..schedules.extension import TOLERANCE, choose_extension, rates_in_words
 from ..training.resume import OtherSettings
+from ..training.snapshots import inheritable
 from .child import Child
 from .parent import read_parent
 
@@ -121,6 +122,7 @@ def describe_child(child: Child, meaning: str) -> str:
         "log": _kept_rows_in_words(child),
         "optimizer": changed,
         "EMA": _memory_in_words(child),
+        "snapshots": _snapshots_in_words(child),
     }
     return "\n".join(f"{name:>13}  {text}" for name, text in lines.items() if text)
 
@@ -152,6 +154,14 @@ def _kept_rows_in_words(child: Child) -> str:
     if child.at < end or not any(end % interval for interval in every):
         return ""
     return f"keeps its rows of update {end}, where the run ended and which no interval of the log reaches"
+
+
+def _snapshots_in_words(child: Child) -> str:
+    """The snapshots of the parent that the run goes on with, for averages over its whole history."""
+    if child.parent.config.posthoc is None:
+        return ""
+    num = len(inheritable(child.parent.folder, child.at))
+    return f"{num} of the averages up to update {child.at} are copied; the rest of the run takes its own"
 
 
 def _memory_in_words(child: Child) -> str:

@@ -19,12 +19,13 @@ from ..core.words import counted
 from ..diagnostics.timestep_log import read_timesteps
 from ..forecast.law_fits import LossCurve
 from ..forecast.loss_forecast import SeedCurves
+from ..hub.recorded_options import recorded_options
 from ..hub.records import read_log, read_record
 from ..optimizers.scaling import scaled_learning_rate
 from ..schedules.continued import RunCurve
 from ..schedules.resolve import describe_schedule, resolve_schedule
 from ..schedules.schedule import Schedule
-from ..training.config import TrainingConfig, complete_options
+from ..training.config import TrainingConfig
 from ..training.run_folder import RunFolder
 
 METRICS = ("validation_loss", "validation_loss_ema")
@@ -44,11 +45,14 @@ class MeasuredRun:
     """A run with validation losses."""
 
     name: str
-    options: dict[str, Any]  # of its record
+    record: dict[str, Any]
+    options: dict[str, Any]  # all of the record
+    cache_folder: Path  # for what is computed of it: that of the run's files, or that of its study
     rates: RunCurve
     updates: np.ndarray  # done before each validation, `(points,)`
     losses: np.ndarray
     by_bin: np.ndarray | None = None  # `(points, bins)` of noise levels
+    timesteps_file: Path | None = None  # with losses by noise level, if it is there
 
     @property
     def seed(self) -> int:
@@ -129,11 +133,11 @@ class _Unusable(LabError):
 
 
 class _Record(NamedTuple):
-    """The parts of the record of a run that matter here."""
+    """The record of a run, and its losses."""
 
     name: str
-    config: dict[str, Any]
-    train: dict[str, Any]  # a section of the record
+    record: dict[str, Any]
+    cache_folder: Path
     validations: Mapping[str, Sequence[float]]  # columns: "update", and losses
     timesteps_file: Path | None = None  # with losses by noise level, if it is there
 
@@ -142,7 +146,7 @@ def _read_run(folder: Path) -> _Record:
     record = read_record(folder)
     rows = [row for row in read_log(folder) if METRICS[0] in row]
     columns = {name: [row.get(name, np.nan) for row in rows] for name in ("update", *METRICS)}
-    return _Record(str(folder), record["config"], record["train"], columns, RunFolder(folder).timesteps_file)
+    return _Record(str(folder), record, RunFolder(folder).lab, columns, RunFolder(folder).timesteps_file)
 
 
 def _read_study(folder: Path, arms: Sequence[str], dataset: str | None) -> list[_Record]:
@@ -165,11 +169,11 @@ def _read_study(folder: Path, arms: Sequence[str], dataset: str | None) -> list[
                 flag, unknown[0], f"one of {', '.join(among)}", f"see its report.{did_you_mean(unknown[0], among)}"
             )
     chosen = [one for one in results if one.dataset == (dataset or datasets[0]) and (not arms or one.arm in arms)]
-    return [_Record(one.id, one.config, one.record["train"], one.curves["quality"]) for one in chosen]
+    return [_Record(one.id, one.record, folder, one.curves["quality"]) for one in chosen]
 
 
 def _measured(record: _Record, metric: str) -> MeasuredRun:
-    options, train, name = complete_options(record.config), record.train, record.name
+    options, train, name = recorded_options(record.record, record.name), record.record["train"], record.name
     num_updates, batch = train["num_updates"], train["global_batch"]
     schedule = _schedule(options, batch)
     if why := schedule.more_than_a_curve:
@@ -186,7 +190,8 @@ def _measured(record: _Record, metric: str) -> MeasuredRun:
     momentum = options["optimizer_kwargs"] or {}
     rates = RunCurve(schedule, peak, momentum.get("momentum", momentum.get("beta1")), warmup, num_updates)
     parts = None if record.timesteps_file is None else _losses_by_bin(record.timesteps_file, metric, updates)
-    return MeasuredRun(name, options, rates, updates, losses[known][kept], parts)
+    measured = updates, losses[known][kept], parts
+    return MeasuredRun(name, record.record, options, record.cache_folder, rates, *measured, record.timesteps_file)
 
 
 def _schedule(options: dict[str, Any], global_batch: int) -> Schedule:

@@ -11,10 +11,11 @@ from ..averaging.merging import MERGES, merge_weights
 from ..core.errors import LabError, must_be
 from ..core.manifest import find_damage
 from ..core.plugins import load_plugins
-from ..hub.records import read_log
+from ..hub.recorded_options import recorded_options
+from ..hub.records import read_log, read_record
 from ..schedules.expected import schedule_curves
 from ..schedules.registries import SCHEDULERS
-from ..training.config import ResolvedConfig, complete_options
+from ..training.config import ResolvedConfig
 from ..training.resume import read_state
 from ..training.run_folder import RunFolder, checkpoint_update
 from .weights import SavedPipeline, Weights
@@ -74,7 +75,7 @@ def _rates(folder: Path, state: dict[str, Any]) -> np.ndarray:
 
     It is that of the schedule, or that of the log for schedules that follow losses and after rollbacks.
     """
-    config = ResolvedConfig(**complete_options(state["config"]))
+    config = ResolvedConfig(**recorded_options(read_record(folder), str(folder), state["config"]))
     load_plugins(config.plugins)
     num_updates: int = state["num_updates"]
     if "feedback" not in SCHEDULERS[config.lr_scheduler].traits and not state.get("rollbacks"):

@@ -1,6 +1,5 @@
 """The run that an extended or a branched one goes on from: its settings, curve and checkpoints."""
 
-import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +12,7 @@ from ..core.manifest import find_damage
 from ..core.options import names_where
 from ..core.words import counted
 from ..data.layout import BatchLayout
+from ..hub.recorded_options import recorded_options
 from ..hub.records import read_record
 from ..schedules.continued import RunCurve
 from ..training.config import ResolvedConfig, TrainingConfig
@@ -126,18 +126,9 @@ def _config_of(path: Path, record: dict[str, Any], state: dict[str, Any]) -> Res
     """The configuration of a checkpoint, resolved by this version."""
     from .. import __version__
 
-    made_by, saved = record["meta"]["versions"].get("diffusers_lrlab", "unknown"), state["config"]
-    if unknown := sorted(saved.keys() - {field.name for field in dataclasses.fields(TrainingConfig)}):
-        raise LabError(
-            f"{str(path)!r} was made by diffusers_lrlab {made_by} and has the option {unknown[0]!r}, which this version, "
-            f"{__version__}, does not know. Hint: use the version that made it."
-        )
-    if made_by != __version__:
+    options = recorded_options(record, str(path), state["config"], repeated=True, also=_KEPT)
+    if (made_by := record["meta"]["versions"].get("diffusers_lrlab", "unknown")) != __version__:
         warn(f"{str(path)!r} was made by diffusers_lrlab {made_by}, and this is {__version__}: bits may differ.")
-    taken = (*names_where(TrainingConfig, is_repeated=True), *_KEPT)
-    options = {name: saved[name] for name in taken if saved.get(name) is not None}
-    if (commit := record["train"].get("started_from", {}).get("commit")) is not None:
-        options["revision"] = commit
     if options.get("max_train_steps") is not None:
         options.pop("num_epochs", None)
     return resolve_config(TrainingConfig(**options | {"output_dir": str(path)}))

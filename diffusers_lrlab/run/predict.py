@@ -12,21 +12,20 @@ import numpy as np
 
 from ..core.errors import must_be
 from ..core.listing import aligned
-from ..core.options import names_where
-from ..core.plotting import COLORS, GREY, log_losses, new_figure, plain_axes, save_figure
+from ..core.plotting import COLORS, log_losses, new_figure, plain_axes, save_figure
 from ..core.progress import resolve_warmup_updates
 from ..core.ranges import COUNT, POSITIVE, Range
 from ..core.words import counted
 from ..forecast.law_check import check_input
 from ..forecast.loss_forecast import Candidate, Forecaster, Predicted, make_forecaster, mean_curve
+from ..preview.plots import draw_interval, draw_measured
+from ..preview.schedules import Losses, MeasuredLosses
 from ..schedules.registries import COOLDOWNS
 from ..schedules.resolve import resolve_schedule
 from ..schedules.schedule import Schedule
-from ..training.config import TrainingConfig
-from .floor import Floor, loss_floor
+from .known_floor import floor_of_run
 from .loss_curves import METRICS, MeasuredRun, by_schedule, merged_parts, read_runs
 
-_MAX_IMAGES = 10_000  # whose floor is computed
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of a run, for its decay
 _JOINED = ("rex", "exponential", "polynomial:power=2")  # after a constant rate
 _USUAL = ("constant_with_warmup", "cosine", "linear", "rex")
@@ -80,13 +79,29 @@ class LossForecast:
         """
         length = self.longest if num_updates is None else num_updates
         given = length, learning_rate, warmup
-        start = self.candidate("constant_with_warmup", *given).warmup_updates / length
-        shares = [share for share in _SHARES if share + start < 1]
+        shares = self._searched_shares(*given)
         specs = [f"warmup_stable_decay:num_decay_steps={share},decay_type={form}" for form in COOLDOWNS for share in shares]
         for decay in _JOINED:
             specs += [f"join:schedules=[constant|{decay}],boundaries=[{1 - share:g}]" for share in shares]
         found = [self.forecaster.predict(self.candidate(spec, *given)) for spec in (*specs, *_USUAL)]
         return sorted(found, key=lambda one: one.final)
+
+    def _searched_shares(self, length: int, learning_rate: float | None, warmup: float | None) -> list[float]:
+        """The lengths of decays that [`search`] tries, as shares of the run."""
+        start = self.candidate("constant_with_warmup", length, learning_rate, warmup).warmup_updates / length
+        return [share for share in _SHARES if share + start < 1]
+
+    def edge_in_words(self, best: Predicted) -> str:
+        """A note if the decay of a schedule is the shortest or the longest of those that were searched, else nothing."""
+        candidate, share = best.candidate, _share_of_decay(best.candidate.label)
+        shares = self._searched_shares(len(candidate.lrs), None, candidate.warmup_updates)
+        if share is None or share not in (shares[0], shares[-1]):
+            return ""
+        extreme, beyond = ("longest", "longer") if share == shares[-1] else ("shortest", "shorter")
+        return (
+            f"Its decay takes {share:.0%} of the run, the {extreme} that was searched, so a {beyond} one may be better: "
+            "give it as --lr_scheduler."
+        )
 
     def equally_good(self, found: Sequence[Predicted]) -> int:
         """The number of predictions, lowest first, that the error of the law leaves as good as the first one."""
@@ -136,20 +151,36 @@ class LossForecast:
             "predicted": [as_data(one) for one in predicted],
         }
 
+    def losses_to_draw(self, predicted: Sequence[Predicted]) -> Losses:
+        """
+        Predicted losses, numbered in order, and measured ones: in the colour of the prediction for the same rates, or in
+        one of their own.
+        """
+        numbers = {one.candidate.lrs.tobytes(): index for index, one in enumerate(predicted)}
+        measured = []
+        for curve in self.forecaster.curves:
+            color = numbers.setdefault(curve.lrs.tobytes(), len(numbers))
+            measured.append(MeasuredLosses(curve.label, (curve.updates, curve.losses), color))
+        return Losses(
+            {one.candidate.label: (one.updates, one.losses) for one in predicted},
+            {one.candidate.label: one.interval for one in predicted if one.interval is not None},
+            measured,
+        )
+
     def plot(self, predicted: Sequence[Predicted], path: Path) -> None:
         """Draws learning rates, and below them measured losses (dots) and predicted ones (lines)."""
         figure = new_figure(7, 6, dpi=150)
         upper, lower = figure.subplots(2, 1, sharex=True)
-        for curve in self.forecaster.curves:
-            upper.plot(curve.lrs, color=GREY, linewidth=0.8)
-            lower.plot(curve.updates, curve.losses, ".", color=GREY, markersize=3)
+        for curve, measured in zip(self.forecaster.curves, self.losses_to_draw(predicted).measured, strict=True):
+            is_named = measured.color >= len(predicted)
+            color, label = COLORS[measured.color % len(COLORS)], f"measured: {measured.label}" if is_named else None
+            upper.plot(curve.lrs, color=color, linewidth=0.8, linestyle=":", label=label)
+            draw_measured(lower, measured, is_named)
         for index, one in enumerate(predicted):
-            style = {"color": COLORS[index % len(COLORS)], "label": one.candidate.label}
-            upper.plot(one.candidate.lrs, **style)
-            lower.plot(one.updates, one.losses, **style)
-            if one.interval is not None:
-                low, high = (abs(bound - one.final) for bound in one.interval)
-                lower.errorbar(one.updates[-1], one.final, [[low], [high]], color=style["color"], capsize=3)
+            color = COLORS[index % len(COLORS)]
+            upper.plot(one.candidate.lrs, color=color, label=one.candidate.label)
+            lower.plot(one.updates, one.losses, color=color)
+            draw_interval(lower, (one.updates, one.losses), one.interval, color)
         for axes, label in ((upper, "learning rate"), (lower, self.metric)):
             plain_axes(axes)
             axes.set(ylabel=label)
@@ -166,6 +197,14 @@ def predictable(spec: str) -> Schedule:
         wanted = "a function of the clock to be predicted"
         raise must_be("--lr_scheduler", spec, wanted, "take one such as cosine", got=f"one that {why}")
     return schedule
+
+
+def _share_of_decay(spec: str) -> float | None:
+    """The share of a run that the decay of a schedule of [`LossForecast.search`] takes; `None` if it has no such part."""
+    kwargs = resolve_schedule(spec).kwargs
+    if kwargs.get("boundaries"):
+        return round(1 - kwargs["boundaries"][-1], 6)
+    return kwargs.get("num_decay_steps")
 
 
 def as_data(predicted: Predicted) -> dict[str, Any]:
@@ -201,7 +240,8 @@ def forecast_loss(
     Args:
         folders: Folders of runs and studies.
         metric: `"validation_loss"` or `"validation_loss_ema"`, that of the averaged weights.
-        floor: The loss that no model goes below; computed from the data if `None`, as `lrlab floor` does; 0 for none.
+        floor: The loss that no model goes below; if `None`, that of the data, as `lrlab floor` computes it, kept beside the
+            run or the study; 0 for none.
         law: The only law to try: annealing, multi-power or bound.
         arms: Arms of studies to use, all by default.
         dataset: Data set of a study, needed if it has several.
@@ -213,20 +253,11 @@ def forecast_loss(
     runs = read_runs(folders, metric, arms, dataset)
     schedules = by_schedule(runs)
     check_input([mean_curve([*of_seeds.values()]) for of_seeds in schedules], law)  # before the floor, which takes a while
-    lowest = _computed_floor(runs[0]) if floor is None else floor or None
+    lowest = _known_floor(runs[0]) if floor is None else floor or None
     return LossForecast(runs, metric, make_forecaster(schedules, lowest, law))
 
 
-def _computed_floor(run: MeasuredRun) -> float | np.ndarray:
+def _known_floor(run: MeasuredRun) -> float | np.ndarray:
     """The lowest possible loss on the data of a run: by part of the noise levels, if its losses are."""
-    names = names_where(TrainingConfig, is_repeated=True)
-    options = {name: run.options[name] for name in names if run.options.get(name) is not None} | {"preflight": False}
-    config = TrainingConfig(**options, output_dir="none")  # no folder is written
-    if run.by_bin is None:
-        return float(best_known(loss_floor(config, _MAX_IMAGES)).mean())
-    return merged_parts(best_known(loss_floor(config, _MAX_IMAGES, Path(run.name))))
-
-
-def best_known(floor: Floor) -> np.ndarray:
-    """By bin, the floor of the distribution where it is known, else that of the training set, which is lower."""
-    return floor.of_set if floor.exact is None else np.where(np.isnan(floor.exact), floor.of_set, floor.exact)
+    floor = floor_of_run(run)
+    return float(floor.mean()) if run.by_bin is None else merged_parts(floor)

@@ -18,7 +18,7 @@ from ..core.errors import LabError, did_you_mean, must_be
 from ..core.plotting import BLUE, GREY, ORANGE, new_figure, plain_axes, save_figure
 from ..evaluation.evaluate import metrics_of
 from ..evaluation.registry import METRICS, better_of, metric_label
-from ..hub.rerun import recorded_options
+from ..hub.rerun import repeated_options
 from ..training.config import TrainingConfig
 from ..training.lora import trained_parameters
 from ..training.prepare import prepare_resolved, resolve_and_check
@@ -69,7 +69,9 @@ def sweep_widths(found: RunSnapshots, metric: str, num: int, show: Callable[[flo
         show(width, values[-1])
     if not np.isfinite(values).all():
         raise LabError(f"--metric {metric}: {metric_label(metric)} is not finite for all widths. Hint: choose another.")
-    return Sweep(metric, widths, values, residuals, measured.value(saved_weights(found.pipeline, measured.names)))
+    return Sweep(
+        metric, widths, values, residuals, measured.value(saved_weights(SavedPipeline.of(found.folder), measured.names))
+    )
 
 
 class MeasuredRun:
@@ -77,7 +79,7 @@ class MeasuredRun:
 
     def __init__(self, folder: Path, metric: str):
         self.metric = metric
-        options = recorded_options(folder, trains=False) | {"preflight": False}
+        options = repeated_options(folder, trains=False) | {"preflight": False}
         with tempfile.TemporaryDirectory() as temporary:  # nothing is written there
             config = resolve_and_check(TrainingConfig(**options, output_dir=temporary))
             plan, data, accelerator = prepare_resolved(config, RunFolder(folder).newest_checkpoint())
@@ -87,7 +89,9 @@ class MeasuredRun:
         self.average = self.run.average
         self.names = list(trained_parameters(self.run.model))
         if reason := self._absence():
-            raise must_be("--metric", metric, "measurable in this run", "validation_loss takes held-out data", got=reason)
+            near = "" if metric in METRICS else did_you_mean(metric, METRICS)
+            hint = f"validation_loss takes held-out data.{near}"
+            raise must_be("--metric", metric, "measurable in this run", hint, got=reason)
 
     def _absence(self) -> str | None:
         """Why the metric cannot be measured in this run; `None` if it can."""
@@ -95,7 +99,7 @@ class MeasuredRun:
         if self.metric == VALIDATION:
             return None if run.validation is not None else "a run without held-out data"
         if self.metric not in METRICS:
-            return f"no metric.{did_you_mean(self.metric, METRICS)}"
+            return "no metric of that name"
         if not metrics_of(run, True, {self.metric}):
             form = METRICS[self.metric].form
             return "one that is only logged" if form in (None, run.kind.form) else f"one of {form}"

@@ -35,7 +35,7 @@ def train(config: TrainingConfig) -> Path | None:
     Trains a diffusers pipeline.
 
     Args:
-        config ([`TrainingConfig`]): The options; `lrlab train --help` describes them.
+        config ([`TrainingConfig`]): The options; `lrlab train --help all` describes them.
 
     Returns:
         `Path`: the folder of the run, for `DDPMPipeline.from_pretrained`; `None` after `dry_run`.
@@ -136,6 +136,8 @@ def _train_and_record(
     found = check_before_training(trainer) if checkpoint is None else _checked_before(trainer, previous)
     record["train"]["preflight"] = found
     folder.write_record(record)
+    if trainer.run.config.log_loss_floor:
+        trainer.log.add_floor()
     try:
         # Inside `recorded`, so that the record has the error as it is printed.
         with recorded(trainer, record), system_errors_explained(), registered_code_located():

@@ -1,35 +1,16 @@
 """`splice`: schedules one after another, of which each may keep the clock of a whole run."""
 
-from bisect import bisect_right
-from dataclasses import replace
-from functools import lru_cache
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.registry import Parameter
 from ..core.words import counted
+from .joined import parts_of, values_of_parts
 from .lab_curves import boundaries_in_updates
 from .registries import SCHEDULERS
-from .resolve import resolve_schedule
 from .schedule import Schedule
-
-
-@lru_cache(maxsize=256)
-def _part(spec: str) -> Schedule:
-    """A schedule of a splice, whose floor is a share of the peak."""
-    if spec.startswith("hub:"):
-        raise LabError(
-            f"splice cannot take {spec!r}, which may change on the Hub. Write its spec string; `lrlab pull` shows it."
-        )
-    part = resolve_schedule(spec)
-    if why := part.more_than_a_curve:
-        raise LabError(f"splice cannot take {spec!r}, which {why}. Take schedules of the learning rate and the clock alone.")
-    if part.kwargs.get("min_lr") and part.kwargs["min_lr"] != part.entry.facts.get("min_lr"):
-        raise LabError(f"splice cannot take min_lr inside {spec!r}: give min_lr_ratio there, or min_lr to the splice.")
-    return replace(part, kwargs=part.kwargs | {"min_lr": None}) if "min_lr" in part.kwargs else part
 
 
 @SCHEDULERS.register(
@@ -76,14 +57,13 @@ def splice(
             f"{counted(warmup, 'update')} of warm-up has {shortest}. Boundaries lie inside the run, and no such part is "
             "shorter than the warm-up."
         )
-    stretches = list(zip(schedules, lengths, scales, [0, *edges], [*edges, total], strict=True))
-    if isinstance(progress.update, int):
-        stretches = [stretches[bisect_right(edges, progress.update)]]
-    result: Any = None
-    for spec, length, scale, begin, end in stretches:
-        value = scale * _part(spec).at(_clock(progress, int(length), begin, end), 1.0)[0]
-        result = value if result is None else np.where(progress.update >= begin, value, result)
-    return result
+    parts, begins, ends = parts_of("splice", tuple(schedules), ("min_lr",)), [0, *edges], [*edges, total]
+
+    def value(part: Schedule, scale: float, length: float, begin: int, end: int) -> Any:
+        return scale * part.at(_clock(progress, int(length), begin, end), 1.0)[0]
+
+    given = zip(parts, scales, lengths, begins, ends, strict=True)
+    return values_of_parts(progress, edges, [partial(value, *one) for one in given])
 
 
 def _clock(progress: Progress, length: int, begin: int, end: int) -> Progress:

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,9 @@ from .runs.precision import products_in
 from .runs.progress import StudyProgress
 from .runs.results import RunResult, StudyFolder
 from .runs.stops import stops_explained
-from .same_command import shown_command, source_sum
+from .same_command import names_in, shown_command, shown_names, source_sum
 from .spec.expansion import expand, expand_tuning
+from .spec.other_data import with_datasets
 from .spec.reading import load_spec, spec_from_dict
 from .spec.spec import RunSpec, StudySpec
 from .stacked.stacks import check_stackable
@@ -51,6 +53,7 @@ def run_study(
     precision: str | None = None,
     quiet: bool = False,
     command: str | None = None,
+    dataset_name: str | Sequence[str] | None = None,
 ) -> Path:
     """
     Computes the missing runs of a study, and writes its summary and report. Results in `out` are kept.
@@ -72,6 +75,8 @@ def run_study(
         precision (`str`, *optional*): As `--precision`; that of the study by default.
         quiet (`bool`): Shows no progress.
         command (`str`, *optional*): Command shown in the report; `lrlab study run` with these arguments by default.
+        dataset_name (`str` or list of `str`, *optional*): Data sets in place of those of `spec`: embedded ones, local
+            folders or Hub ids.
 
     Returns:
         The path of the report's page.
@@ -80,12 +85,14 @@ def run_study(
         LabError: for an impossible request, before anything runs if it can be detected.
         Interrupted: after SIGINT or SIGTERM, with everything saved.
     """
+    names = names_in(dataset_name)
     if command is None:
         what = spec if isinstance(spec, (str, Path)) else "spec.yaml"  # which `out` will have
-        given = {"executor": executor, "stack_size": stack_size, "workers": workers, "precision": precision}
-        command = shown_command("lrlab study run", what, out, given)
+        given = {"dataset_name": shown_names(names), "executor": executor, "stack_size": stack_size, "workers": workers}
+        command = shown_command("lrlab study run", what, out, given | {"precision": precision})
     source = source_sum(spec) if isinstance(spec, (str, Path)) else None
-    spec, out = load_spec(spec), Path(out).expanduser()
+    spec, out = with_datasets(load_spec(spec), names), Path(out).expanduser()
+    StudyFolder(out).check_same_datasets(spec, names)
     if precision is not None:
         spec = dataclasses.replace(spec, precision=precision)
     return _run(spec, StudyFolder(out), executor, stack_size, workers, address, quiet, command, source)

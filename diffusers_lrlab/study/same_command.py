@@ -2,6 +2,7 @@
 
 import hashlib
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import yaml
 
 from .. import __version__
+from ..core.errors import must_be
 from ..core.held import held_against_manifest
 
 PRESETS_FOLDER = Path(__file__).parent / "spec" / "presets"
@@ -27,6 +29,19 @@ def shown_command(program: str, what: str | Path, out: str | Path, given: dict[s
 def shown_path(path: str | Path) -> str:
     """A path in a published command, without local folders."""
     return shlex.quote(Path(path).name if Path(path).is_absolute() else str(path))
+
+
+def names_in(dataset_names: str | Sequence[str] | None) -> list[str]:
+    """The data sets in values of `--dataset_name`, repeated or separated by commas; a `LabError` for others."""
+    values = [dataset_names] if isinstance(dataset_names, str) else list(dataset_names or ())
+    if not all(isinstance(value, str) for value in values):
+        raise must_be("dataset_name", dataset_names, "a name or a list of names", "such as ['dino', './photos']")
+    return [name.strip() for value in values for name in value.split(",")]
+
+
+def shown_names(names: Sequence[str]) -> str | None:
+    """Data sets in a published command, without local folders; `None` for none."""
+    return ",".join(map(shown_path, names)) or None
 
 
 def source_sum(source: str | Path) -> str | None:

@@ -28,7 +28,7 @@ def as_text(studies: list[Study], width: int | None = None) -> str:
 
 
 def _text_of(study: Study, width: int | None) -> Iterator[str]:
-    yield f"{study['title']}\n  {study['command']}"
+    yield f"{study['title']}\n  {study['command']}\n  {study['own_data']}"
     for claim in study["claims"]:
         yield _wrapped(claim["verdict"], f"{claim['claim']} ({claim['source']})", width)
         effects = ", ".join(f"{each['dataset']} {each['text']}" for each in claim["datasets"])
@@ -66,10 +66,14 @@ def by_study(studies: list[Study]) -> str:
 
 
 def _section(study: Study) -> str:
-    parts = [f"### {study['name']}", f"{study['title']}. {_tested(study)}", f"```bash\n{study['command']}\n```"]
+    parts = [f"### {study['name']}", f"{study['title']}. {_tested(study)}", _commands(study)]
     if study["changed"]:
         parts.append(f"The preset has changed since this card: {', '.join(f'`{key}`' for key in study['changed'])}.")
     return "\n\n".join([*parts, *map(_figures_of, study["claims"])])
+
+
+def _commands(study: Study) -> str:
+    return f"```bash\n{study['command']}\n{study['own_data']}\n```"
 
 
 def _figures_of(claim: dict[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """The command line of training, derived from the dataclasses of the configuration, over YAML files."""
 
 import argparse
-import copy
 import dataclasses
 import json
 import os
@@ -13,34 +12,12 @@ import yaml
 from transformers.hf_argparser import HfArgumentParser
 
 from ..core.errors import NEGATIVE_NUMBER, LabError, did_you_mean, shortened, shortened_message
+from ..core.flags import JoinedValues
 from ..core.options import Option
 from ..core.plain_yaml import ShallowLoader
 from ..core.plugins import load_installed_plugins, load_plugins
 from .config import CONFIG_GROUPS, TrainingConfig
-
-
-class _Formatter(argparse.HelpFormatter):
-    def add_argument(self, action: argparse.Action) -> None:
-        if not _is_negation(action):  # shown beside its switch
-            super().add_argument(action)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        shown = copy.copy(action)
-        shown.option_strings = [flag for flag in action.option_strings if "-" not in flag[2:]]  # one spelling of each
-        if _is_switch(action):  # which takes a value only in YAML files
-            shown.nargs = 0
-            if action.default is True:
-                shown.option_strings.append(f"--no_{action.dest}")
-        return super()._format_action_invocation(shown)
-
-
-def _is_switch(action: argparse.Action) -> bool:
-    return action.nargs == "?" and action.const is True
-
-
-def _is_negation(action: argparse.Action) -> bool:
-    """Whether this is the `--no_x` that `HfArgumentParser` adds to a switch `--x`."""
-    return isinstance(action, argparse._StoreFalseAction) and action.option_strings[0] == f"--no_{action.dest}"
+from .help import Formatter, ShowHelp, is_switch
 
 
 class _Parser(HfArgumentParser):
@@ -49,7 +26,7 @@ class _Parser(HfArgumentParser):
         self._negative_number_matcher = NEGATIVE_NUMBER
 
     def error(self, message: str) -> NoReturn:
-        raise LabError(f"{shortened_message(message)}. See --help.")
+        raise LabError(f"{shortened_message(message)}. See --help all.")
 
 
 def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | None = None) -> _Parser:
@@ -59,18 +36,29 @@ def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | N
         prog=prog,
         usage="%(prog)s [--option value ...]",
         description=description,
-        epilog="Each option may be written with hyphens in place of underscores.",
-        formatter_class=_Formatter,
+        formatter_class=Formatter,
         allow_abbrev=False,
+        add_help=False,
+    )
+    first = {"help", "config", *(field.name for group in more_groups for field in dataclasses.fields(group))}
+    parser.add_argument(
+        "-h",
+        "--help",
+        nargs="?",
+        action=ShowHelp,
+        first=first,
+        help="Show the options of most runs; with all, every option.",
     )
     parser.add_argument("--config", metavar="FILE.yaml", help="YAML file with any of these options; flags override it.")
     for action in parser._actions:
         if (known := getattr(action.help, "option", None)) is not None:
+            action.spelling = known.spelling  # type: ignore[attr-defined]
+            first |= {action.dest} if known.is_first else set()
             action.help, action.metavar = _help_of(action, known), _metavar_of(action, known)
         if action.dest == "learning_rate":
             action.type = number_or_auto
         elif action.dest == "ema":
-            action.__class__ = _SeveralSpecs
+            action.__class__ = JoinedValues
     return parser
 
 
@@ -89,24 +77,12 @@ def _help_of(action: argparse.Action, known: Option) -> str:
 
 
 def _metavar_of(action: argparse.Action, known: Option) -> str | None:
-    if action.choices is not None or _is_switch(action):
+    if action.choices is not None or is_switch(action):
         return None
     if action.type in (int, float):
         return "N" if action.type is int else "X"
     ending = action.dest.rpartition("_")[2]
     return "NAME" if known.registry else {"kwargs": "JSON", "dir": "DIR"}.get(ending, "PATH" if known.is_path else "VALUE")
-
-
-class _SeveralSpecs(argparse._StoreAction):
-    """A flag that may be repeated: spec strings are joined by `|`. Those of a file are replaced, as for other flags."""
-
-    _given_to: argparse.Namespace | None = None  # by this command line
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
-        if namespace is self._given_to:
-            values = f"{getattr(namespace, self.dest)}|{values}"
-        self._given_to = namespace
-        super().__call__(parser, namespace, values, option_string)
 
 
 def number_or_auto(text: str) -> float | str:
@@ -191,7 +167,7 @@ def _parse(parser: _Parser, sources: list[tuple[str, list[str]]]) -> dict[str, A
         if unknown:
             flags = [flag for action in parser._actions for flag in action.option_strings]
             hint = did_you_mean(unknown[0].split("=")[0], flags)
-            raise LabError(f"Unknown argument {shortened(unknown[0])} in {source}.{hint} See --help for all of them.")
+            raise LabError(f"Unknown argument {shortened(unknown[0])} in {source}.{hint} See --help all.")
         options = vars(values)
     del options["config"]
     load_plugins(options["plugins"])

@@ -119,6 +119,7 @@ class ModelConfig:
         "Training objective (noise process and prediction), as a name or spec string. Names: {names}.",
         OBJECTIVE,
         registry="objective.process:OBJECTIVES",
+        is_first=True,
     )
     objective_kwargs: Kwargs = parameters_of("objective", OBJECTIVE, "; `lrlab list objectives` shows them")
     prediction_type: PredictionType | None = option(
@@ -207,6 +208,13 @@ class TimestepConfig:
         "Equal bins of timesteps whose losses are logged in lrlab/timesteps.parquet; 0 for no log (default: 10).",
         BIN_LOG,
         range="[0, 1e5]",
+    )
+    log_loss_floor: bool = option(
+        False,
+        "Compute the lowest possible loss of each bin before training, as lrlab floor does, for lrlab/timesteps.parquet and "
+        "its plot. For data in memory; --dry_run tells the time.",
+        BIN_LOG,
+        needs=(BINS, HELD_OUT),
     )
     timestep_grad_every: int | None = option(
         None,

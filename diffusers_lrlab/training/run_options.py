@@ -29,7 +29,11 @@ class LoopConfig:
         needs=(NO_STEPS,),
     )
     max_train_steps: int | None = option(
-        None, "Length of the run in optimizer updates, instead of --num_epochs.", WHOLE_RUN, range="[1, 1e9]"
+        None,
+        "Length of the run in optimizer updates, instead of --num_epochs.",
+        WHOLE_RUN,
+        range="[1, 1e9]",
+        is_first=True,
     )
     train_batch_size: int | None = option(
         None,
@@ -38,6 +42,7 @@ class LoopConfig:
         finder="uses",
         may_change_on_resume=True,
         range="[1, 1e7]",
+        is_first=True,
     )
     gradient_accumulation_steps: int = option(
         1, "Micro-batches per optimizer update.", UPDATE, finder="uses", may_change_on_resume=True, range="[1, 1e6]"
@@ -91,6 +96,7 @@ class LoopConfig:
         is_repeated=False,
         is_path=True,
         aliases=("--import",),
+        spelling="--import",
     )
     local_rank: int = option(
         -1,
@@ -114,6 +120,7 @@ class OutputConfig:
         "Folder of the run (default: OBJECTIVE-DATASET-RESOLUTION, one for each data set; upstream ddpm-model-64).",
         DESTINATION,
         finder="uses",
+        is_first=True,
     )
     overwrite_output_dir: bool = option(
         False, "Replace the run in --output_dir and keep other files there. Ignored when a run is resumed.", THIS_START
@@ -235,5 +242,8 @@ class OutputConfig:
         needs=(A_RUN,),
     )
     dry_run: bool = option(
-        False, "Print the plan of the run with its memory, time and disk space, and train nothing.", THIS_START
+        False,
+        "Print the plan of the run with its memory, time and disk space, and train nothing.",
+        THIS_START,
+        is_first=True,
     )

@@ -22,6 +22,7 @@ class ScheduleConfig:
         "for embedded image sets, 3e-4 for points).",
         WHOLE_RUN,
         range="(0, 1e30]",
+        is_first=True,
     )
     auto_learning_rate: bool = option(False, "The same as --learning_rate auto.", THIS_START)
     scale_lr: Literal["none", "linear", "sqrt", "guide"] = option(
@@ -53,6 +54,7 @@ class ScheduleConfig:
         "Names: {names}.",
         WHOLE_RUN,
         registry="schedules.registries:SCHEDULERS",
+        is_first=True,
     )
     lr_scheduler_source: str | None = option(
         None,

@@ -1,11 +1,12 @@
 """Snapshots of the post-hoc averages of a run, in its folder."""
 
+from pathlib import Path
 from typing import Any
 
 from typing_extensions import Self
 
 from ..averaging.averages import EMA
-from ..averaging.snapshots import snapshot_folder, snapshots_in, update_of, write_snapshot
+from ..averaging.snapshots import copy_snapshot, snapshot_folder, snapshots_in, update_of, write_snapshot
 from ..core.errors import warn
 from ..core.files import remove
 from ..core.manifest import find_damage
@@ -23,6 +24,20 @@ def identity_of(config: dict[str, Any]) -> dict[str, Any]:
     """The options that make a run another one, from its record or its configuration."""
     names = names_where(TrainingConfig, decides_result=True, may_change_on_resume=False)
     return {name: config[name] for name in names if name in config}
+
+
+def inherit_snapshots(giver: RunFolder, taker: RunFolder, update: int, config: dict[str, Any]) -> None:
+    """Copies the snapshots of a run up to an update, for one of this configuration that goes on from there."""
+    for source in inheritable(giver, update):
+        if damage := find_damage(source):
+            warn(f"The snapshot {source.name} is damaged, and is not copied: {damage}.")
+        else:
+            copy_snapshot(source, snapshot_folder(taker.path / SNAPSHOTS, update_of(source)), identity_of(config))
+
+
+def inheritable(giver: RunFolder, update: int) -> list[Path]:
+    """The snapshots of a run up to an update."""
+    return [path for path in snapshots_in(giver.path / SNAPSHOTS) if update_of(path) <= update]
 
 
 class SnapshotWriter:
@@ -79,8 +94,10 @@ class SnapshotWriter:
         for path in snapshots_in(self.path):
             if update_of(path) > self.run.update:
                 remove(path)
-        past = [update for update in self.updates if update <= self.run.update]
-        if lost := [str(update) for update in past if find_damage(snapshot_folder(self.path, update))]:
+        inherited = (self.folder.read_record().get("run", {}).get("parent") or {}).get("update", 0)
+        past = {update_of(path) for path in snapshots_in(self.path)}  # those of a parent have a spacing of their own
+        past |= {update for update in self.updates if inherited < update <= self.run.update}
+        if lost := [str(update) for update in sorted(past) if find_damage(snapshot_folder(self.path, update))]:
             warn(
                 f"snapshots of the averages at updates {', '.join(lost)} are missing or damaged. Training resumes, since it "
                 "needs none of them; averages of other widths will be less exact."

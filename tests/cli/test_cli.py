@@ -88,13 +88,50 @@ def test_alone_it_shows_its_help():
 def test_help_has_each_option_once(name, capsys):
     """A switch that is on by default beside its `--no_...`, with the default of the switch."""
     with pytest.raises(SystemExit):
-        main([name, "--help"])
+        main([name, "--help", "all"])
     shown = re.findall(r"^  (--?\w.*?)(?:  .*)?$", capsys.readouterr().out, re.MULTILINE)
     names = [re.sub(r"^(no|auto)_", "", flag[2:]) for line in shown for flag in re.findall(r"--[\w-]+", line)[:1]]
     assert "--use_ema, --no_use_ema" in shown
     assert "--streaming" in shown
     assert not [line for line in shown if line.startswith("--no_")]
     assert len(set(names)) == len(names) - 1  # --learning_rate and --auto_learning_rate
+
+
+def test_help_shows_the_ten_options_of_most_runs_and_then_all(capsys):
+    from diffusers_lrlab.core.options import options_of
+    from diffusers_lrlab.training.config import TrainingConfig
+
+    def flags(*arguments):
+        with pytest.raises(SystemExit):
+            main([*arguments])
+        told = capsys.readouterr().out
+        return set(re.findall(r"^  (?:-h \[all\], )?(--\w+)", told, re.MULTILINE)), told
+
+    first, told = flags("train", "--help")
+    assert first == {"--help", "--config"} | {
+        f"--{name}" for name, known in options_of(TrainingConfig).items() if known.is_first
+    }
+    assert len(first) == 12
+    every, of_all = flags("train", "--help", "all")
+    counts = re.findall(r"\((\d+)\)", " ".join(told.partition("--help all shows")[2].split()))
+    assert len(first) + sum(map(int, counts)) == len(every)
+    listed = {f"--{name}" for name, known in options_of(TrainingConfig).items() if not known.is_internal}
+    assert listed - {"--plugins"} < every
+    assert "--import" in every
+    # Spellings of records and of diffusers work, and are named once.
+    ending = " ".join(of_all.partition("Each option may be written")[2].split())
+    assert "--ddpm_num_inference_steps for --num_inference_steps, --plugins for --import." in ending
+    of_finder, _ = flags("find-lr", "-h")
+    assert of_finder == first | {"--start_lr", "--end_lr", "--num_updates", "--extend", "--mode", "--repeats"} | {
+        "--stop_factor",
+        "--probe_size",
+        "--rule",
+    }
+
+
+def test_a_help_of_something_else_is_an_error(capsys):
+    assert main(["train", "--help", "lr_scheduler"]) == 2
+    assert "--help 'lr_scheduler': must be all or left out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -68,8 +68,7 @@ def test_help_and_errors_are_those_of_the_script(door):
     status, _, stderr = started.run(*door, "--lr_schedulr", "cosine", env=runs.environment())
     assert (status, stderr) == (
         2,
-        "error: Unknown argument '--lr_schedulr' in the command line. Did you mean '--lr_scheduler'? See --help for all of "
-        "them.\n",
+        "error: Unknown argument '--lr_schedulr' in the command line. Did you mean '--lr_scheduler'? See --help all.\n",
     )
 
 

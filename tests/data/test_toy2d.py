@@ -601,6 +601,7 @@ def test_the_readme_says_what_was_done_and_its_commands_work(tmp_path, capsys):
         assert (tmp_path / "again" / file).read_bytes() == (folder / file).read_bytes()
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 @cases("name", SETS)
 def test_every_set_is_exported_with_a_card_and_a_picture(tmp_path, name):

@@ -469,6 +469,7 @@ PICTURES = {
 FROM_FILE = ["few validation images"]
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "from_file"), [(name, kind) for kind in (0, 1) for name in (PICTURES, FROM_FILE)[kind]])
 def test_there_is_a_picture_of_any_rows(tmp_path, name, from_file):
@@ -541,6 +542,7 @@ def test_the_rows_of_a_run(observed, name, num_bins):
     assert pq.read_table(path).schema.names == [
         "update", "bin", "first_timestep", "last_timestep", "num_samples", "share", "asked_share", "loss_mean",
         "loss_variance", "loss_spike", "validation_loss", "validation_loss_ema", "grad_norm", "grad_noise_scale",
+        "loss_floor",
     ]  # fmt: skip
     rows = pq.read_table(path).to_pylist()
     width = 1000 // num_bins

@@ -129,6 +129,7 @@ def test_the_printed_error_is_what_one_sees():
     assert str(error.value).startswith(message.removeprefix("error: ").removesuffix("..."))
 
 
+@pytest.mark.pictures
 @pytest.mark.usefixtures("readers_folder")
 @pytest.mark.parametrize(
     "words", [words for words in ONCE if words[:2] == ("lrlab", "preview")], ids=lambda words: words[-1]

@@ -13,8 +13,6 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.evaluation.classifier import class_reader
 from diffusers_lrlab.training.resolve import resolve_config
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 
 @pytest.fixture(autouse=True)
 def released():

@@ -20,7 +20,6 @@ from diffusers_lrlab.evaluation.metrics import METRICS
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.resolve import resolve_config
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
 ABOUT = {"description": "of a test", "source": "a test"}
 IMAGES = np.random.default_rng(0).random((30, 8, 8, 1), dtype=np.float32)
 

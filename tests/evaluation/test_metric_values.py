@@ -26,7 +26,6 @@ from diffusers_lrlab.evaluation.evaluate import compare_samples, evaluate
 from diffusers_lrlab.evaluation.registry import METRICS
 from diffusers_lrlab.run import record as records
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
 POINTS = np.random.default_rng(0).standard_normal((16, 2)).astype(np.float32)
 RUN = {
     "max_train_steps": 2,

@@ -536,6 +536,7 @@ def test_a_model_without_parameters_to_train(tmp_path):
         range_test(trainer, resolve_settings(FinderConfig(), "adamw"))
 
 
+@pytest.mark.pictures
 def test_from_python(tmp_path):
     AcceleratorState._reset_state(reset_partial_state=True)
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()

@@ -29,7 +29,7 @@ from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.hub.cards import parsed_card
 from diffusers_lrlab.hub.fetch import check_files, check_formats
 from diffusers_lrlab.hub.records import read_log, updates_done
-from diffusers_lrlab.hub.rerun import recorded_options
+from diffusers_lrlab.hub.rerun import repeated_options
 from diffusers_lrlab.run.check import check_folder
 from diffusers_lrlab.schedules.expected import schedule_curves
 from diffusers_lrlab.schedules.published import read_schedule_file
@@ -190,7 +190,7 @@ def _record(text):
     for overwrite in (False, True):
         with contextlib.suppress(LabError):
             check_fresh(RunFolder(folder), overwrite)
-    recorded = recorded_options(folder)
+    recorded = repeated_options(folder)
     path = _write("run.yaml", yaml.safe_dump(recorded))
     resolve_and_check(parse_arguments(["--config", str(path), "--output_dir", "again"], ""))
 

@@ -11,6 +11,8 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.image_sets import load_image_dataset
 from diffusers_lrlab.hub.image_folder import export_image_dataset
 
+pytestmark = pytest.mark.pictures
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -26,7 +26,6 @@ from diffusers_lrlab.hub.schedule_folder import write_schedule_folder
 from diffusers_lrlab.study.analysis.runs_table import write_runs
 from diffusers_lrlab.study.report.report import write_report
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
 STUDY = ROOT / "model_cards" / "lr-study-2d"
 
 

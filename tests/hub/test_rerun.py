@@ -14,8 +14,12 @@ from started import run
 
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.hub.rerun import compare_runs, recorded_options, without_replaced, write_comparison
+from diffusers_lrlab.core.options import defaults_of
+from diffusers_lrlab.hub.recorded_options import recorded_options
+from diffusers_lrlab.hub.records import read_record
+from diffusers_lrlab.hub.rerun import compare_runs, repeated_options, without_replaced, write_comparison
 from diffusers_lrlab.training.arguments import parse_options
+from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.resolve import resolve_config
 
 WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
@@ -198,7 +202,7 @@ def test_a_record_without_weights_is_compared_by_the_rest(pair):
 def test_a_committed_record_says_all_that_repeats_it(folder):
     """The options that it gives resolve to what it recorded."""
     recorded = json.loads((folder / "run.json").read_text())["config"]
-    config = resolve_config(parse_options(recorded_options(folder.parent) | {"output_dir": "x"}, "the record")).to_dict()
+    config = resolve_config(parse_options(repeated_options(folder.parent) | {"output_dir": "x"}, "the record")).to_dict()
     assert {name: config[name] for name in recorded if name != "output_dir"} == {
         name: value for name, value in recorded.items() if name != "output_dir"
     }
@@ -236,7 +240,15 @@ def test_options_take_the_place_of_recorded_parameters(arguments, options):
 def test_a_record_of_another_version_is_refused(pair):
     change(pair[0], lambda record: record["config"].update(of_the_future=1))
     with pytest.raises(LabError, match="'of_the_future', which this version does not know"):
-        recorded_options(pair[0])
+        repeated_options(pair[0])
+
+
+def test_a_checkpoint_of_another_version_is_refused_as_its_record_is(pair):
+    """Not with a `TypeError`, as `lrlab merge` and `lrlab predict` once did."""
+    record = read_record(pair[0])
+    assert recorded_options(record, "run") == {**defaults_of(TrainingConfig), **record["config"]}
+    with pytest.raises(LabError, match="The record of 'run' has 'of_the_future', which this version does not know"):
+        recorded_options(record, "run", {**record["config"], "of_the_future": 1})
 
 
 def deep(levels):

@@ -13,17 +13,23 @@ import started
 import torch
 from safetensors.torch import load_file
 
+from diffusers_lrlab.core.spec import parse_spec
+
 NUM_UPDATES = 40
 
 
 def arguments(base, output):
-    """Dropout makes the run depend on the global random state, oblong shares of an epoch on the data order."""
+    """
+    Dropout makes the run depend on the global random state, oblong shares of an epoch on the data order, and InfoNoise on
+    the losses of all updates before.
+    """
     return [
         *runs.tiny_arguments(base, dropout=0.2),
         f"--output_dir={output}",
         f"--max_train_steps={NUM_UPDATES}",
         "--train_batch_size=100",
         "--lr_scheduler=reduce_lr_on_plateau:patience=0,factor=0.7,threshold=0.3",
+        "--timestep_sampler=infonoise:num_bins=6,warmup_updates=6,refresh_every=4,min_count=1",
         "--logging_steps=7",
         "--validation_steps=6",
         f"--checkpointing_steps={NUM_UPDATES}",
@@ -39,7 +45,7 @@ def uninterrupted(tmp_path_factory):
 
 
 def assert_same_end(first, second, num_updates=NUM_UPDATES):
-    """Bit for bit: raw and averaged weights, optimizer, schedule, random states, log, and the saved pipeline."""
+    """Bit for bit: raw and averaged weights, optimizer, schedule, sampler of timesteps, log, and the saved pipeline."""
     assert (first / "lrlab/metrics.jsonl").read_text() == (second / "lrlab/metrics.jsonl").read_text()
     checkpoint = f"checkpoint-{num_updates}"
     weights = "diffusion_pytorch_model.safetensors"
@@ -53,6 +59,10 @@ def assert_same_end(first, second, num_updates=NUM_UPDATES):
     for index, state in states[0]["state"].items():
         for key, value in state.items():
             assert torch.equal(value, states[1]["state"][index][key]), f"optimizer {index} {key}"
+    timesteps = [load_file(folder / checkpoint / "timesteps.safetensors") for folder in (first, second)]
+    assert timesteps[0].keys() == timesteps[1].keys()
+    for key, value in timesteps[0].items():
+        assert torch.equal(value, timesteps[1][key]), f"timesteps.safetensors: {key}"
     trainers = [json.loads((folder / checkpoint / "trainer.json").read_text()) for folder in (first, second)]
     for key in ("update", "schedules", "sums", "global_batch", "data"):
         assert trainers[0][key] == trainers[1][key], key
@@ -219,3 +229,9 @@ def test_the_schedule_did_react(uninterrupted):
     """Otherwise the plateau's state would not have been tested above."""
     rows, _ = runs.read_metrics(uninterrupted)
     assert rows[-1]["lr"] < rows[1]["lr"]
+
+
+def test_the_density_did_change(uninterrupted):
+    """Otherwise the sampler's state would not have been tested above."""
+    held = parse_spec(runs.read_record(uninterrupted)["train"]["timestep_density"])[1]["densities"]
+    assert max(held) > 1.5 * min(held)

@@ -23,7 +23,6 @@ from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.kinds.base import KINDS
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
 FILE = Path(__file__).parents[1] / "scripts" / "misbehaving.py"
 OPTIONS = {
     "lr_scheduler": SCHEDULERS,

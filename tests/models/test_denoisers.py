@@ -26,7 +26,6 @@ from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.prepare import prepare
 from diffusers_lrlab.training.resolve import resolve_config
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
 SMALL = {
     "dataset_name": "dino",
     "max_train_steps": 4,

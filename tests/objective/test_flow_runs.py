@@ -47,7 +47,7 @@ def tiny(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished(tiny, tmp_path_factory, blank_pictures):
+def finished(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "flow"
     config = TrainingConfig(
         **tiny, objective="flow_matching:shift=3", logging_steps=1, cpu_threads=1, output_dir=str(folder)
@@ -115,7 +115,7 @@ def test_a_stack_has_one_objective(tiny, tmp_path):
 
 
 @pytest.mark.slow
-def test_it_is_studied_beside_ddpm_and_stacked_is_solo(tiny, tmp_path, blank_pictures):
+def test_it_is_studied_beside_ddpm_and_stacked_is_solo(tiny, tmp_path):
     records = {}
     for executor in ("stacked", "local"):
         run_study(study_of(tiny), tmp_path / executor, executor=executor, quiet=True)
@@ -183,7 +183,7 @@ def test_a_compiled_model_has_the_same_losses(tiny, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_images_are_a_pipeline_of_diffusers_alone(tmp_path, blank_pictures):
+def test_images_are_a_pipeline_of_diffusers_alone(tmp_path):
     """A process that imports nothing of this package samples them."""
     (tmp_path / "model.json").write_text(json.dumps(TINY_UNET))
     options = {"max_train_steps": 2, "train_batch_size": 4, "num_validation_images": 4, "frechet_samples": 0}

@@ -34,6 +34,11 @@ def do_steps(model, optimizer, num_steps, seed=0):
 
 @pytest.mark.parametrize("name", list_optimizers())
 class TestEveryOptimizer:
+    @pytest.fixture(autouse=True)
+    def installed(self, name):
+        if package := OPTIMIZERS[name].facts.get("package"):
+            pytest.importorskip(package.replace("-", "_"), reason=f"{package} is not installed")
+
     def test_it_lowers_a_loss(self, name):
         model = make_model()
         lr = OPTIMIZERS[name].facts.get("learning_rate", 1e-3 * OPTIMIZERS[name].facts.get("learning_rate_factor", 1))

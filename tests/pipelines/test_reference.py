@@ -14,7 +14,6 @@ from diffusers_lrlab.pipelines.point_ddpm import PointDDPMPipeline
 from diffusers_lrlab.pipelines.reference import REFERENCES, Reference, saved_references
 from diffusers_lrlab.training.kinds.points import KINDS, Points
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
 NAMES = {"0": "head", "1": "tail"}
 
 

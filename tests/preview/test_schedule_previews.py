@@ -15,6 +15,8 @@ from diffusers_lrlab.preview.schedules import Run, preview
 from diffusers_lrlab.schedules.expected import lr_curve
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 
+pytestmark = pytest.mark.pictures
+
 
 def previewed(*arguments):
     """`lrlab preview ... --json`."""

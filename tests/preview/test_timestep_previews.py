@@ -8,6 +8,8 @@ from PIL import Image
 
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 
+pytestmark = pytest.mark.pictures
+
 
 @pytest.mark.slow
 def test_densities_and_weights_are_shown_as_they_are(tmp_path):

@@ -11,9 +11,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from tables import cases
 
-from diffusers_lrlab import LabError, PointDDPMPipeline, TrainingConfig, train
+from diffusers_lrlab import LabError, PointDDPMPipeline, TrainingConfig, branch, extend, train
+from diffusers_lrlab.averaging.posthoc import Profiles, combine
 from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core.manifest import write_manifest
 from diffusers_lrlab.hub.contents import contents_of
+from diffusers_lrlab.hub.rerun import repeated_options
 from diffusers_lrlab.run.check_run import check_run, repair_run
 from diffusers_lrlab.run.merge import merge_checkpoints
 
@@ -94,6 +97,7 @@ def test_a_stored_width_is_the_stored_average(run, tmp_path):
         assert distance(weights(tmp_path / width), weights(run / "checkpoint-96", component)) < 1e-6
 
 
+@pytest.mark.pictures
 def test_a_sweep_saves_the_best_width_with_its_curve(run, tmp_path, capsys):
     for metric in ("validation_loss", "kl"):
         out = tmp_path / metric
@@ -128,6 +132,41 @@ def test_a_merge_refuses_a_window_with_a_changing_rate(tmp_path):
     shutil.rmtree(decayed / "checkpoint-96")
     shutil.rmtree(decayed / "checkpoint-72")
     assert merge_checkpoints(decayed, 2, "uniform", tmp_path / "out")["checkpoints"] == {"24": 0.5, "48": 0.5}
+
+
+@pytest.mark.parametrize(("snapshots", "tolerance"), [(12, 0.0), (9, 2e-3)], ids=["same spacing", "another spacing"])
+def test_a_branch_has_the_averages_of_its_whole_history(run, tmp_path, snapshots, tolerance, capsys):
+    """To the bit if both runs took snapshots at the same updates; the run that was never branched has its own spacing."""
+    (one,) = branch(run, 72, 24, decay="linear", output_dir=tmp_path / "branches")
+    assert "9 of the averages up to update 72 are copied" in capsys.readouterr().out
+    updates = [int(path.name[7:]) for path in sorted((one / "ema_snapshots").iterdir())]
+    assert updates == list(range(8, 97, 8))
+    options = repeated_options(one) | {"ema": f"posthoc:sigma_rels=[0.05|0.1],snapshots={snapshots}"}
+    whole = train(TrainingConfig(**options, output_dir=str(tmp_path / "whole")))
+    for folder in (one, whole):
+        assert main(["ema", str(folder), "--sigma_rel", "0.2", "--out", f"{folder}-ema"]) == 0
+    assert main(["ema", str(one), "--sweep", "--num", "2", "--out", str(tmp_path / "swept")]) == 0
+    found, expected = weights(tmp_path / "branches" / f"{one.name}-ema"), weights(tmp_path / "whole-ema")
+    if tolerance:
+        assert 0 < distance(found, expected) < tolerance
+    else:
+        assert all(torch.equal(value, found[name]) for name, value in expected.items())
+
+
+def test_an_extended_run_has_the_averages_of_its_whole_history(run, tmp_path, capsys):
+    """A damaged snapshot is told and left out; a resumed extension does not miss those of its own spacing before it."""
+    parent = copy(run, tmp_path)
+    (parent / "ema_snapshots" / "update-00000008" / "averages.safetensors").write_bytes(b"")
+    extended = extend(parent, 120, output_dir=tmp_path / "longer")
+    said = capsys.readouterr().err
+    assert "The snapshot update-00000008 is damaged, and is not copied" in said
+    assert "missing" not in said
+    updates = [int(path.name[7:]) for path in sorted((extended / "ema_snapshots").iterdir())]
+    assert updates == [*range(16, 97, 8), 100, 110, 120]
+    assert main(["ema", str(extended), "--sigma_rel", "0.2", "--out", str(tmp_path / "ema")]) == 0
+    own = Profiles.of_widths([100, 100, 110, 110, 120, 120], 3 * [0.05, 0.1])
+    without = combine(own, Profiles.of_widths([120], [0.2])).residual
+    assert json.loads((tmp_path / "ema" / "average.json").read_text())["residual"] < without / 10
 
 
 @pytest.mark.slow
@@ -174,7 +213,11 @@ WRONG = {
     ("--sweep", "--sigma_rel", "0.1"): "either --sigma_rel, such as 0.075, or --sweep",
     ("--sigma_rel", "0.1", "--metric", "kl"): "--metric kl has no effect without --sweep",
     ("--sweep", "--num", "1"): "--num 1: must be a whole number in [2, 1000]",
-    ("--sweep", "--metric", "kll"): "got no metric. Did you mean 'kl'?",
+    (
+        "--sweep",
+        "--metric",
+        "kll",
+    ): "got no metric of that name. Hint: validation_loss takes held-out data. Did you mean 'kl'?",
     ("--sweep", "--metric", "frechet_distance"): "got one of images",
 }
 
@@ -212,6 +255,18 @@ def test_snapshots_of_another_run_are_refused(run, tmp_path, capsys):
     damaged = swapped / "ema_snapshots" / "update-00000048" / "averages.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     assert "update-00000048 is damaged" in refused(capsys, "ema", swapped, "--sigma_rel", "0.1")
+
+
+def test_one_snapshot_of_another_model_is_refused_by_name(run, tmp_path, capsys):
+    """Not only the last one is looked at: a bias of shape (1,) would be added to all values without an error."""
+    mixed = copy(run, tmp_path)
+    folder = mixed / "ema_snapshots" / "update-00000048"
+    tensors = load_file(folder / "averages.safetensors")
+    save_file({name: value[:1].clone() for name, value in tensors.items()}, folder / "averages.safetensors")
+    write_manifest(folder)
+    error = refused(capsys, "ema", mixed, "--sigma_rel", "0.1", "--out", tmp_path / "out")
+    assert "the snapshot update-00000048 in" in error
+    assert not (tmp_path / "out").exists()
 
 
 def test_wide_averages_are_warned_about(run, tmp_path, capsys):

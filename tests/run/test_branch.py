@@ -14,12 +14,10 @@ from continued_runs import SMALL, applied_is, assert_same_end, from_the_start, n
 from diffusers_lrlab import branch
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.forecast.describe import _num_checkpoints
-from diffusers_lrlab.hub.rerun import recorded_options
+from diffusers_lrlab.hub.rerun import repeated_options
 from diffusers_lrlab.run.branch import _command, parse_changes
 from diffusers_lrlab.run.child import Child
 from diffusers_lrlab.run.parent import read_parent
-
-pytestmark = pytest.mark.usefixtures("blank_pictures")
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +80,8 @@ def test_other_settings_of_the_optimizer(trunk, folder, capsys):
     assert losses[0][-1]["loss"] != losses[1][-1]["loss"]
     assert runs.read_record(run)["run"]["parent"]["changed"] == {"beta2": [0.999, 0.9], "weight_decay": [1e-6, 0.0]}
     with pytest.raises(LabError, match="was branched with other settings of the optimizer"):
-        recorded_options(run)
-    assert recorded_options(run, trains=False)["adam_beta2"] == 0.9  # enough for its data and model
+        repeated_options(run)
+    assert repeated_options(run, trains=False)["adam_beta2"] == 0.9  # enough for its data and model
     assert branch(trunk, 16, 4, optimizer_kwargs={"beta2": 0.9, "weight_decay": 0.0}, output_dir=folder / "with") == [run]
     with pytest.raises(LabError, match="holds another run, branched from update 16"):
         branch(trunk, 16, 4, output_dir=folder / "with")
@@ -164,8 +162,11 @@ def test_refused_for_schedules_without_a_plateau(folder):
 def test_what_is_asked_for_beside_the_optimizer():
     assert parse_changes(None) == {}
     assert parse_changes("beta2=0.9995") == {"beta2": 0.9995}
-    with pytest.raises(LabError, match="key=value is missing"):
-        parse_changes("beta2")
+    for text in ("", "beta2"):
+        with pytest.raises(LabError, match=f"--with '{text}': must be key=value,key=value"):
+            parse_changes(text)
+    with pytest.raises(LabError, match="Cannot read the spec string"):
+        parse_changes("beta2=0.9,weight_decay")
 
 
 def test_muon_has_settings_for_vectors_too(folder):

@@ -12,7 +12,6 @@ from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.training.run_folder import RunFolder
 
 FIXTURE = Path(__file__).parents[1] / "compatibility" / "v0.1.0"
-pytestmark = pytest.mark.usefixtures("blank_pictures")
 
 
 def copy_of_run(path):

@@ -12,8 +12,6 @@ from faults.injected import DAMAGE
 
 from diffusers_lrlab.cli.main import main
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):

@@ -16,8 +16,6 @@ from diffusers_lrlab.core.manifest import MANIFEST, write_manifest
 from diffusers_lrlab.schedules.continued import RunCurve
 from diffusers_lrlab.schedules.resolve import resolve_schedule
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -198,7 +196,7 @@ def test_refused_before_anything_is_written(folder, trunk, cosine):
         bare: "has no checkpoint",
         plateau: "follows the validation loss",
         moving: "its curriculum follows the length of the run",
-        newer: "has the option 'unheard_of', which this version",
+        newer: "has 'unheard_of', which this version does not know",
         several: "was trained by 2 processes",
         folder / "nowhere": "must be the folder of a run",
     }

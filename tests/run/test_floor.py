@@ -2,13 +2,17 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
+import runs
 import torch
 
 from diffusers_lrlab.cli.main import main
-from diffusers_lrlab.run.floor import Floor
+from diffusers_lrlab.diagnostics.plot import floor_in_words
+from diffusers_lrlab.diagnostics.timestep_log import read_timesteps
+from diffusers_lrlab.evaluation.floor_of_data import Floor
 
 TINY = ["--ddpm_num_steps=20", "--num_validation_images=400", "--no_evaluation", "--max_train_steps=20", "--cpu_threads=1"]
 
@@ -27,6 +31,7 @@ def floor_of(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.pictures
 def test_losses_of_a_run_are_above_the_floor(folder, capsys, tmp_path):
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     state = torch.get_rng_state()
@@ -108,3 +113,37 @@ def test_a_run_without_losses_by_timestep_is_refused(capsys, tmp_path):
     assert main(["train", "--dataset_name=rings", f"--output_dir={tmp_path / 'run'}", "--log_timestep_bins=0", *TINY]) == 0
     assert main(["floor", f"--run={tmp_path / 'run'}"]) == 2
     assert "--log_timestep_bins" in capsys.readouterr().err
+
+
+def test_a_run_logs_its_floor_once(tmp_path, capsys, monkeypatch):
+    """It is that of `lrlab floor`, is told before, stays in the log of a resumed run, and changes nothing else."""
+    monkeypatch.setattr("diffusers_lrlab.evaluation.floor_of_data._QUERIES", 50)
+    asked = [*runs.tiny_arguments(tmp_path), "--log_timestep_bins=2", "--checkpointing_steps=2", "--max_train_steps=2"]
+    asked += ["--num_validation_images=20", "--no_preflight"]
+    first = [*asked, f"--output_dir={tmp_path / 'run'}", "--log_loss_floor"]
+    assert main(["train", *first, "--dry_run"]) == 0
+    assert re.search(r"of it .* s for the floor of the loss, before training", capsys.readouterr().out)
+    assert main(["train", *first]) == 0
+    assert main(["train", *first, "--resume_from_checkpoint=latest"]) == 0
+    frame = read_timesteps(tmp_path / "run" / "lrlab" / "timesteps.parquet").to_pandas()
+    logged = frame.dropna(subset="loss_floor")
+    assert (logged["update"].tolist(), logged["bin"].tolist()) == ([0, 0], [0, 1])
+    capsys.readouterr()
+    assert main(["floor", "--json", f"--run={tmp_path / 'run'}"]) == 0
+    assert logged["loss_floor"].tolist() == json.loads(capsys.readouterr().out)["of_set"]
+    assert main(["train", *asked, f"--output_dir={tmp_path / 'other'}"]) == 0
+    assert runs.read_metrics(tmp_path / "other") == runs.read_metrics(tmp_path / "run")
+
+
+def test_a_floor_that_cannot_be_told_is_refused_before_training(tmp_path, capsys):
+    asked = ["train", *TINY, "--dataset_name=digits", f"--output_dir={tmp_path / 'run'}", "--log_loss_floor"]
+    assert main([*asked, "--in_memory_limit_mb=0"]) == 2
+    assert "--log_loss_floor True: must be left out for data that are not in memory" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert main([*asked, "--log_timestep_bins=0"]) == 2
+    assert "--log_loss_floor has no effect without --log_timestep_bins above 0" in capsys.readouterr().err
+
+
+def test_the_plot_says_how_much_is_noise():
+    assert floor_in_words(0.6931, 0.6601) == "of the loss of 0.693, 0.66 is noise that nobody can predict"
+    assert floor_in_words(0.65, 0.6601) == "the loss of 0.65 is below the floor of 0.66"

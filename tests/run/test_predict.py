@@ -1,5 +1,6 @@
 """`lrlab predict` and `lrlab preview --predict`: from folders of runs and studies whose losses are made up by a law."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -11,11 +12,13 @@ from tables import cases
 from diffusers_lrlab import lr_curve
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.manifest import with_sum
-from diffusers_lrlab.diagnostics.timestep_log import table_of_rows, write_timesteps
+from diffusers_lrlab.diagnostics.timestep_log import TimestepLog, table_of_rows, write_timesteps
+from diffusers_lrlab.evaluation.floor_of_data import Floor
 from diffusers_lrlab.forecast.law_check import Check
 from diffusers_lrlab.forecast.loss_laws import LAWS, RateSums
+from diffusers_lrlab.run.known_floor import floor_of_run
 from diffusers_lrlab.run.loss_curves import by_schedule, merged_parts, read_runs
-from diffusers_lrlab.run.predict import best_known, forecast_loss
+from diffusers_lrlab.run.predict import forecast_loss
 from diffusers_lrlab.schedules.resolve import resolve_schedule
 
 RECORD = json.loads((Path(__file__).parents[2] / "model_cards" / "ddpm-digits-8" / "lrlab" / "run.json").read_text())
@@ -74,6 +77,7 @@ def predict(capsys, *arguments, status=0, command="predict"):
 USUAL = ("--floor=0", "--law=annealing")
 
 
+@pytest.mark.pictures
 def test_other_schedules_lengths_and_peaks_are_predicted(folders, capsys, tmp_path):
     asked = ("--lr_scheduler=rex", "--lr_scheduler=exponential", "--max_train_steps=400", "--learning_rate=5e-4")
     out = tmp_path / "losses.png"
@@ -97,6 +101,12 @@ def test_other_schedules_lengths_and_peaks_are_predicted(folders, capsys, tmp_pa
     assert "The interval" not in text
 
 
+def test_a_flag_that_is_repeated_adds_runs(folders, capsys):
+    """Rather than the last one alone being used, without a word."""
+    found = predict(capsys, "--from", folders[0], "--from", *folders[1:], *USUAL, "--json").out
+    assert found == predict(capsys, "--from", *folders, *USUAL, "--json").out
+
+
 def test_the_best_schedule_is_one_to_run(folders, capsys):
     found = json.loads(predict(capsys, "--from", *folders, "--best", *USUAL, "--json").out)["predicted"]
     finals = [one["final"] for one in found]
@@ -107,6 +117,33 @@ def test_the_best_schedule_is_one_to_run(folders, capsys):
     assert f"--lr_scheduler={found[0]['schedule']} --max_train_steps=200" in text.replace("'", "")
     assert re.search(r"\n\d+ of 85 schedules are predicted within|\nOf 85 schedules, no other one is predicted within", text)
     assert lr_curve(found[0]["schedule"], PEAK, WARMUP, LENGTH)[-1] < PEAK
+
+
+def test_the_best_schedule_at_the_edge_of_the_search_is_told(folders):
+    forecast = forecast_loss(folders, floor=0, law="annealing")
+    longest = "Its decay takes 80% of the run, the longest that was searched, so a longer one may be better"
+    shortest = "Its decay takes 5% of the run, the shortest that was searched, so a shorter one may be better"
+    for spec, wanted in {
+        "warmup_stable_decay:num_decay_steps=0.8,decay_type=linear": longest,
+        "join:schedules=[constant|rex],boundaries=[0.2]": longest,
+        "join:schedules=[constant|rex],boundaries=[0.95]": shortest,
+        "warmup_stable_decay:num_decay_steps=0.3,decay_type=linear": "",
+        "cosine": "",
+    }.items():
+        found = forecast.edge_in_words(forecast.forecaster.predict(forecast.candidate(spec)))
+        assert found.startswith(wanted), spec
+        assert bool(found) == bool(wanted), spec
+
+
+def test_measured_losses_have_the_colours_of_their_schedules(folders):
+    """That of a prediction for the same rates, else one of their own."""
+    forecast = forecast_loss(folders, floor=0, law="annealing")
+    predicted = [forecast.forecaster.predict(forecast.candidate(spec)) for spec in ("rex", "cosine")]
+    shown = forecast.losses_to_draw(predicted)
+    assert [one.color for one in shown.measured] == [2, 1, 3]  # of constant, cosine and WSD
+    assert list(shown.predicted) == ["rex", "cosine"]
+    for one, curve in zip(shown.measured, forecast.forecaster.curves, strict=True):
+        np.testing.assert_array_equal(one.points, (curve.updates, curve.losses))
 
 
 def test_a_failed_check_shows_no_forecast(tmp_path, capsys):
@@ -131,9 +168,10 @@ def test_a_preview_refuses_a_schedule_before_it_reads_runs(capsys, tmp_path):
     )
 
 
+@pytest.mark.pictures
 def test_a_preview_draws_predicted_losses(folders, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("diffusers_lrlab.forecast.law_check.LAWS", {"annealing": LAWS["annealing"]})
-    monkeypatch.setattr("diffusers_lrlab.run.predict._computed_floor", lambda run: None)
+    monkeypatch.setattr("diffusers_lrlab.run.predict._known_floor", lambda run: None)
     asked = ("--lr_scheduler=rex", "--num_training_steps=200", "--num_warmup_steps=10", "--learning_rate=1e-3", "--predict")
     text = predict(capsys, *asked, *folders, command="preview").out
     assert "predicted validation loss, from update 11" in text
@@ -152,7 +190,7 @@ def test_a_preview_draws_predicted_losses(folders, capsys, tmp_path, monkeypatch
 
 
 def test_the_floor_of_the_data_is_used(folders, monkeypatch):
-    monkeypatch.setattr("diffusers_lrlab.run.predict._MAX_IMAGES", 100)
+    monkeypatch.setattr("diffusers_lrlab.run.known_floor.MOST_IMAGES", 100)
     forecast = forecast_loss(folders[:1], law="bound")
     assert 0 < forecast.forecaster.floor < 1
     assert any(model.with_floor for model in forecast.forecaster.check.errors) or forecast.forecaster.check.notes
@@ -282,8 +320,41 @@ def test_parts_of_the_noise_levels_are_means_of_bins():
     np.testing.assert_array_equal(merged_parts(np.arange(7.0)), [3.0])
 
 
+def test_the_floor_is_computed_once(folders, monkeypatch):
+    """It is kept beside the run, with what decides it; a damaged file is computed anew."""
+    monkeypatch.setattr("diffusers_lrlab.run.known_floor.MOST_IMAGES", 100)
+    (run,) = read_runs(folders[:1])
+    file = folders[0] / "lrlab" / "loss_floor.json"
+    file.unlink(missing_ok=True)
+    first, found = floor_of_run(run), file.read_text()
+    computed = []
+    monkeypatch.setattr("diffusers_lrlab.run.known_floor.loss_floor", lambda *given: computed.append(given) or Once)
+    assert (floor_of_run(run).tolist(), computed) == (first.tolist(), [])
+    other = dataclasses.replace(run, options=run.options | {"random_flip": not run.options["random_flip"]})
+    assert (floor_of_run(other).tolist(), len(computed)) == ([0.5], 1)
+    assert (floor_of_run(run).tolist(), len(computed)) == (first.tolist(), 1)
+    for damaged in ("{}", "[1]", "no", '[{"of": {}, "floor": ["x"]}]', found[: len(found) // 2]):
+        file.write_text(damaged)
+        assert floor_of_run(run).tolist() == [0.5], damaged
+
+
+class Once:
+    @staticmethod
+    def best_known():
+        return np.array([0.5])
+
+
+def test_the_logged_floor_is_taken(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr("diffusers_lrlab.run.known_floor.loss_floor", None)
+    log = TimestepLog(2, 1000)
+    log.add_floor(0, np.array([0.2, 0.1]))
+    write_timesteps(log.table, tmp_path / "rows.parquet")
+    (run,) = read_runs(folders[:1])
+    assert floor_of_run(dataclasses.replace(run, timesteps_file=tmp_path / "rows.parquet")).tolist() == [0.2, 0.1]
+
+
 def test_an_unknown_floor_is_that_of_the_training_set():
     class Found:
         of_set, exact = np.array([1.0, 2.0]), np.array([np.nan, 3.0])
 
-    assert best_known(Found).tolist() == [1.0, 3.0]
+    assert Floor.best_known(Found).tolist() == [1.0, 3.0]

@@ -12,8 +12,6 @@ from tables import cases
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.optimizers.entries import check_installed
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 
 def is_installed(name):
     try:

@@ -35,6 +35,7 @@ def test_every_schedule_is_read_back_as_it_was(tmp_path, name):
         np.testing.assert_array_equal(wanted, found)
 
 
+@pytest.mark.pictures
 def test_a_folder_has_data_picture_and_card(tmp_path):
     write_schedule_folder(tmp_path / "mine", "join:schedules=[constant|rex:d=0.9],boundaries=[0.5]")
     assert {path.name for path in (tmp_path / "mine").iterdir()} == {"schedule.json", "schedule.png", "README.md"}
@@ -145,7 +146,7 @@ def test_a_published_schedule_can_be_held_still(mine, hub, tmp_path):
     assert shown[0] != shown[1] == shown[2]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "message"),
     [
         ("hub:user/nothing", "no such repository"),

@@ -14,7 +14,6 @@ from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.same_command import source_sum
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
 SPEC = {
     "base": {"max_train_steps": 4, "train_batch_size": 8, "num_validation_images": 20, "distance_samples": 20},
     "arms": {"constant": {"lr_scheduler": "constant"}},

@@ -20,7 +20,7 @@ from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import load_spec
 
-pytestmark = pytest.mark.usefixtures("blank_pictures", "bare")
+pytestmark = pytest.mark.usefixtures("bare")
 
 
 # --- consistency and the loss between runs ---------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from diffusers_lrlab.study.spec.reading import load_spec, spec_from_dict
 from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.training.trainer import Trainer
 
-pytestmark = pytest.mark.usefixtures("blank_pictures", "bare")
+pytestmark = pytest.mark.usefixtures("bare")
 
 ARMS = {"cosine": {"lr_scheduler": "cosine"}, "wsd": {"lr_scheduler": "wsd:num_decay_steps=0.4,decay_type=linear"}}
 BY_BRANCHES = {

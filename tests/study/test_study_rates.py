@@ -22,7 +22,7 @@ from small_studies import (
 
 from diffusers_lrlab.cli.main import main
 
-pytestmark = pytest.mark.usefixtures("blank_pictures", "bare")
+pytestmark = pytest.mark.usefixtures("bare")
 
 
 # --- learning rates --------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.analysis.runs_table import read_runs, write_runs
 from diffusers_lrlab.study.spec.reading import load_spec, preset_names
 
-pytestmark = pytest.mark.usefixtures("blank_pictures", "bare")
+pytestmark = pytest.mark.usefixtures("bare")
 
 
 @pytest.fixture(scope="module")

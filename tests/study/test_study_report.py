@@ -44,6 +44,8 @@ from diffusers_lrlab.study.report.limitations import limitations
 from diffusers_lrlab.study.report.report import write_report
 from diffusers_lrlab.study.runs.progress import StudyProgress
 
+pytestmark = pytest.mark.pictures
+
 SPEEDUPS = [
     {"arm": "a", "dataset": "dino", "n": 5, "censored": 0, "ends_worse": 0, "updates_needed": 9000.0, "speedup": None,
      "ci_low": None, "ci_high": None, "p": None, "p_adjusted": None},

@@ -27,7 +27,7 @@ from tables import rows
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.study.runs.results import RunResult, StudyFolder
 
-pytestmark = pytest.mark.usefixtures("blank_pictures", "bare")
+pytestmark = pytest.mark.usefixtures("bare")
 
 
 # --- again -----------------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ from diffusers_lrlab.study.spec.reading import load_spec, spec_from_dict
 from diffusers_lrlab.study.stacked.stacks import split_into_stacks
 from diffusers_lrlab.training.config import TrainingConfig
 
-pytestmark = pytest.mark.usefixtures("blank_pictures", "bare")
+pytestmark = pytest.mark.usefixtures("bare")
 
 
 # --- what a study writes ---------------------------------------------------------------------------------------------

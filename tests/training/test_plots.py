@@ -3,8 +3,11 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from diffusers_lrlab.training.plots.run import plot_losses, plot_lr
+
+pytestmark = pytest.mark.pictures
 
 
 def test_a_log_that_lost_its_rows_is_drawn_without_them(tmp_path):

@@ -268,6 +268,7 @@ def test_one_dimension_is_drawn_as_a_histogram(tmp_path):
     assert (tmp_path / "run/lrlab/samples.png").stat().st_size > 2000
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize("num_held_out", [0, 1, 64])
 def test_trackers_are_shown_a_picture_whatever_is_held_out(tmp_path, model, num_held_out):
     trainer = make_trainer(tmp_path, model, num_validation_images=num_held_out)

@@ -2,7 +2,6 @@
 
 import filecmp
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from diffusers_lrlab.averaging.averages import EMA
 from diffusers_lrlab.averaging.forms import EMAForm, forms_of
 from diffusers_lrlab.averaging.snapshots import read_snapshots
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.diffusers_plugin.hooks.ema import EMAHook
 from diffusers_lrlab.forecast.describe import _disk_lines
 from diffusers_lrlab.forecast.memory import forecast_memory
 from diffusers_lrlab.forecast.timing import forecast_time
@@ -172,8 +170,6 @@ def test_hosts_that_cannot_keep_them_refuse_them_before_work_starts(monkeypatch,
     study = {"base": {"max_train_steps": 30, "ema": ema}, "arms": {"a": {}, "b": {"lr_scheduler": "constant"}}}
     with pytest.raises(LabError, match="In the arm 'a'.*one average without snapshots, as a study keeps no weights"):
         expand(read_spec({**study, "datasets": ["dino"], "seeds": 1}, "study"))
-    with pytest.raises(LabError, match="--ema .*one average without snapshots in a third-party script"):
-        EMAHook(None, SimpleNamespace(run=None), ema)
     for name, value in {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(LabError, match="needs a whole model, and FSDP shards it"):

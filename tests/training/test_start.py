@@ -16,7 +16,6 @@ from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.resume import choose_start
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
 LATEST = "--resume_from_checkpoint=latest"
 
 

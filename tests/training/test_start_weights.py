@@ -18,7 +18,7 @@ from diffusers_lrlab import MLPDenoiser, TrainingConfig
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.manifest import file_sums
 from diffusers_lrlab.data import image_loading, points
-from diffusers_lrlab.hub.rerun import compare_runs, recorded_options
+from diffusers_lrlab.hub.rerun import compare_runs, repeated_options
 from diffusers_lrlab.models.registry import DENOISERS, register_denoiser
 from diffusers_lrlab.models.start_weights import find_start_weights
 from diffusers_lrlab.run.train import run_training
@@ -255,7 +255,7 @@ def test_a_start_on_the_hub_is_recorded_by_its_commit_which_a_rerun_takes(models
     other = load_file(models / "unet" / WEIGHTS)
     save_file({key: value + 1 for key, value in other.items()}, tmp_path / "other", {"format": "pt"})
     repo.commit({**files, f"unet/{WEIGHTS}": (tmp_path / "other").read_bytes()}, "others")
-    assert recorded_options(tmp_path / "first")["revision"] == commit
+    assert repeated_options(tmp_path / "first")["revision"] == commit
     rerun = ["-m", "diffusers_lrlab.cli.main", "rerun", tmp_path / "first", "--out", tmp_path / "again", "--compare"]
     status, stdout, stderr = started.run(*rerun, env=hub.env)
     assert status == 0, stdout + stderr

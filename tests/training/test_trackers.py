@@ -17,7 +17,6 @@ from diffusers_lrlab.training import resolve
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.trackers import log_images, scalars_of, start_trackers, tracker_ids
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
 TINY = {"_class_name": "MLPDenoiser", "dimension": 2, "hidden_size": 16, "embedding_size": 8, "num_layers": 1}
 SMALL = {
     "dataset_name": "dino",

@@ -142,6 +142,7 @@ def test_the_finder_keeps_the_factors(tmp_path, monkeypatch):
     assert all(hidden == lr / 4 for lr, hidden in seen)
 
 
+@pytest.mark.pictures
 def test_the_plan_shows_the_factors(tmp_path):
     plan = make_trainer(tmp_path, width_base=8, adam_weight_decay=0.1).run.plan
     text = describe_plan(plan)

@@ -1,5 +1,6 @@
 """An exponential moving average of the weights that a third-party script trains, saved in the script's format."""
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -7,14 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import torch
-
-from ...averaging.forms import EMAForm, split_specs
-from ...core.errors import LabError, must_be
+from ...averaging.forms import EMAForm
+from ...core.errors import LabError
 from ...core.files import atomic_folder
 from ...core.words import counted
 from ..host.files import problem_with
 from ..host.hook import Hook, Host
+from ..host.script_averages import BY_NAMES, ScriptAverages, numbered
 from ..host.trained_models import TrainedModels
 from ..script.source import HostScript, NotRecognised, lines_of
 from ..trainers.find import trainer_of
@@ -23,7 +23,6 @@ from .clock import HostClock, clock_of
 SWAPS = ("validation", "final", "both")
 _END, _HOOK, _VALIDATION = "wait_for_everyone", "register_save_state_pre_hook", "log_validation"
 _STATE = Path("lrlab", "ema.safetensors")  # in a checkpoint of the script
-_BY_NAMES = "average.safetensors"  # for weights that the script's own files lack
 _NAMES_SHOWN = 3
 
 
@@ -72,35 +71,37 @@ def make(host: Host) -> Hook:
     return EMAHook(script, clock_of(host), host.options.ema, host.options.ema_swap)
 
 
-def _form_of(spec: str) -> EMAForm:
-    """The form of `--ema`; a `LabError` for several averages and for snapshots, of which a script has no folder."""
-    form = EMAForm.of(spec) if len(split_specs(spec)) == 1 else None
-    if form is None or form.is_posthoc:
-        hint = "give power_function:sigma_rel=0.05, or use `lrlab train`, which takes snapshots"
-        raise must_be("--ema", spec, "one average without snapshots in a third-party script", hint)
-    return form
-
-
 class EMAHook:
     """
     Averages all trainable parameters after each update, in float32, and writes the average to `lrlab/ema` in the script's
-    output folder at the end, and in each of its checkpoints, with the state for a resume beside it.
+    output folder at the end, and in each of its checkpoints, with the state for a resume beside it. Of several averages, the
+    first one is that; the others are in `lrlab/ema_2` and so on. `lrlab/ema_snapshots` has snapshots of post-hoc averages,
+    from which `lrlab ema` makes others.
 
     `swap` says where the average replaces the weights: in "validation", in the "final" result of the script, or in "both".
     """
 
     def __init__(self, script: HostScript, clock: HostClock, spec: str, swap: str | None = None):
-        self.form, self.script, self.clock, self.run = _form_of(spec), script, clock, clock.run
+        self.averages, self.script, self.clock, self.run = ScriptAverages(spec), script, clock, clock.run
         _recognise_loop(script)
         self.swaps: tuple[str | None, ...] = SWAPS[:2] if swap == "both" else (swap,)
         self.is_active, self.is_saved, self.is_swapped = True, False, False
         self.trained: Any = None  # the models, once they are prepared
-        self.average: Any = None  # an `EMA`; none before, and after a resume without it
         self.num_seen = 0  # updates in the average, including those before a resume
         self.saved: Saved | None = None
         self.not_finite: list[str] = []  # names of tensors in the written average
         self._validates = self._has_warned = False
         self._registered: Any = None  # the accelerator with our hooks
+
+    @property
+    def form(self) -> EMAForm:
+        """That of the first average."""
+        return self.averages.forms[0]
+
+    @property
+    def average(self) -> Any:
+        """The first average; `None` before there is one, and after a resume without it."""
+        return self.averages.emas[0] if self.averages.emas else None
 
     def install(self) -> None:
         from accelerate import Accelerator
@@ -130,8 +131,8 @@ class EMAHook:
         except NotRecognised as reason:
             self._refuse(reason)
             return
-        if self.form.lacks_images and (images := self.run.images_per_update(f"--ema {self.form.name}")) is not None:
-            self.form = self.form.with_images(images)
+        if self.averages.lacks_images and (images := self.run.images_per_update(f"--ema {self.form.name}")) is not None:
+            self.averages.know_images(images)
         self._restart()
         accelerator = self.run.accelerator
         if self._registered is not accelerator:
@@ -146,14 +147,12 @@ class EMAHook:
             self.run.refuse("--ema_swap final", NotRecognised(skips))
 
     def _refuse(self, reason: NotRecognised) -> None:
-        self.is_active, self.average = False, None
+        self.is_active, self.averages.emas = False, []
         self.run.refuse("--ema", reason)
 
     def _restart(self) -> None:
-        """The average is the weights as they are."""
-        from ...averaging.averages import EMA
-
-        self.average = EMA(self.trained.parameters, self.form, dtype=torch.float32)
+        """The averages are the weights as they are."""
+        self.averages.restart(self.trained.parameters)
 
     def _swap_in_validation(self) -> None:
         variables = sys.modules["__main__"].__dict__
@@ -196,11 +195,21 @@ class EMAHook:
                 return
         if self.average is None:  # of a resume from a checkpoint without it
             self._restart()
-        if self.form.lacks_images:  # its data are prepared apart from the models
-            self.form = self.form.with_images(self.run.must_know_images(f"--ema {self.form.name}"))
-            self.average.form = self.form
+        if self.averages.lacks_images:  # its data are prepared apart from the models
+            self.averages.know_images(self.run.must_know_images(f"--ema {self.form.name}"))
         self.num_seen += 1
-        self.average.advance(self.num_seen)
+        if self.averages.updates is None:
+            missed, last = (
+                self._num_updates() - self.num_seen,
+                self.clock.count_updates(),
+            )  # before a resume without averages
+            self.averages.plan_snapshots(None if last is None else last - missed)
+            if self.run.accelerator.is_main_process:
+                self.averages.rewind_snapshots(self.run.lab_folder, self.num_seen - 1)
+        self.averages.advance(self.num_seen)
+        if self.run.accelerator.is_main_process:
+            named = self.run.lab_folder, self.num_seen, self.trained.names, Path(self.script.path).name
+            self.averages.write_snapshot(*named)
 
     def _num_updates(self) -> int:
         """Updates so far, including those before a resume."""
@@ -217,24 +226,37 @@ class EMAHook:
 
     # --- what is saved -----------------------------------------------------------------------------------------------
 
-    def _save_model(self, folder: Path) -> None:
-        """Saves in the script's format; if that lacks weights, also all of them by the names of parameters."""
-        with atomic_folder(folder) as temporary, self.weights():
+    def _save_models(self, folder: Path) -> None:
+        """Saves the averages in the script's format, those beside the first one in folders beside it."""
+        for index in self.averages.saved[1:]:
+            with self.averages.emas[index].swapped_in():
+                self._save_model(numbered(folder, index), index)
+        with self.weights():
+            missing = self._save_model(folder)
+            self.not_finite = self.trained.not_finite()
+        self.saved = Saved(folder / BY_NAMES if missing else folder, self.num_seen)
+
+    def _save_model(self, folder: Path, index: int = 0) -> list[str]:
+        """
+        Saves the current weights, which are an average, in the script's format; if that lacks weights, also all of them by
+        the names of parameters. Returns those names.
+        """
+        with atomic_folder(folder) as temporary:
             self.trained.save(temporary)
-            missing, self.not_finite = self.trained.missing_from(temporary), self.trained.not_finite()
-            if missing:
-                self.trained.save_tensors(temporary / _BY_NAMES, self.average.shadow_params, self._metadata())
-        self.saved = Saved(folder / _BY_NAMES if missing else folder, self.num_seen)
+            if missing := self.trained.missing_from(temporary):
+                weights = self.averages.emas[index].shadow_params
+                self.trained.save_tensors(temporary / BY_NAMES, weights, self._metadata(index))
         if missing and not self._has_warned:
             self._has_warned = True
             names = ", ".join(missing[:_NAMES_SHOWN]) + ", ..." * (len(missing) > _NAMES_SHOWN)
             self.run.warn(
                 f"the script's hook for checkpoints omits {len(missing)} of {len(self.trained.names)} trained tensors "
-                f"({names}): the whole average is in {_BY_NAMES} beside its files, by the names of parameters."
+                f"({names}): the whole average is in {BY_NAMES} beside its files, by the names of parameters."
             )
+        return missing
 
-    def _metadata(self) -> dict[str, str]:
-        return {"num_updates": str(self.num_seen), "form": str(self.form)}
+    def _metadata(self, index: int = 0) -> dict[str, str]:
+        return {"num_updates": str(self.num_seen), "form": str(self.averages.forms[index])}
 
     def _save_state(self, models: Any, weights: Any, folder: str) -> None:
         """Adds the average to a checkpoint of the script, which may be saved by one process alone."""
@@ -244,26 +266,30 @@ class EMAHook:
             self.run.warn(
                 "the weights of this checkpoint are the average, since it was saved after the last update (--ema_swap)."
             )
-        self._save_model(Path(folder) / "lrlab" / "ema")
-        self.trained.save_tensors(Path(folder) / _STATE, self.average.shadow_params, self._metadata())
+        self._save_models(Path(folder) / "lrlab" / "ema")
+        for index, average in enumerate(self.averages.emas):
+            state = numbered(Path(folder) / _STATE, index)
+            self.trained.save_tensors(state, average.shadow_params, self._metadata(index))
 
     def _load_state(self, models: Any, folder: str) -> None:
-        """Loads the average, before the script's weights."""
-        path = Path(folder) / _STATE
+        """Loads the averages, before the script's weights."""
         if not self.is_active:
             return
-        if not path.exists():
-            self.num_seen, self.average = 0, None
-            self.run.warn(
-                "the checkpoint has no average (it was made without --ema), so the average starts from the weights."
-            )
+        paths = [numbered(Path(folder) / _STATE, index) for index in range(len(self.averages.forms))]
+        self.averages.updates = None
+        if missing := [index for index, path in enumerate(paths) if not path.exists()]:
+            of = "average (it was made without --ema)" if 0 in missing else f"average number {missing[0] + 1} of --ema"
+            start = "the average starts" if len(paths) == 1 else "all averages start"
+            self.num_seen, self.averages.emas = 0, []
+            self.run.warn(f"the checkpoint has no {of}, so {start} from the weights.")
             return
-        saved, metadata = self.trained.load_tensors(path)
-        if metadata["form"] != str(self.form):
-            self.run.warn(f"the average was {metadata['form']} before, and continues as {self.form}.")
+        loaded = [self.trained.load_tensors(path) for path in paths]
         self._restart()
-        self.average.shadow_params = saved
-        self.num_seen = int(metadata["num_updates"])
+        for form, average, (saved, metadata) in zip(self.averages.forms, self.averages.emas, loaded, strict=True):
+            if metadata["form"] != str(form):
+                self.run.warn(f"the average was {metadata['form']} before, and continues as {form}.")
+            average.shadow_params = saved
+        self.num_seen = int(loaded[0][1]["num_updates"])
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -283,7 +309,9 @@ class EMAHook:
             self.average.copy_to(self.trained.parameters)
             self.is_swapped = True
         if self.run.accelerator.is_main_process:
-            self._save_model(self.folder)
+            self._save_models(self.folder)
+            with contextlib.nullcontext() if self.is_swapped else self.average.swapped_in():
+                self.averages.write_places(self.run.lab_folder, self.trained, self.folder)
         self.is_saved = True
 
     def _finish_late(self) -> None:
@@ -312,6 +340,10 @@ class EMAHook:
             where = f"was written but is lost: {problem}"
         text = f"--ema {self.form.name}: the average of {counted(self.saved.num_updates, 'update')} {where}"
         text += ", and in the script's final result." if self.is_swapped else "."
+        if others := [numbered(self.folder, index).name for index in self.averages.saved[1:]]:
+            text += f" Beside it: {', '.join(others)}."
+        if self.averages.posthoc is not None and self.is_saved:
+            text += f" Averages of other widths: lrlab ema {self.run.lab_folder.parent} --sigma_rel 0.075."
         if self.not_finite:
             tensors = f"{len(self.not_finite)} of its {counted(len(self.trained.names), 'tensor')}"
             text += f" It cannot be used: {tensors} hold values that are not finite, such as {self.not_finite[0]}."

@@ -12,7 +12,7 @@ from safetensors import safe_open
 # Other files of accelerate's checkpoints.
 _OTHER_STATES = ("optimizer", "scheduler", "sampler", "scaler", "random_states", "dl_state")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-Tensors = Iterator[tuple[str, torch.Size, Callable[[], torch.Tensor]]]
+Tensors = Iterator[tuple[Path, str, torch.Size, Callable[[], torch.Tensor]]]
 
 
 def problem_with(path: Path) -> str | None:
@@ -37,18 +37,18 @@ def first_problem(*paths: Path) -> str | None:
 
 
 def stored_tensors(folder: Path) -> Tensors:
-    """Name, shape and a reader of each tensor in the weight files of a folder, without those of `lrlab/`."""
+    """File, name, shape and a reader of each tensor in the weight files of a folder, without those of `lrlab/`."""
     for path in sorted(folder.rglob("*")):
         if "lrlab" in path.relative_to(folder).parts or path.name.startswith(_OTHER_STATES):
             continue
         if path.suffix == ".safetensors":
             file = safe_open(path, "pt")  # open as long as its tensors may be read
             for name in file.keys():
-                yield name, torch.Size(file.get_slice(name).get_shape()), functools.partial(file.get_tensor, name)
+                yield path, name, torch.Size(file.get_slice(name).get_shape()), functools.partial(file.get_tensor, name)
         elif path.suffix in _PICKLES:
             for name, value in _pickled(path).items():
                 if isinstance(value, torch.Tensor):
-                    yield name, value.shape, value.clone
+                    yield path, name, value.shape, value.clone
 
 
 def _pickled(path: Path) -> dict[str, Any]:

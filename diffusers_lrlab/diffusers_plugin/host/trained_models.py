@@ -82,24 +82,27 @@ class TrainedModels:
             save(left, folder / name, safe_serialization=True)
 
     def missing_from(self, folder: Path) -> list[str]:
+        """The trained parameters whose current values are in no file of a folder, by name."""
+        found = self.places_in(folder)
+        return [name for name in self.names if name not in found]
+
+    def places_in(self, folder: Path) -> dict[str, tuple[str, str]]:
         """
-        The trained parameters whose current values are in no file of a folder, by name.
+        The file, relative to a folder, and the name there of the current values of each trained parameter that it has.
 
         A script may save under other names, so any tensor of the same shape and values counts, once each; those whose names
         end in the parameter's are compared first.
         """
-        stored = [*stored_tensors(folder)]
-        missing = []
+        stored, places = [*stored_tensors(folder)], dict[str, tuple[str, str]]()
         for name, parameter in zip(self.names, self.parameters, strict=True):
             own = name.partition(".")[2]
-            found = [index for index, (_, shape, _) in enumerate(stored) if shape == parameter.shape]
-            found.sort(key=lambda index: not f".{stored[index][0]}".endswith(f".{own}"))
-            match = next((index for index in found if _holds(stored[index][2](), parameter)), None)
-            if match is None:
-                missing.append(name)
-            else:
-                stored.pop(match)
-        return missing
+            found = [index for index, (_, _, shape, _) in enumerate(stored) if shape == parameter.shape]
+            found.sort(key=lambda index: not f".{stored[index][1]}".endswith(f".{own}"))
+            match = next((index for index in found if _holds(stored[index][3](), parameter)), None)
+            if match is not None:
+                file, name_there, _, _ = stored.pop(match)
+                places[name] = file.relative_to(folder).as_posix(), name_there
+        return places
 
     def not_finite(self) -> list[str]:
         """The trained parameters with values that are not finite, by name."""

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from ...core.errors import LabError
+from ...data.toy2d_entries import TOY_DATASETS
 from ..spec.claims import link_of
 from ..spec.reading import load_spec, preset_names
 from ..spec.spec import ARM_NOTES, Claim, StudySpec
@@ -36,6 +37,7 @@ def _row(spec: StudySpec, card: Path | None) -> dict[str, Any]:
         "name": spec.name,
         "title": spec.title,
         "command": f"lrlab study run {spec.name} --out {spec.name}",
+        "own_data": f"lrlab study run {spec.name} --out my-{spec.name} --dataset_name {_yours(spec)}",
     }
     if card is None:
         row |= {"card": None, "arms": list(spec.arms), "datasets": list(spec.datasets), "seeds": len(spec.seeds)}
@@ -47,6 +49,12 @@ def _row(spec: StudySpec, card: Path | None) -> dict[str, Any]:
     row |= {"seeds": len(study["seeds"]), "runs": sum(study["runs"].values())}
     row |= {"rates": "learning rates tuned for each arm" if summary.get("tuning") else "learning rates as given"}
     return row | {"changed": _changed(spec, saved), "claims": _judged(spec, card, summary)}
+
+
+def _yours(spec: StudySpec) -> str:
+    """A placeholder for the data sets of others, by the kind of data that the settings of a study are for."""
+    are_points = all(fields.get("dataset_name") in TOY_DATASETS for fields in spec.datasets.values())
+    return "YOUR_POINTS" if are_points else "YOUR_IMAGES"
 
 
 def _judged(spec: StudySpec, card: Path, summary: dict[str, Any]) -> list[dict[str, Any]]:

@@ -4,14 +4,15 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ...core.errors import LabError, warn
+from ...core.errors import LabError, must_be, warn
 from ...core.files import atomic_file, check_kinds, remove_leftovers, write_text
 from ...core.lock import LOCK_FILES, locked
 from ...core.manifest import (
@@ -54,6 +55,12 @@ def by_cell(results: Iterable[RunResult]) -> dict[Cell, list[RunResult]]:
     for result in results:
         cells.setdefault((result.arm, result.dataset), []).append(result)
     return cells
+
+
+def _sources(datasets: dict[str, dict[str, Any]]) -> str:
+    """The data sets of a study as they are given, once for all horizons."""
+    given = (fields.get("dataset_name") or fields.get("train_data_dir") or name for name, fields in datasets.items())
+    return ", ".join(dict.fromkeys(given))
 
 
 class StudyFolder:
@@ -109,6 +116,19 @@ class StudyFolder:
                 f"--out {str(self.path)!r} holds other files ({', '.join(others[:3])}) and no study. Give a new or empty "
                 "folder."
             )
+
+    def check_same_datasets(self, spec: StudySpec, names: Sequence[str]) -> None:
+        """Raises a `LabError` if this study is here on other data sets, and `--dataset_name` gave some, then or now."""
+        saved = self._saved_spec()
+        if saved is None or saved["spec"]["name"] != spec.name or saved["spec"].get("datasets") == spec.datasets:
+            return
+        if not names and "--dataset_name" not in shlex.split(saved["command"]):
+            return  # the file of the study was changed, which adds or drops runs
+        here, now = map(_sources, (saved["spec"]["datasets"], spec.datasets))
+        raise must_be(
+            "--dataset_name", ",".join(names) or None, f"as in {str(self.path)!r}, which has the study on {here}",
+            "give the same, or another --out", got=now,
+        )  # fmt: skip
 
     def write_spec(self, spec: StudySpec, command: str, source: str | None = None) -> None:
         """Writes `spec.yaml`; `source` is the hash by which [`finished_report`] recognises the study."""

@@ -21,11 +21,8 @@ def _absence(name: str, config: ResolvedConfig) -> str | None:
         return "needs held-out data: give num_validation_images above 0"
     if "ema" in metric.needs and not config.use_ema:
         return "needs an EMA: leave use_ema at true, or use validation_loss"
-    if "features" in metric.needs and image_set_of(config) is None:
-        sets = ", ".join(IMAGE_DATASETS)
-        return f"needs features that suit the data, which exist for {sets}: register_features gives others, as frechet_NAME"
-    if "factors" in metric.needs and not has_factors(image_set_of(config)):
-        return "needs images with known factors, which `shapes` has"
+    if reason := data_lacking(name, config):
+        return reason
     if "labels" in metric.needs and config.label_column is None:
         return "needs class labels: give label_column"
     samples_option = settings_of(config).samples_option
@@ -33,7 +30,18 @@ def _absence(name: str, config: ResolvedConfig) -> str | None:
         return f"needs samples: give {samples_option} above 0"
     if "density" in metric.needs and config.num_validation_images < 2:
         return "is measured at held-out points: give num_validation_images of 2 or more"
-    if "density" in metric.needs and (config.dataset_name not in LOG_PROBS or config.num_train_timesteps < 2):
+    return None
+
+
+def data_lacking(name: str, config: ResolvedConfig) -> str | None:
+    """What the data of a run lack for a metric, whatever its options; `None` if nothing."""
+    needs = METRICS[name].needs
+    if "features" in needs and image_set_of(config) is None:
+        sets = ", ".join(IMAGE_DATASETS)
+        return f"needs features that suit the data, which exist for {sets}: register_features gives others, as frechet_NAME"
+    if "factors" in needs and not has_factors(image_set_of(config)):
+        return "needs images with known factors, which `shapes` has"
+    if "density" in needs and (config.dataset_name not in LOG_PROBS or config.num_train_timesteps < 2):
         return "needs data whose density is known in closed form: " + ", ".join(LOG_PROBS)
     return None
 

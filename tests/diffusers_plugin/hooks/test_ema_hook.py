@@ -14,6 +14,8 @@ from tables import cases
 from test_launch import launch
 
 from diffusers_lrlab import LabError
+from diffusers_lrlab.averaging.snapshots import read_snapshots
+from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.diffusers_plugin import hook_options
 from diffusers_lrlab.diffusers_plugin.hooks.ema import EMAHook, recognise
 from diffusers_lrlab.diffusers_plugin.host.run import HostRun
@@ -81,6 +83,78 @@ def test_it_resumes_and_takes_the_place_of_the_weights_where_asked(tmp_path, bar
         torch.testing.assert_close(value, decay * earlier + (1 - decay) * raw)
     assert "the average of 8 updates" in stderr
     assert "and in the script's final result." in stderr
+
+
+SEVERAL = ["--ema=warmup_power", "--ema=constant:decay=0.5", "--ema=posthoc:sigma_rels=[0.1|0.2],snapshots=4", "--strict"]
+
+
+def snapshots_of(folder):
+    return [int(path.name[7:]) for path in sorted((folder / "lrlab" / "ema_snapshots").glob("update-*"))]
+
+
+def test_several_averages_and_snapshots(tmp_path, capsys):
+    """The first one is that of the script; `lrlab ema` makes others from the snapshots, in the script's format."""
+    stderr, beside = run(tmp_path / "run", options=SEVERAL)
+    folder = tmp_path / "run" / "lrlab"
+    assert same(trained(folder / "ema" / "model"), of(beside, "ema"))
+    assert not same(trained(folder / "ema_2" / "model"), of(beside, "ema"))
+    assert not (folder / "ema_3").exists()
+    assert "Beside it: ema_2. Averages of other widths: lrlab ema" in stderr
+    assert snapshots_of(tmp_path / "run") == [2, 4, 6, 8]
+    assert main(["ema", str(tmp_path / "run"), "--sigma_rel", "0.2", "--out", str(tmp_path / "wide")]) == 0
+    assert "residual of the profile" in capsys.readouterr().out
+    last = read_snapshots(folder / "ema_snapshots")[-1]
+    expected = {
+        f"0.trained.{name}": torch.zeros(value.shape)
+        for name, value in zip(("weight", "bias"), of(beside, "ema"), strict=True)
+    }
+    last.read([0.0, 1.0], expected)
+    found = trained(tmp_path / "wide" / "model")
+    for value, own in zip(found, expected.values(), strict=True):
+        torch.testing.assert_close(value, own)
+    assert not same(found, of(beside, "ema"))
+    frozen = [load_file(path / "model" / WEIGHTS)["frozen.weight"] for path in (tmp_path / "wide", folder / "ema")]
+    assert frozen[0].equal(frozen[1])
+    for arguments, message in (
+        (["--sweep"], "--sweep True: must be left out for a third-party script"),
+        (["--sigma_rel", "0.05"], "--sigma_rel 0.05: must be at least 0.1"),
+    ):
+        assert main(["ema", str(tmp_path / "run"), *arguments, "--out", str(tmp_path / "no")]) == 2
+        assert message in capsys.readouterr().err
+    (folder / "ema_snapshots" / "places.json").unlink()
+    assert main(["ema", str(tmp_path / "run"), "--sigma_rel", "0.2", "--out", str(tmp_path / "no")]) == 2
+    assert "it is written when the script ends" in capsys.readouterr().err
+
+
+def test_several_averages_resume(tmp_path):
+    """Each with its own state; snapshots after the checkpoint are taken again, and those before it stay."""
+    run(tmp_path, "--max_train_steps=5", options=SEVERAL)
+    assert snapshots_of(tmp_path) == [1, 2, 3, 5]
+    again = f"--resume_from_checkpoint={tmp_path / 'checkpoint-5'}"
+    _, beside = run(tmp_path, again, "--checkpointing_steps=7", options=SEVERAL)
+    assert snapshots_of(tmp_path) == [1, 2, 3, 5, 6, 8]
+    earlier, average = (trained(tmp_path / part / "lrlab/ema_2/model") for part in ("checkpoint-7", "."))
+    for value, before, raw in zip(average, earlier, of(beside, "raw"), strict=True):
+        torch.testing.assert_close(value, 0.5 * before + 0.5 * raw)
+
+
+def test_averages_that_a_checkpoint_lacks_all_start_anew(tmp_path):
+    hook, _ = prepared(tmp_path, Saves(2, 2), spec="constant:decay=0.5")
+    hook._step()
+    hook._save_state(None, None, str(tmp_path / "checkpoint"))
+    again, said = prepared(tmp_path, Saves(2, 2), spec="constant:decay=0.5|warmup_power")
+    again._load_state(None, str(tmp_path / "checkpoint"))
+    assert said == ["the checkpoint has no average number 2 of --ema, so all averages start from the weights."]
+    assert (again.num_seen, again.average) == (0, None)
+
+
+def test_snapshots_need_the_length_of_the_run(tmp_path):
+    hook, _ = prepared(tmp_path, Saves(2, 2), spec="posthoc")
+    with pytest.raises(LabError, match="--ema posthoc needs the number of updates, .* Give --num_updates N"):
+        hook._step()
+    short, _ = prepared(tmp_path, Saves(2, 2), spec="posthoc", num_updates=9)
+    with pytest.raises(LabError, match="takes 16 snapshots, .* and the run has 9 updates"):
+        short._step()
 
 
 @pytest.mark.slow

@@ -1,0 +1,46 @@
+"""The options in the record of a run or in one of its checkpoints: the only reader of both."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..core.errors import LabError
+from ..core.options import names_where
+
+
+def recorded_options(
+    record: Mapping[str, Any],
+    name: str,
+    config: Mapping[str, Any] | None = None,
+    repeated: bool = False,
+    also: Sequence[str] = (),
+) -> dict[str, Any]:
+    """
+    The options of a run, as they were resolved; those that were added since have their defaults.
+
+    Args:
+        record (`dict`): The record of the run.
+        name (`str`): Its folder, for errors.
+        config (`dict`, *optional*): Options to read in place of the record's, such as those of a checkpoint.
+        repeated (`bool`, *optional*, defaults to `False`): Take only the options that start the same run again, without
+            those that are `None`, and with the commit of the weights that it started from.
+        also (`list` of `str`, *optional*): Other options to take, if `repeated`.
+
+    Raises:
+        LabError: for an option that this version does not know.
+    """
+    from ..training.config import TrainingConfig, complete_options
+
+    saved = dict(record["config"] if config is None else config)
+    if unknown := sorted(saved.keys() - {field.name for field in dataclasses.fields(TrainingConfig)}):
+        made_by = record.get("meta", {}).get("versions", {}).get("diffusers_lrlab", "of then")
+        raise LabError(
+            f"The record of {name!r} has {unknown[0]!r}, which this version does not know. Use the version that made it, "
+            f"diffusers_lrlab {made_by}."
+        )
+    if not repeated:
+        return complete_options(saved)
+    taken = (*names_where(TrainingConfig, is_repeated=True), *also)
+    options = {key: value for key, value in saved.items() if key in taken and value is not None}
+    commit = record["train"].get("started_from", {}).get("commit")
+    return options | ({} if commit is None else {"revision": commit})

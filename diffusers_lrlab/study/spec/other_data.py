@@ -1,0 +1,149 @@
+"""Other data sets than those of a study file or preset: `lrlab study run PRESET --dataset_name THEIRS`."""
+
+import dataclasses
+import os
+import pkgutil
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import LabError, must_be, warn
+from ...core.options import options_of
+from ...data.sources import local_folder
+from ...data.toy2d_entries import TOY_DATASETS
+from ...evaluation.metrics import METRICS
+from ...models.loading import load_model_config
+from ...training.arguments import parse_options
+from ...training.config import ResolvedConfig, TrainingConfig
+from ...training.kinds.base import DataKind
+from ...training.kinds.select import kind_of
+from ...training.resolve import resolve_config
+from ..same_command import PRESETS_FOLDER
+from .expansion import located
+from .horizons import at_horizons
+from .metrics import data_lacking
+from .parts import read_datasets
+from .spec import ARM_NOTES, PRESETS, StudySpec
+
+FLAG = "--dataset_name"
+_LONGEST = 64  # characters of a name
+
+
+def with_datasets(spec: StudySpec, names: Sequence[str]) -> StudySpec:
+    """
+    A study with these data sets, embedded ones, local folders or Hub ids, in place of its own; the same study for none.
+
+    A local folder starts from the current folder, and is stored relative to the study file, if there is one. Raises a
+    `LabError` for a data set that is unknown or there twice, and for data of a kind that the study's settings are not for.
+    """
+    if not names:
+        return spec
+    datasets: dict[str, dict[str, Any]] = {}
+    for name in names:
+        short = _short_name(name)
+        if short in datasets:
+            raise LabError(f"{FLAG} {','.join(names)}: two data sets would be called {short!r}. Name each once.")
+        datasets[short] = {"dataset_name": _as_in_file(name, spec.folder)}
+    configs = [_config_of(name) for name in names]
+    for config in configs:
+        _check_kind(spec, config)
+    paper = spec.paper if {*datasets} & {*TOY_DATASETS} else None  # the published study is on these
+    datasets = at_horizons(read_datasets(datasets), spec.horizons)
+    return dataclasses.replace(_measured(spec, configs), datasets=datasets, paper=paper)
+
+
+def _config_of(name: str) -> ResolvedConfig:
+    """The configuration of a run on a data set, everything else being left to its defaults."""
+    return resolve_config(parse_options({"dataset_name": name, "output_dir": "run"}, FLAG), find_columns=True)
+
+
+def _short_name(name: str) -> str:
+    """The last part of a path or Hub id, as part of the names of files."""
+    last = Path(name).expanduser().resolve().name if name else ""
+    short = re.sub(r"[^A-Za-z0-9_.@+]+", "-", last).lstrip("_.@+-")
+    if not short:
+        raise must_be(FLAG, name, "the name of a data set, a folder or a Hub id", "separate several by commas")
+    return short[:_LONGEST]
+
+
+def _as_in_file(name: str, folder: str) -> str:
+    """The data set as a study file in `folder` would name it; for a preset, a folder starts from the current one."""
+    if local_folder(name) is None:
+        return name
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise must_be(FLAG, name, "a data set, or a folder that exists", "relative paths start from the current folder")
+    if folder != PRESETS:
+        return os.path.relpath(path, folder)
+    if (PRESETS_FOLDER / path).exists():  # which a relative path would mean
+        return str(path.absolute())
+    return str(path) if path.is_absolute() else f".{os.sep}{path}"  # never taken for a Hub id
+
+
+def _check_kind(spec: StudySpec, config: ResolvedConfig) -> None:
+    """Raises a `LabError` that names the settings to change if they are for another kind of data."""
+    if not (unsuited := list(dict.fromkeys(_unsuited(spec, config)))):
+        return
+    raise must_be(
+        FLAG, config.dataset_name, f"data that the settings of {spec.name!r} are for",
+        f"change {', '.join(unsuited)} in a copy of {str(_file_of(spec))!r}, and run the copy",
+        got=kind_of(config).form,
+    )  # fmt: skip
+
+
+def _unsuited(spec: StudySpec, config: ResolvedConfig) -> Iterator[str]:
+    """The settings of a study that are for another kind of data, as the study's file has them."""
+    known, kind = options_of(TrainingConfig), kind_of(config)
+    for where, fields in (("base", spec.base), *spec.arms.items()):
+        for name in fields:
+            if name in ARM_NOTES:
+                continue
+            if known[name].kinds and kind.name not in known[name].kinds:
+                yield f"{name} of {where}"
+            elif name == "model_config_name_or_path" and "denoiser" not in fields and not _suits(fields, spec, kind):
+                yield f"{name} of {where}"
+    for metric in (*spec.metrics, *((spec.tune.metric,) if spec.tune else ())):
+        if metric in METRICS and METRICS[metric].form not in (None, kind.form):
+            yield f"the metric {metric}"
+
+
+def _suits(fields: dict[str, Any], spec: StudySpec, kind: DataKind) -> bool:
+    """Whether the configuration of a model is one of the default model for these data."""
+    path = str(located(fields, spec.folder)["model_config_name_or_path"])
+    try:
+        load_model_config(pkgutil.resolve_name(kind.model), path, fields.get("cache_dir"))
+    except LabError:
+        return False
+    return True
+
+
+def _measured(spec: StudySpec, configs: Sequence[ResolvedConfig]) -> StudySpec:
+    """
+    The study without the metrics that cannot be measured with these data, such as a Fréchet distance without features that
+    suit the images, and without the claims about them; a warning names them. Raises a `LabError` if none is left, or if the
+    learning rates are chosen by one.
+    """
+    reasons = {
+        name: reason
+        for name in (*spec.metrics, *((spec.tune.metric,) if spec.tune else ()))
+        for config in configs
+        if name in METRICS and (reason := data_lacking(name, config))
+    }
+    if not reasons:
+        return spec
+    left = tuple(name for name in spec.metrics if name not in reasons)
+    why = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
+    if not left or spec.tune and spec.tune.metric in reasons:
+        what = "chooses learning rates by it" if left else "has no other metric"
+        raise LabError(
+            f"{why}. {spec.name!r} {what}. Hint: change it in a copy of {str(_file_of(spec))!r}, and run the copy."
+        )
+    warn(f"Left out: {why}. Hint: the study is compared by {', '.join(left)}.")
+    claims = tuple(claim for claim in spec.claims if claim.metric not in reasons)
+    primary = spec.primary_metric if spec.primary_metric in left else left[0]
+    return dataclasses.replace(spec, metrics=left, primary_metric=primary, claims=claims)
+
+
+def _file_of(spec: StudySpec) -> Path:
+    return (PRESETS_FOLDER if spec.folder == PRESETS else Path(spec.folder)) / f"{spec.name}.yaml"

@@ -1,0 +1,140 @@
+"""Studies on other data sets than their own: `lrlab study run SPEC --dataset_name THEIRS`."""
+
+import json
+
+import datasets
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+from small_studies import ONE, SPEC, records, study, write_spec
+from tables import rows
+
+from diffusers_lrlab import run_study
+from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.study.spec.expansion import expand, expand_tuning
+from diffusers_lrlab.study.spec.other_data import with_datasets
+from diffusers_lrlab.study.spec.reading import load_spec
+
+OF_IMAGES = {
+    "base": {
+        "resolution": 8,
+        "denoiser": "dit:hidden_size=32,num_layers=1,patch_size=4",
+        "max_train_steps": 2,
+        "train_batch_size": 4,
+        "num_validation_images": 4,
+        "num_inference_steps": 2,
+    },
+    "arms": {"cosine": {"lr_scheduler": "cosine"}},
+    "datasets": ["digits"],
+    "seeds": 1,
+    "metrics": ["validation_loss_ema", "frechet_distance"],
+    "evaluation_points": 1,
+}
+
+
+@pytest.fixture
+def pictures(tmp_path, monkeypatch):
+    """A folder of 12 images in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my pictures").mkdir()
+    for seed in range(12):
+        pixels = np.random.default_rng(seed).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "my pictures" / f"{seed}.png")
+    return tmp_path / "my pictures"
+
+
+@rows(
+    ("preset", "names"),
+    [("cooldowns", ["circle"]), ("horizons", ["moons", "line"]), ("timesteps-digits", ["shapes"]), ("warmup", ["line"])],
+)
+def test_presets_on_other_data(preset, names):
+    own, other = load_spec(preset), with_datasets(load_spec(preset), names)
+    expand_tuning(other)
+    runs = expand(other)
+    assert {run.config.dataset_name for run in runs} == {*names}
+    assert len(runs) == len(own.arms) * len(names) * max(1, len(own.horizons)) * len(own.seeds)
+    assert other.claims == own.claims
+    assert {run.config.max_train_steps for run in runs} >= {*own.horizons}
+
+
+def test_the_flag_may_be_repeated_and_hold_several(bare, home, tmp_path):
+    out = study(home, tmp_path / "out", "--dataset_name=line", "--dataset_name=moons,circle", seeds=1, arms={"constant": {}})
+    assert {record["run"]["dataset"] for record in records(out).values()} == {"line", "moons", "circle"}
+    saved = yaml.safe_load((out / "spec.yaml").read_text())
+    assert [*saved["spec"]["datasets"]] == ["line", "moons", "circle"]
+    assert "--dataset_name line,moons,circle" in saved["command"]
+    assert load_spec(out / "spec.yaml").datasets == {name: {"dataset_name": name} for name in ("line", "moons", "circle")}
+
+
+def test_a_folder_of_images(capsys, pictures, tmp_path):
+    (tmp_path / "of").mkdir()
+    (tmp_path / "of" / "images.yaml").write_text(yaml.safe_dump(OF_IMAGES))
+    run_study("of/images.yaml", "out", dataset_name="my pictures", quiet=True)
+    assert "Left out: frechet_distance needs features" in capsys.readouterr().err
+    (record,) = records(tmp_path / "out").values()
+    assert record["run"]["dataset"] == "my-pictures"
+    assert record["config"]["dataset_name"] == "../my pictures"  # from the file, and without this machine's folders
+    assert {*record["train"]["results"]} == {"validation_loss_ema"}
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["study"]["datasets"] == ["my-pictures"]
+
+
+def test_a_folder_beside_a_preset_starts_from_the_current_folder(capsys, pictures):
+    spec = with_datasets(load_spec("timesteps-digits"), ["my pictures/"])
+    assert "Left out: frechet_distance" in capsys.readouterr().err
+    assert spec.datasets == {"my-pictures": {"dataset_name": "./my pictures"}}
+    assert [claim.metric for claim in spec.claims] == ["validation_loss_ema"]
+    assert len(expand(spec)) == 35
+
+
+def test_a_published_table_is_of_its_own_data_sets(pictures):
+    assert with_datasets(load_spec("paper-lr-schedules"), ["dino"]).paper == "table"
+    (pictures / "points").mkdir()
+    datasets.Dataset.from_dict({"x": np.zeros((9, 2), np.float32)}).to_parquet(pictures / "points" / "train.parquet")
+    assert with_datasets(load_spec("paper-lr-schedules"), [str(pictures / "points")]).paper is None
+
+
+@rows(
+    ("preset", "names", "parts"),
+    [
+        (
+            "cooldowns",
+            ["digits"],
+            ["--dataset_name 'digits': must be data that the settings of 'cooldowns' are for, got images"]
+            + ["model_config_name_or_path of base", "distance_samples of base", "the metric kl", "cooldowns.yaml"],
+        ),
+        ("cooldowns", ["dino", "my pictures"], ["'my pictures'", "got images"]),
+        ("horizons-shapes", ["dino"], ["got points", "resolution of base", "the metric frechet_distance"]),
+        ("flow-or-ddpm-shapes", ["my pictures"], ["frechet_distance needs features", "has no other metric"]),
+        ("quick", ["dinoo"], ["Unknown data set 'dinoo'", "Did you mean 'dino'"]),
+        ("quick", ["./none"], ["'./none': must be a data set, or a folder that exists", "current folder"]),
+        ("quick", ["dino", ""], ["--dataset_name ''", "separate several by commas"]),
+        ("quick", ["dino", "dino"], ["dino,dino: two data sets would be called 'dino'"]),
+    ],
+)
+def test_data_that_are_refused(pictures, preset, names, parts):
+    with pytest.raises(LabError) as error:
+        with_datasets(load_spec(preset), names)
+    assert all(part in str(error.value) for part in parts), error.value
+
+
+def test_a_folder_keeps_its_data_sets(bare, home, tmp_path, capsys):
+    path, out = write_spec(home, **{**ONE, "arms": {"constant": SPEC["arms"]["constant"]}}), tmp_path / "out"
+    command = ["study", "run", str(path), f"--out={out}"]
+    assert main([*command, "--dataset_name=line"]) == 0
+    before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    for more, given in (([], "dino"), (["--dataset_name=moons"], "moons"), (["--dataset_name=moons", "--dry_run"], "moons")):
+        capsys.readouterr()
+        assert main([*command, *more]) == 2
+        error = capsys.readouterr().err
+        for part in ("which has the study on line", f"got {given}", "another --out"):
+            assert part in error
+    assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
+    assert main([*command, "--dataset_name=line"]) == 0
+
+
+def test_a_study_on_its_own_data_does_not_change_them_by_the_flag(bare, home, tmp_path, capsys):
+    out = study(home, tmp_path / "out", **{**ONE, "arms": {"constant": SPEC["arms"]["constant"]}})
+    assert main(["study", "run", str(home / "study.yaml"), f"--out={out}", "--dataset_name=line"]) == 2
+    assert "which has the study on dino" in capsys.readouterr().err
