@@ -247,6 +247,14 @@ def test_samples_are_those_of_the_lowest_seeds_where_not_all_have_room(study, mo
     assert have == [run["seed"] for run in runs][: len(have)]
 
 
+def test_only_finite_metrics_of_a_run_are_shown():
+    results, summary = made_up_study(ARMS, ("dino",), seeds=2)
+    results[0].results |= {"kl": float("nan"), "scored_by": "a text"}
+    runs = page_data(ReportContents(results, summary), [])["runs"]
+    assert [set(run["values"]) for run in runs][:2] == [{"coverage", "training_set_loss"}, {*results[1].results}]
+    json.loads(web.as_json(runs))
+
+
 def test_what_nothing_drives_is_not_plotted():
     def with_momentum(arm):
         def change(run):

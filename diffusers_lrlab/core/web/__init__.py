@@ -2,7 +2,9 @@
 
 import base64
 import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 _HERE = Path(__file__).parent
 STYLE = _HERE / "charts.css"
@@ -18,3 +20,8 @@ def sources(texts: list[str]) -> str:
     """For `script-src` of a Content-Security-Policy: these scripts run, and no others."""
     sums = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts)
     return " ".join(f"'sha256-{each}'" for each in sums)
+
+
+def as_json(data: Any) -> str:
+    """For a `<script type="application/json">`, in the order of its keys; a `ValueError` for NaN, which JSON lacks."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -32,11 +32,19 @@ function digits(value) {
   return typeof value === "number" && !Number.isInteger(value) ? String(Number(value.toPrecision(4))) : String(value);
 }
 
+/** All values of the rows, with a little room on either side. */
+function logDomain(rows, name) {
+  const [low, high] = d3.extent(rows, (row) => row[name]), room = (high / low) ** 0.04;
+  return low ? [low / room, high * room] : [0.1, 1];
+}
+
 /** Logarithmic axes with plain numbers, which Plot itself leaves out where there is less than a decade. */
 function logAxes(log, zoom, rows) {
   return [...log].flatMap((name) => {
-    const [low, high] = d3.extent(zoom[name] ?? rows.map((row) => row[name]));
-    const ticks = high < 20 * low ? d3.ticks(low, high, 5) : d3.scaleLog([low, high], [0, 1]).ticks(4);
+    const [low, high] = d3.extent(zoom[name] ?? logDomain(rows, name)), exponents = d3.range(Math.floor(Math.log10(low)), Math.log10(high));
+    const steps = high > 1000 * low ? [1] : [1, 2, 5];
+    const all = high < 4 * low ? d3.ticks(low, high, 5) : exponents.flatMap((e) => steps.map((step) => step * 10 ** e));
+    const ticks = all.filter((value) => value >= low && value <= high);
     const [grid, axis] = {x: [Plot.gridX, Plot.axisX], y: [Plot.gridY, Plot.axisY]}[name];
     return [grid(ticks), axis(ticks, {text: digits})];
   });
@@ -87,8 +95,8 @@ class Chart {
   panel({title, rows, marks, x, y, ...options}, width) {
     const zoom = this.zooms.get(title) ?? {};
     const scale = (name, given) => {
-      const domain = zoom[name] ? {domain: zoom[name], nice: false} : {};
-      return this.log.has(name) ? {label: given.label, type: "log", axis: null, ...domain} : {nice: true, grid: true, ...given, ...domain};
+      if (this.log.has(name)) return {label: given.label, type: "log", axis: null, domain: zoom[name] ?? logDomain(rows, name)};
+      return {nice: true, grid: true, ...given, ...(zoom[name] ? {domain: zoom[name], nice: false} : {})};
     };
     const text = ({shown}) => Object.entries(shown).map(([key, value]) => `${key}: ${digits(value)}`).join("\n");
     const near = Plot.pointer({x: "x", y: "y", maxRadius: 30});

@@ -88,10 +88,11 @@ def _runs(contents: ReportContents) -> list[dict[str, Any]]:
     for run in runs:
         config = {key: value for key, value in run.config.items() if _is_own(key, value, common)}
         about = {"id": run.id, "arm": run.arm, "dataset": run.dataset, "seed": run.seed, "rate": run.learning_rate}
-        values = {metric: value for metric, value in run.results.items() if value is not None and math.isfinite(value)}
+        values = {name: value for name in contents.metrics if (value := run.results.get(name)) is not None}
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
         samples = _samples(run.samples)
         left -= len(json.dumps(samples))
-        found.append({**about, "values": values, "config": config, **(samples if left > 0 else {})})
+        found.append({**about, "values": finite, "config": config, **(samples if left > 0 else {})})
     return found
 
 

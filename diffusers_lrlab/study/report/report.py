@@ -61,7 +61,7 @@ def _page(contents: ReportContents, made: list[Plot], out: Path) -> str:
     texts = web.scripts(Path(__file__).with_name("explore.js"))
     return template.render(
         report=contents,
-        data=page_data(contents, [plot.file for plot in made]),
+        data=Markup(web.as_json(page_data(contents, [plot.file for plot in made]))),
         scripts=[Markup(text) for text in texts],
         allowed=Markup(web.sources(texts)),
         style=Markup(web.STYLE.read_text(encoding="utf-8")),
