@@ -237,6 +237,10 @@ def test_no_other_script_runs(browser, index):
 def test_a_run_can_be_read_by_everybody(page):
     page.evaluate("showRun(study.runs[0])")
     assert page.violations() == []
+    smallest = (
+        "Math.min(...[...document.querySelectorAll('dialog text')].map(e => parseFloat(getComputedStyle(e).fontSize)))"
+    )
+    assert page.evaluate(smallest) >= 11
 
 
 def test_samples_are_those_of_the_lowest_seeds_where_not_all_have_room(study, monkeypatch):

@@ -127,7 +127,7 @@ function showRun(run) {
     if (line) pictures.append(curveOfRun(line, line.seeds[run.seed], label, log, run));
   }
   if (run.points) pictures.append(Plot.plot({
-    width: 300, height: 300, aspectRatio: 1, ariaLabel: "Samples", x: {label: "samples"}, y: {label: null},
+    width: 300, height: 300, style: {fontSize: "11px"}, aspectRatio: 1, ariaLabel: "Samples", x: {label: "samples"}, y: {label: null},
     marks: [Plot.dot(run.points, {r: 1.2, fill: colorOf(run.arm)})],
   }));
   if (run.png) pictures.append(make("img", {className: "photo", alt: "Samples of this run", src: `data:image/png;base64,${run.png}`}));
@@ -143,7 +143,7 @@ function curveOfRun({updates, mean, seed_updates}, own, label, log, run) {
   const points = (xs, ys) => ys.map((y, i) => [xs[i], y]);
   const type = log && Math.min(...mean, ...(own ?? [])) > 0 ? "log" : "linear";
   return Plot.plot({
-    width: 300, height: 220, marginLeft: 54, ariaLabel: label, x: {label: "update", ticks: 4},
+    width: 300, height: 220, style: {fontSize: "11px"}, marginLeft: 54, ariaLabel: label, x: {label: "update", ticks: 4},
     y: {label: own ? label : `${label}, mean`, type, ticks: 5, tickFormat: digits},
     marks: [
       Plot.line(points(updates, mean), {stroke: "gray"}),
