@@ -23,7 +23,9 @@ def push_arguments(parser: argparse.ArgumentParser) -> None:
     add("--revision", metavar="BRANCH", default="main", help="Branch, created if it is missing (default: %(default)s).")
     add("--create_pr", action="store_true", help="Open a pull request in an existing repository.")
     add("--message", metavar="TEXT", help="Message of the commit (default: the command that made the result).")
-    add("--space", action="store_true", help="Upload only the report of a study, as a static Space.")
+    add(
+        "--space", action="store_true", help="Upload only the report of a study, or a page with its card, as a static Space."
+    )
     weights = "Upload the checkpoints of a run, or the weights of a study, too."
     add("--include_checkpoints", action="store_true", help=weights)
     add("--unfinished", action="store_true", help="Upload a run that has not finished.")

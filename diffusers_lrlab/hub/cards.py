@@ -87,10 +87,16 @@ def card_for_study(folder: Path, repo_id: str, revision: str) -> str:
     return fill("study_card.md", card.data, text=text, repo_id=repo_id, revision=branch)
 
 
-def space_card(title: str) -> str:
-    """The card of a static Space that shows `index.html`."""
+_OF_A_STUDY = (
+    "The report of a study made by diffusers_lrlab, as one page: `index.html`. Its summary is in `summary.json`, what was\n"
+    "asked for in `spec.yaml`."
+)
+
+
+def space_card(title: str, about: str = _OF_A_STUDY) -> str:
+    """The card of a static Space that shows `index.html`, and says what it is `about`."""
     from huggingface_hub import SpaceCardData
 
     looks: dict[str, Any] = {"emoji": "📉", "colorFrom": "blue", "colorTo": "gray", "pinned": False}
     data = SpaceCardData(title=title, sdk="static", app_file="index.html", tags=["diffusers_lrlab", "study"], **looks)
-    return fill("space_card.md", data, title=title)
+    return fill("space_card.md", data, title=title, about=about)

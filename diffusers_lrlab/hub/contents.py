@@ -90,16 +90,18 @@ def contents_of(
     The files to upload from the folder of a run, a study, an exported dataset or a schedule. The card loads from the branch
     `revision` of the repository.
 
-    `space` is for the report of a study as a web page, `include_checkpoints` adds the checkpoints of a run or the weights of
-    a study, and `unfinished` accepts an unfinished run.
+    `space` is for the report of a study as a web page, or for a folder with such a page and its card. `include_checkpoints`
+    adds the checkpoints of a run or the weights of a study, and `unfinished` accepts an unfinished run.
     """
-    holds = type_of_folder(folder)
-    if space and holds != "study":
+    holds = "page" if space and is_page(folder) else type_of_folder(folder)
+    if space and holds not in ("study", "page"):
         raise LabError(f"--space makes a page of a study's report, and {str(folder)!r} holds a {holds}. Leave it out.")
     if include_checkpoints and holds not in ("run", "study"):
         raise LabError(f"--include_checkpoints has no effect: {str(folder)!r} holds a {holds}. Leave it out.")
     if unfinished and holds != "run":
         raise LabError(f"--unfinished is about runs, and {str(folder)!r} holds a {holds}. Leave it out.")
+    if holds == "page":
+        return Contents("space", _files(folder, _SPACE_FILES), _SPACE_FILES, "A page")
     if holds == "run":
         return _run(folder, repo_id, revision, include_checkpoints, unfinished)
     if holds == "study":
@@ -111,6 +113,13 @@ def contents_of(
         patterns, message = _SCHEDULE_FILES, f"The schedule {read_schedule_file(folder / 'schedule.json').text}"
         card = card_for_schedule(folder, repo_id, revision)
     return Contents(holds, {**_files(folder, patterns), "README.md": card.encode()}, patterns, message)
+
+
+def is_page(folder: Path) -> bool:
+    """Whether a folder holds a page and the card of a static Space, and nothing else."""
+    if {path.name for path in folder.glob("*")} != {"index.html", "README.md"}:
+        return False
+    return "\nsdk: static\n" in (folder / "README.md").read_text(encoding="utf-8")
 
 
 def with_manifest(contents: Contents, known: Mapping[str, Sums]) -> Contents:

@@ -17,7 +17,7 @@ from ..core.manifest import Sums
 from ..core.signals import interrupts_raised
 from ..core.words import counted
 from .access import Target, check_can_write, hub_errors, status_of, with_retries
-from .contents import Contents, contents_of, matches, type_of_files, type_of_folder, with_manifest
+from .contents import Contents, contents_of, is_page, matches, type_of_files, type_of_folder, with_manifest
 from .pipeline_folder import check_pipeline
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def push_folder(folder: Path, target: Target, message: str | None = None, **opti
     The type of the repository follows from what the folder holds; `options` are those of [`contents_of`]. Raises a
     `LabError` before anything is sent if the upload cannot work, or with the command that goes on if it fails.
     """
-    sums = _refuse_damaged(folder, options.get("unfinished", False))
+    sums = {} if is_page(folder) else _refuse_damaged(folder, options.get("unfinished", False))  # a page has no manifest
     contents = contents_of(folder, target.repo_id, target.revision, **options)
     target = check_can_write(dataclasses.replace(target, repo_type=contents.repo_type))
     # Again, since the card names the complete id.

@@ -99,7 +99,7 @@ _COLUMNS = 5
 _RUN = Run(num_updates=1000, num_warmup_steps=50, learning_rate=1e-4, beta1=0.95)
 _VALIDATE_EVERY = 10
 # Arguments for schedules whose defaults are not typical.
-_EXAMPLES: dict[str, dict[str, Any]] = {
+EXAMPLES: dict[str, dict[str, Any]] = {
     "cosine_with_restarts": {"num_cycles": 3},
     "polynomial": {"power": 2},
     "piecewise_constant": {"step_rules": "1:400,0.4:750,0.1"},
@@ -149,7 +149,7 @@ def example_curves(name: str) -> tuple[Curves, np.ndarray | None]:
     The curves of a schedule over the gallery's run, at a learning rate of 1 and by typical arguments; for one that follows
     the validation loss, the made-up losses, too.
     """
-    kwargs = _EXAMPLES.get(name, {})
+    kwargs = EXAMPLES.get(name, {})
     if "feedback" in SCHEDULERS[name].traits:
         losses = made_up_losses()
         return Curves(feedback_lrs(name, kwargs, losses) / _RUN.learning_rate, None), losses
@@ -176,7 +176,7 @@ def _draw_panel(axes: Axes, name: str) -> None:
     axes.spines[["left", "bottom"]].set(color=GREY, linewidth=0.6)
     axes.tick_params(labelsize=6, color=GREY, width=0.6, length=2, labelcolor=DARK)
     axes.set_title(name, fontsize=7, loc="left", x=-0.04, pad=12)
-    arguments = ", ".join(f"{key}={value}" for key, value in _EXAMPLES.get(name, {}).items()).replace("'", "")
+    arguments = ", ".join(f"{key}={value}" for key, value in EXAMPLES.get(name, {}).items()).replace("'", "")
     small = axes.annotate(arguments, (-0.04, 1.02), xycoords="axes fraction", fontsize=6, color=DARK)
     # Otherwise a long one would widen its column.
     small.set_in_layout(False)

@@ -8,7 +8,6 @@ import numpy as np
 
 from ..core.errors import LabError
 from ..core.listing import aligned
-from ..core.progress import Progress
 from ..core.ranges import POSITIVE, Range
 from ..core.signatures import checked
 from ..core.spec import format_spec
@@ -18,6 +17,7 @@ from ..schedules.expected import resolve_length, schedule_curves
 from ..schedules.registries import MOMENTUM_SCHEDULERS
 from ..schedules.resolve import double_decay, merge_spec, resolve_schedule
 from ..schedules.schedule import Schedule
+from .countings import COUNTINGS
 
 # Beyond this, curves take gigabytes.
 _UPDATES, _SHARES = Range("[1, 1e7]", whole=True), Range("[1, 1e5]", whole=True)
@@ -144,16 +144,14 @@ def curves_in_host_script(schedule: Schedule, run: Run, warmup_updates: int) -> 
     """
     The values that diffusers' own `train_unconditional.py` would apply at each update.
 
-    It plans a schedule over the micro-batches of all processes, with warm-up multiplied by the accumulation; accelerate
-    advances it once per process at each update.
+    It plans a schedule over the micro-batches of all processes, with warm-up multiplied by the accumulation.
     """
     if schedule.follows_metric:
         raise LabError("It has no validation loss.")
     if schedule.momentum is not None:
         raise LabError("It has no --momentum_scheduler; 'mdlrc' is there as an --lr_scheduler.")
-    updates, per_update = np.arange(run.num_updates), run.num_processes
-    length = run.num_updates * run.accumulation * per_update
-    clock = Progress(updates * per_update, length, warmup_updates * run.accumulation)
+    counting = COUNTINGS["diffusers' train_unconditional.py"]
+    clock = counting.clock(run.num_updates, warmup_updates, run.accumulation, run.num_processes)
     lrs, momenta = schedule.at(clock, run.learning_rate, run.beta1)
     return Curves(np.ones(run.num_updates) * lrs, momenta)
 

@@ -20,6 +20,7 @@ from published import ROOT, lrlab, run_folder
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.manifest import find_damage
+from diffusers_lrlab.hub.cards import space_card
 from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
 from diffusers_lrlab.hub.fetch import check_files
 from diffusers_lrlab.hub.schedule_folder import write_schedule_folder
@@ -174,6 +175,21 @@ def test_a_study_is_a_page(folders, hub, tmp_path):
         "spec.yaml",
     }
     assert metadata_errors(space.files["README.md"].decode(), "space") == []
+
+
+def test_a_page_with_its_card_is_a_space(hub, tmp_path):
+    page = tmp_path / "page"
+    page.mkdir()
+    (page / "index.html").write_text("<!DOCTYPE html><title>A page</title>", encoding="utf-8")
+    (page / "README.md").write_text(space_card("A page", "What it shows."), encoding="utf-8")
+    push = ("push", page, "--repo_id", "user/shown", "--space")
+    stopped = lrlab(*push, "--include_checkpoints", env=hub.env, cwd=tmp_path, status=2)
+    assert "--include_checkpoints has no effect" in stopped.stderr
+    lrlab(*push, env=hub.env, cwd=tmp_path)
+    space = hub.space("user/shown")
+    assert space.sdk == "static"
+    assert set(space.files) == {".gitattributes", "README.md", "index.html"}
+    assert "What it shows." in space.files["README.md"].decode()
 
 
 @needs_chromium

@@ -602,7 +602,8 @@ def test_one_seed_and_one_data_set_and_one_arm(tmp_path):
     results, summary = made_up_study(("a",), ("dino",), seeds=1)
     page = page_of(tmp_path, results, summary)
     assert "1 arm on 1 data set with 1 seed each: 1 run, " in page
-    assert "nan" not in page.lower().replace("nanosecond", "")
+    text, _, _ = page.partition("<script>")  # what is read, and what the scripts draw
+    assert "nan" not in text.lower().replace("nanosecond", "")
     assert "ranks_kl.png" not in page
     results, summary = made_up_study(("a", "b"), ("dino",), seeds=1)
     rows = Tables(page_of(tmp_path, results, summary)).found[tables.metric_label("kl")][1:]
@@ -852,7 +853,7 @@ def test_of_many_seeds_some_are_drawn_as_lines(tmp_path):
 def test_a_thousand_runs(thousand):
     path, _, _ = thousand
     page = path.read_text(encoding="utf-8")
-    assert len(page) < 1.5e6
+    assert len(page) < 3e6
     assert "Of up to 25 seeds per arm, the first 20 are plotted as lines; means and bands are of all." in page
 
 
@@ -894,7 +895,7 @@ def test_the_page_opens_from_disk_without_network(browser, index):
     assert browser.evaluate("document.images.length") > 8
     assert all(address.startswith(("file:", "data:")) for address in browser.requests)
     assert browser.errors == []
-    assert browser.evaluate("document.querySelectorAll('[onclick], script').length") == 0
+    assert browser.evaluate("document.querySelectorAll('[onclick]').length") == 0
 
 
 @needs_chromium

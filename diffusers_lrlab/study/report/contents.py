@@ -13,7 +13,7 @@ from ..analysis.verdicts import Verdict
 from ..runs.results import RunResult
 from ..spec.spec import ARM_NOTES, SPEEDUP, controlled
 from . import answers, tables
-from .curves import CURVE_KINDS, compared, final_values, mean_curves, styles
+from .curves import CURVE_KINDS, compared, final_values, is_told, mean_curves, styles
 from .formats import Table
 from .limitations import limitations
 from .reach import reach
@@ -41,7 +41,7 @@ class ReportContents:
         self.metrics = sorted((name for name in self.study["metrics"] if name in present), key=lambda name: name != first)
         self.labels = {metric: metric_label(metric) for metric in self.metrics} | {SPEEDUP: "Speed-ups"}
         self.curves = {kind.name: mean_curves(results, kind) for kind in CURVE_KINDS}
-        self.curve_kinds = [kind for kind in CURVE_KINDS if self.curves[kind.name]]
+        self.curve_kinds = [kind for kind in CURVE_KINDS if is_told(kind, self.curves[kind.name])]
         self.values = {metric: final_values(results, metric) for metric in self.metrics}
         self.summaries = {metric: tables.summary_table(summary, metric) for metric in self.metrics}
         self.paper = tables.paper_table(summary, results) if self.study.get("paper") == "table" else None

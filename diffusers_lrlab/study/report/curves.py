@@ -63,6 +63,7 @@ class MeanCurve(NamedTuple):
     low: np.ndarray
     high: np.ndarray
     seeds: list[np.ndarray]  # empty if all are equal
+    seed_names: list[int]  # of `seeds`
     seed_updates: np.ndarray
     num_runs: int  # in the mean; more than `seeds` where those would crowd the plot
 
@@ -96,7 +97,7 @@ def mean_curves(results: Iterable[RunResult], kind: CurveKind) -> dict[Cell, Mea
     """Curves of one kind, by arm and data set, of finished runs that have one."""
     found = {}
     for cell, runs in by_cell(compared(results)).items():
-        if curves := [curve for run in runs if (curve := curve_of(run.curves, kind)) is not None]:
+        if curves := {run.seed: curve for run in runs if (curve := curve_of(run.curves, kind)) is not None}:
             found[cell] = curves
     arms = len({arm for arm, _ in found})
     most_lines = min(_MOST_LINES_OF_AN_ARM, max(3, _MOST_SEED_LINES // max(arms, 1)))
@@ -118,8 +119,9 @@ def _thin(updates: np.ndarray, most: int) -> np.ndarray:
     return updates[np.unique(np.linspace(0, len(updates) - 1, min(len(updates), most)).round().astype(int))]
 
 
-def _mean_curve(curves: list[tuple[np.ndarray, np.ndarray]], most_lines: int) -> MeanCurve:
+def _mean_curve(by_seed: dict[int, tuple[np.ndarray, np.ndarray]], most_lines: int) -> MeanCurve:
     """Means over seeds, where all of them were still training."""
+    curves = [*by_seed.values()]
     start = max(updates[0] for updates, _ in curves)
     end = min(updates[-1] for updates, _ in curves)
     longest = max((updates for updates, _ in curves), key=len)
@@ -132,7 +134,14 @@ def _mean_curve(curves: list[tuple[np.ndarray, np.ndarray]], most_lines: int) ->
     lowest, highest = values.min(axis=0), values.max(axis=0)
     varies = not np.allclose(lowest, highest, rtol=1e-9, atol=0)
     seeds = [np.interp(coarse, *curve) for curve in curves[:most_lines]] if varies else []
-    return MeanCurve(grid, mean, np.maximum(mean - std, lowest), np.minimum(mean + std, highest), seeds, coarse, len(curves))
+    low, high = np.maximum(mean - std, lowest), np.minimum(mean + std, highest)
+    return MeanCurve(grid, mean, low, high, seeds, [*by_seed][: len(seeds)], coarse, len(curves))
+
+
+def is_told(kind: CurveKind, shown: dict[Cell, MeanCurve]) -> bool:
+    """Whether there are curves to plot: a momentum that no schedule moves, the same in all arms, says nothing."""
+    values = {float(value) for curve in shown.values() for value in (curve.low.min(), curve.high.max())}
+    return bool(shown) and not (kind.name == "beta1" and len(values) == 1)
 
 
 def spans_decades(values: dict[Cell, np.ndarray]) -> bool:

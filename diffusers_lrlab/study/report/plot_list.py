@@ -47,7 +47,8 @@ def plots_of(contents: ReportContents) -> list[Plot]:
             rows = tables.rows_of(contents.summary, metric)
             make = partial(plots.plot_seeds, values, rows, contents.datasets, contents.styles, label)
             found.append(Plot(file_of("seeds", metric), f"{label}: every seed", alt, make))
-        if (ranks := contents.summary["ranks"].get(metric)) and len(ranks["mean_ranks"]) > 1:
+        ranks = contents.summary["ranks"].get(metric)
+        if ranks and len(ranks["mean_ranks"]) > 1 < len(ranks["datasets"]):  # one data set has an order, no mean ranks
             title = f"{label}: mean ranks of the arms over data sets"
             alt = f"{title}. {', '.join(f'{arm}: {rank:.3g}' for arm, rank in ranks['mean_ranks'].items())}."
             found.append(Plot(file_of("ranks", metric), title, alt, partial(plots.plot_ranks, ranks, contents.styles)))

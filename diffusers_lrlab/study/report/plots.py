@@ -144,9 +144,14 @@ def plot_differences(
     return figure
 
 
+def color_of(row: dict[str, Any]) -> str:
+    """The colour of a difference: grey where the adjusted test shows none."""
+    return _VERDICT_COLORS.get(word_of(row) or "", GREY)
+
+
 def _plot_difference(axes: Axes, height: float, row: dict[str, Any]) -> None:
     word = word_of(row)
-    color, diff = _VERDICT_COLORS.get(word or "", GREY), row["diff"]
+    color, diff = color_of(row), row["diff"]
     if diff is None:
         axes.text(0, height, f" {word if word == DIVERGED else 'no test'}", va="center", fontsize=7, color=DARK)
         return
@@ -203,15 +208,26 @@ def plot_seeds(
                 axes.plot([x - 0.33, x + 0.33], [found.mean()] * 2, color=style.color, linewidth=1.5)
                 if row["ci_low"] is not None and not (is_log and row["ci_low"] <= 0):
                     axes.plot([x] * 2, [row["ci_low"], row["ci_high"]], color=style.color, linewidth=1)
-        real = [row["floor"] for row in rows if row["dataset"] == dataset and row.get("floor") is not None]
-        if real and not (is_log and real[0] <= 0):
-            axes.axhline(real[0], color=DARK, linewidth=1, linestyle=":")
         if is_log:
             axes.set_yscale("log")
+        real = [row["floor"] for row in rows if row["dataset"] == dataset and row.get("floor") is not None]
+        _plot_floor(axes, real[0] if real else None)
         axes.set_xticks(range(len(arms)), [plain(arm, 24) for arm in arms], rotation=40, ha="right", fontsize=7)
         axes.grid(axis="x", visible=False)
     panels[0].set_ylabel(plain(label, 60), fontsize=7)
     return figure
+
+
+def _plot_floor(axes: Axes, floor: float | None) -> None:
+    """The score of held-out data: a line among the seeds, or a number where it would press them into a corner."""
+    if floor is None:
+        return
+    low, high = axes.get_ylim()
+    margin = (high - low) / 2
+    if low - margin <= floor <= high + margin and (floor > 0 or axes.get_yscale() == "linear"):
+        axes.axhline(floor, color=DARK, linewidth=1, linestyle=":")
+    else:
+        axes.set_title(f"held-out: {floor:.3g}", loc="right", fontsize=7, color=DARK)
 
 
 def spread(count: int) -> np.ndarray:

@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
+from ...core import web
 from ...core.files import atomic_folder, write_text
 from ..runs.progress import StudyProgress
 from ..runs.results import RunResult
 from . import plots
 from .contents import ReportContents
 from .curves import CurveKind, curves_as_csv, lines_left_out, values_as_csv
+from .explore import page_data
 from .formats import Table, markdown_text, to_latex, to_markdown
 from .limitations import different_losses
 from .plot_list import DIFFERENCES, Plot, file_name, file_of, plots_of
@@ -55,8 +58,13 @@ def _page(contents: ReportContents, made: list[Plot], out: Path) -> str:
         loader=PackageLoader(__package__, "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     ).get_template("report.html")  # fmt: skip
+    texts = web.scripts(Path(__file__).with_name("explore.js"))
     return template.render(
         report=contents,
+        data=Markup(web.as_json(page_data(contents, [plot.file for plot in made]))),
+        scripts=[Markup(text) for text in texts],
+        allowed=Markup(web.sources(texts)),
+        style=Markup(web.STYLE.read_text(encoding="utf-8")),
         plots={plot.file: plot for plot in made},
         embedded={plot.file: base64.b64encode((out / plot.file).read_bytes()).decode() for plot in made},
         file_of=file_of,
