@@ -91,11 +91,15 @@ def run_study(
         given = {"dataset_name": shown_names(names), "executor": executor, "stack_size": stack_size, "workers": workers}
         command = shown_command("lrlab study run", what, out, given | {"precision": precision})
     source = source_sum(spec) if isinstance(spec, (str, Path)) else None
-    spec, out = with_datasets(load_spec(spec), names), Path(out).expanduser()
-    StudyFolder(out).check_same_datasets(spec, names)
+    out = Path(out).expanduser()
+    folder, own = StudyFolder(out), out / "spec.yaml"
+    if isinstance(spec, (str, Path)) and own.exists() and Path(spec).expanduser().resolve() == own.resolve():
+        command = folder.read_spec()[1]  # what says where the study came from, and on which data sets it is
+    spec = with_datasets(load_spec(spec), names)
+    folder.check_same_datasets(spec, names)
     if precision is not None:
         spec = dataclasses.replace(spec, precision=precision)
-    return _run(spec, StudyFolder(out), executor, stack_size, workers, address, quiet, command, source)
+    return _run(spec, folder, executor, stack_size, workers, address, quiet, command, source)
 
 
 def _run(

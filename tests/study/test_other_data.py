@@ -146,6 +146,15 @@ def test_a_folder_keeps_its_data_sets(bare, home, tmp_path, capsys):
     assert main([*command, "--dataset_name=line"]) == 0
 
 
+def test_a_study_goes_on_by_its_own_file_and_keeps_its_command(bare, home, tmp_path, capsys):
+    out = study(home, tmp_path / "out", "--dataset_name=line", seeds=1, arms={"constant": {}})
+    before, command = (out / "spec.yaml").read_bytes(), ["study", "run", str(out / "spec.yaml"), f"--out={out}"]
+    assert main(command) == 0
+    assert (out / "spec.yaml").read_bytes() == before
+    assert main([*command, "--dataset_name=moons"]) == 2
+    assert "which has the study on line" in capsys.readouterr().err
+
+
 def test_a_study_on_its_own_data_does_not_change_them_by_the_flag(bare, home, tmp_path, capsys):
     out = study(home, tmp_path / "out", **{**ONE, "arms": {"constant": SPEC["arms"]["constant"]}})
     assert main(["study", "run", str(home / "study.yaml"), f"--out={out}", "--dataset_name=line"]) == 2

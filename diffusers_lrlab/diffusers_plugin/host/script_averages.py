@@ -97,8 +97,8 @@ class ScriptAverages:
         write_snapshot(snapshot_folder(folder / SNAPSHOTS, update), averages, posthoc.kwargs["dtype"], facts)
 
     def rewind_snapshots(self, folder: Path, update: int) -> None:
-        """Removes the snapshots of later updates, which a resumed script takes again."""
-        for path in snapshots_in(folder / SNAPSHOTS) if self.posthoc is not None else []:
+        """Removes the snapshots of later updates: a resumed script takes them again, and a new one has others or none."""
+        for path in snapshots_in(folder / SNAPSHOTS):
             if update_of(path) > update:
                 remove(path)
 

@@ -138,6 +138,13 @@ def test_several_averages_resume(tmp_path):
         torch.testing.assert_close(value, 0.5 * before + 0.5 * raw)
 
 
+def test_a_new_run_without_snapshots_removes_those_of_the_run_before(tmp_path):
+    run(tmp_path, "--max_train_steps=5", options=SEVERAL)
+    assert snapshots_of(tmp_path)
+    run(tmp_path, "--max_train_steps=5", options=["--ema=warmup_power", "--strict"])
+    assert not snapshots_of(tmp_path)
+
+
 def test_averages_that_a_checkpoint_lacks_all_start_anew(tmp_path):
     hook, _ = prepared(tmp_path, Saves(2, 2), spec="constant:decay=0.5")
     hook._step()
