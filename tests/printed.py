@@ -72,10 +72,18 @@ def block_with(text, *languages):
     return next(block for block in blocks(*languages) if text in block.code)
 
 
+def questions():
+    """The commands of the page of questions, each a block in a row of a table."""
+    page = ROOT / "docs/which-tool.md"
+    for line, text in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if row := re.match(r"\| .*\? \| `(.+?)` \| ", text):
+            yield Block(page.relative_to(ROOT).as_posix(), line, "bash", row[1])
+
+
 def commands():
     """Pairs of the block and the words of a command in it."""
     found = []
-    for block in blocks("bash"):
+    for block in [*blocks("bash"), *questions()]:
         for line in block.code.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             while words:

@@ -49,6 +49,14 @@ def test_what_the_site_adds_is_all_options_and_names(generated):
     assert built == set(generated.BUILT)
 
 
+def test_questions_have_a_command_and_a_page():
+    """Each row of a table on that page; the commands are parsed with all others."""
+    text = (printed.ROOT / "docs/which-tool.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| question |")]
+    assert len(rows) == len([*printed.questions()]) > 30
+    assert all(re.search(r"\| \[[^]]+\]\([^)]+\)[^|]* \|$", row) for row in rows)
+
+
 def test_the_readme_is_short():
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 200
 
