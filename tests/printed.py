@@ -117,6 +117,8 @@ def parse(words):
     if program.startswith("python"):
         if rest[0] == "-m":
             return _parse_module(rest[1], rest[2:])
+        if rest[0] == "-c":
+            return compile(rest[1], "-c", "exec") and None
         return _parse_script(rest[0], rest[1:])
     assert program in OTHERS, f"{program} is not known here: give it a parser, or add it to OTHERS."
     return None
@@ -158,6 +160,8 @@ def _parse_module(name, words):
 
 def _parse_script(path, words):
     name = Path(path).name
+    if any(f"Save this as `{name}`" in page.read_text(encoding="utf-8") for page in PAGES):
+        return None  # a program of the reader's
     if name == "train_ddpm.py":
         return parse_arguments(words, "")
     if name == "find_lr.py":
