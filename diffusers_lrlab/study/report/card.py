@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ from ..analysis.runs_table import RUNS_TABLE, read_runs
 from ..analysis.summary import summarise, write_summary
 from ..runs.progress import StudyProgress
 from ..runs.results import RunResult, StudyFolder
-from ..spec.reading import preset_names, spec_from_dict
-from ..spec.spec import PRESETS, StudySpec
+from ..same_command import command_of_card, is_preset
+from ..spec.reading import spec_from_dict
+from ..spec.spec import StudySpec
 from . import plots
 from .contents import ReportContents
 from .formats import to_latex
@@ -69,23 +69,13 @@ def card_text(card: Path, name: str | None = None) -> str:
         card (`Path`): The folder.
         name (`str`, *optional*): What the example loads, by default the name of the folder.
     """
-    saved, _ = StudyFolder(card).read_spec()
     summary = json.loads((card / "summary.json").read_text(encoding="utf-8"))
     contents, has_runs = ReportContents(_runs_of(card), summary), (card / RUNS_TABLE).exists()
     there = [plot for plot in plots_of(contents, _pictures(card)) if (card / plot.file).exists()]
-    command = command_of_card(summary["study"]["command"], saved["name"], saved.get("folder") == PRESETS)
+    study = summary["study"]
+    command = command_of_card(study["command"], study["name"], is_preset(card))
     text = card_markdown(contents, there, name or card.resolve().name, command, has_runs)
     return f"---\n{_front_matter(card, contents)}\n---\n\n{text}"
-
-
-def command_of_card(command: str, name: str, is_preset: bool) -> str:
-    """The command that repeats a study for those who have its card: by the preset's name, or by its `spec.yaml`."""
-    words = shlex.split(command)
-    if "--out" not in words[1:-1]:
-        return command
-    at = words.index("--out")
-    what = name if is_preset and name in preset_names() else "spec.yaml"
-    return shlex.join(["lrlab", "study", "run", what, "--out", name, *words[at + 2 :]])
 
 
 def _copy_report(folder: Path, card: Path) -> None:
