@@ -67,7 +67,7 @@ def _papers(contents: ReportContents) -> list[str]:
     for (source, link), texts in claims.items():
         name = markdown_text(source)
         lines.append(f"- {f'[{name}]({link})' if link else name}")
-        lines += [f"  - {text}" for text in texts]
+        lines += [f"    - {text}" for text in texts]
     return ["## Papers tested", "Cite them for what they claim, and this study for its verdicts.", "\n".join(lines)]
 
 
