@@ -328,6 +328,12 @@ def test_a_card_that_cannot_be_written(reported, done, tmp_path, capsys):
     assert main(["study", "card", str(reported), f"--out={mine}"]) == 2
     assert "holds files that are no card of a study" in capsys.readouterr().err
     assert [path.name for path in mine.iterdir()] == ["thesis.tex"]
+    card = tmp_path / "cloned"
+    assert main(["study", "card", str(reported), f"--out={card}"]) == 0
+    (card / ".git").mkdir()
+    assert main(["study", "card", str(card)]) == 2
+    assert "holds other files beside a card (.git), which a new one would delete" in capsys.readouterr().err
+    assert (card / ".git").is_dir()
     assert main(["study", "card", str(done), f"--out={tmp_path / 'card'}"]) == 2
     assert f"has no report yet. Write one with `lrlab study report {done}`" in capsys.readouterr().err
     shutil.copytree(reported / "report", done / "report")

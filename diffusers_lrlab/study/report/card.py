@@ -3,13 +3,15 @@
 import json
 import re
 import shutil
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import LabError
 from ...core.files import atomic_folder, write_text
 from ...core.held import refuse_damaged
-from ...core.manifest import write_manifest
+from ...core.lock import LOCK_FILES
+from ...core.manifest import MANIFEST, write_manifest
 from ..analysis.renewed import renewed, with_claims
 from ..analysis.runs_table import RUNS_TABLE, read_runs
 from ..analysis.summary import summarise, write_summary
@@ -25,6 +27,7 @@ from .limitations import limitations
 from .markdown import card_markdown
 from .plot_list import Plot, file_name, plots_of
 
+_FILES = ("README.md", "*.png", "spec.yaml", "summary.*", RUNS_TABLE, MANIFEST, "tables", "report", *LOCK_FILES)
 _SIZES = (1_000, 10_000, 100_000, 1_000_000)  # rows, as the Hub counts them
 _TAGS = ("diffusers", "diffusers_lrlab", "learning-rate-schedule", "study")
 _LICENSE = "apache-2.0"
@@ -45,8 +48,7 @@ def write_study_card(folder: Path, out: Path) -> Path:
     Raises a `LabError` if the study has no report, or if `out` holds anything else.
     """
     saved, command = StudyFolder(folder).read_spec()
-    if out.exists() and not (out / "summary.json").exists() and (out.is_file() or next(out.iterdir(), None) is not None):
-        raise LabError(f"{str(out)!r} holds files that are no card of a study. Give a new folder.")
+    _check_is_ours(out)
     is_card = is_study_card(folder)
     if not is_card and not ((folder / "report" / "report.md").exists() and (folder / RUNS_TABLE).exists()):
         raise LabError(f"{str(folder)!r} has no report yet. Write one with `lrlab study report {folder}`.")
@@ -59,6 +61,20 @@ def write_study_card(folder: Path, out: Path) -> Path:
         write_text(temporary / "README.md", card_text(temporary, out.resolve().name))
         write_manifest(temporary)
     return out / "README.md"
+
+
+def _check_is_ours(out: Path) -> None:
+    """Raises a `LabError` if `out` holds files of others, which would be deleted."""
+    if not out.exists():
+        return
+    if out.is_file() or (not (out / "summary.json").exists() and next(out.iterdir(), None) is not None):
+        raise LabError(f"{str(out)!r} holds files that are no card of a study. Give a new folder.")
+    names = sorted(path.name for path in out.iterdir())
+    if others := [name for name in names if not any(fnmatchcase(name, pattern) for pattern in _FILES)]:
+        raise LabError(
+            f"{str(out)!r} holds other files beside a card ({', '.join(others[:3])}), which a new one would delete. Hint: "
+            "--out NEW_FOLDER"
+        )
 
 
 def card_text(card: Path, name: str | None = None) -> str:
