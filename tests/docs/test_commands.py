@@ -67,6 +67,7 @@ def readers_folder(tmp_path, monkeypatch):
 ONCE = {tuple(words): block for block, words in reversed(printed.commands())}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("readers_folder")
 @pytest.mark.parametrize("page", sorted({block.page for block in ONCE.values()}))
 def test_printed_commands_are_understood(page):
@@ -129,6 +130,7 @@ def test_the_printed_error_is_what_one_sees():
     assert str(error.value).startswith(message.removeprefix("error: ").removesuffix("..."))
 
 
+@pytest.mark.slow
 @pytest.mark.pictures
 @pytest.mark.usefixtures("readers_folder")
 @pytest.mark.parametrize(
@@ -163,6 +165,7 @@ def test_the_printed_entry_point_is_the_one_that_is_looked_for():
     assert group == ENTRY_POINTS
 
 
+@pytest.mark.slow
 def test_the_plan_is_what_one_sees():
     """But for what a probe measures, which follows below it."""
     block = printed.block_with("micro-batch x", "")
