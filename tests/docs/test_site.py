@@ -11,6 +11,7 @@ import printed
 import pytest
 import runs
 from chromium import PROGRAM, Chromium, needs_axe, needs_chromium
+from filelock import FileLock
 from html_checks import mistakes
 
 NOTEBOOKS = sorted((printed.ROOT / "docs/notebooks").glob("*.ipynb"))
@@ -25,11 +26,15 @@ needs_mkdocs = needs("mkdocs", "material", "mkdocstrings")
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The folder of the site, which a warning would have stopped."""
-    folder = tmp_path_factory.mktemp("site")
-    done = build(printed.ROOT, folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+def site(tmp_path_factory, worker_id):
+    """The folder of the site, which a warning would have stopped; the workers of pytest share it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "site"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            done = build(printed.ROOT, base / "site-now")
+            assert done.returncode == 0, done.stdout + done.stderr
+            (base / "site-now").rename(folder)
     return folder
 
 
@@ -124,7 +129,7 @@ def test_pages_can_be_read_by_everybody(site, scheme):
         for page in _own_pages(site):
             for width in (390, 800, 1400) if page.name in LOOKED_AT_CLOSELY else (1400,):
                 browser.open(page, width=width, mobile=width == 390)
-                if violations := browser.violations():
+                if violations := browser.violations(of_colors=scheme == "dark"):
                     found[page.name, width] = violations
         assert found == {}
         ground = browser.evaluate("getComputedStyle(document.body).backgroundColor")

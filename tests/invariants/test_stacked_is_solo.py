@@ -231,6 +231,7 @@ def sweep(request):
     return dict(zip(ARMS, run_stack(ARMS.values(), last, request.param), strict=True)), request.param, last, tolerance
 
 
+@pytest.mark.slow
 @cases("name", ARMS)
 def test_whatever_can_be_chosen_is_the_same_in_a_stack(sweep, tmp_path, name):
     members, dtype, last, tolerance = sweep
@@ -334,6 +335,7 @@ def mixed(request):
     return run_stack([{**long, **options} for options in MIXED], dtype=torch.float64), long
 
 
+@pytest.mark.slow
 @cases("place", range(len(MIXED)))
 def test_hundreds_of_updates(mixed, tmp_path, place):
     members, long = mixed
@@ -436,6 +438,7 @@ def assert_same_member(found, expected):
     assert [loss for _, loss, *_ in kept] == pytest.approx([loss for _, loss, *_ in wanted], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_recorded_is_what_is_done_launch_by_launch():
     members, stack = train_recorded(ARMS.values(), FIRST)
     alone, _ = train_recorded(ARMS.values(), FIRST, recorder=None)

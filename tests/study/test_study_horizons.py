@@ -62,6 +62,7 @@ def computed(home):
         return study(home, home / "branches", "--executor=local", **BY_BRANCHES), len(updates)
 
 
+@pytest.mark.slow
 def test_branches_are_the_separate_runs_to_the_bit(separate, computed):
     folder, num_updates = computed
     expected, found = records(separate), records(folder)
@@ -104,6 +105,7 @@ def stacked(home):
     return out
 
 
+@pytest.mark.slow
 def test_stacks_branch_too(computed, stacked):
     assert_near(computed[0], stacked)
 
@@ -133,6 +135,7 @@ WSD = {**BY_BRANCHES, "arms": {"wsd": ARMS["wsd"]}}
 
 
 # In the trunk, after a branch left and before its next checkpoint; in a branch.
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_updates", "repeated"), [(9, 2), (42, 2)])
 def test_killed_and_started_again(home, computed, tmp_path, num_updates, repeated):
     with killed_at(Trainer, num_updates):
@@ -146,6 +149,7 @@ def test_killed_and_started_again(home, computed, tmp_path, num_updates, repeate
     assert len(found) == 3
 
 
+@pytest.mark.slow
 def test_a_killed_stack_goes_on(home, stacked, tmp_path):
     with killed_at(Stack, 20):
         study(home, tmp_path / "out", "--executor=stacked", **WSD)
@@ -260,6 +264,7 @@ def test_the_plot_has_a_line_for_each_arm(computed):
     assert lines["wsd: 50 updates for all"].get_xdata().tolist() == [10, 20, 40]
 
 
+@pytest.mark.slow
 def test_the_forecast_says_the_price(home):
     text = describe_study(load_spec(write_spec(home, **BY_BRANCHES)), "local", None)
     assert "1 data set (dino) x 3 horizons (updates 10, 20, 40) x 1 seed = 6 runs" in text
