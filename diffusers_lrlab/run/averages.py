@@ -1,4 +1,4 @@
-"""Averages of a finished run: of any width from its snapshots, and those beside the first one of `--ema`."""
+"""Averages of a finished run, of any width, from its snapshots."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -6,22 +6,17 @@ from typing import Any
 
 import torch
 
-from ..averaging.averages import EMA
 from ..averaging.posthoc import Combination, Profiles, check_target, combine
 from ..averaging.snapshots import Snapshot, profiles_of, read_snapshots
 from ..core.errors import LabError, must_be, warn
 from ..core.words import counted
 from ..hub.recorded_options import recorded_options
 from ..hub.records import read_record
-from ..training.lora import base_weights, trained_parameters
 from ..training.run_files import LAB, SNAPSHOTS
 from ..training.run_folder import RunFolder
-from ..training.run_state import RunState
+from ..training.saved_pipeline import SavedPipeline, Weights
 from ..training.snapshots import identity_of
 from .script_format import OF_SCRIPT, ScriptFormat
-from .weights import SavedPipeline, Weights
-
-OTHERS = "averages"  # in `lrlab/`: pipelines of the averages beside the first one
 
 
 class RunSnapshots:
@@ -115,26 +110,3 @@ def _check_same_run(snapshot: Snapshot, record: Mapping[str, Any], folder: Path)
         got = f"one of a run with {name}={snapshot.of[name]!r}, not {own[name]!r}"
         hint = f"put back its own, or remove {snapshot.folder.name} to go without it"
         raise must_be("the snapshot", str(snapshot.folder), f"of the run in {str(folder)!r}", hint, got=got)
-
-
-def save_other_averages(run: RunState, folder: RunFolder) -> list[Path]:
-    """Pipelines with the averages beside the first one, except those of which there are snapshots."""
-    forms = run.config.given_ema_forms
-    saved, first = [], len(forms[0].tracks)
-    for number, form in enumerate(forms[1:], 2):
-        average, first = run.averages[first], first + len(form.tracks)
-        if not form.is_posthoc:
-            saved.append(folder.lab / OTHERS / str(number))
-            about = {"kind": form.name, "form": str(form), "update": run.update}
-            pipeline = SavedPipeline.of(folder.path)
-            pipeline.save(_named_weights(run, average, pipeline), saved[-1], about)
-    return saved
-
-
-def _named_weights(run: RunState, average: EMA, pipeline: SavedPipeline) -> Weights:
-    """The weights of an average by their names in the pipeline's files; of a merged LoRA, those of the whole model."""
-    if run.config.merge_lora:
-        with average.swapped_in():
-            return {name: value.cpu() for name, value in base_weights(run.model, merged=True).items()}
-    weights = zip(trained_parameters(run.model), average.shadow_params, strict=True)
-    return {pipeline.saved_name(name): value.cpu() for name, value in weights}

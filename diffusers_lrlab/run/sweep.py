@@ -25,8 +25,8 @@ from ..training.prepare import prepare_resolved, resolve_and_check
 from ..training.results.base import results_of
 from ..training.run_folder import RunFolder
 from ..training.run_state import RunState
+from ..training.saved_pipeline import SavedPipeline, Weights
 from .averages import RunSnapshots
-from .weights import SavedPipeline, Weights
 
 VALIDATION = "validation_loss"
 

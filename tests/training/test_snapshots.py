@@ -19,8 +19,6 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.forecast.describe import _disk_lines
 from diffusers_lrlab.forecast.memory import forecast_memory
 from diffusers_lrlab.forecast.timing import forecast_time
-from diffusers_lrlab.study.spec.expansion import expand
-from diffusers_lrlab.study.spec.reading import read_spec
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
@@ -167,9 +165,6 @@ SEVERAL = (POSTHOC, "constant|power_function")
 
 @cases("ema", SEVERAL)
 def test_hosts_that_cannot_keep_them_refuse_them_before_work_starts(monkeypatch, ema):
-    study = {"base": {"max_train_steps": 30, "ema": ema}, "arms": {"a": {}, "b": {"lr_scheduler": "constant"}}}
-    with pytest.raises(LabError, match="In the arm 'a'.*one average without snapshots, as a study keeps no weights"):
-        expand(read_spec({**study, "datasets": ["dino"], "seeds": 1}, "study"))
     for name, value in {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(LabError, match="needs a whole model, and FSDP shards it"):
