@@ -20,8 +20,7 @@ _NOT_RESULTS = ("update", "images_seen", "loss_spike_bins")
 def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
     """Saves all parts of a finished run, the weights first; adds the results to `record`."""
     trainer.save_result()
-    if trainer.accelerator.is_main_process:
-        save_other_averages(trainer.run, trainer.folder)
+    save_other_averages(trainer.run, trainer.folder)
     with whole_weights(trainer.run, trainer.accelerator):
         if trainer.accelerator.is_main_process:
             _evaluate_and_draw(trainer, record)
