@@ -4,10 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..averaging.posthoc import Combination, Profiles, check_target, combine
-from ..averaging.snapshots import Snapshot, profiles_of, read_snapshots
+from ..averaging.snapshots import Snapshot, combined, profiles_of, read_snapshots
 from ..core.errors import LabError, must_be, warn
 from ..core.words import counted
 from ..hub.recorded_options import recorded_options
@@ -40,6 +38,11 @@ class RunSnapshots:
         return sorted({width for snapshot in self.snapshots for width in snapshot.sigma_rels})
 
     @property
+    def update(self) -> int:
+        """The update of the last snapshot."""
+        return self.snapshots[-1].update
+
+    @property
     def end(self) -> int:
         """Updates in the last snapshot."""
         return self.snapshots[-1].end
@@ -51,13 +54,8 @@ class RunSnapshots:
         return combine(self.profiles, Profiles.of_widths([self.end], [width]))
 
     def weights(self, coefficients: Sequence[float]) -> Weights:
-        """The combined weights, in float32; each snapshot is read once."""
-        total = {name: torch.zeros(shape) for name, shape in self.snapshots[-1].shapes().items()}
-        left = list(coefficients)
-        for snapshot in self.snapshots:
-            own, left = left[: len(snapshot.sigma_rels)], left[len(snapshot.sigma_rels) :]
-            snapshot.read(own, total)
-        return total
+        """The combined weights, in float32."""
+        return combined(self.snapshots, coefficients)
 
     def save(
         self, width: float, out: Path, more: Mapping[str, Any] | None = None, draw: Callable[[Path], None] | None = None
@@ -73,7 +71,7 @@ class RunSnapshots:
         return {
             "kind": "power_function",
             "sigma_rel": width,
-            "update": self.snapshots[-1].update,
+            "update": self.update,
             "residual": found.residual,
             "largest_coefficient": found.largest,
             "snapshots": [

@@ -224,6 +224,17 @@ class EMAHook:
         with self.average.swapped_in():
             yield
 
+    @contextmanager
+    def holding(self, values: list[Any]) -> Iterator[None]:
+        """The parameters hold other values, one for each; afterwards they are back to the bit."""
+        average = self.average
+        own, average.shadow_params = average.shadow_params, values
+        try:
+            with average.swapped_in():
+                yield
+        finally:
+            average.shadow_params = own
+
     # --- what is saved -----------------------------------------------------------------------------------------------
 
     def _save_models(self, folder: Path) -> None:

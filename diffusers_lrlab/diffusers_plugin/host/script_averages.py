@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SNAPSHOTS = "ema_snapshots"  # in `lrlab/` of the output folder
 BY_NAMES = "average.safetensors"  # for weights that the script's own files lack
 PLACES = "places.json"  # in that folder: where the script's format has each trained parameter
+SWEEP = "sweep.json"  # there, too: the held-out loss by width, measured after the last update
 
 
 def numbered(path: Path, index: int) -> Path:
@@ -101,6 +102,7 @@ class ScriptAverages:
         for path in snapshots_in(folder / SNAPSHOTS):
             if update_of(path) > update:
                 remove(path)
+        (folder / SNAPSHOTS / SWEEP).unlink(missing_ok=True)
 
     def write_places(self, folder: Path, trained: TrainedModels, saved: Path) -> None:
         """Notes where the files of the saved average have each parameter, by which `lrlab ema` puts others there."""
