@@ -42,7 +42,9 @@ def check_study(path: Path) -> Finding:
         of_run = check_run(run)
         finding.leftovers += of_run.leftovers
         finding.damaged += [f"averages/{run.name}: {damage}" for damage in of_run.damaged]
-        if of_run.damaged:
+        if not of_run.damaged:
+            finding.whole.append(f"averages/{run.name}")
+        else:
             finding.notes.append(f"averages are made again with their run: remove runs/{run.name}.json before the command")
     for name, read in (("summary.json", read_json), ("summary.parquet", read_parquet)):
         if (path / name).exists():

@@ -8,11 +8,11 @@ from typing_extensions import Self
 
 from ..averaging.averages import EMA
 from ..averaging.snapshots import copy_snapshot, snapshot_folder, snapshots_in, update_of, write_snapshot
+from ..core.background import BackgroundWrite
 from ..core.errors import warn
 from ..core.files import remove
 from ..core.manifest import find_damage
 from ..core.options import names_where
-from .background import BackgroundWrite
 from .config import TrainingConfig
 from .host_copies import on_host
 from .lora import trained_parameters

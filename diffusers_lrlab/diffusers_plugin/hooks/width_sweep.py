@@ -28,6 +28,7 @@ def sweep_widths(ema: EMAHook, num: int, measure: Callable[[], float]) -> tuple[
     run, posthoc = ema.run, ema.averages.posthoc
     assert posthoc is not None, "checked before"
     folder, is_main = run.lab_folder / SNAPSHOTS, run.accelerator.is_main_process
+    ema.averages.finish_snapshots()
     snapshots = read_snapshots(folder) if is_main else []
     profiles = profiles_of(snapshots) if is_main else None
     widths, values, residuals = swept_widths(posthoc.kwargs["sigma_rels"], num), [], []

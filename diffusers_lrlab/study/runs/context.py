@@ -57,7 +57,7 @@ class StudyContext:
         """The plan of a run and its data."""
         # Sample images from the middle of a run would be removed with its folder.
         config = dataclasses.replace(spec.config, output_dir=output_dir, save_images_epochs=sys.maxsize)
-        if spec.stage == "tune" and config.use_ema:  # its other averages would not be kept
+        if spec.stage == "tune" and config.use_ema and config.ema is not None:  # its other averages would not be kept
             config = dataclasses.replace(config, ema=str(config.ema_form))
         data = self.data(spec)
         try:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from diffusers_lrlab.averaging.snapshots import read_snapshots
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.diffusers_plugin import hook_options
 from diffusers_lrlab.diffusers_plugin.hooks.ema import EMAHook, recognise
+from diffusers_lrlab.diffusers_plugin.host import script_averages
 from diffusers_lrlab.diffusers_plugin.host.run import HostRun
 from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
 from diffusers_lrlab.launch import make_parser
@@ -203,6 +205,31 @@ def test_snapshots_need_the_length_of_the_run(tmp_path):
     short, _ = prepared(tmp_path, Saves(2, 2), spec="posthoc", num_updates=9)
     with pytest.raises(LabError, match="takes 16 snapshots, .* and the run has 9 updates"):
         short._step()
+
+
+def test_a_slow_disk_holds_up_no_update(tmp_path, monkeypatch):
+    """A snapshot is a copy of the average after its update, and is there before the checkpoint that follows it."""
+    free, write = threading.Event(), script_averages.write_snapshot
+    monkeypatch.setattr(script_averages, "write_snapshot", lambda *what: free.wait(30) and write(*what))
+    model = Saves(2, 2)
+    hook, _ = prepared(tmp_path, model, spec="posthoc:sigma_rels=[0.1],snapshots=2", num_updates=4)
+    hook._step()
+    hook._step()
+    expected = [value.clone() for value in hook.average.shadow_params]
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    hook._step()
+    assert not (tmp_path / "lrlab" / "ema_snapshots").exists()
+    free.set()
+    hook._save_state(None, None, str(tmp_path / "checkpoint-3"))
+    (one,) = read_snapshots(tmp_path / "lrlab" / "ema_snapshots")
+    found = {name: torch.zeros(shape) for name, shape in one.shapes().items()}
+    one.read([1.0], found)
+    assert same(found.values(), expected)
+    monkeypatch.setattr(script_averages, "write_snapshot", lambda *what: 1 / 0)
+    hook._step()
+    with pytest.raises(ZeroDivisionError):
+        hook._finish()
 
 
 @pytest.mark.slow
