@@ -1,8 +1,7 @@
-"""
-Averages that a study keeps beside the measured one, for `lrlab ema`: further ones of `--ema`, and snapshots.
+"""Averages that a study keeps beside the measured one, for `lrlab ema`: further ones of `--ema`, and snapshots.
 
-Such a run has a folder in `averages/`, in the format of the folder of any run. Its record says that it
-is finished once all of it is there.
+Such a run has a folder in `averages/`, in the format of the folder of any run. Its record says that it is finished once all
+of it is there.
 """
 
 from __future__ import annotations
