@@ -210,12 +210,12 @@ def _draw(runs: list[tuple[Member, RunSpec]], threads: WorkerThreads, progress: 
     return drawn
 
 
-def _train(stacks: ParallelStacks, save: Callable[[], None], branch_off: Callable[[], None], study: StudyContext) -> None:
+def _train(stacks: ParallelStacks, save: Callable[[], None], after_update: Callable[[], None], study: StudyContext) -> None:
     last_save = time.monotonic()
     with InterruptGuard() as guard:
         for num_advanced in stacks.updates():
             study.progress.advance(num_advanced)
-            branch_off()
+            after_update()
             if signal_number := guard.received():
                 save()
                 raise StudyInterrupted(signal_number, study.folder.path)

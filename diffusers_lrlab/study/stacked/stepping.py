@@ -152,22 +152,22 @@ class StackedAverages:
                 if index in averages:
                     averages[index].shadow_params = rows.split(row)
             is_due = (rates[:, AVERAGING + number] != 0).any(1).tolist()
-            self._matrices.append(_AverageMatrix(AVERAGING + number, of_all, values, is_due))
+            chosen = None if len(of_all) == len(members) else torch.tensor(of_all, device=weights.device)
+            self._matrices.append(_AverageMatrix(AVERAGING + number, chosen, values, is_due))
             self.values = values if number == 0 else self.values
 
     def step(self, update: int, rates: torch.Tensor) -> None:
         """Updates the averages after an update, those that are due."""
-        for row, own, values, is_due in self._matrices:
+        for row, chosen, values, is_due in self._matrices:
             if is_due[update]:
-                is_whole = len(own) == len(self.weights)
-                weights = self.weights if is_whole else self.weights[own]
-                values.lerp_(weights, (rates[row] if is_whole else rates[row, own])[:, None].to(values))
+                weights, own = (self.weights, rates[row]) if chosen is None else (self.weights[chosen], rates[row, chosen])
+                values.lerp_(weights, own[:, None].to(values))
 
 
 class _AverageMatrix(NamedTuple):
     """An average of each of some members."""
 
     row: int  # of the rates
-    own: list[int]  # indices of the members
+    chosen: torch.Tensor | None  # indices of the members, on the device; `None` for all
     values: torch.Tensor
     is_due: list[bool]  # at each update, for any of them
