@@ -2,8 +2,9 @@
 
     python benchmarks/asked_and_ran.py ~/diffusers ~/checkouts --out docs
 
-The first folder is a checkout of diffusers, whose `train_unconditional.py` trains as it is, on a tiny model and random images.
-The second holds checkouts of the trainers, with the names of their repositories; their rows are those of other_trainers.py.
+The first folder is a checkout of diffusers, whose `train_unconditional.py` trains as it is, on a tiny model and random
+images. The second holds checkouts of the trainers, with the names of their repositories; their rows are those of
+other_trainers.py.
 It prints a table, and draws DIR/asked_and_ran*.png, wide and narrow, for light and dark pages.
 """
 
