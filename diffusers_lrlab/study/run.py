@@ -217,10 +217,12 @@ def _write_results(
     figures: "Figures | None",
 ) -> Path:
     """Writes summary and report from the results of all runs."""
+    from .report.limitations import limitations
     from .report.report import write_report
 
     compared, tuning = ([result for result in results if result.stage == stage] for stage in ("compare", "tune"))
     summary = summarise(spec, compared, tuning, notes, progress, command)
+    summary["limitations"] = limitations(results, summary)  # some need more than the table of runs
     open_manifest(folder.path)  # the summary refers to it
     write_summary(folder, summary)
     page = write_report(folder.path, results, summary, progress, figures)

@@ -10,9 +10,9 @@ from typing import Any
 from ...core.options import defaults_of, options_of
 from ...models.start_weights import StartWeights
 from ...training.config import ResolvedConfig, TrainingConfig
+from ..same_command import PRESETS as PRESETS
 
 ARM_NOTES = ("description", "controls")  # keys of an arm that are not training options
-PRESETS = "(presets)"  # stored as the folder of presets of the package
 SPEEDUP = "speedup"  # as the metric of a claim: how many times as fast an arm reaches a quality
 # As the metric of a claim: the distance of samples from the same noise, as a share of that of samples from unrelated noise.
 CONSISTENCY = "consistency"
