@@ -112,6 +112,18 @@ class RunSpec:
     horizon_of: str | None = field(default=None, repr=False)  # the data set without its horizon, in a study with horizons
 
     @property
+    def keeps_averages(self) -> bool:
+        """Whether it has more averages than the one that is measured, or snapshots, which stay in the study's folder."""
+        config = self.config
+        has_several = config.use_ema and len(config.given_ema_forms) > 1
+        return self.takes_snapshots or (self.stage == "compare" and has_several)
+
+    @property
+    def takes_snapshots(self) -> bool:
+        """Whether it takes snapshots of post-hoc averages."""
+        return self.stage == "compare" and self.config.posthoc is not None
+
+    @property
     def fields(self) -> dict[str, Any]:
         """The options that may be published, with paths as they were given."""
         return {key: value for key, value in (self.config.to_dict() | self.given).items() if key != "output_dir"}

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from ..core.errors import LabError, must_be
 from ..core.files import atomic_folder, write_text
 from ..models.start_weights import LORA_FILE
-from ..training.kinds.select import components
-from ..training.lora import saved_name
+from .kinds.select import components
+from .lora import saved_name
 
 Weights = dict[str, torch.Tensor]
 
