@@ -21,9 +21,20 @@ import generated
 import make_page
 import sparklines
 
+import diffusers_lrlab
+
 ROOT = Path(__file__).parents[1]
 AS_THEY_ARE = {".md", ".png", ".json", ".yaml", ".parquet"}
 _LINK = re.compile(r"(!?)\[((?:[^\]\[]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+
+
+def on_config(config: Any) -> Any:
+    """The version in the footer, and the repository in the header once `pyproject.toml` has its address."""
+    config.copyright = f"{config.site_name} {diffusers_lrlab.__version__}, Apache License 2.0"
+    metadata = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    if address := re.search(r'^Repository = "(.+)"$', metadata, re.MULTILINE):
+        config.repo_url, config.repo_name = address[1], "/".join(address[1].rstrip("/").split("/")[-2:])
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -86,8 +97,12 @@ def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
 
 
 def on_post_page(html: str, page: Any, config: Any) -> str:
-    """The mark's text says whose it is; the theme's says "logo"."""
-    return html.replace('alt="logo"', f'alt="{config.site_name}"')
+    """The mark's text says whose it is, where the theme says "logo"; the name in the header has the version beside it."""
+    html = html.replace('alt="logo"', f'alt="{config.site_name}"')
+    version = f'<small class="version">{diffusers_lrlab.__version__}</small>'
+    return re.sub(
+        r'(class="md-header__topic">\s*<span class="md-ellipsis">\s*[^<]*?)\s*(</span>)', rf"\1 {version}\2", html, count=1
+    )
 
 
 def _outside(page: Path) -> set[str]:

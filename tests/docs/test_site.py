@@ -13,6 +13,8 @@ import runs
 from chromium import PROGRAM, Chromium, needs_axe, needs_chromium
 from html_checks import mistakes
 
+import diffusers_lrlab
+
 NOTEBOOKS = sorted((printed.ROOT / "docs/notebooks").glob("*.ipynb"))
 
 
@@ -69,6 +71,8 @@ def test_the_site_has_what_is_generated(site):
     assert "--timestep_sampler" in (site / "reference/commands.html").read_text(encoding="utf-8")
     api = (site / "reference/python.html").read_text(encoding="utf-8")
     assert "scheduler_specific_kwargs" in api
+    assert f'<small class="version">{diffusers_lrlab.__version__}</small></span>' in api
+    assert "<td><code>lr_warmup_steps</code></td>" in api
     assert "[<code>" not in api  # names in brackets are links
     assert "adjusted p" in (site / "repository/model_cards/lr-study-2d/index.html").read_text(encoding="utf-8")
     assert (site / "notebooks/schedules-0.png").stat().st_size > 1000
@@ -103,6 +107,23 @@ def test_pages_are_whole_on_a_phone_and_on_a_desk(site):
             assert levels.count(1) == 1, page
             assert all(below <= above + 1 for above, below in itertools.pairwise(levels)), (page, levels)
             browser.wait(PICTURES)
+        assert browser.errors == []
+        assert all(request.startswith(("file:", "data:")) for request in browser.requests)
+
+
+@needs_mkdocs
+@needs_chromium
+@pytest.mark.slow
+def test_the_search_finds_pages_from_disk(site):
+    """From a page in a folder, too: the index is a script, since a page from disk may not read files."""
+    results = "[...document.querySelectorAll('.md-search-result__link')].map(link => link.href)"
+    with Chromium(PROGRAM) as browser:
+        browser.open(site / "reference/schedules.html")
+        browser.evaluate("document.querySelector('.md-search__input').focus()")
+        browser.call("Input.insertText", text="cool down from a plateau")
+        browser.wait(f"{results}.length > 0")
+        found = browser.evaluate(results)
+        assert (site / "tutorials/extend-and-branch.html").as_uri() in [link.partition("#")[0] for link in found]
         assert browser.errors == []
         assert all(request.startswith(("file:", "data:")) for request in browser.requests)
 
