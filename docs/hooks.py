@@ -17,6 +17,7 @@ from mkdocs.structure.files import File, Files
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent / "demonstration"))
 
+import formulas
 import generated
 import make_page
 import sparklines
@@ -29,7 +30,8 @@ _LINK = re.compile(r"(!?)\[((?:[^\]\[]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
 def on_config(config: Any) -> Any:
-    """The version in the footer, and the repository in the header once `pyproject.toml` has its address."""
+    """Formulas, the version in the footer, and the repository in the header once `pyproject.toml` has its address."""
+    config.markdown_extensions.append(formulas.Formulas())
     config.copyright = f"{config.site_name} {diffusers_lrlab.__version__}, Apache License 2.0"
     metadata = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     if address := re.search(r'^Repository = "(.+)"$', metadata, re.MULTILINE):
@@ -74,11 +76,17 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             if (ROOT / source).is_file()
             else markdown
         )
-    markdown = sparklines.beside_names(generated.fill(markdown))
+    markdown = _breakable(sparklines.beside_names(formulas.beside_descriptions(generated.fill(markdown))))
     for name, make in generated.BUILT.items():
         if f"<!-- {name}:" in markdown:
             markdown = re.sub(rf"<!-- {name}: .*? -->", lambda _, make=make: make(), markdown)
     return _LINK.sub(lambda match: _in_the_site(match, f"docs/{src_uri}", src_uri), markdown)
+
+
+def _breakable(markdown: str) -> str:
+    """Dotted names in the last column of tables may break after a dot or an underscore: elsewhere they would anywhere."""
+    last = re.compile(r"(?<=\| )[^|`\]]*\w+\.\w+_[^|`\]]* \|$", re.MULTILINE)
+    return last.sub(lambda cell: re.sub(r"(?<=[a-z])([._])(?=[a-zA-Z])", r"\1<wbr>", cell[0]), markdown)
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:

@@ -23,7 +23,7 @@ def needs(*modules):
     return pytest.mark.skipif(bool(missing), reason=f'{", ".join(missing)} not installed: pip install -e ".[docs]"')
 
 
-needs_mkdocs = needs("mkdocs", "material", "mkdocstrings")
+needs_mkdocs = needs("mkdocs", "material", "mkdocstrings", "latex2mathml")
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,7 @@ def test_the_site_has_what_is_generated(site):
     assert "scheduler_specific_kwargs" in api
     assert f'<small class="version">{diffusers_lrlab.__version__}</small></span>' in api
     assert "<td><code>lr_warmup_steps</code></td>" in api
+    assert "<math" in (site / "reference/schedules.html").read_text(encoding="utf-8")
     assert "[<code>" not in api  # names in brackets are links
     assert "adjusted p" in (site / "repository/model_cards/lr-study-2d/index.html").read_text(encoding="utf-8")
     assert (site / "notebooks/schedules-0.png").stat().st_size > 1000
