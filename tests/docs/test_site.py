@@ -1,5 +1,6 @@
 """The site is built without a warning, and the notebooks run. Both need what the extra `[docs]` brings."""
 
+import importlib
 import importlib.util
 import itertools
 import json
@@ -173,3 +174,16 @@ def test_a_notebook_has_its_outputs_and_nothing_of_a_machine(path):
     assert len(text) < 400_000
     for cell in code:
         compile("".join(cell["source"]), path.name, "exec")
+
+
+@needs("nbclient")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_page_of_notebooks_shows_what_they_print(path):
+    """The picture is of the outputs as they are kept, so that neither can change without the other."""
+    with printed.docs_modules():
+        run_notebooks = importlib.import_module("run_notebooks")
+    shown = run_notebooks.picture(json.loads(path.read_text(encoding="utf-8")), path.stem)
+    assert path.with_suffix(".png").read_bytes() == shown
+    page = path.with_name("index.md").read_text(encoding="utf-8")
+    assert f"]({path.name})" in page
+    assert f"]({path.stem}.png)" in page
