@@ -32,7 +32,7 @@ def field_tables(name: str) -> str:
     tables = []
     for group in groups:
         title = f"Fields of {name}" if len(groups) == 1 else f"{name}: {group._argument_group_name}"
-        tables.append(f"### {title}\n\n<div class='fields' markdown>\n\n{_table(group)}\n\n</div>")
+        tables.append(f"### {title}\n\n<div class='rows fields' markdown>\n\n{_table(group)}\n\n</div>")
     return "\n\n".join(tables)
 
 

@@ -105,8 +105,11 @@ def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
 
 
 def on_post_page(html: str, page: Any, config: Any) -> str:
-    """The mark's text says whose it is, where the theme says "logo"; the name in the header has the version beside it."""
+    """Names for the mark and the search, of which the theme has none, and the version beside the name in the header."""
     html = html.replace('alt="logo"', f'alt="{config.site_name}"')
+    html = html.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
+    )
     version = f'<small class="version">{diffusers_lrlab.__version__}</small>'
     return re.sub(
         r'(class="md-header__topic">\s*<span class="md-ellipsis">\s*[^<]*?)\s*(</span>)', rf"\1 {version}\2", html, count=1
