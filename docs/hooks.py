@@ -90,7 +90,16 @@ def _breakable(markdown: str) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
-    """Docstrings have Hugging Face's form: other objects in brackets, types in backticks."""
+    """
+    Flags in code as things that do not break. Docstrings have Hugging Face's form: other objects in brackets, types in
+    backticks.
+    """
+    html = re.sub(
+        r"<code>.*?</code>",
+        lambda code: re.sub(r"(?<=[\s>])--[a-z][\w-]*", r'<span class="flag">\g<0></span>', code[0]),
+        html,
+        flags=re.DOTALL,
+    )
     if page.file.src_uri != "reference/python.md":
         return html
     anchors = dict(re.findall(r'id="(diffusers_lrlab\.[\w.]+\.(\w+))"', html))

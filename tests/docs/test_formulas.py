@@ -140,6 +140,8 @@ def test_the_formula_of_a_density_is_what_is_drawn(name):
     borders = of.borders if "tau" in over else of.log_sigma_borders
     middle = (borders[1:] + borders[:-1]) / 2
     values = {"tau": middle, "sigma": np.exp(middle), "SNR": np.exp(-2 * middle), **symbols}
+    if name == "logit_normal":
+        values["x"] = evaluate(formula(entry, "x"), values)
     density = evaluate(formula(entry, over), values) * np.diff(borders)
     inside = slice(20, -20)  # the ends of the noise levels are wide
     shares = [each[inside] / each[inside].sum() for each in (drawn, density)]
