@@ -77,8 +77,8 @@ def _mass(cumulative: np.ndarray) -> np.ndarray:
     traits=("middle",),
 )  # fmt: skip
 def logit_normal(progress: Progress, levels: NoiseLevels, mean: float, std: float) -> np.ndarray:
-    r"""\(p(\tau) \propto \exp(-(x - \mu)^2 / (2 s^2)) / (\tau (1 - \tau))\) with \(x = \ln(\tau / (1 - \tau))\), \(\mu\) being
-    `mean` and \(s\) `std`.
+    r"""\(p(\tau) \propto \exp(-(x - \mu)^2 / (2 s^2)) / (\tau (1 - \tau))\) with \(x = \ln(\tau / (1 - \tau))\), \(\mu\)
+    being `mean` and \(s\) `std`.
 
     Mass of each timestep's share of [0, 1].
     """
