@@ -80,7 +80,7 @@ def test_the_site_has_what_is_generated(site):
     assert (site / "notebooks/schedules-0.png").stat().st_size > 1000
 
 
-HEADINGS = "[...document.querySelectorAll('article h1, article h2, article h3, article h4')].map(h => +h.tagName[1])"
+HEADINGS = "[...document.querySelectorAll(':is(article, body > main) :is(h1, h2, h3, h4)')].map(h => +h.tagName[1])"
 PICTURES = "[...document.querySelectorAll('article img')].every(i => i.complete && i.naturalWidth && i.alt.length > 10)"
 
 
