@@ -172,6 +172,7 @@ def colors(path):
     return {color for _, color in picture.getcolors(picture.width * picture.height)}
 
 
+@pytest.mark.slow
 def test_a_picture_has_every_curve(tmp_path):
     out = tmp_path / "preview.png"
     options = ["--lr_scheduler", "one_cycle", "--lr_scheduler", "rex:d=0.9", "--num_training_steps", 200]

@@ -21,6 +21,7 @@ from made_up_studies import PAPER_ARMS, PAPER_DATASETS, UPDATES, made_up_run, ma
 from PIL import Image
 from tables import rows
 
+from diffusers_lrlab.core import web
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.analysis import paper
 from diffusers_lrlab.study.analysis.falling import STILL_FALLING, has_end, still_falling
@@ -28,7 +29,7 @@ from diffusers_lrlab.study.analysis.figures import probability
 from diffusers_lrlab.study.analysis.findings import findings, speedup_findings
 from diffusers_lrlab.study.analysis.statistics import compare
 from diffusers_lrlab.study.analysis.verdicts import Verdict, word_of
-from diffusers_lrlab.study.report import plots, sample_grid, tables
+from diffusers_lrlab.study.report import explore, plots, sample_grid, tables
 from diffusers_lrlab.study.report.answers import Answer
 from diffusers_lrlab.study.report.contents import ReportContents
 from diffusers_lrlab.study.report.curves import CURVE_KINDS, MOST_POINTS, mean_curves, spans_decades, styles
@@ -492,6 +493,10 @@ def test_a_name_is_never_markup(tmp_path):
     summary["controls"]["speedup"] = [row | {"arm": evil, "control": arms[2]} for row in SPEEDUPS]
     summary["study"]["meta"]["processor"] = evil
     page = page_of(tmp_path, results, summary)
+    for own in web.scripts(Path(explore.__file__).with_name("explore.js")):
+        page = page.replace(f"<script>{own}</script>", "")
+    page, num_data = re.subn(r'<script type="application/json" id="study">[^<]*</script>', "", page)
+    assert num_data == 1  # the data of the study, without any "<"
     assert "<script" not in page
     assert "<img src=x" not in page
     assert "<b>moons" not in page
