@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from config_fields import field_tables
+
 import diffusers_lrlab
 from diffusers_lrlab import launch, list_schedulers
 from diffusers_lrlab.audit.diagnoses import DIAGNOSES
@@ -253,10 +255,11 @@ def _title(name: str) -> str:
 
 
 def python_api() -> str:
-    """All exported names, for mkdocstrings."""
+    """All exported names, for mkdocstrings, and the fields of configurations."""
     homes = diffusers_lrlab._HOMES
     names = sorted(homes, key=lambda name: (name[0].islower(), name.lower()))
-    return "\n\n".join(f"::: diffusers_lrlab.{homes[name]}.{name}" for name in names)
+    parts = ((f"::: diffusers_lrlab.{homes[name]}.{name}", field_tables(name)) for name in names)
+    return "\n\n".join(part for of_name in parts for part in of_name if part)
 
 
 BUILT = {"command-options": command_options, "python-api": python_api}

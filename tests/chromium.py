@@ -136,10 +136,13 @@ class Chromium:
         features = [{"name": "prefers-color-scheme", "value": scheme}] if scheme else []
         self.call("Emulation.setEmulatedMedia", features=features)
 
-    def violations(self):
-        """What axe-core finds wrong with the page for people who read it in other ways: rules, and the first places."""
+    def violations(self, of_colors=False):
+        """
+        What axe-core finds wrong with the page for people who read it in other ways: rules, and the first places.
+        `of_colors` looks for too little contrast alone, which is all that another colour scheme can change.
+        """
         self.evaluate(f"{AXE.read_text(encoding='utf-8')}; 0")
-        tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
+        tags = ["color-contrast"] if of_colors else ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
         found = self.evaluate(
             f"axe.run(document, {{resultTypes: ['violations'], runOnly: {tags}}}).then(all => all.violations.map("
             "rule => [rule.id, rule.nodes.slice(0, 3).map(node => node.failureSummary + node.html)]))"

@@ -33,6 +33,7 @@ OTHERS = {
     "hf",
     "mkdocs",
     "ruff",
+    "codespell",
     "mypy",
     "lint-imports",
     "source",

@@ -126,11 +126,11 @@ def plot_gallery(path: Path) -> None:
     rows = math.ceil(len(names) / _COLUMNS)
     figure = new_figure(9, 1.2 * rows + 0.8, dpi=200)
     figure.get_layout_engine().set(wspace=0.06, hspace=0.06)
-    panels = figure.subplots(rows, _COLUMNS, squeeze=False).flat
+    panels = [*figure.subplots(rows, _COLUMNS, squeeze=False).flat]
     for index, (axes, name) in enumerate(zip(panels, names, strict=False)):
         _draw_panel(axes, name)
         axes.tick_params(labelbottom=index + _COLUMNS >= len(names))
-    for axes in list(panels)[len(names) :]:
+    for axes in panels[len(names) :]:
         axes.set_axis_off()
     keys = {
         "diffusers' own": {"color": DARK, "linewidth": 1.4},

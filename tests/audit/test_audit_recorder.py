@@ -310,6 +310,7 @@ def test_two_programs_of_a_command_are_told_apart(tmp_path):
     assert "the first program of the command that trained; 1 other process did, too" in " ".join(lines_of(audit, ""))
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_records_and_not_the_program(tmp_path):
     program = """
     import os

@@ -155,6 +155,7 @@ def test_no_command_is_shown_that_lacks_the_programs_own_code(tmp_path, falls_he
     assert f"registered '{falls_here}', by code" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_code_of_ones_own_is_recorded_and_needed_again(tmp_path, quick):
     """Trained with, resumed with another one, run again: what the code was is known, and it is never run unasked."""
     file, folder = tmp_path / "mine.py", tmp_path / "run"

@@ -77,6 +77,7 @@ def test_a_checkpoint_is_resumed(home):
     assert_same(new["train"]["results"], old["train"]["results"])
 
 
+@pytest.mark.slow
 def test_a_run_is_reproduced_from_its_record(home):
     assert call("rerun", "run", "--compare", "--out", "again") == 0
     assert read(home / "again" / "lrlab" / "rerun.json")["agrees"]

@@ -171,6 +171,7 @@ IMPORTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IMPORTS)
 def test_ctrl_c_during_imports_ends_with_one_line(tmp_path, name):
     command, module = IMPORTS[name]

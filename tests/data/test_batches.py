@@ -141,6 +141,7 @@ def oblong_folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @cases("workers", [0, 2])
 @cases(
     "options",

@@ -119,6 +119,7 @@ def test_each_image_has_the_label_of_its_row(tmp_path, write, options, how, corr
         assert_told(data.random_sample(7, 20))
 
 
+@pytest.mark.slow
 @cases(("write", "options", "how"), list(FORMS.values()), ids=list(FORMS))
 def test_the_images_are_those_of_a_run_without_labels(tmp_path, write, options, how):
     write(tmp_path / "data")
@@ -131,6 +132,7 @@ def test_the_images_are_those_of_a_run_without_labels(tmp_path, write, options, 
         assert other.conditions == {}
 
 
+@pytest.mark.slow
 @cases(("processes", "accumulation", "micro_batch"), [(1, 4, 2), (2, 2, 2), (4, 1, 2)])
 @cases("options", [{}, LAZY, STREAM], ids=["memory", "lazy", "stream"])
 def test_labels_do_not_depend_on_the_layout(tmp_path, options, processes, accumulation, micro_batch):
@@ -146,6 +148,7 @@ def test_labels_do_not_depend_on_the_layout(tmp_path, options, processes, accumu
             assert torch.equal(batch.conditions["class_labels"], expected.conditions["class_labels"][places])
 
 
+@pytest.mark.slow
 def test_the_digits_and_folders_have_labels(tmp_path):
     resolved = config(dataset_name="digits", num_validation_images=50)
     digits = load_image_data(resolved, 0, resolved.layout(1), LABELS)
@@ -184,6 +187,7 @@ def test_points_have_the_numbers_of_their_rows(tmp_path, options, form):
 # --- the same data ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @cases(
     ("write", "options"),
     [(write_parquet, {}), (write_parquet, STREAM), (write_saved, STREAM), (write_tars, {**STREAM, "image_column": "png"})],

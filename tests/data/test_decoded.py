@@ -48,6 +48,7 @@ def test_kept_images_are_those_that_are_decoded(folder, capsys, monkeypatch):
     assert len(written(folder)) == 1
 
 
+@pytest.mark.slow
 @cases("name", ["pixels.bin", "sizes.npy", "problems.json"])
 @cases("damage", ["cut off", "empty", "gone"])
 def test_damaged_files_are_not_read(folder, name, damage):

@@ -55,6 +55,7 @@ def encode(*words):
     return main(["data", "encode", *map(str, words)])
 
 
+@pytest.mark.slow
 def test_latents_are_those_of_diffusers(encoded, vae):
     model = AutoencoderKL.from_pretrained(vae).eval()
     rows = load_image_dataset("digits")
@@ -183,6 +184,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_encoded_is_refused_before_it_begins(name, vae, few, encoded, tmp_path, capsys):
     words, message = REFUSED[name]

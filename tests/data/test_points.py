@@ -106,6 +106,7 @@ def test_forms_of_data_sets_that_are_read(tmp_path, form, limit):
     np.testing.assert_array_equal(by_row(data.all_in_memory().data), rows)
 
 
+@pytest.mark.slow
 @cases("dimension", [1, 2, 5])
 @cases("fixed", [True, False])
 @cases("dtype", ["float16", "float32", "float64", "int8", "int64", "uint16"])
@@ -436,6 +437,7 @@ BAD_ROWS = [
 ]
 
 
+@pytest.mark.slow
 @cases("options", [{}, LAZY], ids=["memory", "lazy"])
 @cases("form", ["parquet", "save_to_disk"])
 @cases(("bad", "text"), BAD_ROWS, ids=lambda value: None if isinstance(value, str) else repr(value))

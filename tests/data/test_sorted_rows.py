@@ -53,6 +53,7 @@ def found_in(folder, options):
     return find_sorted_rows(config, data.train.source, data.train.column)
 
 
+@pytest.mark.slow
 @cases("kind", ["saved", "one parquet file", "parquet files", "tar files"])
 def test_rows_that_are_sorted_by_label_are_told_and_others_are_not(tmp_path, kind):
     in_order = np.arange(NUM_CLASSES * PER_CLASS)

@@ -110,6 +110,7 @@ def test_the_first_rows_come_from_most_shards_and_every_epoch_has_another_order(
     assert not torch.equal(epochs[0], epochs[1])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
 @pytest.mark.parametrize("processes", [1, 2, 4])

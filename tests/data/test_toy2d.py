@@ -371,6 +371,7 @@ def test_densities_are_there_where_the_table_says_so():
     assert toy_log_prob("moons") is None
 
 
+@pytest.mark.slow
 @cases("name", WITH_DENSITY)
 def test_a_density_integrates_to_one(name):
     """
@@ -539,6 +540,7 @@ def test_an_export_is_loaded_with_the_same_points(tmp_path, name, capsys):
         assert [row["x"] for row in stream] == direct["x"][:]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")
 def test_a_real_command_exports_into_the_current_folder(tmp_path):
     command = [

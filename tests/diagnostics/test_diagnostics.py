@@ -516,6 +516,7 @@ def observed(tmp_path_factory):
     return {name: base / name for name in OBSERVED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["default", "gradients"])
 def test_looking_changes_nothing(observed, name):
     for part in ("checkpoint-5/unet", "checkpoint-5/unet_ema", f"checkpoint-{NUM_UPDATES}/unet", "unet"):

@@ -93,6 +93,7 @@ def test_too_early_to_say():
     assert find_lr_warnings([{"update": 10, "validation_loss": 1.0}] * 100, 0, 1000, 1.0) == {}
 
 
+@pytest.mark.slow
 def test_a_run_tells_records_and_prints_them(tmp_path):
     arguments = [
         *(*runs.tiny_arguments(tmp_path), "--max_train_steps=60", "--train_batch_size=8", "--learning_rate=1e-9"),

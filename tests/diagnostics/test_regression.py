@@ -31,6 +31,7 @@ def solved(*draws):
     return solve(sums.sums.numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_images", [1, 2, 4, 16])
 def test_intervals_cover_the_means_of_all_bins(num_images):
     """One variance for all bins makes those of noisy levels too short, by a factor of 2 or more, and others too long."""

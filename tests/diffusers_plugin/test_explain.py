@@ -47,6 +47,7 @@ def test_a_script_that_does_none_of_it(tmp_path):
     assert "has no known fault" in text
 
 
+@pytest.mark.slow
 def test_explaining_runs_nothing(tmp_path):
     """From the command line, with the script's own arguments behind its name."""
     (tmp_path / "script.py").write_text("raise SystemExit('it ran')")

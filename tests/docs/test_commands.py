@@ -18,6 +18,7 @@ from tables import cases
 from diffusers_lrlab.cli.main import COMMANDS, main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.plugins import ENTRY_POINTS, load_plugins
+from diffusers_lrlab.study.same_command import PRESETS_FOLDER
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.config import TrainingConfig
@@ -68,6 +69,7 @@ def readers_folder(tmp_path, monkeypatch):
 ONCE = {tuple(words): block for block, words in reversed(printed.commands())}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("readers_folder")
 @pytest.mark.parametrize("page", sorted({block.page for block in ONCE.values()}))
 def test_printed_commands_are_understood(page):
@@ -132,6 +134,7 @@ def test_the_printed_error_is_what_one_sees():
     assert str(error.value).startswith(message.removeprefix("error: ").removesuffix("..."))
 
 
+@pytest.mark.slow
 @pytest.mark.pictures
 @pytest.mark.usefixtures("readers_folder")
 @pytest.mark.parametrize(
@@ -166,6 +169,7 @@ def test_the_printed_entry_point_is_the_one_that_is_looked_for():
     assert group == ENTRY_POINTS
 
 
+@pytest.mark.slow
 def test_the_plan_is_what_one_sees():
     """But for what a probe measures, which follows below it."""
     block = printed.block_with("micro-batch x", "")
@@ -175,8 +179,15 @@ def test_the_plan_is_what_one_sees():
 
 @pytest.mark.slow
 def test_the_first_study_runs_as_printed(tmp_path):
+    """With fewer updates and points, in a file of the preset's name."""
+    text = (PRESETS_FOLDER / "quick.yaml").read_text()
+    for long, short in {"max_train_steps: 400": "max_train_steps: 20", ": 2000": ": 100", "points: 10": "points: 2"}.items():
+        assert long in text
+        text = text.replace(long, short)
+    (tmp_path / "quick.yaml").write_text(text)
     (words,) = {tuple(words) for _, words in printed.commands() if words[:4] == ["lrlab", "study", "run", "quick"]}
     program = Path(sys.executable).parent / "lrlab"
+    words = ["quick.yaml" if word == "quick" else word for word in words]
     done = subprocess.run([program, *words[1:]], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / words[-1]

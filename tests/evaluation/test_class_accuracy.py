@@ -20,6 +20,7 @@ def released():
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
+@pytest.mark.slow
 def test_the_reader_of_classes_has_not_seen_held_out_images():
     """The digits' is right for nearly all held-out images, and for none whose labels are moved on by one."""
     data = load_data(resolve_config(TrainingConfig(dataset_name="digits", label_column="label")))
@@ -41,6 +42,7 @@ def test_kinds_of_shapes_are_read_by_their_factors():
     assert (reader.read(noise) == -1).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_a_study_compares_class_accuracy(tmp_path):
     model = tmp_path / "unet.json"
     model.write_text(json.dumps({**runs.TINY_UNET, "num_class_embeds": 11}))

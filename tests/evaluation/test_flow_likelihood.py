@@ -61,6 +61,7 @@ def process_of(num_steps, shift=1.0):
     return make_process("flow_matching", num_steps=num_steps, shift=shift, is_bounded=False)
 
 
+@pytest.mark.slow
 @cases("shift", [1.0, 3.0])
 @cases("num_steps", [100, 1000])
 @cases("name", DENSITIES)
@@ -101,6 +102,7 @@ def test_a_model_in_float32_is_near():
     torch.testing.assert_close(found, log_likelihood(exact, process, points), rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @cases("name", DENSITIES)
 def test_the_divergence_of_an_exact_model_is_0_within_its_error(name):
     model, process = ExactModel(name, 100), process_of(100)

@@ -75,6 +75,7 @@ def test_few_queries_have_the_mean_of_many():
     assert (np.abs(alone[:, 0].mean(axis=0) - together) < 4 * (errors + alone[:, 1].mean(axis=0) / 60**0.5)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eight_gaussians", "rings"])
 def test_a_density_is_inside_its_bounds_and_agrees_with_a_large_sample(name):
     points = torch.from_numpy(toy_points(name, 12_000)).double()

@@ -144,6 +144,7 @@ def test_anything_else_is_refused(value, called):
     assert "test_metric_values.py:" in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_every_number(finished):
     for name, value in (NUMBERS | WHOLE | NOT_FINITE).items():
         register(f"m_{name}", value)
@@ -193,6 +194,7 @@ def test_a_run_whose_metric_fails_says_where(finished, capsys):
     assert "RuntimeError: no figure today" in error
 
 
+@pytest.mark.slow
 def test_a_record_that_json_cannot_hold_has_its_status(finished, monkeypatch, capsys):
     """By anything else than a metric."""
     monkeypatch.setattr(records, "peak_memory_mb", lambda: np.float32(0.5))

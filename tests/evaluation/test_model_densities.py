@@ -99,6 +99,7 @@ def test_the_density_is_that_of_the_pushed_gaussian(mean, scales, prediction_typ
     np.testing.assert_allclose(logs, exact, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_points_start_as_standard_normal_ones_where_signal_is_left():
     """At the last level of this schedule the noise has but 1.4 times the size of the signal."""
     scheduler = DDPMScheduler(1000, beta_end=0.002)

@@ -7,6 +7,7 @@ from diffusers_lrlab.data.shapes import RANGES, SHAPES, Factors, draw_factors, r
 from diffusers_lrlab.evaluation.shape_factors import divergences, estimator_error, read_factors, split_pairs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resolution", [16, 32])
 def test_the_estimator_reads_true_images(resolution):
     errors = estimator_error(resolution)

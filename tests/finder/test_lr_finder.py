@@ -318,6 +318,7 @@ FIRST = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), FIRST)
 def test_everything_is_as_it_was(tmp_path, name, mode):
     """In the middle of a run, too; and the run goes on as if nothing had been."""

@@ -282,6 +282,7 @@ def test_what_differs_does_nothing_to_a_terminal(pair, monkeypatch, capsys):
     assert "\x1b" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_is_done_again(tmp_path):
     """A real run, and a real one from its record with one flag changed; test_hub has one without."""
     arguments = [*tiny_arguments(tmp_path), "--max_train_steps=6", f"--output_dir={tmp_path / 'run'}", "--lr_scheduler=rex"]

@@ -40,6 +40,7 @@ def in_time(*arguments, hub, tmp_path, seconds=SECONDS, env=HASTY, **how):
     return result
 
 
+@pytest.mark.slow
 def test_a_silent_hub_ends_a_command_that_says_why(mine, hub, tmp_path):
     hub.faults.append(silence())
     error = in_time("pull", "user/mine", "--out", "new", hub=hub, tmp_path=tmp_path, status=2).stderr

@@ -237,6 +237,7 @@ def cosine(update):
     return PEAK * 0.5 * (1 + math.cos(math.pi * (update - WARMUP) / (NUM_UPDATES - WARMUP)))
 
 
+@pytest.mark.slow
 def test_the_rate_of_each_update_is_the_expected_one(straight):
     rows = [row for row in straight.log if "lr" in row]
     np.testing.assert_allclose([row["lr"] for row in rows], [cosine(update) for update in range(NUM_UPDATES)], rtol=1e-12)
@@ -254,6 +255,7 @@ def test_a_killed_run_ends_with_the_same_bits(row, place, straight, tmp_path):
         assert torch.equal(found, expected[KILLED * BATCH :])
 
 
+@pytest.mark.slow
 def test_micro_batches_learn_from_the_same(row, place, straight, tmp_path):
     options = {"gradient_accumulation_steps": 4, "train_batch_size": BATCH // 4}
     split = train(tmp_path / "run", options_of(row, place) | options)

@@ -54,6 +54,7 @@ def test_accelerate_launch_starts_the_same_run(folders, tmp_path):
         assert (launched / file).read_bytes() == (folders[2, 1] / file).read_bytes()
 
 
+@pytest.mark.slow
 @cases("layout", [layout[:2] for layout in LAYOUTS])
 def test_the_curve_is_the_one_asked_for(folders, layout):
     rows, _ = runs.read_metrics(folders[layout])
@@ -89,6 +90,7 @@ def mean_gradient(checkpoint):
     return torch.cat([each["exp_avg"].flatten() for each in state.values()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_epochs_give_the_same_clock(tmp_path, processes):
     """1,781 training images in batches of 512: 2 epochs are ceil(2 * 1781 / 512) = 7 updates."""

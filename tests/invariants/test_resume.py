@@ -83,6 +83,7 @@ def start_and_signal(number, rows, *args):
     return process.returncode, stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
 )
@@ -104,6 +105,7 @@ def test_stopped_at_a_random_update(uninterrupted, tmp_path, number, status):
     assert_same_end(uninterrupted, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_killed_after_a_checkpoint(uninterrupted, tmp_path):
     """SIGKILL leaves rows of the log that no checkpoint knows of; they must not appear twice."""
     args = arguments(uninterrupted.parent, tmp_path / "run")

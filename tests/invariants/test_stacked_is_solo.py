@@ -161,15 +161,16 @@ def assert_same_inputs(member, trainer, weights_tolerance=0.0):
 def difference(member, trainer):
     """The largest difference of a weight, raw or averaged."""
     pairs = [*zip(trainer.run.model.parameters(), member.run.model.parameters(), strict=True)]
-    if member.run.average is not None:
-        pairs += zip(trainer.run.average.shadow_params, member.run.average.shadow_params, strict=True)
+    for one, other in zip(trainer.run.averages, member.run.averages, strict=True):
+        assert one.cur_decay_value == other.cur_decay_value
+        pairs += zip(one.shadow_params, other.shadow_params, strict=True)
     return max((one - other).detach().abs().max().item() for one, other in pairs)
 
 
 def bits(member):
     """All that a member has become, to be compared to the bit."""
-    ema = [] if member.run.average is None else member.run.average.shadow_params
-    tensors = [*member.run.model.state_dict().values(), *ema]
+    averaged = [value for average in member.run.averages for value in average.shadow_params]
+    tensors = [*member.run.model.state_dict().values(), *averaged]
     return [tensor.numpy().tobytes() for tensor in tensors], member.curves.state_dict(), member.error, member.run.update
 
 
@@ -212,6 +213,8 @@ def choices():
     yield {"gradient_accumulation_steps": 2, "train_batch_size": 16}
     yield {"gradient_accumulation_steps": 4, "train_batch_size": 8, "noise": "immiscible", "loss_weighting": "min_snr"}
     yield from ({"ema": name} for name in EMA_FORMS)
+    yield {"ema": "constant:decay=0.9,update_every=3|posthoc:sigma_rels=[0.1|0.2|0.05]|half_life:images=500"}
+    yield {"ema": "half_life:images=500|constant:decay=0.5,start_update=9"}
 
 
 REACTING = ("reduce_lr_on_plateau:patience=0,threshold=0.3", "greedy:patience=0,factor=0.5", "adaptive")
@@ -231,6 +234,7 @@ def sweep(request):
     return dict(zip(ARMS, run_stack(ARMS.values(), last, request.param), strict=True)), request.param, last, tolerance
 
 
+@pytest.mark.slow
 @cases("name", ARMS)
 def test_whatever_can_be_chosen_is_the_same_in_a_stack(sweep, tmp_path, name):
     members, dtype, last, tolerance = sweep
@@ -334,6 +338,7 @@ def mixed(request):
     return run_stack([{**long, **options} for options in MIXED], dtype=torch.float64), long
 
 
+@pytest.mark.slow
 @cases("place", range(len(MIXED)))
 def test_hundreds_of_updates(mixed, tmp_path, place):
     members, long = mixed
@@ -401,6 +406,7 @@ SIDE_BY_SIDE = [
     {"momentum_scheduler": "mdlrc", "lr_scheduler": "constant", "seed": 2},
     {"timestep_lr": "banded:factors=[1|2]"},
     {"optimizer": "rmsprop", "seed": 1},
+    {"ema": "posthoc:sigma_rels=[0.1|0.2]|constant:decay=0.5", "seed": 1},
 ]
 
 
@@ -436,6 +442,7 @@ def assert_same_member(found, expected):
     assert [loss for _, loss, *_ in kept] == pytest.approx([loss for _, loss, *_ in wanted], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_recorded_is_what_is_done_launch_by_launch():
     members, stack = train_recorded(ARMS.values(), FIRST)
     alone, _ = train_recorded(ARMS.values(), FIRST, recorder=None)

@@ -86,6 +86,7 @@ def test_a_run_that_follows_losses_resumes_to_the_same_bits(whole_and_resumed):
     assert (whole / "lrlab/metrics.jsonl").read_text() == (resumed / "lrlab/metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_resuming_keeps_the_rows_of_noise_levels(whole_and_resumed):
     whole, resumed = map(timestep_rows, whole_and_resumed)
     assert whole.equals(resumed)
@@ -123,6 +124,7 @@ def layouts(tmp_path_factory):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["accumulated", "two processes"])
 def test_losses_do_not_depend_on_how_the_batch_is_shared_out(layouts, layout):
     expected, found = runs.read_metrics(layouts["at once"]), runs.read_metrics(layouts[layout])
@@ -168,6 +170,7 @@ def deviation(folder):
     return runs.read_record(folder)["train"]["schedule_audit"]["largest_lr_deviation"]
 
 
+@pytest.mark.slow
 def test_bands_with_one_rate_have_the_schedule_of_plain_training(plain, tmp_path):
     folder = start(tmp_path, "run", "--timestep_lr=banded:factors=[1|1]", logging=1)
     assert lrs(folder) == lrs(plain)
@@ -192,6 +195,7 @@ def banded(tmp_path_factory):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_each_update_is_done_at_the_rate_of_its_band(plain, banded, accumulation):
     """The band is read off the timesteps that were drawn, not off the formula for it."""

@@ -131,6 +131,7 @@ def test_there_is_a_case_of_every_registry():
     assert len(functions()) > 70
 
 
+@pytest.mark.slow
 @cases("option, name", functions())
 def test_a_run_says_what_is_wrong(option, name, tmp_path, capsys):
     assert train(tmp_path / "run", **{option: name}) == 2

@@ -166,6 +166,7 @@ def test_a_class_that_could_not_be_loaded_again_is_refused(model_class, message)
         register_denoiser("refused", description="", source="")(model_class)
 
 
+@pytest.mark.slow
 def test_a_class_of_diffusers_is_registered_as_it_is(tmp_path):
     """Neither is it renamed, nor is its file copied beside the weights, which diffusers loads by itself."""
     channels = Parameter("block_out_channels", list, (32, 32, 32, 32), "channels of each level", items=int)

@@ -170,6 +170,7 @@ def test_its_rate_is_found(tiny, tmp_path):
     assert all(np.isfinite(sweep.losses[:3]).all() for sweep in result.sweeps)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_has_the_same_losses(tiny, tmp_path, monkeypatch):
     rows = []
     for compiles in (False, True):

@@ -218,6 +218,7 @@ def test_shards_are_refused():
         optimizer.step()
 
 
+@pytest.mark.slow
 def test_a_run_says_and_records_what_went_where(tmp_path, capsys):
     config = TrainingConfig(
         dataset_name="moons", max_train_steps=2, output_dir=str(tmp_path / "run"), optimizer="muon", evaluation=False

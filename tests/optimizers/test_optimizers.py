@@ -153,6 +153,7 @@ def weights(folder):
     return UNet2DModel.from_pretrained(folder, subfolder="unet").state_dict()
 
 
+@pytest.mark.slow
 def test_schedule_free_trains_validates_and_resumes(tmp_path):
     options = [*runs.tiny_arguments(tmp_path), "--optimizer=schedulefree_adamw", "--lr_scheduler=constant_with_warmup"]
     options += ["--no_use_ema", "--max_train_steps=12", "--train_batch_size=16"]
@@ -172,6 +173,7 @@ def test_schedule_free_trains_validates_and_resumes(tmp_path):
     assert [row["beta1"] for row in rows] == [0.9] * 12
 
 
+@pytest.mark.slow
 def test_momentum_and_rate_of_a_run_are_the_promised_ones(tmp_path):
     from diffusers_lrlab.schedules.expected import schedule_curves
     from diffusers_lrlab.schedules.resolve import resolve_schedule

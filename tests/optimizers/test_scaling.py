@@ -177,6 +177,7 @@ def test_options_that_cannot_be(options, part):
         resolve_config(TrainingConfig(**options))
 
 
+@pytest.mark.slow
 def test_a_run_has_the_scaled_rate(tmp_path):
     """Over micro-batches; it is told, recorded, audited and on the card."""
     options = [*runs.tiny_arguments(tmp_path), "--max_train_steps=4", "--train_batch_size=8", "--lr_scheduler=constant"]

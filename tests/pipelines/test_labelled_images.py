@@ -69,6 +69,7 @@ def guided_loop(pipeline, labels, scale, seed=0, steps=5):
     return ((images + 1) / 2).clamp(0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # numpy's, of diffusers' schedulers
 @cases("scheduler", list(SCHEDULERS))
 @cases("scale", [0.0, 0.5, 1.0, 3.0])

@@ -78,6 +78,7 @@ def test_chunks_do_not_change_the_points():
     np.testing.assert_allclose(pipeline(num_points=100, generator=seeded(), chunk_size=7).points, whole, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_many_points_take_bounded_memory(tmp_path):
     """The model's activations are of a chunk; only the points themselves are as many as were asked for."""
     pipeline = PointDDPMPipeline(MLPDenoiser(), DDIMScheduler(num_train_timesteps=20, clip_sample=False))

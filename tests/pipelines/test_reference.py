@@ -67,6 +67,7 @@ def test_the_index_names_the_source_and_there_are_no_weights(run, reference):
     assert not list(run.rglob("vae"))
 
 
+@pytest.mark.slow
 def test_it_loads_with_the_part_and_has_its_class_names(run, reference):
     pipeline = CodedPipeline.from_pretrained(run, vae=reference.load())
     assert pipeline.vae is reference.load()

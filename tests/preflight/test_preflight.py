@@ -330,6 +330,7 @@ def test_nothing_is_left_behind(tmp_path, options, monkeypatch):
     assert_same(state_of(trainer), before)
 
 
+@pytest.mark.slow
 def test_one_batch_is_learned_by_heart(tmp_path, monkeypatch):
     told = overfit_one_batch(Subject(make_trainer(tmp_path, train_batch_size=8)))
     assert told.startswith("Sanity run: one batch, seen 150 times at a learning rate of 0.001")
@@ -346,6 +347,7 @@ def start(tmp_path, name, *arguments):
     return started.run(runs.SCRIPT, *options, f"--output_dir={tmp_path / name}", *arguments, env=runs.environment())
 
 
+@pytest.mark.slow
 def test_messages_are_told_and_recorded_and_change_nothing(tmp_path):
     high = "--lr_warmup_steps=2"
     status, _, told = start(tmp_path, "checked", high)

@@ -97,6 +97,7 @@ def test_a_stored_width_is_the_stored_average(run, tmp_path):
         assert distance(weights(tmp_path / width), weights(run / "checkpoint-96", component)) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.pictures
 def test_a_sweep_saves_the_best_width_with_its_curve(run, tmp_path, capsys):
     for metric in ("validation_loss", "kl"):
@@ -124,6 +125,7 @@ def test_checkpoints_are_merged(run, tmp_path, capsys):
     PointDDPMPipeline.from_pretrained(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_merge_refuses_a_window_with_a_changing_rate(tmp_path):
     decayed = points(tmp_path / "run", lr_scheduler="wsd:num_decay_steps=36", use_ema=False)
     for last in (2, 3):
@@ -192,6 +194,7 @@ def test_a_lora(tmp_path):
     DDPMPipeline.from_pretrained(found[0])
 
 
+@pytest.mark.slow
 def test_a_merged_lora(tmp_path):
     """The others beside the first average are whole models, too."""
     pytest.importorskip("peft")

@@ -53,6 +53,7 @@ def test_equal_to_the_run_with_that_cooldown_from_the_start(trunk, capsys):
         assert parent["git_commit"] == runs.read_record(trunk)["meta"]["git_commit"]
 
 
+@pytest.mark.slow
 def test_a_trunk_with_a_decay_of_its_own(folder):
     """A WSD is branched before its decay, which is where it was to begin, and not after."""
     trunk = new_run(folder, "wsd", "wsd:num_decay_steps=9,decay_type=exponential,min_lr_ratio=0.1")

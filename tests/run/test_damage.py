@@ -38,6 +38,7 @@ def files_of(folder):
     return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["run", "study", "card"])
 def test_whole_ones_are_whole(made, capsys, kind):
     status, text = said(capsys, "check", made / kind)
@@ -54,6 +55,7 @@ def each_way():
             yield pytest.param(kind, how, marks=() if is_quick else pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "how"), list(each_way()))
 def test_every_file_damaged(made, tmp_path, capsys, kind, how):
     folder = shutil.copytree(made / kind, tmp_path / kind)
@@ -102,6 +104,7 @@ def test_a_manifest_that_alone_is_damaged_costs_no_pipeline(made, tmp_path, caps
     assert (status, "it has no manifest.json" in text) == (0, True), text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["denoiser/diffusion_pytorch_model.safetensors", "lrlab/loss.png"])
 def test_a_repaired_run_goes_on_to_the_same_bits(made, tmp_path, capsys, file):
     folder = shutil.copytree(made / "run", tmp_path / "run")

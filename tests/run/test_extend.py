@@ -51,6 +51,7 @@ def test_a_constant_rate_goes_on(trunk, capsys):
     assert "It is finished" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_extended_run_goes_on_again(trunk):
     whole = from_the_start(extend(extend(trunk, 24), 28, output_dir=trunk.with_name("twice")))
     assert_same_end(whole, trunk.with_name("twice"), 28)
@@ -58,6 +59,7 @@ def test_an_extended_run_goes_on_again(trunk):
     assert (parents["update"], parents["parent"]["update"]) == (24, 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "start"), [("wsd:num_decay_steps=8", 10), ("join:schedules=[constant|cosine],boundaries=[12]", 10)]
 )
@@ -172,6 +174,7 @@ def test_refused(trunk, arguments, message, monkeypatch):
     assert message in str(error.value)
 
 
+@pytest.mark.slow
 def test_refused_before_anything_is_written(folder, trunk, cosine):
     """No checkpoint, a feedback schedule, a curriculum, another version, several processes, another folder's run."""
     bare = folder / "bare"
@@ -209,6 +212,7 @@ def test_refused_before_anything_is_written(folder, trunk, cosine):
         extend(trunk, 40, output_dir=cosine)
 
 
+@pytest.mark.slow
 def test_changed_data(folder, tmp_path, capsys):
     """The data of a folder have changed since; once they are back, the same command goes on."""
     from datasets import Dataset

@@ -31,6 +31,7 @@ def floor_of(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @pytest.mark.pictures
 def test_losses_of_a_run_are_above_the_floor(folder, capsys, tmp_path):
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
@@ -54,6 +55,7 @@ def test_losses_of_a_run_are_above_the_floor(folder, capsys, tmp_path):
     assert "is noise that no model predicts" in text
 
 
+@pytest.mark.slow
 def test_the_floor_with_labels_is_below_that_without(capsys):
     """What is known of the class is not left to guess."""
     base = ["--dataset_name=digits", "--objective=flow_matching"]
@@ -109,6 +111,7 @@ def test_options_beside_a_run_are_refused(folder, capsys):
     assert "has no effect with --run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_without_losses_by_timestep_is_refused(capsys, tmp_path):
     assert main(["train", "--dataset_name=rings", f"--output_dir={tmp_path / 'run'}", "--log_timestep_bins=0", *TINY]) == 0
     assert main(["floor", f"--run={tmp_path / 'run'}"]) == 2

@@ -77,6 +77,7 @@ def predict(capsys, *arguments, status=0, command="predict"):
 USUAL = ("--floor=0", "--law=annealing")
 
 
+@pytest.mark.slow
 @pytest.mark.pictures
 def test_other_schedules_lengths_and_peaks_are_predicted(folders, capsys, tmp_path):
     asked = ("--lr_scheduler=rex", "--lr_scheduler=exponential", "--max_train_steps=400", "--learning_rate=5e-4")
@@ -168,6 +169,7 @@ def test_a_preview_refuses_a_schedule_before_it_reads_runs(capsys, tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.pictures
 def test_a_preview_draws_predicted_losses(folders, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("diffusers_lrlab.forecast.law_check.LAWS", {"annealing": LAWS["annealing"]})
@@ -189,6 +191,7 @@ def test_a_preview_draws_predicted_losses(folders, capsys, tmp_path, monkeypatch
     assert "redicted validation loss" not in text
 
 
+@pytest.mark.slow
 def test_the_floor_of_the_data_is_used(folders, monkeypatch):
     monkeypatch.setattr("diffusers_lrlab.run.known_floor.MOST_IMAGES", 100)
     forecast = forecast_loss(folders[:1], law="bound")
@@ -249,6 +252,7 @@ def test_the_beginning_of_a_longer_run_does_not_count_twice(tmp_path, capsys):
         assert re.search("parent, .*other: the beginning of a longer run|other, .*parent: the", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_losses_by_noise_level_are_fitted_too(tmp_path):
     folder = run_folder(tmp_path / "run", "cosine")
     losses = loss_of("cosine", UPDATES)

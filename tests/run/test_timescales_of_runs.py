@@ -18,6 +18,7 @@ SPECS = {
 }
 
 
+@pytest.mark.slow
 @cases("name", [name for name in SPECS if is_installed(name)])
 def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path, name):
     """After the checkpoint of update 5 of 10."""

@@ -287,6 +287,7 @@ def test_a_product_of_two_decays_warns_with_both_ends(lr_scheduler, together, al
 # --- resume ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @cases("spec", ["demon", "mdlrc", "mdlrc_lr_only", "mdlrc_linear", "one_cycle", "constant"])
 @cases("beta", [0.9, 0.95])
 def test_the_base_momentum_survives_a_resume_at_any_update(spec, beta):

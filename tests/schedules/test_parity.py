@@ -195,6 +195,7 @@ def test_cyclic_is_torchs(mode, sizes, floor):
     close(lr_curve("cyclic", BASE, 0, 50, {"min_lr": floor, **kwargs}), theirs)
 
 
+@pytest.mark.slow
 @cases("anneal_strategy", ["cos", "linear"])
 @cases("three_phase", [False, True])
 @cases("pct_start", [0.3, 0.17, 0.5])
@@ -246,6 +247,7 @@ def test_feedback_warms_up_by_the_clock_and_then_follows_the_metric(row):
     assert feed(*row.build(100, 4), [-99.0, 99.0, -99.0, *METRICS[3:]]) == lrs
 
 
+@pytest.mark.slow
 @each_feedback_row
 @cases("loaded_before_the_scheduler_is_built", [False, True])
 def test_feedback_resumed_at_any_update_is_the_same(row, loaded_before_the_scheduler_is_built):

@@ -146,6 +146,7 @@ def test_a_published_schedule_can_be_held_still(mine, hub, tmp_path):
     assert shown[0] != shown[1] == shown[2]
 
 
+@pytest.mark.slow
 @cases(
     ("spec", "message"),
     [
@@ -177,6 +178,7 @@ def test_a_second_momentum_schedule_is_refused(mine, hub, tmp_path):
     assert "includes the momentum schedule 'demon'" in error
 
 
+@pytest.mark.slow
 def test_what_would_make_another_schedule_of_it_is_refused(mine, hub, tmp_path):
     preview = ("preview", "--lr_scheduler", "hub:user/mine", "--num_training_steps", "50")
     for more in (["--lr_scheduler_kwargs", '{"decay_type": "linear"}'],):
@@ -191,6 +193,7 @@ def test_what_would_make_another_schedule_of_it_is_refused(mine, hub, tmp_path):
         assert message in lrlab(*plan, *more, env=hub.env, cwd=tmp_path, status=2).stderr
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_away_is_told(mine, tmp_path, hub):
     env = hub.env | {"HF_ENDPOINT": "http://127.0.0.1:9"}
     arguments = ("preview", "--lr_scheduler", "hub:user/mine", "--num_training_steps", "50", "--json")

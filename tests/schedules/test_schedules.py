@@ -131,6 +131,7 @@ def test_a_fraction_is_the_count_it_rounds_to(row):
 # --- state -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @each_row
 def test_resumed_at_any_update_it_is_the_same(row):
     whole = run(*row.build(9, 3, groups=2), 12)

@@ -100,6 +100,7 @@ def test_another_text_is_looked_at(home, monkeypatch):
     assert looks_again(monkeypatch, "study.yaml", "--out", "out")
 
 
+@pytest.mark.slow
 def test_what_a_text_alone_does_not_decide_is_looked_at(home, monkeypatch):
     (home / "plugin.py").write_text("")
     (home / "plugged.yaml").write_text(yaml.safe_dump(SPEC | {"base": SPEC["base"] | {"plugins": "plugin.py"}}))

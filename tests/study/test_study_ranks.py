@@ -109,6 +109,7 @@ def test_groups_are_the_largest_within_the_difference(mean_ranks, difference, gr
     assert ["".join(group) for group in found] == groups
 
 
+@pytest.mark.slow
 def test_ranks_without_an_effect_are_told_apart_at_the_stated_rate():
     rng, reps, p = np.random.default_rng(0), 300, []
     for _ in range(reps):

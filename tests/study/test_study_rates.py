@@ -65,6 +65,7 @@ def test_a_chosen_rate_at_the_edge_is_said(home, tmp_path):
     assert [row["at_edge"] for row in rows] == [False, False, True]
 
 
+@pytest.mark.slow
 def test_an_arm_that_diverges_at_every_rate_takes_part_with_the_lowest(home, tmp_path):
     """The others are compared as ever."""
     tune = {"factors": [1, 10], "seeds": [10], "metric": "validation_loss_ema"}
@@ -85,6 +86,7 @@ def tuning_of(out):
     return {record["run"]["id"]: record["run"] for record in records(out).values() if record["run"]["stage"] == "tune"}
 
 
+@pytest.mark.slow
 def test_rates_beyond_the_edge_are_tried(beyond, capsys):
     rows = read_summary(beyond)["tuning"]
     for arm in SPEC["arms"]:
@@ -113,6 +115,7 @@ def test_the_forecast_says_that_tuning_may_add_runs(home, capsys):
     assert "before, 4 runs to choose learning rates, and up to 10 more" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_tuning_goes_on_in_the_middle_of_a_round(home, beyond):
     """As after a kill: of the third round, one run of two has its result, and nothing after that is there."""
     out = shutil.copytree(beyond, home / "middle-of-a-round")
@@ -127,6 +130,7 @@ def test_tuning_goes_on_in_the_middle_of_a_round(home, beyond):
     assert_same_but_for_times(beyond, out)
 
 
+@pytest.mark.slow
 def test_a_study_without_extensions_goes_on_with_them(home, beyond, tmp_path):
     """Its results stay."""
     out = study(home, tmp_path / "out", **{**BEYOND, "tune": {**BEYOND["tune"], "extensions": 0}})

@@ -65,6 +65,7 @@ def test_more_seeds_are_added_to_what_is_there(home, done, capsys):
     assert {row["n"] for row in read_summary(done)["rows"]} == {3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["half", "empty", "other", "list", "bytes"])
 def test_a_damaged_result_is_done_again(home, done, damage, capsys):
     before = moments(done)

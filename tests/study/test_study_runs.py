@@ -250,6 +250,7 @@ def test_one_seed_gives_means_and_no_more(with_hot):
     assert "consistency" not in read_summary(with_hot)
 
 
+@pytest.mark.slow
 def test_reports_of_studies_with_little_in_them(home, with_hot, tmp_path, bare, capsys):
     """A diverged arm, a single arm, nothing but divergence; and `report` writes the same summary again."""
     out = shutil.copytree(with_hot, tmp_path / "out")
@@ -282,6 +283,7 @@ def test_nothing_but_divergence_and_no_metric_named(home, tmp_path):
 # --- who does what ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_cannot_be_stacked_is_done_by_itself(home, tmp_path, capsys):
     (home / "unet.json").write_text(json.dumps(TINY_UNET))
     mixed = {
@@ -428,6 +430,7 @@ def test_without_held_out_points(home, tmp_path):
         assert row["loss_barrier"] is None
 
 
+@pytest.mark.slow
 def test_dry_run(home, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tune = {"factors": [0.3, 1], "seeds": [10], "metric": "validation_loss_ema"}

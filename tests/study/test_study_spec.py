@@ -380,6 +380,7 @@ def test_a_precision_that_the_machine_lacks(capsys, tmp_path, more):
     assert "--precision tf32 is for CUDAs, and the study runs on cpu. Use fp32." in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--dry_run"]])
 def test_what_cannot_be_stacked(capsys, tmp_path, more):
     base = {"max_train_steps": 2, "lr_warmup_steps": 0}
@@ -454,6 +455,7 @@ def test_a_folder_that_cannot_be_written(capsys, tmp_path):
 # --- what a specification means --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @rows("name", preset_names())
 def test_every_preset_expands(name):
     study = load_spec(name)
@@ -728,6 +730,7 @@ def ids_of_many():
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     arms=st.sets(st.sampled_from(["linear", "rex", "constant", "cosine"]), min_size=1),

@@ -133,6 +133,7 @@ def test_alike_arms_are_told_apart_as_often_as_the_level_says(noise, other, leng
     assert told / 200 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)  # three standard errors
 
 
+@pytest.mark.slow
 @rows(("noise", "other", "length", "common"), COURSES)
 def test_a_known_speed_up_is_found_and_covered(noise, other, length, common):
     rng = np.random.default_rng(0)
@@ -313,6 +314,7 @@ def test_curves_of_nothing_but_their_start_are_left_out():
     assert [row["n"] for row in rows] == [0, 0]
 
 
+@pytest.mark.slow
 def test_intervals_of_speedups_cover_the_true_one():
     """Straight curves, on which interpolation is exact, whose slopes vary from seed to seed."""
     rng, reps, hits = np.random.default_rng(0), 200, 0
@@ -327,6 +329,7 @@ def test_intervals_of_speedups_cover_the_true_one():
     assert within(hits, reps, 0.95)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "num_seeds"), [(1e-3, 8), (0.02, 3)])
 def test_noisy_curves_of_equal_arms_are_seldom_told_apart(noise, num_seeds):
     """Without p = 1 for bounds that say nothing, the first of these studies would find an effect in 29 of a hundred."""

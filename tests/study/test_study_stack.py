@@ -119,6 +119,7 @@ def test_a_network_stays_usable_by_itself():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @cases(("layers", "dimension"), [(0, 1), (1, 5), (2, 2)])
 @cases("dtype", PRECISIONS)
@@ -268,6 +269,7 @@ def with_a_stop(request):
     return members
 
 
+@pytest.mark.slow
 @cases("name", ARMS)
 def test_saving_and_going_on_is_never_having_stopped(without_a_stop, with_a_stop, name):
     assert_same_state(with_a_stop[name].state_dict(), without_a_stop[name].state_dict())

@@ -55,6 +55,7 @@ def test_probabilities_are_a_distribution_at_every_update(name, num):
         assert table[-1].equal(table[UPDATES]), "it stays where it is past the end"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [50_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 @cases("draw", DRAWS)
 @cases("update", [0, UPDATES // 2, UPDATES])

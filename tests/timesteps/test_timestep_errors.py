@@ -242,6 +242,7 @@ def test_gradients_need_held_out_images_that_are_there(tmp_path):
         make_plan(config, load_data_once(config), None)
 
 
+@pytest.mark.slow
 @cases(
     ("options", "words"),
     [

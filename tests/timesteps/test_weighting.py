@@ -267,6 +267,7 @@ def test_pure_noise_is_weighed_by_the_limit(name, prediction_type):
     assert get_loss_weighting(name, ZERO, prediction_type).table[-1].item() == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNED)
 def test_learned_weights_bring_every_noise_level_to_1(name):
     """Losses that fall with the noise as those of a model of the noise do, and scatter."""

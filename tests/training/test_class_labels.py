@@ -103,6 +103,7 @@ np.save(sys.argv[2], images)
     np.testing.assert_allclose(np.load(output / "images.npy"), here, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_record_and_card_name_the_classes(straight):
     _, output = straight
     record, card = runs.read_record(output), (output / "README.md").read_text()
@@ -264,6 +265,7 @@ def test_a_run_does_not_go_on_with_other_labels(straight):
     assert "--label_dropout: 0.3 then, 0.0 now" in text
 
 
+@pytest.mark.slow
 def test_without_labels_nothing_is_said_of_them(tmp_path):
     output = tmp_path / "run"
     runs.run(*arguments_of(output, num_embeddings=None))

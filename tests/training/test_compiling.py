@@ -104,6 +104,7 @@ def test_few_graphs_over_a_whole_schedule_and_the_same_bits_after_resuming(
     assert_same(found, expected)
 
 
+@pytest.mark.slow
 def test_channels_stay_last_in_a_run_that_goes_on_and_files_are_plain(tmp_path):
     options = {**UNET, "backend": "no", "channels_last": True, "max_train_steps": 3, "log_timestep_bins": 2}
     whole = train(make_trainer(tmp_path / "whole", **options), until=3)

@@ -56,6 +56,7 @@ def test_it_fits_the_data(size, num_images, expected):
     assert found["attention_head_dim"] == 32
 
 
+@pytest.mark.slow
 def test_it_is_the_class_of_diffusers_with_the_arguments_given():
     plan, _ = plan_of()
     model = plan.new_model()

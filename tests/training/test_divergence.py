@@ -143,6 +143,7 @@ def test_which_checkpoints_are_kept(tmp_path, model, rule, limit, expected):
     assert sorted({path.name for path in kept}) == sorted(f"checkpoint-{update}" for update in expected)
 
 
+@pytest.mark.slow
 def test_a_run_that_must_diverge_trains_to_its_end(tmp_path, model):
     """And to a good one: what it goes back to is not only finite, but from before the loss exploded."""
     folder = tmp_path / "run"

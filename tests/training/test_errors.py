@@ -558,6 +558,7 @@ def test_a_real_command_line_prints_the_message_alone(tmp_path, arguments, parts
     assert outcome.stdout == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [(["--lr_scheduler=cosin"], 2), (["--ema=constnt"], 2), (["--zzz"], 2), (["--help"], 0)],

@@ -114,6 +114,7 @@ def put_there_at(update, path, make):
     Trainer.do_update = and_put
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [a_file, a_folder, a_link])
 def test_what_appears_in_the_place_of_a_checkpoint_stays(base, tmp_path, make):
     folder = tmp_path / "run"
@@ -142,6 +143,7 @@ def remove_when_written(update, folder):
     checkpoints.Contents.write = and_remove
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("update", "logging_steps"), [(2, 1), (2, 8), (8, 1), (8, 100)])
 def test_a_folder_that_is_removed_while_a_checkpoint_is_written(base, tmp_path, update, logging_steps):
     """Also before there is a row of the log."""

@@ -81,6 +81,7 @@ def resolved(place, **options):
     return config(train_data_dir=str(place / "digits"), train_batch_size=8, num_validation_images=16, **options)
 
 
+@pytest.mark.slow
 def test_flow_matching_trains_and_samples(place, tmp_path):
     train(place, tmp_path / "run", "--objective=flow_matching:base_resolution=4")
     pipeline = DiffusionPipeline.from_pretrained(tmp_path / "run")
@@ -106,6 +107,7 @@ def test_batches_are_memory_mapped_and_the_same_with_workers_and_later(place):
     assert next(iterate_batches(data, layout, 0, range(epoch, epoch + 1))).data.isfinite().all()
 
 
+@pytest.mark.slow
 def test_the_rows_of_images_are_held_out_with_their_labels(place):
     options = resolved(place)
     layout, conditions = options.layout(1), {"class_labels": "label"}
@@ -125,6 +127,7 @@ def test_the_rows_of_images_are_held_out_with_their_labels(place):
         load_latent_data(options, 0, layout, {"class_labels": "digit"})
 
 
+@pytest.mark.slow
 def test_samples_are_decoded_by_what_is_saved(straight, place):
     pipeline = DiffusionPipeline.from_pretrained(straight)
     assert type(pipeline) is diffusers_lrlab.LatentImagePipeline
@@ -188,6 +191,7 @@ def test_the_default_model_fits_the_latents(place):
     assert (model.config.sample_size, model.config.in_channels, model.config.out_channels) == (4, 2, 2)
 
 
+@pytest.mark.slow
 def test_the_forecast_knows_the_autoencoder(place):
     plan = plan_of(place, eval_batch_size=100, frechet_samples=0)
     vae = AutoencoderKL.from_pretrained(place / "vae")
@@ -412,6 +416,7 @@ def test_another_autoencoder_than_that_of_the_latents_is_refused(place, tmp_path
     assert load_data(resolved(moved, vae=str(tmp_path / "moved"))).num_images == 1781
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_with_latents_of_another_autoencoder(place, plain, tmp_path):
     output = shutil.copytree(plain, tmp_path / "run")
     (output / f"checkpoint-{NUM_UPDATES}" / "trainer.json").unlink()

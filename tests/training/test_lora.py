@@ -238,6 +238,7 @@ def test_with_labels_its_card_loads_it_alone(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_rerun_reproduces_it_to_the_bit(lora, tmp_path):
     command = ["-m", "diffusers_lrlab.cli.main", "rerun", lora, "--out", tmp_path / "again", "--compare"]
     status, stdout, stderr = started.run(*command, env=runs.environment())
@@ -263,6 +264,7 @@ def assert_same_end(first, second, num_updates=NUM_UPDATES):
     assert (first / "lrlab/metrics.jsonl").read_text() == (second / "lrlab/metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_killed_it_goes_on_to_the_same_bits_without_its_start(lora, unet, tmp_path):
     start = shutil.copytree(unet, tmp_path / "start")
     output = tmp_path / "run"
@@ -308,6 +310,7 @@ def trainer(unet, tmp_path):
     return Trainer(plan, load_data_once(config), Accelerator(cpu=True), RunFolder(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_finder_checks_and_forecast_know_it(trainer):
     model, plan = trainer.run.model, trainer.run.plan
     before = {name: value.clone() for name, value in model.state_dict().items()}

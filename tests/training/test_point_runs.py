@@ -164,6 +164,7 @@ def finished(tmp_path_factory, model):
     return base / "run", stderr
 
 
+@pytest.mark.slow
 def test_the_folder_holds_what_a_reader_expects(finished):
     folder, _ = finished
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
@@ -343,6 +344,7 @@ def test_a_stream_whose_shards_changed_is_not_resumed(tmp_path, model):
         make_trainer(tmp_path / "run", model, **options).resume(checkpoint)
 
 
+@pytest.mark.slow
 @cases(("options", "seen", "expected"), [({}, 5000, 7), ({}, 4999, 0), ({"dataloader_num_workers": 2}, 1, 2)], ids=str)
 def test_many_images_that_are_not_in_memory_are_decoded_by_the_cores_that_are_left(monkeypatch, options, seen, expected):
     monkeypatch.setattr("diffusers_lrlab.data.batches.available_cores", lambda: 8)

@@ -124,6 +124,7 @@ def test_whether_a_cpu_computes_in_bfloat16(monkeypatch, mkldnn, avx512, amx, ma
     assert environment.cpu_computes_in_bf16() is expected
 
 
+@pytest.mark.slow
 @NO_GPU
 @pytest.mark.parametrize("has_it", [False, True])
 def test_the_plan_and_the_forecast_say_that_bfloat16_is_slow(tmp_path, monkeypatch, has_it):

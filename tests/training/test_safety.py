@@ -131,6 +131,7 @@ def test_a_log_goes_back_to_its_bytes(copy, capsys):
     assert not capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_damaged_diagnostics_come_from_the_checkpoint(base, finished, copy):
     damaged(copy / "lrlab" / "timesteps.parquet", "half")
     start(base, copy, LATEST)
@@ -140,6 +141,7 @@ def test_damaged_diagnostics_come_from_the_checkpoint(base, finished, copy):
 # --- one run at a time -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_second_start_is_refused(base, tmp_path):
     folder = tmp_path / "run"
     first = runs.start_and_wait_for((folder / "lrlab" / "run.json").exists, *arguments(base, folder))
@@ -169,6 +171,7 @@ def remove_the_folder_at(update, folder):
     Trainer.do_update = and_remove
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update", [3, 7])
 def test_a_folder_that_is_removed_is_no_finished_run(base, tmp_path, update):
     from functools import partial
@@ -215,6 +218,7 @@ def test_unfinished_files_of_somebody_else_are_no_leftovers(copy, name):
         check_fresh(RunFolder(copy.parent / "other"), overwrite=True)
 
 
+@pytest.mark.slow
 def test_latest_starts_anew_without_a_checkpoint(base, finished, tmp_path):
     folder = tmp_path / "run"
     (folder / "lrlab").mkdir(parents=True)
@@ -302,6 +306,7 @@ def signal_in_last_checkpoint():
     CheckpointWriter.begin = and_signal
 
 
+@pytest.mark.slow
 def test_a_signal_during_the_last_checkpoint_counts(base, finished, tmp_path):
     error = start(base, tmp_path / "run", expect=143, before=signal_in_last_checkpoint)
     assert "Stopped by SIGTERM" in error
@@ -319,6 +324,7 @@ def test_a_signal_after_the_last_look_is_passed_on():
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 def test_the_index_of_a_pipeline_is_there_only_while_it_is_whole(base, copy):
     """Whatever is renamed or removed when a pipeline is replaced, the index is gone by then, and comes last."""
     before = {path.name for path in copy.iterdir()}

@@ -61,6 +61,7 @@ def test_validations_that_are_asked_for_or_followed_are_done(digits):
     assert (followed.validation_updates, followed.num_validations) == (2, 20)
 
 
+@pytest.mark.slow
 def test_the_budget_reaches_the_run_and_what_is_asked_for_is_done(tmp_path):
     """The plan of a short run says so; what is asked for is not cut."""
     arguments = runs.tiny_arguments(tmp_path)

@@ -151,6 +151,7 @@ def remedies(message, arguments):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("state", FOLDERS)
 def test_every_remedy_is_accepted(home, tmp_path, monkeypatch, state, start):
@@ -183,6 +184,7 @@ def test_a_finished_run_that_is_to_be_longer_is_told_once(home, monkeypatch):
     assert "--overwrite_output_dir in place of --resume_from_checkpoint" in resumed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["plan"], ["train", "--dry_run"]])
 @pytest.mark.parametrize("state", ["finished", "other files"])
 def test_what_trains_nothing_needs_no_empty_folder(home, tmp_path, monkeypatch, capsys, command, state):
@@ -197,6 +199,7 @@ def test_what_trains_nothing_needs_no_empty_folder(home, tmp_path, monkeypatch, 
     assert {path: path.stat().st_mtime_ns for path in Path("then").rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_the_finder_after_a_training_and_a_training_after_the_finder(home, tmp_path, monkeypatch, capsys):
     """The finder leaves a run as it is, says where its result is, and a run can be trained there."""
     shutil.copytree(home, tmp_path, dirs_exist_ok=True)

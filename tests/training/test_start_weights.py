@@ -171,6 +171,7 @@ def call(output, *more):
     return [*runs.tiny_arguments(output.parent)[1:], f"--output_dir={output}", "--train_batch_size=100", *more]
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_weights_and_goes_on_without_them(models, tmp_path):
     start = shutil.copytree(models / "unet", tmp_path / "start")
     run = [*call(tmp_path / "whole", "--max_train_steps=6", "--checkpointing_steps=3")]
@@ -191,6 +192,7 @@ def test_a_run_starts_from_the_weights_and_goes_on_without_them(models, tmp_path
         assert all(torch.equal(value, found[key]) for key, value in expected.items())
 
 
+@pytest.mark.slow
 def test_the_weights_before_the_first_update_are_those(models, tmp_path):
     """At a rate of almost nothing they stay; a pipeline of a finished run is a start like a model's folder."""
     still = ("--max_train_steps=1", "--learning_rate=1e-30", "--lr_scheduler=constant", "--no_evaluation")

@@ -104,6 +104,7 @@ def test_several_trackers_are_shown_a_run(tmp_path, shown, model):
     assert all(picture.dtype == np.uint8 and picture.shape[3] == 3 for picture in pictures.values())
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_study_are_a_group(tmp_path, shown, model, capsys):
     """Those that are computed side by side, and those that are computed alone."""
     spec = {

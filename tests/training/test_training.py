@@ -112,6 +112,7 @@ def finished(tmp_path_factory):
     return base / "run"
 
 
+@pytest.mark.slow
 def test_the_folder_holds_what_the_readme_says(finished):
     for name in (
         "model_index.json",
@@ -181,6 +182,7 @@ def test_another_seed_is_another_run(finished, tmp_path):
     assert runs.read_metrics(tmp_path / "run")[0][0]["loss"] != runs.read_metrics(finished)[0][0]["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

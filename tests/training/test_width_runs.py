@@ -202,6 +202,7 @@ Images.load_data = lambda kind, config, num: load_image_data(
 """
 
 
+@pytest.mark.slow
 def test_a_transformer(tmp_path):
     """Trained, resumed and recorded with both groups; the zeros of the start have moved."""
     (tmp_path / "dit.py").write_text(DIT)

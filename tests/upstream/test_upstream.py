@@ -208,6 +208,7 @@ def stack(request, tmp_path_factory):
 # --- what is written -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_generated_tests_pass_without_the_lab(stack):
     output = without_the_lab(stack, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", TESTS)
     rows = sum(2 + len(form.examples) + 1 + len(form.refused) for form in BODIES.values())

@@ -61,6 +61,7 @@ def losses_by_hand(lrs):
     return losses
 
 
+@pytest.mark.slow
 def test_losses_and_rules_are_those_of_the_finder(tmp_path):
     """Groups keep the ratios of their rates; of checkpoints, trackers and files of the script nothing stays."""
     arguments = ["--fix_lr_clock", str(SCRIPT), "--checkpointing_steps=5", "--report_to=tensorboard"]
@@ -98,6 +99,7 @@ def held_out_losses_by_hand(lrs, num_held_out, draws):
     return losses
 
 
+@pytest.mark.slow
 def test_losses_of_held_out_rows(tmp_path):
     """
     Of one row, with 64 draws of timesteps and noise that are always the same; the training does not notice them. A test of
@@ -236,6 +238,7 @@ def test_held_out_rows_without_a_finite_loss_end_the_test_before_its_first_updat
         hook._before_update(SimpleNamespace(param_groups=[]))
 
 
+@pytest.mark.slow
 def test_what_is_said(tmp_path, capsys, monkeypatch):
     """In terms of the script's option, where the optimizer's rate is a multiple of it (--scale_lr)."""
     test, ended = ScriptTest(), []

@@ -76,6 +76,7 @@ def rows(folder):
     return json.loads((folder / "rows-0.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_every_replaced_attribute_is_put_back(seen, name, tmp_path):
     if name == "find_lr" and not HAS_TRAINING:
@@ -88,6 +89,7 @@ def test_every_replaced_attribute_is_put_back(seen, name, tmp_path):
     assert torch.optim.AdamW([torch.zeros(1)], lr=1.0).param_groups[0]["lr"] == 1.0  # made as ever
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENDS)
 def test_however_a_script_ends(seen, name, tmp_path):
     statement, status = ENDS[name]

@@ -99,6 +99,7 @@ def test_the_enum_stays_an_enum():
     )
 
 
+@pytest.mark.slow
 def test_diffusers_own_seven_are_untouched():
     run_python(
         """
