@@ -8,6 +8,7 @@ from ..data.image_sets import IMAGE_DATASETS
 from ..data.toy2d_entries import TOY_DATASETS
 from ..evaluation.metrics import METRICS
 from ..training.kinds.base import DataKind
+from .cards import as_code
 
 _REAL = {  # in place of samples, by the end of a result's name
     "of_training_images": "as many training images",
@@ -18,14 +19,16 @@ _REAL = {  # in place of samples, by the end of a result's name
 
 
 def compared_with_real_data(results: dict[str, Any]) -> str:
-    """The first metric of samples for which real data have a score too, in words; empty if there is none."""
+    """The first distance of samples for which real data have a score too, in words; empty if there is none."""
     for name, metric in METRICS.items():
+        if metric.better != "smaller":
+            continue
         found = ((results.get(f"{name}_{end}"), what) for end, what in _REAL.items())
         score, real = next(((score, what) for score, what in found if score is not None), (None, ""))
         if name in results and score is not None:
             return (
                 f"{metric.label}: {results[name]:.3g} for samples of the model, {score:.3g} for {real}. "
-                f"{metric.better.capitalize()} is better; but for chance, no model comes closer than real data do."
+                "Smaller is better; but for chance, no model comes closer than real data do."
             )
     return ""
 
@@ -40,7 +43,9 @@ def data_facts(config: dict[str, Any], is_on_hub: bool) -> str:
         return f"`{name}`: {TOY_DATASETS[name].description}. Source: {TOY_DATASETS[name].source}."
     if is_on_hub:
         return f"[{name}](https://huggingface.co/datasets/{name}): its own card has source and licence."
-    return f"`{Path(name).name}`, a folder that is not published with the model. Ask its author for source and licence."
+    return (
+        f"{as_code(Path(name).name)}, a folder that is not published with the model. Ask its author for source and licence."
+    )
 
 
 def licence_text(licence: str | None) -> str:
@@ -55,7 +60,7 @@ def limits_of(config: dict[str, Any], train: dict[str, Any], kind: DataKind) -> 
     is_new = not train.get("started_from")
     seen = f"{counted(num, one)}" if num else f"a stream of {kind.name}"
     limits = [
-        f"It was trained on {seen} of shape {train['data_shape']}{', and makes only such samples' * is_new}.",
+        f"It was trained on {seen} ({train['data_shape']}){' and makes only such samples' * is_new}.",
         f"One run with one seed ({config['seed']}): another run may be better or worse by chance.",
         "Not tested: whether it repeats training data, and which biases of the data it has learned.",
         "It is for research on training. Do not use it for decisions about people, or where a sample must be true.",

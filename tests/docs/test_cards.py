@@ -33,7 +33,7 @@ def test_a_card_is_what_the_program_writes_from_its_files(name):
     with printed.docs_modules():
         text = importlib.import_module("cards").text_of(CARDS / name)
     there = (CARDS / name / "README.md").read_text(encoding="utf-8")
-    assert text == there, f"{name}: python docs/cards.py, or lrlab study card model_cards/{name}"
+    assert text == there, f"{name} is out of date: python docs/cards.py"
 
 
 @cases("name", EVERY)
