@@ -50,6 +50,14 @@ def test_what_the_site_adds_is_all_options_and_names(generated):
     assert built == set(generated.BUILT)
 
 
+def test_questions_have_a_command_and_a_page():
+    """Each row of a table on that page; the commands are parsed with all others."""
+    text = (printed.ROOT / "docs/which-tool.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| question |")]
+    assert len(rows) == len([*printed.questions()]) > 30
+    assert all(re.search(r"\| \[[^]]+\]\([^)]+\)[^|]* \|$", row) for row in rows)
+
+
 def test_every_field_of_a_configuration_is_on_the_page_of_the_api(generated):
     for config, left_out in (
         (diffusers_lrlab.TrainingConfig, {"local_rank", "lr_scheduler_source"}),  # set by programs
