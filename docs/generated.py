@@ -56,6 +56,66 @@ def readme_command(number: int) -> str:
     return [block for block in blocks if "venv" in block][number]
 
 
+def repository() -> str:
+    """The address in `pyproject.toml`, or a word that stands for it."""
+    address = re.search(r'^Repository = "(.+)"$', (DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    return address[1].rstrip("/") if address else "REPOSITORY"
+
+
+def install_command() -> str:
+    """What installs the package without a clone, with the versions that are tested."""
+    address = repository()
+    command = f'pip install "diffusers_lrlab[train] @ git+{address}" -c {address}/raw/main/constraints.txt'
+    return f"```bash\n{command}\n```"
+
+
+GOOD = (  # claims of the scoreboard that say what is good, for the README: study, arm, metric, and what is compared
+    (
+        "warmup",
+        "5-percent@0.003",
+        "kl",
+        "Ten times the usual rate with a warm-up, beside the usual rate without: divergence",
+    ),
+    (
+        "optimizers",
+        "muon",
+        "validation_loss_ema",
+        "The optimizer Muon beside AdamW, as many updates in 5 times the time: held-out loss",
+    ),
+    (
+        "flow-or-ddpm",
+        "flow",
+        "energy_distance",
+        "Flow matching beside DDPM: energy distance (fine detail: worse on two sets)",
+    ),
+    ("timesteps-digits", "clts", "frechet_distance", "Ever fewer of the noisiest timesteps, on digits: Fréchet distance"),
+    (
+        "horizons",
+        "trunk",
+        "validation_loss_ema",
+        "One run with cool-downs beside four cosines (63 % of the updates): held-out loss",
+    ),
+    ("batch-and-lr", "1024-linear", "kl", "Batches and rate four times as large: divergence no worse within 5 %"),
+    (
+        "schedule-free",
+        "schedule-free",
+        "validation_loss",
+        "Schedule-free AdamW beside a cool-down: held-out loss no worse within 1 %",
+    ),
+)
+
+
+def good_results() -> str:
+    """What studies found to be good, with the effects of the scoreboard and links to commands."""
+    studies = {study["name"]: study for study in scoreboard.read_scoreboard()}
+    rows = []
+    for name, arm, metric, what in GOOD:
+        claim = next(each for each in studies[name]["claims"] if (each["arm"], each["metric"]) == (arm, metric))
+        effects = ", ".join(f"`{each['dataset']}` {each['text']}" for each in claim["datasets"])
+        rows.append((what, effects, f"[{name}](docs/claims.md#{name})"))
+    return markdown_table(("what", "change (95 % interval)", "study"), rows)
+
+
 def commands_table() -> str:
     rows = [(f"`lrlab {name}`", command.help, f"`{command.example}`") for name, command in COMMANDS.items()]
     return markdown_table(("command", "what it does", "example"), rows)
@@ -160,6 +220,8 @@ def verdicts_table() -> str:
 TABLES = {
     "main-job": lambda: readme_command(0),
     "test-command": lambda: readme_command(1),
+    "install": install_command,
+    "good-results": good_results,
     "schedule-names": schedule_names,
     "common": SCHEDULERS.common_table,
     "schedules": SCHEDULERS.table,

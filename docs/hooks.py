@@ -91,9 +91,11 @@ def _breakable(markdown: str) -> str:
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
     """
-    Flags in code as things that do not break. Docstrings have Hugging Face's form: other objects in brackets, types in
-    backticks.
+    Lines of code by a class, since docstrings count theirs from 0 again, and flags as things that do not break.
+
+    Docstrings have Hugging Face's form: other objects in brackets, types in backticks.
     """
+    html = re.sub(r'<span id="__span-[\d-]+">', '<span class="line">', html)
     html = re.sub(
         r"<code>.*?</code>",
         lambda code: re.sub(r"(?<=[\s>])--[a-z][\w-]*", r'<span class="flag">\g<0></span>', code[0]),

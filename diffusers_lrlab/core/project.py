@@ -1,7 +1,24 @@
 """What cards say of this project: the address of its repository, how it is installed, and how it is cited."""
 
+import importlib.metadata
+
 NAME = "diffusers_lrlab"
-REPOSITORY: str | None = None
+
+
+def repository_of(urls: list[str]) -> str | None:
+    """The address in the `Project-URL` fields of a distribution, as `[project.urls]` of `pyproject.toml` has it."""
+    named = dict(each.split(", ", 1) for each in urls)
+    return named["Repository"].rstrip("/") if "Repository" in named else None
+
+
+def _repository() -> str | None:
+    try:
+        return repository_of(importlib.metadata.metadata(NAME).get_all("Project-URL") or [])
+    except importlib.metadata.PackageNotFoundError:  # runs from its source
+        return None
+
+
+REPOSITORY = _repository()
 """The address of the repository, without a slash at its end; cards link to it, and install from it, once there is one."""
 
 

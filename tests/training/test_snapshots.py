@@ -132,6 +132,7 @@ def test_a_flag_that_is_repeated_adds_an_average(tmp_path):
     assert resolved.ema == resolve_config(TrainingConfig(ema=resolved.ema)).ema
     assert json.loads(json.dumps(resolved.to_dict()))["ema"] == resolved.ema
     assert parse_arguments(flags[-1:], "").ema == "power_function"
+    assert [form.name for form in forms_of(f"{POSTHOC}|constant:decay=0.5")] == ["posthoc", "constant"]
 
 
 WRONG = {
