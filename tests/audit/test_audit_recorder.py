@@ -106,6 +106,14 @@ PROGRAMS = {
         train(o, 20, step=s.step)
     """,
     "expected": "o = adam(); s = get_scheduler('cosine', o, 4, 40); train(o, step=s.step)",
+    "rate set by a hook": """
+        o = torch.optim.SGD(model.parameters(), lr=1.0)
+        def set_rate(optimizer, *_): optimizer.param_groups[0]["lr"] = 0.25
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+        hook = register_optimizer_step_pre_hook(set_rate)
+        train(o, 3)
+        hook.remove()
+    """,
     "never": "adam()\nmodel(x).mean().backward()",
     "no backward": "adam()",
     "no optimizer": "model(x).mean().backward()",
@@ -186,6 +194,11 @@ def test_every_parameter_group_is_recorded(audits):
     np.testing.assert_allclose(optimizer.lr[:, 1], 10 * optimizer.lr[:, 0])
     groups = as_json(audits["groups"])["optimizers"][0]["groups"]
     assert [(group["indices"], group["num_parameters"]) for group in groups] == [([0], 16), ([1], 4)]
+
+
+def test_a_rate_that_a_hook_sets_before_the_step_is_that_of_the_step(audits):
+    """As the launcher does."""
+    assert only(audits["rate set by a hook"]).lr[:, 0].tolist() == [0.25] * 3
 
 
 def test_a_checkpointed_backward_pass_counts_once(audits):

@@ -42,7 +42,8 @@ class Recorder:
 
     def install(self) -> None:
         quietly, optimizer, scaler = self._quietly, torch.optim.Optimizer, torch.amp.GradScaler
-        register_optimizer_step_pre_hook(functools.partial(quietly, self._before_step))
+        self._reads_rates = register_optimizer_step_pre_hook(functools.partial(quietly, self._before_step))
+        _wrap(sys.modules["torch.optim.optimizer"], "register_optimizer_step_pre_hook", around=self._register)
         register_optimizer_step_post_hook(functools.partial(quietly, self._after_step))
         _wrap(optimizer, "__init__", after=lambda this: quietly(self.optimizers.find, this))
         _wrap(optimizer, "zero_grad", before=lambda this: quietly(self._on_zero_grad, this))
@@ -67,6 +68,14 @@ class Recorder:
                         after=lambda this: quietly(self._note_position, this),
                     )
         atexit.register(quietly, self._finish)
+
+    def _register(self, register: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Another hook before steps may set the rate, as the launcher's does, so this one stays the last."""
+        handle = register(*args, **kwargs)
+        hooks = self._reads_rates.hooks_dict_ref()
+        if hooks is not None and self._reads_rates.id in hooks:
+            hooks[self._reads_rates.id] = hooks.pop(self._reads_rates.id)
+        return handle
 
     def _quietly(self, call: Callable[..., Any], *args: Any) -> Any:
         """Calls a part of the recorder, whose first error ends the audit and not the program. Not in compiled code."""
