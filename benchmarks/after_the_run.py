@@ -19,9 +19,9 @@ from diffusers_lrlab import TrainingConfig, branch, train
 from diffusers_lrlab.run.averages import RunSnapshots
 from diffusers_lrlab.run.merge import merge_checkpoints
 from diffusers_lrlab.run.sweep import VALIDATION, MeasuredRun, saved_weights
-from diffusers_lrlab.run.weights import SavedPipeline
 from diffusers_lrlab.study.analysis.statistics import add_holm, paired
 from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.saved_pipeline import SavedPipeline
 
 # Rates: those that the presets `horizons` and `horizons-shapes` chose for a trunk, on a seed that is not used here.
 POINTS = {"dataset_name": "dino", "learning_rate": 9e-4, "num_validation_images": 1000, "distance_samples": 2000}

@@ -220,7 +220,11 @@ class Result:
 
 def audit_row(host, checkout, row):
     """Trains in a process of its own, under the audit."""
-    command = [sys.executable, str(LOOPS), host, str(checkout), row.as_json()]
+    return audited(host, row, [sys.executable, str(LOOPS), host, str(checkout), row.as_json()])
+
+
+def audited(host, row, command):
+    """Runs a program that trains as a row says, under the audit."""
     with tempfile.TemporaryDirectory() as folder:
         said = io.StringIO()
         with contextlib.redirect_stderr(said):
@@ -274,7 +278,7 @@ def draw(results, path):
     save_figure(figure, path)
 
 
-def _made_up(folder):
+def made_up(folder):
     """A checkout in the shape of diffusion-pipe's, whose cosine is too long by its warm-up."""
     text = """\
 scheduler_type = config["lr_scheduler"]
@@ -296,7 +300,7 @@ def main():
     options = common.parse(parser)
     with tempfile.TemporaryDirectory() as folder:
         if options.tiny:
-            host, checkout, rows = "diffusion-pipe", Path(folder), _made_up(folder)
+            host, checkout, rows = "diffusion-pipe", Path(folder), made_up(folder)
         elif options.checkout is None:
             parser.error("give a HOST and a CHECKOUT of it")
         else:

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from config_fields import field_tables
+
 import diffusers_lrlab
 from diffusers_lrlab import launch, list_schedulers
 from diffusers_lrlab.audit.diagnoses import DIAGNOSES
@@ -52,6 +54,66 @@ def readme_command(number: int) -> str:
     """A command block of the README that makes an environment, in its order there."""
     blocks = re.findall(r"^```bash\n.*?^```$", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     return [block for block in blocks if "venv" in block][number]
+
+
+def repository() -> str:
+    """The address in `pyproject.toml`, or a word that stands for it."""
+    address = re.search(r'^Repository = "(.+)"$', (DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    return address[1].rstrip("/") if address else "REPOSITORY"
+
+
+def install_command() -> str:
+    """What installs the package without a clone, with the versions that are tested."""
+    address = repository()
+    command = f'pip install "diffusers_lrlab[train] @ git+{address}" -c {address}/raw/main/constraints.txt'
+    return f"```bash\n{command}\n```"
+
+
+GOOD = (  # claims of the scoreboard that say what is good, for the README: study, arm, metric, and what is compared
+    (
+        "warmup",
+        "5-percent@0.003",
+        "kl",
+        "Ten times the usual rate with a warm-up, beside the usual rate without: divergence",
+    ),
+    (
+        "optimizers",
+        "muon",
+        "validation_loss_ema",
+        "The optimizer Muon beside AdamW, as many updates in 5 times the time: held-out loss",
+    ),
+    (
+        "flow-or-ddpm",
+        "flow",
+        "energy_distance",
+        "Flow matching beside DDPM: energy distance (fine detail: worse on two sets)",
+    ),
+    ("timesteps-digits", "clts", "frechet_distance", "Ever fewer of the noisiest timesteps, on digits: Fréchet distance"),
+    (
+        "horizons",
+        "trunk",
+        "validation_loss_ema",
+        "One run with cool-downs beside four cosines (63 % of the updates): held-out loss",
+    ),
+    ("batch-and-lr", "1024-linear", "kl", "Batches and rate four times as large: divergence no worse within 5 %"),
+    (
+        "schedule-free",
+        "schedule-free",
+        "validation_loss",
+        "Schedule-free AdamW beside a cool-down: held-out loss no worse within 1 %",
+    ),
+)
+
+
+def good_results() -> str:
+    """What studies found to be good, with the effects of the scoreboard and links to commands."""
+    studies = {study["name"]: study for study in scoreboard.read_scoreboard()}
+    rows = []
+    for name, arm, metric, what in GOOD:
+        claim = next(each for each in studies[name]["claims"] if (each["arm"], each["metric"]) == (arm, metric))
+        effects = ", ".join(f"`{each['dataset']}` {each['text']}" for each in claim["datasets"])
+        rows.append((what, effects, f"[{name}](docs/claims.md#{name})"))
+    return markdown_table(("what", "change (95 % interval)", "study"), rows)
 
 
 def commands_table() -> str:
@@ -158,6 +220,8 @@ def verdicts_table() -> str:
 TABLES = {
     "main-job": lambda: readme_command(0),
     "test-command": lambda: readme_command(1),
+    "install": install_command,
+    "good-results": good_results,
     "schedule-names": schedule_names,
     "common": SCHEDULERS.common_table,
     "schedules": SCHEDULERS.table,
@@ -253,10 +317,11 @@ def _title(name: str) -> str:
 
 
 def python_api() -> str:
-    """All exported names, for mkdocstrings."""
+    """All exported names, for mkdocstrings, and the fields of configurations."""
     homes = diffusers_lrlab._HOMES
     names = sorted(homes, key=lambda name: (name[0].islower(), name.lower()))
-    return "\n\n".join(f"::: diffusers_lrlab.{homes[name]}.{name}" for name in names)
+    parts = ((f"::: diffusers_lrlab.{homes[name]}.{name}", field_tables(name)) for name in names)
+    return "\n\n".join(part for of_name in parts for part in of_name if part)
 
 
 BUILT = {"command-options": command_options, "python-api": python_api}

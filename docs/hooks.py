@@ -17,13 +17,26 @@ from mkdocs.structure.files import File, Files
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent / "demonstration"))
 
+import formulas
 import generated
 import make_page
 import sparklines
 
+import diffusers_lrlab
+
 ROOT = Path(__file__).parents[1]
 AS_THEY_ARE = {".md", ".png", ".json", ".yaml", ".parquet"}
 _LINK = re.compile(r"(!?)\[((?:[^\]\[]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+
+
+def on_config(config: Any) -> Any:
+    """Formulas, the version in the footer, and the repository in the header once `pyproject.toml` has its address."""
+    config.markdown_extensions.append(formulas.Formulas())
+    config.copyright = f"{config.site_name} {diffusers_lrlab.__version__}, Apache License 2.0"
+    metadata = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    if address := re.search(r'^Repository = "(.+)"$', metadata, re.MULTILINE):
+        config.repo_url, config.repo_name = address[1], "/".join(address[1].rstrip("/").split("/")[-2:])
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -63,15 +76,32 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             if (ROOT / source).is_file()
             else markdown
         )
-    markdown = sparklines.beside_names(generated.fill(markdown))
+    markdown = _breakable(sparklines.beside_names(formulas.beside_descriptions(generated.fill(markdown))))
     for name, make in generated.BUILT.items():
         if f"<!-- {name}:" in markdown:
             markdown = re.sub(rf"<!-- {name}: .*? -->", lambda _, make=make: make(), markdown)
     return _LINK.sub(lambda match: _in_the_site(match, f"docs/{src_uri}", src_uri), markdown)
 
 
+def _breakable(markdown: str) -> str:
+    """Dotted names in the last column of tables may break after a dot or an underscore: elsewhere they would anywhere."""
+    last = re.compile(r"(?<=\| )[^|`\]]*\w+\.\w+_[^|`\]]* \|$", re.MULTILINE)
+    return last.sub(lambda cell: re.sub(r"(?<=[a-z])([._])(?=[a-zA-Z])", r"\1<wbr>", cell[0]), markdown)
+
+
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
-    """Docstrings have Hugging Face's form: other objects in brackets, types in backticks."""
+    """
+    Lines of code by a class, since docstrings count theirs from 0 again, and flags as things that do not break.
+
+    Docstrings have Hugging Face's form: other objects in brackets, types in backticks.
+    """
+    html = re.sub(r'<span id="__span-[\d-]+">', '<span class="line">', html)
+    html = re.sub(
+        r"<code>.*?</code>",
+        lambda code: re.sub(r"(?<=[\s>])--[a-z][\w-]*", r'<span class="flag">\g<0></span>', code[0]),
+        html,
+        flags=re.DOTALL,
+    )
     if page.file.src_uri != "reference/python.md":
         return html
     anchors = dict(re.findall(r'id="(diffusers_lrlab\.[\w.]+\.(\w+))"', html))
@@ -86,8 +116,15 @@ def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
 
 
 def on_post_page(html: str, page: Any, config: Any) -> str:
-    """The mark's text says whose it is; the theme's says "logo"."""
-    return html.replace('alt="logo"', f'alt="{config.site_name}"')
+    """Names for the mark and the search, of which the theme has none, and the version beside the name in the header."""
+    html = html.replace('alt="logo"', f'alt="{config.site_name}"')
+    html = html.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
+    )
+    version = f'<small class="version">{diffusers_lrlab.__version__}</small>'
+    return re.sub(
+        r'(class="md-header__topic">\s*<span class="md-ellipsis">\s*[^<]*?)\s*(</span>)', rf"\1 {version}\2", html, count=1
+    )
 
 
 def _outside(page: Path) -> set[str]:

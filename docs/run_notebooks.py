@@ -1,16 +1,18 @@
 """Runs the notebooks, each in a fresh kernel.
 
     python docs/run_notebooks.py             says which of them fail
-    python docs/run_notebooks.py --write     keeps their outputs, for the site
+    python docs/run_notebooks.py --write     keeps their outputs, for the site, and a picture of each for their page
 
 Outputs are without times, counts and versions, so that a file changes only where its content does.
 """
 
 import argparse
+import base64
 import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
@@ -18,6 +20,7 @@ from nbclient.exceptions import CellExecutionError
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 TIMEOUT = 600  # seconds, of a cell
+SHOWN = {"playground": 1}  # which picture stands for a notebook, if not its first
 
 
 def run(path: Path, write: bool) -> bool:
@@ -33,7 +36,15 @@ def run(path: Path, write: bool) -> bool:
     print(f"{path.name}: {time.monotonic() - started:.0f} s")
     if write:
         nbformat.write(_plain(notebook), path)
+        path.with_suffix(".png").write_bytes(picture(notebook, path.stem))
     return True
+
+
+def picture(notebook: dict[str, Any], name: str) -> bytes:
+    """The picture that stands for a notebook on the page of all."""
+    outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", [])]
+    pictures = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
+    return base64.b64decode("".join(pictures[SHOWN.get(name, 0)]))
 
 
 def _plain(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:

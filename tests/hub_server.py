@@ -462,7 +462,15 @@ class _Handler(BaseHTTPRequestHandler):
 
 # Fields of metadata, and the type that each has in cards of ours.
 _FIELDS = {
-    **{"library_name": str, "pipeline_tag": str, "license": str, "tags": list, "datasets": list, "model-index": list},
+    **{
+        "library_name": str,
+        "pipeline_tag": str,
+        "license": str,
+        "tags": list,
+        "datasets": list,
+        "metrics": list,
+        "model-index": list,
+    },
     **{"pretty_name": str, "size_categories": list, "configs": list},
     **{"title": str, "emoji": str, "colorFrom": str, "colorTo": str, "sdk": str, "app_file": str, "pinned": bool},
 }

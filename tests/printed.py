@@ -33,6 +33,7 @@ OTHERS = {
     "hf",
     "mkdocs",
     "ruff",
+    "codespell",
     "mypy",
     "lint-imports",
     "source",
@@ -72,10 +73,18 @@ def block_with(text, *languages):
     return next(block for block in blocks(*languages) if text in block.code)
 
 
+def questions():
+    """The commands of the page of questions, each a block in a row of a table."""
+    page = ROOT / "docs/which-tool.md"
+    for line, text in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if row := re.match(r"\| .*\? \| `(.+?)` \| ", text):
+            yield Block(page.relative_to(ROOT).as_posix(), line, "bash", row[1])
+
+
 def commands():
     """Pairs of the block and the words of a command in it."""
     found = []
-    for block in blocks("bash"):
+    for block in [*blocks("bash"), *questions()]:
         for line in block.code.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             while words:
@@ -109,6 +118,8 @@ def parse(words):
     if program.startswith("python"):
         if rest[0] == "-m":
             return _parse_module(rest[1], rest[2:])
+        if rest[0] == "-c":
+            return compile(rest[1], "-c", "exec") and None
         return _parse_script(rest[0], rest[1:])
     assert program in OTHERS, f"{program} is not known here: give it a parser, or add it to OTHERS."
     return None
@@ -150,6 +161,8 @@ def _parse_module(name, words):
 
 def _parse_script(path, words):
     name = Path(path).name
+    if any(f"Save this as `{name}`" in page.read_text(encoding="utf-8") for page in PAGES):
+        return None  # a program of the reader's
     if name == "train_ddpm.py":
         return parse_arguments(words, "")
     if name == "find_lr.py":

@@ -51,6 +51,7 @@ was just done, and of the updates from one update of the average to the next. Th
 def warmup_power(
     since: Any, every: int, inv_gamma: float, power: float, max_decay: float, min_decay: float
 ) -> np.ndarray | float:
+    r"""\(d_n = 1 - (1 + n / g)^{-k}\), \(g\) being `inv_gamma` and \(k\) `power`."""
     if min_decay > max_decay:
         raise LabError(f"min_decay={min_decay:g} of 'warmup_power' is above max_decay={max_decay:g}. Lower it.")
     return np.clip(1 - (1 + since / inv_gamma) ** -power, min_decay, max_decay)
@@ -63,6 +64,7 @@ def warmup_power(
     parameters=(Parameter("decay", float, 0.999, "of the average, at each of its updates", "[0, 1)"),),
 )
 def constant(since: Any, every: int, decay: float) -> np.ndarray | float:
+    r"""\(d_n = d\), \(d\) being `decay`."""
     return decay + 0.0 * since
 
 
@@ -83,6 +85,7 @@ def constant(since: Any, every: int, decay: float) -> np.ndarray | float:
     ),
 )
 def half_life(since: Any, every: int, images: float, rampup: float, images_per_update: int | None) -> np.ndarray | float:
+    r"""\(d_n = 2^{-B / \min(h, r n B)}\) with \(B\) images in an update, \(h\) being `images` and \(r\) `rampup`."""
     if images_per_update is None:
         raise LabError(
             f"'half_life' got images={images:g} without images_per_update. Add images_per_update=N (batch size x "
@@ -104,6 +107,7 @@ def half_life(since: Any, every: int, images: float, rampup: float, images_per_u
     ),
 )
 def power_function(since: Any, every: int, gamma: float | None, sigma_rel: float | None) -> np.ndarray | float:
+    r"""\(d_n = (1 - 1 / (n + 1))^{\gamma + 1}\)."""
     if gamma is not None and sigma_rel is not None:
         raise LabError(
             f"'power_function' got gamma={gamma:g} and sigma_rel={sigma_rel:g}, two ways to say one thing. Drop one."

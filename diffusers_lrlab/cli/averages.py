@@ -58,21 +58,35 @@ def _sweep(options: argparse.Namespace, out: Path) -> None:
     num = _NUM if options.num is None else options.num
     Range("[2, 1000]", whole=True).check("--num", num, "12 is usual")
     from ..run.averages import RunSnapshots
-    from ..run.sweep import plot_sweep, sweep_widths
+    from ..run.sweep import plot_sweep, sweep_of_script, sweep_widths
 
-    snapshots = RunSnapshots(options.run)
-    if snapshots.script is not None:
-        raise must_be(
-            "--sweep", True, "left out for a third-party script, whose data and model are unknown here", "give --sigma_rel"
-        )
-    metric = options.metric or _METRIC
-    sweep = sweep_widths(snapshots, metric, num, lambda width, value: say(f"sigma_rel {width:.4f}: {value:.6g}"))
+    def show(width: float, value: float) -> None:
+        say(f"sigma_rel {width:.4f}: {value:.6g}")
+
+    snapshots, metric = RunSnapshots(options.run), options.metric or _METRIC
+    if snapshots.script is None:
+        sweep = sweep_widths(snapshots, metric, num, show)
+    else:
+        _check_script_sweep(options)
+        sweep = sweep_of_script(snapshots)
+        for width, value in zip(sweep.widths, sweep.values, strict=True):
+            show(width, value)
     best = sweep.widths[sweep.best]
     found = snapshots.save(best, out, sweep.about(), lambda folder: plot_sweep(sweep, folder / "ema_sweep.png"))
     say(f"as the run saved it: {sweep.of_run:.6g}\nBest {metric}: sigma_rel {best:.4g}. {_quality(found)}")
     if sweep.is_at_edge:
         say("It is at the edge of these widths, so a better one may lie beyond them.")
     say(f"It was chosen by this metric, which is therefore a little too good for it.\nWrote {out}, with ema_sweep.png.")
+
+
+def _check_script_sweep(options: argparse.Namespace) -> None:
+    """Raises a `LabError` for what a script decided when it measured the widths."""
+    if options.metric not in (None, _METRIC):
+        raise must_be("--metric", options.metric, f"{_METRIC} for a third-party script", "leave it out")
+    if options.num is not None:
+        raise must_be(
+            "--num", options.num, "left out for a third-party script, which measured the widths", "--ema_sweep decides it"
+        )
 
 
 def _quality(found: Combination) -> str:

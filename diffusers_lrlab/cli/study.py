@@ -23,7 +23,7 @@ ACTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = "list (the presets), run (what is left of a study), report (write it again) or card (copy what to publish)."
+    actions = "list (the presets), run (what is left of a study), report (write it again) or card (write what to publish)."
     parser.add_argument("action", metavar="ACTION", help=actions)
     parser.add_argument(
         "what", nargs="?", metavar="WHAT", help="For run, a YAML file or preset, else the folder of a study."
@@ -38,7 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_run_arguments(parser: argparse._ActionsContainer) -> None:
     """The options of `run`, which `training_scripts/run_study.py` takes too."""
     add = parser.add_argument
-    add("--out", type=Path, metavar="DIR", help="Folder of the study, whose results are kept; with card, of the card.")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="Folder of the study, whose results are kept; with card, of the card (default: WHAT, if that is one).",
+    )
     datasets = (
         "Datasets in place of those of the study, separated by commas or each by a flag of its own: embedded ones, local "
         "folders or Hub ids."
@@ -72,9 +77,12 @@ def command(options: argparse.Namespace) -> None:
 
         say(presets_text())
     elif options.action == "card":
-        from ..study.report.card import write_study_card
+        from ..study.report.card import is_study_card, write_study_card
 
-        say(f"Wrote {write_study_card(Path(options.what), options.out)}.")
+        folder = Path(options.what)
+        if options.out is None and not is_study_card(folder):
+            raise _form_error(options.action)
+        say(f"Wrote {write_study_card(folder, options.out or folder)}.")
     else:
         from ..study.run import report_study
 
@@ -86,13 +94,17 @@ def _check_form(options: argparse.Namespace) -> None:
     action = options.action
     if action not in ACTIONS:
         raise LabError(f"There is no action {action!r}.{did_you_mean(action, ACTIONS)} Known: {', '.join(ACTIONS)}.")
-    form, takes = ACTIONS[action]
+    takes = ACTIONS[action][1]
     for name in [*ACTIONS["run"][1], *_FIGURES]:
         if getattr(options, name) not in (None, False) and name not in takes:
             takers = ", ".join(f"`lrlab study {other}`" for other, (_, taken) in ACTIONS.items() if name in taken)
             raise LabError(f"--{name} has no effect on `lrlab study {action}`. Leave it out; it is for {takers}.")
-    if (options.what is None) != (action == "list") or (action == "card" and options.out is None):
-        raise LabError(f"The form is `lrlab study {form}`. See `lrlab study --help`.")
+    if (options.what is None) != (action == "list"):
+        raise _form_error(action)
+
+
+def _form_error(action: str) -> LabError:
+    return LabError(f"The form is `lrlab study {ACTIONS[action][0]}`. See `lrlab study --help`.")
 
 
 def _figures(options: argparse.Namespace) -> Any:

@@ -245,6 +245,13 @@ HOOKS: dict[str, HookEntry] = {
                 help="Hold out this fraction of the script's data from training. Needs --validation_steps or --find_lr.",
                 acts_in_range_test=True,
             ),
+            HookOption(
+                name="ema_sweep",
+                value_type=int,
+                metavar="N",
+                range=Range("[2, 1000]", whole=True),
+                help="After the last update, compute the held-out loss of N widths of --ema posthoc, for lrlab ema --sweep.",
+            ),
         ),
     ),
     "resume": HookEntry(

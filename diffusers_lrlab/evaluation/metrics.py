@@ -60,14 +60,19 @@ register_metric(
     description="Loss of the EMA weights on held-out data",
     source="the objective of the run",
     traits=("is_loss", "on_hub"),
-    facts={"of": "log", "card_title": "Validation loss, EMA weights (the ones saved)", "needs": ("held_out", "ema")},
+    facts={
+        "of": "log",
+        "hub_type": "mse",
+        "card_title": "Validation loss, EMA weights (the ones saved)",
+        "needs": ("held_out", "ema"),
+    },
 )(None)
 register_metric(
     "validation_loss",
     description="Loss of the raw weights on held-out data",
     source="the objective of the run",
     traits=("is_loss", "on_hub"),
-    facts={"of": "log", "card_title": "Validation loss, raw weights", "needs": ("held_out",)},
+    facts={"of": "log", "hub_type": "mse", "card_title": "Validation loss, raw weights", "needs": ("held_out",)},
 )(None)
 
 
@@ -103,7 +108,6 @@ def _images_of(evaluation: Evaluation) -> Any:
     "frechet_distance",
     description="Fréchet distance to held-out images",
     source="Dowson and Landau 1982; as FID, arXiv 1706.08500, eq. 6",
-    traits=("on_hub",),
     facts={
         "card_title": "Fréchet distance of samples to held-out images",
         "besides": {
@@ -169,6 +173,7 @@ def _part_of_class_accuracy(evaluation: Evaluation) -> float:
     source="a classifier of the training images; after the classification accuracy score, arXiv 1905.10887",
     traits=("on_hub",),
     facts={
+        "hub_type": "accuracy",
         "besides": {"error_of_classifier": "share of held-out images that this classifier misreads"},
         "of": "run",
         "form": "images",
@@ -202,7 +207,6 @@ def _part_of_factors(evaluation: Evaluation) -> float:
     "factor_divergence",
     description="Mean Jensen-Shannon divergence of the factors of shapes from the true ones",
     source="J. Lin, IEEE Trans. Inf. Theory 37, 1991; histograms of factors read from pixels",
-    traits=("on_hub",),
     facts={
         "besides": {
             "of_true_images": "the same, of as many true images in the place of samples",
@@ -280,7 +284,6 @@ _of_points(
     "kl",
     "KL(data ‖ samples) by 5th neighbours",
     "Q. Wang, S. Kulkarni, S. Verdú, IEEE Trans. Inf. Theory 55, 2009, eq. 5 and 25",
-    "on_hub",
     unit="bits",
     num_real=ALL,
 )(kl.knn_kl)
@@ -304,7 +307,6 @@ def _part_of_exact_kl(evaluation: Evaluation) -> float:
     "exact_kl",
     "KL(data ‖ model) by the known density",
     "DDIM, arXiv 2010.02502, eq. 14, and arXiv 2011.13456, eq. 39",
-    "on_hub",
     card_title="KL(data ‖ model, with the noise of the first timestep) by the known density, bits",
     of="run",
     unit="bits",
@@ -351,7 +353,6 @@ _of_points(
     "sliced_wasserstein",
     "Sliced 2-Wasserstein distance",
     "N. Bonneel et al., J. Math. Imaging Vis. 51, 2015",
-    "on_hub",
     num_real=ALL,
 )(distances.sliced_wasserstein)
 _of_points(

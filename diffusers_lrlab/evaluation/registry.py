@@ -37,6 +37,7 @@ class Metric:
     on_request: bool = False  # computed only if it is named, as it takes long
     fewest_samples: int = 0  # unless it is named, it is computed only if this many samples are measured: after a long run
     on_hub: bool = False  # part of the results that a model card declares to the Hub
+    hub_type: str = ""  # its name at huggingface.co/metrics, if it has one there; the Hub can only compare those
     card_title: str | None = None  # in cards, if not the label
     source: str = ""  # the paper or formula
     besides: Mapping[str, str] = field(default_factory=dict)  # other figures of the function: end of the name, name in cards

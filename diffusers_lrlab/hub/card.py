@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.files import write_text
+from ..core.project import CITATION, install_command, project_link
 from ..core.spec import format_spec
 from ..core.words import agreeing, counted, singular, times
 from ..data.image_sets import IMAGE_DATASETS
@@ -25,6 +26,7 @@ from ..training.kinds.select import component_of, kind_of
 from ..training.pipeline import pipeline_name
 from ..training.plan_text import autoencoder_in_words
 from ..training.resolve_timesteps import recorded_process
+from .card_limits import command_without_checkout, compared_with_real_data, data_facts, licence_text, limits_of
 from .card_sections import section_of
 from .cards import as_code, fill
 from .pipeline_folder import references_of
@@ -61,11 +63,24 @@ def write_model_card(folder: Path, record: dict[str, Any]) -> None:
     Writes `README.md` into the folder of a finished run, from its record. The example loads from the repository of a pushed
     run, and else from the folder.
     """
-    record = {**record, "config": complete_options(record["config"])}
+    write_text(folder / "README.md", model_card_text(folder, record))
+
+
+def model_card_text(folder: Path, record: dict[str, Any], licence: str | None = None) -> str:
+    """
+    The text of the card of a finished run.
+
+    Args:
+        folder (`Path`): The folder of the run.
+        record (`dict`): Its record.
+        licence (`str`, *optional*): The licence of the model by the Hub's name; `--hub_license` of the run by default.
+    """
+    config = complete_options(record["config"])
+    record = {**record, "config": {**config, "hub_license": licence or config["hub_license"]}}
     config, train = record["config"], record["train"]
     kind = kind_of(config)
     title = (config["hub_model_id"] or folder.resolve().name).split("/")[-1]
-    card = fill(
+    return fill(
         "model_card.md",
         _card_data(record, kind, title),
         title=title,
@@ -73,6 +88,14 @@ def write_model_card(folder: Path, record: dict[str, Any]) -> None:
         plots=section_of(kind, config).plots,
         class_rows=_class_rows(config, train),
         data=_data_text(config),
+        data_facts=data_facts(config, _is_on_hub(config)),
+        licence=licence_text(config["hub_license"]),
+        limits=limits_of(config, train, kind),
+        in_words=compared_with_real_data(train["results"]),
+        project=project_link(),
+        install=install_command("train"),
+        command=command_without_checkout(record["run"]["command"]),
+        citation=CITATION,
         held_out=counted(train["num_held_out_images"], f"held-out {singular(kind.name)}"),
         example=_example(kind, record, folder),
         results=_result_rows(train["results"]),
@@ -84,7 +107,6 @@ def write_model_card(folder: Path, record: dict[str, Any]) -> None:
         train=train,
         run=record["run"],
     )
-    write_text(folder / "README.md", card)
 
 
 def _class_rows(config: dict[str, Any], train: dict[str, Any]) -> str:
@@ -290,7 +312,7 @@ def _card_data(record: dict[str, Any], kind: DataKind, title: str) -> Any:
             task_type=section.task,
             dataset_type=name if on_hub else Path(name).name,
             dataset_name=Path(name).name,
-            metric_type=metric.name,
+            metric_type=metric.hub_type or metric.name,
             metric_name=metric.card_label,
             metric_value=results[metric.name],
             verified=False,  # measured by this run alone
@@ -304,6 +326,7 @@ def _card_data(record: dict[str, Any], kind: DataKind, title: str) -> Any:
         pipeline_tag=None if section.task == "other" else section.task,
         tags=["diffusers", "diffusers-training", *section.tags, *lora, "diffusers_lrlab", config["lr_scheduler"]],
         datasets=[name] if on_hub else None,
+        metrics=sorted({evaluation.metric_type for evaluation in evaluations}) or None,
         base_model=start["name_or_path"] if start.get("commit") else None,
         model_name=title if evaluations else None,
         eval_results=evaluations or None,

@@ -1,11 +1,14 @@
 """Cards: filled from templates, and adapted when their folder is uploaded."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
 from ..core.plain_yaml import check_front_matter
+from ..core.project import CITATION, REPOSITORY, install_command
+from ..study.same_command import command_of_card
 
 HUB = "https://huggingface.co"
 
@@ -75,16 +78,7 @@ def card_for_schedule(folder: Path, repo_id: str, revision: str) -> str:
 
 def card_for_study(folder: Path, repo_id: str, revision: str) -> str:
     """The card of a study, uploaded as a dataset of its summary and its runs."""
-    card = parsed_card(_read(folder), "README.md")
-    files = {"default": ("summary", "summary.parquet"), "runs": ("runs", "runs.parquet")}
-    card.data.configs = [
-        {"config_name": name, "data_files": [{"split": split, "path": path}]}
-        for name, (split, path) in files.items()
-        if (folder / path).exists()
-    ]
-    text = re.sub(r"\n## Use\n\n```python\nfrom datasets.*\Z", "", card.text, flags=re.DOTALL).strip()
-    branch = "" if revision == "main" else f'revision="{revision}", '
-    return fill("study_card.md", card.data, text=text, repo_id=repo_id, revision=branch)
+    return str(parsed_card(_with_location(_read(folder), repo_id, revision), "README.md"))
 
 
 _OF_A_STUDY = (
@@ -93,10 +87,28 @@ _OF_A_STUDY = (
 )
 
 
-def space_card(title: str, about: str = _OF_A_STUDY) -> str:
-    """The card of a static Space that shows `index.html`, and says what it is `about`."""
+def space_card(title: str, about: str = _OF_A_STUDY, links: Mapping[str, str] | None = None, command: str = "") -> str:
+    """The card of a static Space that shows `index.html`: what it is `about`, addresses by text, and its command."""
     from huggingface_hub import SpaceCardData
 
     looks: dict[str, Any] = {"emoji": "📉", "colorFrom": "blue", "colorTo": "gray", "pinned": False}
-    data = SpaceCardData(title=title, sdk="static", app_file="index.html", tags=["diffusers_lrlab", "study"], **looks)
-    return fill("space_card.md", data, title=title, about=about)
+    tags = ["diffusers_lrlab", "study"]
+    data = SpaceCardData(title=title, sdk="static", app_file="index.html", license="apache-2.0", tags=tags, **looks)
+    every = {**(links or {}), **({"The project": REPOSITORY} if REPOSITORY else {})}
+    install = install_command("study")
+    values = {"links": every, "command": command, "install": install, "citation": CITATION}
+    return fill("space_card.md", data, title=title, about=about, **values)
+
+
+def space_of_study(summary: Mapping[str, Any], repo_id: str, revision: str, is_preset: bool) -> str:
+    """The card of a Space with the report of a study: links to the page, its data and the papers that it tests."""
+    study, place = summary["study"], f"{HUB}/spaces/{repo_id}"
+    files = {
+        "Every number, as JSON": "summary.json", "What was asked for": "spec.yaml", "The curves": "curves.csv",
+        "The value of each seed": "seeds.csv",
+    }  # fmt: skip
+    links = {"The report, on the whole page": place}
+    links |= {text: f"{place}/blob/{revision}/{file}" for text, file in files.items()}
+    links |= {f"Tested: {claim['source']}": claim["link"] for claim in summary.get("claims") or () if claim["link"]}
+    command = command_of_card(str(study["command"]), str(study["name"]), is_preset)
+    return space_card(str(study["title"]), links=links, command=command)

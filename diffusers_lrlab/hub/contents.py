@@ -23,10 +23,11 @@ from ..core.words import counted
 from ..data.latents.manifest import is_latents_folder
 from ..models.start_weights import LORA_FILE
 from ..schedules.published import read_schedule_file
+from ..study.same_command import is_preset
 from ..training.kinds.select import components
 from ..training.lora import BASE
 from ..training.run_folder import RunFolder
-from .cards import card_for_dataset, card_for_run, card_for_schedule, card_for_study, space_card
+from .cards import card_for_dataset, card_for_run, card_for_schedule, card_for_study, space_of_study
 from .records import read_json, read_record, updates_done
 
 # Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
@@ -197,14 +198,16 @@ def _study(folder: Path, repo_id: str, revision: str, space: bool, include_weigh
     if not (folder / "summary.json").exists():
         raise LabError(f"{str(folder)!r} has no summary yet. Finish the study by `lrlab study run`, then push it.")
     try:
-        title = str(read_json(folder / "summary.json")["study"]["title"])
+        summary = read_json(folder / "summary.json")
+        title = str(summary["study"]["title"])
     except (KeyError, TypeError):
         raise LabError(f"{str(folder / 'summary.json')!r} is not the summary of a study.") from None
     if space:
         page = folder / "report" / "index.html"
         if not page.exists():
             raise LabError(f"{str(folder)!r} has no report. Make one by `lrlab study report {folder}`.")
-        made: dict[str, Path | bytes] = {"index.html": page, "README.md": space_card(title).encode()}
+        of_space = space_of_study(summary, repo_id, revision, is_preset(folder))
+        made: dict[str, Path | bytes] = {"index.html": page, "README.md": of_space.encode()}
         files = made | _files(page.parent, ("*.csv",)) | _files(folder, ("summary.json", "spec.yaml"))
         return Contents("space", files, _SPACE_FILES, f"The report of the study: {title}")
     weights = _STUDY_WEIGHTS if include_weights else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "reduce_lr_on_plateau": {"factor": 0.3, "patience": 5},
     "greedy": {"factor": 0.8, "patience": 3},
 }
+_WIDEST = 38  # letters of arguments above a small plot
 _CAPTION = (
     f"Relative to the optimizer's learning rate, over {counted(_RUN.num_updates, 'update')}, "
     f"{_RUN.num_warmup_steps} of them warm-up "
@@ -126,11 +128,11 @@ def plot_gallery(path: Path) -> None:
     rows = math.ceil(len(names) / _COLUMNS)
     figure = new_figure(9, 1.2 * rows + 0.8, dpi=200)
     figure.get_layout_engine().set(wspace=0.06, hspace=0.06)
-    panels = figure.subplots(rows, _COLUMNS, squeeze=False).flat
+    panels = [*figure.subplots(rows, _COLUMNS, squeeze=False).flat]
     for index, (axes, name) in enumerate(zip(panels, names, strict=False)):
         _draw_panel(axes, name)
         axes.tick_params(labelbottom=index + _COLUMNS >= len(names))
-    for axes in list(panels)[len(names) :]:
+    for axes in panels[len(names) :]:
         axes.set_axis_off()
     keys = {
         "diffusers' own": {"color": DARK, "linewidth": 1.4},
@@ -177,7 +179,8 @@ def _draw_panel(axes: Axes, name: str) -> None:
     axes.tick_params(labelsize=6, color=GREY, width=0.6, length=2, labelcolor=DARK)
     axes.set_title(name, fontsize=7, loc="left", x=-0.04, pad=12)
     arguments = ", ".join(f"{key}={value}" for key, value in EXAMPLES.get(name, {}).items()).replace("'", "")
-    small = axes.annotate(arguments, (-0.04, 1.02), xycoords="axes fraction", fontsize=6, color=DARK)
+    shown = textwrap.shorten(arguments, _WIDEST, placeholder=" ...")  # or it would reach into the next column
+    small = axes.annotate(shown, (-0.04, 1.02), xycoords="axes fraction", fontsize=6, color=DARK)
     # Otherwise a long one would widen its column.
     small.set_in_layout(False)
 

@@ -1,27 +1,20 @@
-"""Averages of a finished run: of any width from its snapshots, and those beside the first one of `--ema`."""
+"""Averages of a finished run, of any width, from its snapshots."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..averaging.averages import EMA
 from ..averaging.posthoc import Combination, Profiles, check_target, combine
-from ..averaging.snapshots import Snapshot, profiles_of, read_snapshots
+from ..averaging.snapshots import Snapshot, combined, profiles_of, read_snapshots
 from ..core.errors import LabError, must_be, warn
 from ..core.words import counted
 from ..hub.recorded_options import recorded_options
 from ..hub.records import read_record
-from ..training.lora import base_weights, trained_parameters
 from ..training.run_files import LAB, SNAPSHOTS
 from ..training.run_folder import RunFolder
-from ..training.run_state import RunState
+from ..training.saved_pipeline import SavedPipeline, Weights
 from ..training.snapshots import identity_of
 from .script_format import OF_SCRIPT, ScriptFormat
-from .weights import SavedPipeline, Weights
-
-OTHERS = "averages"  # in `lrlab/`: pipelines of the averages beside the first one
 
 
 class RunSnapshots:
@@ -45,6 +38,11 @@ class RunSnapshots:
         return sorted({width for snapshot in self.snapshots for width in snapshot.sigma_rels})
 
     @property
+    def update(self) -> int:
+        """The update of the last snapshot."""
+        return self.snapshots[-1].update
+
+    @property
     def end(self) -> int:
         """Updates in the last snapshot."""
         return self.snapshots[-1].end
@@ -56,13 +54,8 @@ class RunSnapshots:
         return combine(self.profiles, Profiles.of_widths([self.end], [width]))
 
     def weights(self, coefficients: Sequence[float]) -> Weights:
-        """The combined weights, in float32; each snapshot is read once."""
-        total = {name: torch.zeros(shape) for name, shape in self.snapshots[-1].shapes().items()}
-        left = list(coefficients)
-        for snapshot in self.snapshots:
-            own, left = left[: len(snapshot.sigma_rels)], left[len(snapshot.sigma_rels) :]
-            snapshot.read(own, total)
-        return total
+        """The combined weights, in float32."""
+        return combined(self.snapshots, coefficients)
 
     def save(
         self, width: float, out: Path, more: Mapping[str, Any] | None = None, draw: Callable[[Path], None] | None = None
@@ -78,7 +71,7 @@ class RunSnapshots:
         return {
             "kind": "power_function",
             "sigma_rel": width,
-            "update": self.snapshots[-1].update,
+            "update": self.update,
             "residual": found.residual,
             "largest_coefficient": found.largest,
             "snapshots": [
@@ -115,26 +108,3 @@ def _check_same_run(snapshot: Snapshot, record: Mapping[str, Any], folder: Path)
         got = f"one of a run with {name}={snapshot.of[name]!r}, not {own[name]!r}"
         hint = f"put back its own, or remove {snapshot.folder.name} to go without it"
         raise must_be("the snapshot", str(snapshot.folder), f"of the run in {str(folder)!r}", hint, got=got)
-
-
-def save_other_averages(run: RunState, folder: RunFolder) -> list[Path]:
-    """Pipelines with the averages beside the first one, except those of which there are snapshots."""
-    forms = run.config.given_ema_forms
-    saved, first = [], len(forms[0].tracks)
-    for number, form in enumerate(forms[1:], 2):
-        average, first = run.averages[first], first + len(form.tracks)
-        if not form.is_posthoc:
-            saved.append(folder.lab / OTHERS / str(number))
-            about = {"kind": form.name, "form": str(form), "update": run.update}
-            pipeline = SavedPipeline.of(folder.path)
-            pipeline.save(_named_weights(run, average, pipeline), saved[-1], about)
-    return saved
-
-
-def _named_weights(run: RunState, average: EMA, pipeline: SavedPipeline) -> Weights:
-    """The weights of an average by their names in the pipeline's files; of a merged LoRA, those of the whole model."""
-    if run.config.merge_lora:
-        with average.swapped_in():
-            return {name: value.cpu() for name, value in base_weights(run.model, merged=True).items()}
-    weights = zip(trained_parameters(run.model), average.shadow_params, strict=True)
-    return {pipeline.saved_name(name): value.cpu() for name, value in weights}

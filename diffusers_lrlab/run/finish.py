@@ -6,12 +6,12 @@ import numpy as np
 from PIL import Image
 
 from ..models.start_weights import LORA_FILE
+from ..training.other_averages import save_other_averages
 from ..training.pipeline import pipeline_name
 from ..training.results.base import results_of
 from ..training.sharding import whole_weights
 from ..training.trackers import log_images
 from ..training.trainer import Trainer
-from .averages import save_other_averages
 from .record import training_figures
 
 _NOT_RESULTS = ("update", "images_seen", "loss_spike_bins")
@@ -20,8 +20,7 @@ _NOT_RESULTS = ("update", "images_seen", "loss_spike_bins")
 def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
     """Saves all parts of a finished run, the weights first; adds the results to `record`."""
     trainer.save_result()
-    if trainer.accelerator.is_main_process:
-        save_other_averages(trainer.run, trainer.folder)
+    save_other_averages(trainer.run, trainer.folder)
     with whole_weights(trainer.run, trainer.accelerator):
         if trainer.accelerator.is_main_process:
             _evaluate_and_draw(trainer, record)

@@ -18,7 +18,7 @@ from ..schedules.registries import SCHEDULERS
 from ..training.config import ResolvedConfig
 from ..training.resume import read_state
 from ..training.run_folder import RunFolder, checkpoint_update
-from .weights import SavedPipeline, Weights
+from ..training.saved_pipeline import SavedPipeline, Weights
 
 _SAME = 1e-6  # relative difference of rates that count as equal
 

@@ -17,7 +17,7 @@ from ..core.files import atomic_folder, write_text
 from ..diffusers_plugin.host.script_averages import PLACES
 from ..diffusers_plugin.host.script_averages import SNAPSHOTS as OF_SCRIPT
 from ..training.run_files import LAB, RECORD
-from .weights import Weights
+from ..training.saved_pipeline import Weights
 
 
 @dataclass(frozen=True)

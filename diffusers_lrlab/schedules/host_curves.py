@@ -64,7 +64,7 @@ def linear(progress: Progress) -> Any:
     traits=("host",),
 )
 def cosine(progress: Progress, num_cycles: float) -> Any:
-    r"""\(s = (1 + \cos(2 \pi c p)) / 2\)."""
+    r"""\(s = (1 + \cos(2 \pi c p)) / 2\), \(c\) being `num_cycles`."""
     return half_cosine(2 * num_cycles * progress.fraction)
 
 
@@ -76,7 +76,7 @@ def cosine(progress: Progress, num_cycles: float) -> Any:
     traits=("host",),
 )
 def cosine_with_restarts(progress: Progress, num_cycles: int) -> Any:
-    r"""\(s = (1 + \cos(\pi (c p \bmod 1))) / 2\), and 0 at the end."""
+    r"""\(s = (1 + \cos(\pi (c p \bmod 1))) / 2\), and 0 at the end, \(c\) being `num_cycles`."""
     fraction = progress.fraction
     return np.where(fraction >= 1, 0.0, half_cosine((num_cycles * fraction) % 1.0))
 
@@ -95,7 +95,7 @@ def cosine_with_restarts(progress: Progress, num_cycles: int) -> Any:
     facts={"min_lr": 1e-7},
 )
 def polynomial(progress: Progress, power: float) -> Any:
-    r"""\(s = (1 - p)^k\)."""
+    r"""\(s = (1 - p)^k\), \(k\) being `power`."""
     return (1 - progress.fraction) ** power
 
 
@@ -124,7 +124,7 @@ def read_step_rules(step_rules: str) -> tuple[np.ndarray, np.ndarray]:
     traits=("host", "no_warmup", "endless"),
 )
 def piecewise_constant(progress: Progress, step_rules: str) -> Any:
-    r"""\(s = m_i\) for \(b_{i-1} \le n < b_i\)."""
+    r"""\(s = m_i\) for \(b_{i-1} \le n < b_i\), the multipliers and updates of the rules."""
     boundaries, values = read_step_rules(step_rules)
     return values[np.searchsorted(boundaries, progress.now, side="right")]
 
@@ -141,7 +141,7 @@ def piecewise_constant(progress: Progress, step_rules: str) -> Any:
     ),
 )
 def inverse_sqrt(progress: Progress, timescale: int | None) -> Any:
-    r"""\(s = \sqrt{t / (n - w + t)}\) after \(w\) updates of warm-up."""
+    r"""\(s = \sqrt{t / (n - w + t)}\), \(t\) being `timescale`."""
     scale = timescale or progress.warmup_updates or 10_000
     return np.sqrt(scale / (progress.after_warmup + scale))
 
@@ -207,7 +207,10 @@ _DECAY = Parameter(
 def warmup_stable_decay(
     progress: Progress, num_decay_steps: float | None, num_stable_steps: float | None, decay_type: str, num_cycles: float
 ) -> Any:
-    r"""\(s = 1\), then \(c(q)\) over the cool-down; the six shapes \(c\) are in `COOLDOWNS`."""
+    r"""\(s = 1\), then over a cool-down of which the share \(q\) is over: `linear` \(1 - q\), `cosine`
+    \((1 + \cos(\pi q)) / 2\), `exponential` \((0.01^q - 0.01) / 0.99\), `1-sqrt` \(1 - \sqrt{q}\), `square`
+    \(1 - q^2\), or `mirror_cosine` \(2 (1 - q) - (1 + \cos(\pi q)) / 2\).
+    """
     stable, decay = _stable_and_decay(progress, num_decay_steps, num_stable_steps)
     fraction = np.clip((progress.after_warmup - stable) / max(decay, 1), 0.0, 1.0)
     if decay_type == "cosine" and num_cycles != 0.5:

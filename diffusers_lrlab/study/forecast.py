@@ -27,6 +27,7 @@ from .executors import WORKERS, assign_executors, check_executor
 from .run import check_one_process, use_all_cores
 from .runs.context import StudyContext
 from .runs.curves import Curves
+from .runs.kept_averages import kept_bytes, kept_in_words
 from .runs.measure import measure
 from .runs.precision import products_in
 from .runs.results import StudyFolder
@@ -79,6 +80,9 @@ def describe_study(
         lines.append(f"  before, {counted(len(tuning), 'run')} to choose learning rates{more}")
     if num_done := len(tuning) + len(runs) - len(missing):
         lines.append(f"  {num_done} of them are already finished in {out}")
+    if kept := kept_in_words(runs):
+        size = sum(kept_bytes(study.plan(spec)[0]) for spec in runs if spec.keeps_averages)
+        lines.append(f"  {kept} They take {math.ceil(size / 2**20)} MiB")
     costs = []
     for name, some in assign_executors(missing, study, executor):
         updates = sum(_own_updates(some, study).values())
@@ -203,7 +207,7 @@ def _bytes_of(member: Member) -> float:
     """Memory of a member besides the weights and gradients of its stack."""
     run = member.run
     weights = sum(parameter.numel() * parameter.element_size() for parameter in run.model.parameters())
-    return weights * (run.average is not None) + optimizer_state_bytes(run.optimizer)
+    return weights * len(run.averages) + optimizer_state_bytes(run.optimizer)
 
 
 def _local_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:

@@ -26,6 +26,7 @@ from .executors import EXECUTORS, assign_executors, check_executor, open_workers
 from .executors.jobs import Workers, make_jobs, run_jobs
 from .reading import no_result, runs_of
 from .runs.context import StudyContext
+from .runs.kept_averages import kept_in_words
 from .runs.precision import products_in
 from .runs.progress import StudyProgress
 from .runs.results import RunResult, StudyFolder
@@ -123,6 +124,8 @@ def _run(
         study.plan(run)
     if executor == "stacked":
         check_stackable([*tuning, *first], study)
+    if kept := kept_in_words(first):
+        study.progress.log(kept)
     with folder.locked(), stops_explained(folder.path), products_in(spec.precision, study.device):
         folder.reopen()
         folder.write_spec(spec, command, source if _depend_on_text_alone([*tuning, *first]) else None)
@@ -214,10 +217,12 @@ def _write_results(
     figures: "Figures | None",
 ) -> Path:
     """Writes summary and report from the results of all runs."""
+    from .report.limitations import limitations
     from .report.report import write_report
 
     compared, tuning = ([result for result in results if result.stage == stage] for stage in ("compare", "tune"))
     summary = summarise(spec, compared, tuning, notes, progress, command)
+    summary["limitations"] = limitations(results, summary)  # some need more than the table of runs
     open_manifest(folder.path)  # the summary refers to it
     write_summary(folder, summary)
     page = write_report(folder.path, results, summary, progress, figures)

@@ -13,6 +13,7 @@ from .. import __version__
 from ..core.errors import must_be
 from ..core.held import held_against_manifest
 
+PRESETS = "(presets)"  # stored as the folder of presets of the package
 PRESETS_FOLDER = Path(__file__).parent / "spec" / "presets"
 
 
@@ -24,6 +25,21 @@ def shown_command(program: str, what: str | Path, out: str | Path, given: dict[s
     """The command as the report shows it, without local folders; options that are `None` are omitted."""
     where = f"{program} {shown_path(what)} --out {shown_path(out)}"
     return where + "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
+
+
+def command_of_card(command: str, name: str, by_preset: bool) -> str:
+    """The command that repeats a study for those who have its card: by the preset's name, or by its `spec.yaml`."""
+    words = shlex.split(command)
+    if "--out" not in words[1:-1]:
+        return command
+    rest = words[words.index("--out") + 2 :]
+    return shlex.join(["lrlab", "study", "run", name if by_preset else "spec.yaml", "--out", name, *rest])
+
+
+def is_preset(folder: Path) -> bool:
+    """Whether the study in a folder is a preset of this package, by its `spec.yaml`."""
+    spec = yaml.safe_load((folder / "spec.yaml").read_text(encoding="utf-8"))["spec"]
+    return spec.get("folder") == PRESETS and spec["name"] in preset_names()
 
 
 def shown_path(path: str | Path) -> str:

@@ -80,7 +80,9 @@ def _share(progress: Progress, lambda_max: float, ramp_share: float, ramp: str, 
 def clts(
     progress: Progress, levels: NoiseLevels, lambda_max: float, ramp_share: float, ramp: str, after: str, **density: Any
 ) -> np.ndarray:
-    """`(1 - lambda) U + lambda G`, lambda from 0 to `lambda_max`."""
+    r"""\(p = (1 - \lambda) U + \lambda G\), with \(\lambda\) from 0 to `lambda_max` and
+    \(G(\tau) \propto \exp(-(\tau - \mu)^2 / (2 \sigma^2))\).
+    """
     return _mixture(_share(progress, lambda_max, ramp_share, ramp, after), levels, **density)
 
 

@@ -77,7 +77,11 @@ def _mass(cumulative: np.ndarray) -> np.ndarray:
     traits=("middle",),
 )  # fmt: skip
 def logit_normal(progress: Progress, levels: NoiseLevels, mean: float, std: float) -> np.ndarray:
-    """Mass of each timestep's share of [0, 1]."""
+    r"""\(p(\tau) \propto \exp(-(x - \mu)^2 / (2 s^2)) / (\tau (1 - \tau))\) with \(x = \ln(\tau / (1 - \tau))\), \(\mu\)
+    being `mean` and \(s\) `std`.
+
+    Mass of each timestep's share of [0, 1].
+    """
     from scipy.special import logit, ndtr
 
     return _mass(ndtr((logit(levels.borders) - mean) / std))
@@ -94,7 +98,10 @@ def logit_normal(progress: Progress, levels: NoiseLevels, mean: float, std: floa
     traits=("middle",),
 )
 def mode(progress: Progress, levels: NoiseLevels, scale: float) -> np.ndarray:
-    """Density of `f(u) = 1 - u - s (cos^2(pi u / 2) - 1 + u)` for uniform `u`, by inverting `f` at the borders."""
+    r"""The density of \(\tau = 1 - u - s (\cos^2(\pi u / 2) - 1 + u)\) for uniform \(u\), \(s\) being `scale`.
+
+    By inverting this function at the borders.
+    """
     u = np.linspace(0, 1, 200_001)
     mapped = 1 - u - scale * (np.cos(math.pi * u / 2) ** 2 - 1 + u)
     return _mass(1 - np.interp(levels.borders, mapped[::-1], u[::-1]))
@@ -107,7 +114,7 @@ def mode(progress: Progress, levels: NoiseLevels, scale: float) -> np.ndarray:
     traits=("middle",),
 )
 def cosine_map(progress: Progress, levels: NoiseLevels) -> np.ndarray:
-    """Density `2 / (pi (1 - 2 u + 2 u^2))`."""
+    r"""\(p(\tau) = 2 / (\pi (1 - 2 \tau + 2 \tau^2))\)."""
     return 1 / (1 - 2 * levels.centre + 2 * levels.centre**2)
 
 
@@ -121,7 +128,10 @@ def cosine_map(progress: Progress, levels: NoiseLevels) -> np.ndarray:
     ),
 )
 def truncated_normal(progress: Progress, levels: NoiseLevels, mean: float, std: float) -> np.ndarray:
-    """Proportional to the density in the middle of each timestep's share."""
+    r"""\(p(\tau) \propto \exp(-(\tau - \mu)^2 / (2 s^2))\), \(\mu\) being `mean` and \(s\) `std`.
+
+    Proportional to the density in the middle of each timestep's share.
+    """
     return gaussian(levels.centre, mean, std)
 
 
@@ -135,7 +145,10 @@ def truncated_normal(progress: Progress, levels: NoiseLevels, mean: float, std: 
     ),
 )
 def beta(progress: Progress, levels: NoiseLevels, alpha: float, beta: float) -> np.ndarray:
-    """Mass of each timestep's share of [0, 1]."""
+    r"""\(p(\tau) \propto \tau^{\alpha - 1} (1 - \tau)^{\beta - 1}\).
+
+    Mass of each timestep's share of [0, 1].
+    """
     from scipy.special import betainc
 
     return _mass(betainc(alpha, beta, levels.borders))
@@ -152,7 +165,11 @@ def beta(progress: Progress, levels: NoiseLevels, alpha: float, beta: float) -> 
     traits=("noise_level",),
 )
 def edm_log_normal(progress: Progress, levels: NoiseLevels, p_mean: float, p_std: float) -> np.ndarray:
-    """Mass of the values of ln sigma that are nearest to that of a timestep."""
+    r"""\(p(\ln \sigma) \propto \exp(-(\ln \sigma - \mu)^2 / (2 s^2))\), \(\mu\) being `p_mean`, \(s\) `p_std`, and
+    \(\sigma = 1 / \sqrt{\text{SNR}}\).
+
+    Mass of the values of ln sigma that are nearest to that of a timestep.
+    """
     from scipy.special import ndtr
 
     # Differences of the upper tail, where the lower one is 1 to the last digit.
@@ -171,7 +188,10 @@ def edm_log_normal(progress: Progress, levels: NoiseLevels, p_mean: float, p_std
     traits=("middle", "noise_level"),
 )
 def laplace(progress: Progress, levels: NoiseLevels, mean: float, scale: float) -> np.ndarray:
-    """Mass of the values of log SNR that are nearest to that of a timestep."""
+    r"""\(p(\ln \text{SNR}) \propto \exp(-\lvert \ln \text{SNR} - \mu \rvert / b)\), \(\mu\) being `mean` and \(b\) `scale`.
+
+    Mass of the values of log SNR that are nearest to that of a timestep.
+    """
     z = -(-2 * levels.log_sigma_borders - mean) / scale  # grows with the timestep
     tail = 0.5 * np.exp(-np.abs(z))
     # Differences of the tail that the share lies in: the other one is 1 to the last digit.

@@ -33,6 +33,7 @@ def none(levels: NoiseLevels) -> np.ndarray:
     traits=("image", "middle"),
 )
 def min_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
+    r"""\(w = \min(\text{SNR}, \gamma)\) on the error of the image."""
     return np.minimum(levels.snr, gamma)
 
 
@@ -44,6 +45,7 @@ def min_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
     traits=("image", "middle"),
 )
 def soft_min_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
+    r"""\(w = \gamma \text{SNR} / (\text{SNR} + \gamma)\) on the error of the image."""
     return levels.snr * gamma / (levels.snr + gamma)
 
 
@@ -55,6 +57,7 @@ def soft_min_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
     traits=("image",),
 )
 def max_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
+    r"""\(w = \max(\text{SNR}, \gamma)\) on the error of the image."""
     return np.maximum(levels.snr, gamma)
 
 
@@ -62,6 +65,7 @@ def max_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
     "truncated_snr", description="max_snr with a gamma of 1", source="arXiv 2202.00512, section 4", traits=("image",)
 )
 def truncated_snr(levels: NoiseLevels) -> np.ndarray:
+    r"""\(w = \max(\text{SNR}, 1)\) on the error of the image."""
     return max_snr(levels, 1.0)
 
 
@@ -75,6 +79,7 @@ def truncated_snr(levels: NoiseLevels) -> np.ndarray:
     ),
 )
 def p2(levels: NoiseLevels, gamma: float, k: float) -> np.ndarray:
+    r"""\(w = (k + \text{SNR})^{-\gamma}\) on the error of the noise."""
     return (k + levels.snr) ** -gamma
 
 
@@ -85,6 +90,7 @@ def p2(levels: NoiseLevels, gamma: float, k: float) -> np.ndarray:
     parameters=(Parameter("min_snr", float, 0.0, "the SNR below which weights rise no more", "[0, inf)"),),
 )
 def debiased(levels: NoiseLevels, min_snr: float) -> np.ndarray:
+    r"""\(w = 1 / \sqrt{\text{SNR}}\) on the error of the noise."""
     # A terminal SNR of zero would weigh infinitely.
     return np.maximum(np.maximum(levels.snr, min_snr), 1e-12) ** -0.5
 
@@ -97,7 +103,11 @@ def debiased(levels: NoiseLevels, min_snr: float) -> np.ndarray:
     traits=("image",),
 )
 def edm(levels: NoiseLevels, sigma_data: float) -> np.ndarray:
-    """On the error of the image, as published: `(sigma^2 + sigma_data^2) / (sigma sigma_data)^2`, `sigma^2 = 1 / SNR`."""
+    r"""\(w = \text{SNR} + 1 / \sigma_\text{data}^2\) on the error of the image.
+
+    As published, it is \((\sigma^2 + \sigma_\text{data}^2) / (\sigma \sigma_\text{data})^2\) with
+    \(\sigma^2 = 1 / \text{SNR}\).
+    """
     return levels.snr + 1 / sigma_data**2
 
 
@@ -108,6 +118,7 @@ def edm(levels: NoiseLevels, sigma_data: float) -> np.ndarray:
     traits=("velocity",),
 )
 def sigma_sqrt(levels: NoiseLevels) -> np.ndarray:
+    r"""\(w = \sigma^{-2}\) on the error of the velocity, with \(\sigma\) of flow matching."""
     return levels.flow_sigma**-2
 
 
@@ -118,6 +129,7 @@ def sigma_sqrt(levels: NoiseLevels) -> np.ndarray:
     traits=("velocity", "middle"),
 )
 def cosmap(levels: NoiseLevels) -> np.ndarray:
+    r"""\(w = 2 / (\pi (1 - 2 \sigma + 2 \sigma^2))\) on the error of the velocity, with \(\sigma\) of flow matching."""
     sigma = levels.flow_sigma
     return 2 / (math.pi * (1 - 2 * sigma + 2 * sigma**2))
 

@@ -12,8 +12,8 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from typing_extensions import Self
 
+from ..core.background import BackgroundWrite
 from ..core.files import SHARED, atomic_folder, full_disk_explained, remove, temporary_beside
-from .background import BackgroundWrite
 from .checkpoints import Contents, contents_of, save_shards
 from .config import ResolvedConfig
 from .divergence_rules import rollback_rule

@@ -169,10 +169,10 @@ def average_as_model(model: Any, average: EMA, component: str) -> Any:
 
 
 def save_shards(accelerator: Accelerator, run: RunState, folder: Path) -> None:
-    """Saves the shards of this process and of the average by accelerate, without its pickle of random states."""
+    """Saves the shards of this process by accelerate, without its pickle of random states, and those of the averages."""
     accelerator.save_state(str(folder))
-    if run.average is not None:
-        save_sharded_average(run, folder / f"{run.component}_ema")
+    for average, name in zip(run.averages, _average_folders(run), strict=True):
+        save_sharded_average(run, average, folder / name)
     os.remove(_states_file(folder, accelerator.process_index).with_suffix(".pkl"))
 
 
@@ -189,7 +189,7 @@ def load_checkpoint(accelerator: Accelerator, run: RunState, path: Path, folder:
     check_same_run(state, _facts(accelerator, run), path)
     for average, name in zip(run.averages, _average_folders(run), strict=True):
         if is_sharded(accelerator):
-            load_sharded_average(run, path / name)
+            load_sharded_average(run, average, path / name)
         else:
             load_average(average, run.model, path / name, run.component)
     accelerator.load_state(str(path))

@@ -33,7 +33,7 @@ class RunState:
     Plan, data, model, optimizer, schedules, average, objective, audit and clock of a run.
 
     Its owner sets `objective`, and may replace `lr_factors`. Dropout depends on the index of the process. [`shard_average`]
-    makes the average of a sharded model, once the model is sharded.
+    makes the averages of a sharded model, once the model is sharded.
     """
 
     objective: Objective
@@ -43,7 +43,7 @@ class RunState:
     ):
         config = plan.config
         self.plan, self.config, self.kind = plan, config, plan.kind
-        self.component = component_of(config)
+        self.component, self.is_sharded = component_of(config), is_sharded
         # Data may be shared by runs of other models, which drop labels in another way.
         self.data = data if plan.classes == data.classes else dataclasses.replace(data, classes=plan.classes)
         self.process = objective_spec(config).make_process()

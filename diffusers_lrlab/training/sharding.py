@@ -1,7 +1,7 @@
-"""FSDP2 by accelerate: parameters, average and optimizer state are sharded over the processes.
+"""FSDP2 by accelerate: parameters, averages and optimizer state are sharded over the processes.
 
-Each process averages its own shards, without communication. Validation, samples and the saved pipeline need whole weights,
-which all processes gather first.
+Each process averages its own shards, without communication. Validation, samples, snapshots and saved pipelines need whole
+weights, which all processes gather first.
 """
 
 from __future__ import annotations
@@ -69,8 +69,6 @@ def check_sharding(config: ResolvedConfig, finder: bool = False) -> None:
         "--mixed_precision fp16": config.mixed_precision == "fp16",
         "--channels_last": config.channels_last,
         "--lora_rank": config.lora_rank,
-        "several averages by --ema": config.use_ema and len(config.ema_forms) > 1,
-        "--ema posthoc": config.posthoc,
         "--width_base": config.width_base,
     }
     for name, is_given in refused.items():
@@ -117,39 +115,47 @@ def shard_average(model: Any, form: EMAForm, device: Any) -> EMA:
     return EMA(shards, form, device)
 
 
-def _sharded_average(run: RunState) -> dict[str, Any]:
-    """The average by names of parameters, sharded like them, in its own memory."""
-    assert run.average is not None
-    shadows = zip(run.model.named_parameters(), run.average.shadow_params, strict=True)
+def _sharded_average(run: RunState, average: EMA) -> dict[str, Any]:
+    """An average by names of parameters, sharded like them, in its own memory."""
+    shadows = zip(run.model.named_parameters(), average.shadow_params, strict=True)
     return {name: _sharded_like(shadow, parameter) for (name, parameter), shadow in shadows}
 
 
-def save_sharded_average(run: RunState, folder: Path) -> None:
-    """Writes the shards of the average; all processes call this."""
+def whole_values(run: RunState, average: EMA, is_kept: bool) -> list[Any]:
+    """
+    The whole values of an average. Those of a sharded one are gathered one after the other, into the host memory of the
+    processes where they are to be kept, and all processes call this.
+    """
+    if not run.is_sharded:
+        return average.shadow_params
+    gathered = (value.full_tensor() for value in _sharded_average(run, average).values())
+    return [value.cpu() for value in gathered if is_kept]
+
+
+def save_sharded_average(run: RunState, average: EMA, folder: Path) -> None:
+    """Writes the shards of an average; all processes call this."""
     import torch.distributed.checkpoint as dcp
 
-    dcp.save(_sharded_average(run), checkpoint_id=folder)
+    dcp.save(_sharded_average(run, average), checkpoint_id=folder)
     if os.environ.get("RANK", "0") == "0":
-        assert run.average is not None
-        own = {key: value for key, value in run.average.state_dict().items() if key != "shadow_params"}
+        own = {key: value for key, value in average.state_dict().items() if key != "shadow_params"}
         (folder / _STATE).write_text(json.dumps(own), encoding="utf-8")
 
 
-def load_sharded_average(run: RunState, folder: Path) -> None:
+def load_sharded_average(run: RunState, average: EMA, folder: Path) -> None:
     """Restores an average from [`save_sharded_average`]; all processes call this."""
     import torch.distributed.checkpoint as dcp
 
-    assert run.average is not None
-    tensors = _sharded_average(run)
+    tensors = _sharded_average(run, average)
     dcp.load(tensors, checkpoint_id=folder)
     own = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-    run.average.load_state_dict({**own, "shadow_params": [local_shard(value) for value in tensors.values()]})
+    average.load_state_dict({**own, "shadow_params": [local_shard(value) for value in tensors.values()]})
 
 
 @contextmanager
 def whole_weights(run: RunState, accelerator: Accelerator) -> Iterator[None]:
     """
-    A block in which sharded model and average of a run are replaced by whole copies; all processes enter it.
+    A block in which sharded model and first average of a run are replaced by whole copies; all processes enter it.
     """
     if not is_sharded(accelerator):
         yield
@@ -163,7 +169,7 @@ def whole_weights(run: RunState, accelerator: Accelerator) -> Iterator[None]:
 
 
 def _gather(run: RunState, accelerator: Accelerator) -> tuple[Any, EMA | None]:
-    """Whole copies of the current model and its average, on the device of each process."""
+    """Whole copies of the current model and its first average, on the device of each process."""
     import torch
     from accelerate.utils import convert_outputs_to_fp32
 
@@ -181,6 +187,6 @@ def _gather(run: RunState, accelerator: Accelerator) -> tuple[Any, EMA | None]:
     if run.average is None:
         return model, None
     average = EMA(model.parameters(), run.plan.ema_form, accelerator.device)
-    shadows = [value.full_tensor() for value in _sharded_average(run).values()]
+    shadows = [value.full_tensor() for value in _sharded_average(run, run.average).values()]
     average.load_state_dict({**run.average.state_dict(), "shadow_params": shadows})
     return model, average

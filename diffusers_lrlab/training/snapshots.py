@@ -1,5 +1,6 @@
 """Snapshots of the post-hoc averages of a run, in its folder."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,17 +8,19 @@ from typing_extensions import Self
 
 from ..averaging.averages import EMA
 from ..averaging.snapshots import copy_snapshot, snapshot_folder, snapshots_in, update_of, write_snapshot
+from ..core.background import BackgroundWrite
 from ..core.errors import warn
 from ..core.files import remove
 from ..core.manifest import find_damage
 from ..core.options import names_where
-from .background import BackgroundWrite
 from .config import TrainingConfig
 from .host_copies import on_host
 from .lora import trained_parameters
+from .plan import Plan
 from .run_files import SNAPSHOTS
 from .run_folder import RunFolder
 from .run_state import RunState
+from .sharding import whole_values
 
 
 def identity_of(config: dict[str, Any]) -> dict[str, Any]:
@@ -44,44 +47,66 @@ class SnapshotWriter:
     """
     Writer of snapshots at the updates of the plan. The averages are copied to the host between two updates, and a thread of
     the main process writes the copy. A `with` block waits at its end for it.
+
+    With `plan` and `until`, the snapshots are those of another run, which leaves this one after that update. The writers of
+    such runs are `leaving`, and do what this one is told.
     """
 
-    def __init__(self, run: RunState, folder: RunFolder):
-        self.run, self.folder = run, folder
-        self.updates = run.plan.snapshot_updates
+    def __init__(
+        self,
+        run: RunState,
+        folder: RunFolder,
+        plan: Plan | None = None,
+        until: int | None = None,
+        leaving: Sequence["SnapshotWriter"] = (),
+    ):
+        self.run, self.folder, self.leaving = run, folder, leaving
+        self.plan = run.plan if plan is None else plan
+        self.updates = [update for update in self.plan.snapshot_updates if until is None or update <= until]
         self.path = folder.path / SNAPSHOTS
         self._writing = BackgroundWrite("write snapshot")
+        self._begun = 0  # the update of the last one
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._writing.__exit__(*error)
+        for writer in (self, *self.leaving):
+            writer._writing.__exit__(*error)
 
     def write_if_due(self) -> None:
         self._writing.check()
-        if self.folder.is_writer and self.run.update in self.updates:
+        is_needed = self.folder.is_writer or self.run.is_sharded  # of which all processes have parts
+        if is_needed and self.run.update in self.updates and self._begun != self.run.update:
             self.begin()
+        for writer in self.leaving:
+            writer.write_if_due()
 
     def finish(self) -> None:
         """Waits until the last snapshot is written."""
-        self._writing.wait()
+        for writer in (self, *self.leaving):
+            writer._writing.wait()
 
     def begin(self) -> None:
-        """Starts to write a snapshot, once the previous one is finished."""
-        run, posthoc = self.run, self.run.config.posthoc
+        """Starts to write a snapshot, once the previous one is finished; all processes of a sharded run call this."""
+        run, posthoc = self.run, self.plan.config.posthoc
         assert posthoc is not None
-        averages = dict(zip(posthoc.kwargs["sigma_rels"], posthoc_averages(run), strict=True))
+        self._begun, writes = run.update, self.folder.is_writer
+        averages = zip(posthoc.kwargs["sigma_rels"], posthoc_averages(run), strict=True)
+        values = {width: whole_values(run, average, writes) for width, average in averages}
+        if not writes:
+            return
         names = list(trained_parameters(run.model))
         facts = {
             "update": run.update,
             "end": run.update - posthoc.kwargs["start_update"],
-            "of": identity_of(run.config.to_dict()),
+            "of": identity_of(self.plan.config.to_dict()),
         }
+        named = {width: dict(zip(names, own, strict=True)) for width, own in values.items()}
         self._writing.start(
             write_snapshot,
             snapshot_folder(self.path, run.update),
-            on_host({width: dict(zip(names, average.shadow_params, strict=True)) for width, average in averages.items()}),
+            named if run.is_sharded else on_host(named),
             posthoc.kwargs["dtype"],
             facts,
         )
@@ -89,6 +114,9 @@ class SnapshotWriter:
     def rewind(self) -> None:
         """Removes snapshots of later updates than the current one, and warns of earlier ones that are lost."""
         self.finish()
+        self._begun = 0
+        for writer in self.leaving:
+            writer.rewind()
         if not self.folder.is_writer or not self.updates:
             return
         for path in snapshots_in(self.path):

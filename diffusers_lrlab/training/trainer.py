@@ -47,7 +47,7 @@ class Trainer:
         self._format_hook = register_model_format(accelerator, run.component)
         self.stepper = Stepper(accelerator, run.model, run.optimizer, config.max_grad_norm)
         if sharded and config.use_ema:
-            run.average = shard_average(run.model, plan.ema_form, device)
+            run.average, *run.other_averages = [shard_average(run.model, form, device) for form in plan.ema_forms]
         spec, gather = objective_spec(config), accelerator.gather
         run.objective = Objective.of(spec, run.process, plan.layout, plan.num_updates, device, gather)
         self.checkpoints = CheckpointWriter(accelerator, config, folder)

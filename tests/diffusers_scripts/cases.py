@@ -59,7 +59,14 @@ _COLUMNS = {
 
 
 def command(
-    case: Case, examples: Path, inputs: Path, output: Path, updates: int, accumulation: int = 1, batch_size: int = 2
+    case: Case,
+    examples: Path,
+    inputs: Path,
+    output: Path,
+    updates: int,
+    accumulation: int = 1,
+    batch_size: int = 2,
+    warmup: int = 2,
 ) -> list[str]:
     """A script and its own arguments; pipelines and images are made in `inputs` where they are missing."""
     pipeline = inputs / case.pipeline / "pipeline"
@@ -78,7 +85,7 @@ def command(
         "--train_batch_size": batch_size,
         "--gradient_accumulation_steps": accumulation,
         "--learning_rate": 1e-3,
-        "--lr_warmup_steps": 2,
+        "--lr_warmup_steps": warmup,
         "--lr_scheduler": "cosine",
         "--checkpointing_steps": 1000,
     }

@@ -59,7 +59,8 @@ def readers_folder(tmp_path, monkeypatch):
         latents.write_manifest(tmp_path / name)
     (tmp_path / "recipe.yaml").write_text("lr_scheduler: rex\n")
     (tmp_path / "quick.yaml").write_text(printed.block_with("logger:", "yaml").code)
-    for name, text in {"stairs": "def stairs", "gated": "class GatedDenoiser", "lab_extras": "def sawtooth"}.items():
+    files = {"stairs": "def stairs", "gated": "class GatedDenoiser", "lab_extras": "def sawtooth"}
+    for name, text in {**files, "image_metrics": "def thumbnails"}.items():
         (tmp_path / f"{name}.py").write_text(printed.block_with(text, "python").code)
     for name in ("training_scripts", "model_cards"):
         (tmp_path / name).symlink_to(printed.ROOT / name)
@@ -113,12 +114,14 @@ def test_the_two_commands_that_make_an_environment_come_first():
     assert "-m pytest" in readme[1]
 
 
+@pytest.mark.usefixtures("readers_folder")
 def test_the_printed_study_can_be_read(tmp_path):
     found = {}
     for block in printed.blocks("yaml"):
         if "arms:" in block.code:
             (tmp_path / "my_study.yaml").write_text(block.code)
-            found[block.page] = load_spec(str(tmp_path / "my_study.yaml"))
+            with printed.registrations_undone():
+                found[block.page] = load_spec(str(tmp_path / "my_study.yaml"))
     spec = found["docs/tutorials/first-study.md"]
     assert spec.baseline == "cosine"
     assert len(spec.arms) == 3

@@ -1,5 +1,6 @@
 """Tables, names and links of README and docs/ are right."""
 
+import dataclasses
 import importlib
 import re
 import subprocess
@@ -47,6 +48,28 @@ def test_what_the_site_adds_is_all_options_and_names(generated):
         assert re.search(rf"::: diffusers_lrlab\.[\w.]+\.{name}$", generated.python_api(), re.MULTILINE)
     built = set(re.findall(r"<!-- ([\w-]+): written when", "".join(page.read_text() for page in printed.PAGES)))
     assert built == set(generated.BUILT)
+
+
+def test_questions_have_a_command_and_a_page():
+    """Each row of a table on that page; the commands are parsed with all others."""
+    text = (printed.ROOT / "docs/which-tool.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| question |")]
+    assert len(rows) == len([*printed.questions()]) > 30
+    assert all(re.search(r"\| \[[^]]+\]\([^)]+\)[^|]* \|$", row) for row in rows)
+
+
+def test_every_field_of_a_configuration_is_on_the_page_of_the_api(generated):
+    for config, left_out in (
+        (diffusers_lrlab.TrainingConfig, {"local_rank", "lr_scheduler_source"}),  # set by programs
+        (diffusers_lrlab.FinderConfig, set()),
+    ):
+        tables = generated.field_tables(config.__name__)
+        shown = dict(re.findall(r"^\| `(\w+)` \| [^|]* \| `([^|]*)` \| .+ \|$", tables, re.MULTILINE))
+        fields = {field.name: repr(field.default) for field in dataclasses.fields(config) if field.name not in left_out}
+        assert shown == fields
+        assert not re.search(r"--\w|\{names\}|typing", re.sub("`[^`]*`", "", tables))  # flags are those of commands
+        assert tables in generated.python_api()
+    assert "| `train_batch_size` | `int` in [1, 1e7], or `None` | `None` |" in generated.field_tables("TrainingConfig")
 
 
 def test_the_readme_is_short():

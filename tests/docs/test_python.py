@@ -1,9 +1,11 @@
 """Python printed in README and docs/ runs: whole where that is cheap, with training replaced by its checks elsewhere."""
 
 import ast
+import functools
 import importlib
 import inspect
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -11,10 +13,12 @@ import textwrap
 import numpy as np
 import pandas
 import printed
+import pyarrow
 import pytest
 import runs
 import torch
 from diffusers import DDPMScheduler
+from pyarrow import parquet
 from tables import cases
 
 import diffusers_lrlab
@@ -26,8 +30,20 @@ from diffusers_lrlab.training.resolve import resolve_config
 BLOCKS = printed.blocks("python")
 NEEDS_A_RUN = ("from_pretrained",)  # these are run by the slow test
 NEEDS_A_FILE = ("@register_denoiser",)  # tests/models/test_denoisers.py has it in one
-# Updates of an autoencoder that is then only saved, and images.
-SHORTER = {"range(600)": "range(6)", "n=1000, s": "n=20, s"}
+IN_ORDER = {  # pages whose snippets go on from each other
+    f"docs/tutorials/{name}.md" for name in ("own-metric", "paper-figure", "study-in-pandas", "trainer-and-lightning")
+}
+SHORTER = {  # updates, and images
+    "range(600)": "range(6)",
+    "n=1000, s": "n=20, s",
+    "max_steps=100": "max_steps=4",
+    "    warmup_steps=10": "    warmup_steps=1",
+}
+
+
+def shortened(code):
+    """A snippet with fewer updates and images."""
+    return functools.reduce(lambda text, each: text.replace(*each), SHORTER.items(), code)
 
 
 @pytest.fixture
@@ -73,13 +89,15 @@ def test_imports_are_there(block):
                 assert hasattr(module, alias.name), f"{block}: {alias.name}"
         elif isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.name != "gated":  # the reader's
+                if alias.name == "lightning":  # which no test needs
+                    pytest.importorskip("lightning")
+                elif alias.name != "gated":  # the reader's
                     importlib.import_module(alias.name)
 
 
 def snippets():
     for block in BLOCKS:
-        if not any(text in block.code for text in NEEDS_A_RUN + NEEDS_A_FILE):
+        if block.page not in IN_ORDER and not any(text in block.code for text in NEEDS_A_RUN + NEEDS_A_FILE):
             yield pytest.param(block, id=str(block))
 
 
@@ -87,11 +105,8 @@ def snippets():
 @pytest.mark.parametrize("block", [*snippets()])
 def test_a_snippet_runs(block, names, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code = block.code
-    for long, short in SHORTER.items():
-        code = code.replace(long, short)
     with printed.registrations_undone():
-        exec(compile(code, str(block), "exec"), names)
+        exec(compile(shortened(block.code), str(block), "exec"), names)
     if "scheduler" in names:
         assert names["scheduler"].get_last_lr() == [0.0]
     if "lrs" in names:
@@ -100,6 +115,46 @@ def test_a_snippet_runs(block, names, tmp_path, monkeypatch):
         assert names["timesteps"].shape == (16,)
         assert 0 < names["loss"] < 1
         assert names["density"].sum() == pytest.approx(1, abs=1e-12)
+
+
+@pytest.fixture
+def studies(tmp_path, monkeypatch):
+    """Studies by the names of those pages: a published one, with their arms and data sets."""
+    card = printed.ROOT / "model_cards/linear-to-zero-2d"
+    names = {"cosine-tenth": "constant", "dino@400": "dino", "moons@400": "moons"}
+    (tmp_path / "first-study").mkdir()
+    for name in ("runs.parquet", "summary.parquet"):
+        table = parquet.read_table(card / name)
+        rows = table.to_pandas().replace({"arm": names, "dataset": names})
+        rows = rows[rows.dataset.isin(["dino", "moons"]) & (rows.arm != "linear")]
+        rows = pyarrow.Table.from_pandas(rows, preserve_index=False).replace_schema_metadata(table.schema.metadata)
+        parquet.write_table(rows, tmp_path / "first-study" / name)
+    (tmp_path / "schedules").symlink_to("first-study")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("studies")
+@pytest.mark.filterwarnings("ignore:'pin_memory'")  # which Trainer asks for on a CPU, too
+@pytest.mark.parametrize("page", sorted(IN_ORDER))
+def test_the_snippets_of_a_page_run_in_order(page, capsys, tmp_path):
+    names = {}
+    with printed.registrations_undone():
+        for block in BLOCKS:
+            if block.page == page and "import lightning" not in block.code:
+                code = shortened(block.code)
+                exec(compile(code, str(block), "exec"), names)
+    out = capsys.readouterr().out
+    if page.endswith("study-in-pandas.md"):
+        printed_first = re.search(r"^```\n( +mean.*?)^```$", (printed.ROOT / page).read_text(), re.DOTALL | re.MULTILINE)[1]
+        first = [[re.sub(r"[\d.]+", "", line).split() for line in text.splitlines()[:8]] for text in (out, printed_first)]
+        assert first[0] == first[1]  # all but the numbers
+        assert out.splitlines()[-1].endswith("runs of constant, cosine, wsd")
+    elif page.endswith("own-metric.md"):
+        assert out.strip() in (printed.ROOT / page).read_text()
+    elif page.endswith("paper-figure.md"):
+        assert (tmp_path / "losses.pdf").exists()
+    else:
+        assert names["trainer"].lr_scheduler.get_last_lr() == [0.0, 0.0]
 
 
 def test_the_schedule_of_ones_own_is_what_is_said(names):

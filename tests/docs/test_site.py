@@ -1,5 +1,6 @@
 """The site is built without a warning, and the notebooks run. Both need what the extra `[docs]` brings."""
 
+import importlib
 import importlib.util
 import itertools
 import json
@@ -14,6 +15,8 @@ from chromium import PROGRAM, Chromium, needs_axe, needs_chromium
 from filelock import FileLock
 from html_checks import mistakes
 
+import diffusers_lrlab
+
 NOTEBOOKS = sorted((printed.ROOT / "docs/notebooks").glob("*.ipynb"))
 
 
@@ -22,7 +25,7 @@ def needs(*modules):
     return pytest.mark.skipif(bool(missing), reason=f'{", ".join(missing)} not installed: pip install -e ".[docs]"')
 
 
-needs_mkdocs = needs("mkdocs", "material", "mkdocstrings")
+needs_mkdocs = needs("mkdocs", "material", "mkdocstrings", "latex2mathml")
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +77,9 @@ def test_the_site_has_what_is_generated(site):
     assert "--timestep_sampler" in (site / "reference/commands.html").read_text(encoding="utf-8")
     api = (site / "reference/python.html").read_text(encoding="utf-8")
     assert "scheduler_specific_kwargs" in api
+    assert f'<small class="version">{diffusers_lrlab.__version__}</small></span>' in api
+    assert "<td><code>lr_warmup_steps</code></td>" in api
+    assert "<math" in (site / "reference/schedules.html").read_text(encoding="utf-8")
     assert "[<code>" not in api  # names in brackets are links
     assert "adjusted p" in (site / "repository/model_cards/lr-study-2d/index.html").read_text(encoding="utf-8")
     assert (site / "notebooks/schedules-0.png").stat().st_size > 1000
@@ -110,6 +116,23 @@ def test_pages_are_whole_on_a_phone_and_on_a_desk(site):
             assert levels.count(1) == 1, page
             assert all(below <= above + 1 for above, below in itertools.pairwise(levels)), (page, levels)
             browser.wait(PICTURES)
+        assert browser.errors == []
+        assert all(request.startswith(("file:", "data:")) for request in browser.requests)
+
+
+@needs_mkdocs
+@needs_chromium
+@pytest.mark.slow
+def test_the_search_finds_pages_from_disk(site):
+    """From a page in a folder, too: the index is a script, since a page from disk may not read files."""
+    results = "[...document.querySelectorAll('.md-search-result__link')].map(link => link.href)"
+    with Chromium(PROGRAM) as browser:
+        browser.open(site / "reference/schedules.html")
+        browser.evaluate("document.querySelector('.md-search__input').focus()")
+        browser.call("Input.insertText", text="cool down from a plateau")
+        browser.wait(f"{results}.length > 0")
+        found = browser.evaluate(results)
+        assert (site / "tutorials/extend-and-branch.html").as_uri() in [link.partition("#")[0] for link in found]
         assert browser.errors == []
         assert all(request.startswith(("file:", "data:")) for request in browser.requests)
 
@@ -158,3 +181,16 @@ def test_a_notebook_has_its_outputs_and_nothing_of_a_machine(path):
     assert len(text) < 400_000
     for cell in code:
         compile("".join(cell["source"]), path.name, "exec")
+
+
+@needs("nbclient")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_page_of_notebooks_shows_what_they_print(path):
+    """The picture is of the outputs as they are kept, so that neither can change without the other."""
+    with printed.docs_modules():
+        run_notebooks = importlib.import_module("run_notebooks")
+    shown = run_notebooks.picture(json.loads(path.read_text(encoding="utf-8")), path.stem)
+    assert path.with_suffix(".png").read_bytes() == shown
+    page = path.with_name("index.md").read_text(encoding="utf-8")
+    assert f"]({path.name})" in page
+    assert f"]({path.stem}.png)" in page

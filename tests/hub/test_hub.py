@@ -15,6 +15,7 @@ from hub_server import Fault, HubServer, metadata_errors
 from huggingface_hub import ModelCard
 from published import lrlab, wait_briefly
 
+from diffusers_lrlab.evaluation.metrics import METRICS
 from diffusers_lrlab.hub.card import write_model_card
 from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
 from diffusers_lrlab.hub.schedule_folder import write_schedule_folder
@@ -294,7 +295,7 @@ def test_the_card_is_valid_and_complete(pushed, tmp_path):
     assert hub.requests.count(("POST", "/api/validate-yaml")) == before + 2
 
     card = ModelCard.load(folder / "README.md")
-    assert "{{" not in card.text
+    assert re.search(r"\{\{ |\{%", card.text) is None
     assert "{%" not in card.text
     assert "None" not in card.text
     assert card.data.library_name == "diffusers"
@@ -309,9 +310,10 @@ def test_the_cards_results_are_those_of_the_run(pushed):
     folder, _, _ = pushed
     results = json.loads((folder / "lrlab" / "run.json").read_text())["train"]["results"]
     evaluations = ModelCard.load(folder / "README.md").data.eval_results
-    assert {each.metric_type: each.metric_value for each in evaluations} == {
-        key: results[key] for key in ("validation_loss_ema", "validation_loss")
+    assert {each.metric_name: each.metric_value for each in evaluations} == {
+        METRICS[key].card_label: results[key] for key in ("validation_loss_ema", "validation_loss")
     }
+    assert {each.metric_type for each in evaluations} == {"mse"}
     assert {(each.task_type, each.dataset_type) for each in evaluations} == {("unconditional-image-generation", "digits")}
 
 

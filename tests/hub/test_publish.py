@@ -174,7 +174,12 @@ def test_a_study_is_a_page(folders, hub, tmp_path):
         "summary.json",
         "spec.yaml",
     }
-    assert metadata_errors(space.files["README.md"].decode(), "space") == []
+    card = space.files["README.md"].decode()
+    assert metadata_errors(card, "space") == []
+    links = re.findall(r"\]\((.*?)\)", card)
+    place = "https://huggingface.co/spaces/user/page"
+    assert links[0] == place
+    assert {link.removeprefix(f"{place}/blob/main/") for link in links[1:5]} <= {*space.files}
 
 
 def test_a_page_with_its_card_is_a_space(hub, tmp_path):
@@ -230,7 +235,8 @@ def test_every_committed_card_is_valid_and_its_links_lead_somewhere(folders):
     assert len(cards) >= 4
     for card in cards:
         text = card.read_text(encoding="utf-8")
-        assert metadata_errors(text, "model") == [], card
+        kind = "dataset" if (card.parent / "summary.json").exists() else "model"
+        assert metadata_errors(text, kind) == [], card
         for link in re.findall(r"\]\(([^)#]+?)\)", text):
             assert link.startswith("https://") or (card.parent / link).is_file(), (card, link)
 

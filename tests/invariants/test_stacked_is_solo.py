@@ -161,15 +161,16 @@ def assert_same_inputs(member, trainer, weights_tolerance=0.0):
 def difference(member, trainer):
     """The largest difference of a weight, raw or averaged."""
     pairs = [*zip(trainer.run.model.parameters(), member.run.model.parameters(), strict=True)]
-    if member.run.average is not None:
-        pairs += zip(trainer.run.average.shadow_params, member.run.average.shadow_params, strict=True)
+    for one, other in zip(trainer.run.averages, member.run.averages, strict=True):
+        assert one.cur_decay_value == other.cur_decay_value
+        pairs += zip(one.shadow_params, other.shadow_params, strict=True)
     return max((one - other).detach().abs().max().item() for one, other in pairs)
 
 
 def bits(member):
     """All that a member has become, to be compared to the bit."""
-    ema = [] if member.run.average is None else member.run.average.shadow_params
-    tensors = [*member.run.model.state_dict().values(), *ema]
+    averaged = [value for average in member.run.averages for value in average.shadow_params]
+    tensors = [*member.run.model.state_dict().values(), *averaged]
     return [tensor.numpy().tobytes() for tensor in tensors], member.curves.state_dict(), member.error, member.run.update
 
 
@@ -212,6 +213,8 @@ def choices():
     yield {"gradient_accumulation_steps": 2, "train_batch_size": 16}
     yield {"gradient_accumulation_steps": 4, "train_batch_size": 8, "noise": "immiscible", "loss_weighting": "min_snr"}
     yield from ({"ema": name} for name in EMA_FORMS)
+    yield {"ema": "constant:decay=0.9,update_every=3|posthoc:sigma_rels=[0.1|0.2|0.05]|half_life:images=500"}
+    yield {"ema": "half_life:images=500|constant:decay=0.5,start_update=9"}
 
 
 REACTING = ("reduce_lr_on_plateau:patience=0,threshold=0.3", "greedy:patience=0,factor=0.5", "adaptive")
@@ -403,6 +406,7 @@ SIDE_BY_SIDE = [
     {"momentum_scheduler": "mdlrc", "lr_scheduler": "constant", "seed": 2},
     {"timestep_lr": "banded:factors=[1|2]"},
     {"optimizer": "rmsprop", "seed": 1},
+    {"ema": "posthoc:sigma_rels=[0.1|0.2]|constant:decay=0.5", "seed": 1},
 ]
 
 

@@ -4,11 +4,13 @@ import itertools
 
 import pytest
 import torch
+from diffusers import DDPMScheduler
 from tables import cases
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.diagnostics.timestep_log import TimestepLosses, bin_starts
+from diffusers_lrlab.objective.ddpm import DDPM
 from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
@@ -49,6 +51,25 @@ def test_every_sampler_goes_with_every_weighting_and_every_noise(sampler, weight
             assert part.shape == IMAGES.shape
             assert part.isfinite().all()
             objective.observe(timesteps, torch.rand(8))
+
+
+@cases("weighting", LOSS_WEIGHTINGS)
+def test_where_the_loss_has_the_weight_0_the_weights_are_finite(weighting):
+    """Where nothing is left of the data, an error of the predicted image is no error of the noise."""
+    process = DDPM(DDPMScheduler(20, prediction_type="sample", rescale_betas_zero_snr=True))
+    assert process.built_in_weights[-1] == 0
+    spec = objective_spec(resolve_config(TrainingConfig(max_train_steps=10, loss_weighting=weighting)))
+    objective = Objective.of(spec, process, BatchLayout(8), 10, torch.device("cpu"), gather=None)
+    weights = objective.weights(torch.arange(20), 0)
+    assert weights is None or weights.isfinite().all()
+
+
+def test_a_weighting_that_follows_the_losses_is_shown_them():
+    objective = make_objective(loss_weighting="learned_log_variance")
+    everything = torch.arange(20)
+    before = objective.weights(everything, 0).clone()
+    objective.observe(objective.draw(0), torch.full((8,), 50.0))
+    assert not objective.weights(everything, 1).equal(before)
 
 
 @cases("form", TIMESTEP_LRS)

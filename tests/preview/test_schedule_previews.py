@@ -194,6 +194,7 @@ def test_the_gallery_shows_every_schedule(tmp_path):
     drawn = re.findall(r"<!-- (.*) -->", out.read_text())
     assert set(SCHEDULERS) <= set(drawn)
     assert any("made-up" in text for text in drawn)
+    assert "0.5" not in drawn  # as on the axes of an empty panel
 
 
 def test_feedback_schedules_in_the_gallery_react_to_the_losses():

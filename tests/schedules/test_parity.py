@@ -311,6 +311,13 @@ def test_feedback_is_torchs_and_transformers_behind_the_warm_up(name, theirs, kw
     assert len(set(expected)) > 2
 
 
+@pytest.mark.skipif(GREEDY_LR is None, reason="this transformers has no GreedyLR")
+@cases(("lr", "floor"), [(0.02, 2e-4), (1.0, 1e-3)])
+def test_the_floor_of_greedy_is_a_hundredth_of_the_rate_or_that_of_transformers(lr, floor):
+    scheduler = get_scheduler("greedy", torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr), 0, 100)
+    assert scheduler.min_lrs == [pytest.approx(floor, rel=1e-12)]
+
+
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_adaptive_follows_its_docstring_to_the_number(mode):
     # The first one is no change; -10 %: up; +5 %: down; within 1 %: stays; up to the ceiling; down to the floor.

@@ -25,6 +25,7 @@ from diffusers_lrlab.training.trainer import Trainer
 pytestmark = pytest.mark.usefixtures("bare")
 
 ARMS = {"cosine": {"lr_scheduler": "cosine"}, "wsd": {"lr_scheduler": "wsd:num_decay_steps=0.4,decay_type=linear"}}
+ARMS["wsd"]["ema"] = "constant:decay=0.9|posthoc:sigma_rels=[0.1|0.2],snapshots=3|constant:decay=0.5"
 BY_BRANCHES = {
     "base": {key: value for key, value in BASE.items() if key != "max_train_steps"} | {"lr_warmup_steps": 2},
     "arms": ARMS,
@@ -50,6 +51,12 @@ def without_branch(record):
     return record
 
 
+def averages(folder):
+    """The files of the averages beside the measured one, with their bytes."""
+    found = folder / "averages"
+    return {str(path.relative_to(found)): path.read_bytes() for path in sorted(found.rglob("*")) if path.is_file()}
+
+
 @pytest.fixture(scope="module")
 def separate(home):
     return study(home, home / "separate", "--executor=local", **SEPARATE)
@@ -71,6 +78,7 @@ def test_branches_are_the_separate_runs_to_the_bit(separate, computed):
         assert json.dumps(without_branch(found[name])) == json.dumps(without_branch(expected[name])), name
         weights = [run / "weights" / f"{name}.safetensors" for run in (separate, folder)]
         assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert averages(folder) == averages(separate)
     assert num_updates == IN_ALL
 
 
@@ -147,6 +155,7 @@ def test_killed_and_started_again(home, computed, tmp_path, num_updates, repeate
     for name, record in found.items():
         assert json.dumps(without_times(record)) == json.dumps(without_times(expected[name])), name
     assert len(found) == 3
+    assert averages(tmp_path / "out") == averages(computed[0])
 
 
 @pytest.mark.slow
@@ -156,6 +165,7 @@ def test_a_killed_stack_goes_on(home, stacked, tmp_path):
     assert {path.name.partition("-")[2] for path in (tmp_path / "out" / "stacks").iterdir()} == {"7", "13"}
     study(home, tmp_path / "out", "--executor=stacked", **WSD)
     assert_near(stacked, tmp_path / "out")
+    assert averages(tmp_path / "out").keys() == averages(stacked).keys()
 
 
 # --- the specification -----------------------------------------------------------------------------------------------

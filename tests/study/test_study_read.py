@@ -1,5 +1,6 @@
 """The card of a study, its table of runs, and studies run and read from Python."""
 
+import json
 import os
 import re
 import shutil
@@ -17,7 +18,9 @@ import diffusers_lrlab as lab
 import diffusers_lrlab.study.report.report as report
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.manifest import write_manifest
 from diffusers_lrlab.study.analysis.runs_table import read_runs, write_runs
+from diffusers_lrlab.study.same_command import command_of_card
 from diffusers_lrlab.study.spec.reading import load_spec, preset_names
 
 pytestmark = pytest.mark.usefixtures("bare")
@@ -44,14 +47,64 @@ def test_a_card_is_what_others_are_to_see(reported, tmp_path, capsys):
         *names & {path.name for path in done.iterdir()},
     }
     _, front, text = (card / "README.md").read_text().split("---\n", 2)
-    assert yaml.safe_load(front)["library_name"] == "diffusers_lrlab"
-    assert text.strip() == (done / "report/report.md").read_text().strip()
+    metadata = yaml.safe_load(front)
+    assert metadata["pretty_name"] == read_summary(done)["study"]["title"]
+    assert [config["config_name"] for config in metadata["configs"]] == ["default", "runs"]
+    *sections, command = (done / "report/report.md").read_text().split("\n## ")
+    assert command.startswith("Command")
+    assert [part for part in sections if part.strip() not in text] == []
     for picture in re.findall(r"!\[.*?\]\((.*?)\)", text):
         assert (card / picture).is_file(), picture
     assert str(done.parent) not in text + (card / "spec.yaml").read_text() + (card / "summary.json").read_text()
     (card / "loss.png").write_bytes(b"of an older study")
     assert main(["study", "card", str(done), f"--out={card}"]) == 0  # an older card is replaced
     assert (card / "loss.png").read_bytes() == (done / "report/loss.png").read_bytes()
+
+
+def contents_of(card):
+    """The content of each file, and of pictures that there is one."""
+    files = (path for path in card.rglob("*") if path.is_file() and path.name != "manifest.json")
+    return {path.relative_to(card): path.suffix == ".png" or path.read_bytes() for path in files}
+
+
+def test_a_card_is_written_again_from_itself(reported, tmp_path, capsys):
+    card = tmp_path / "card"
+    assert main(["study", "card", str(reported), f"--out={card}"]) == 0
+    before = contents_of(card)
+    (card / "README.md").write_text("by an older version")
+    assert main(["study", "card", str(card)]) == 0
+    assert contents_of(card) == before
+    (card / "summary.json").write_bytes(b"{}")
+    assert main(["study", "card", str(card)]) == 2
+    assert "summary.json' has 2 bytes instead of" in capsys.readouterr().err
+
+
+def test_a_card_of_a_version_that_kept_no_runs_keeps_its_figures(reported, tmp_path):
+    card = tmp_path / "card"
+    assert main(["study", "card", str(reported), f"--out={card}"]) == 0
+    before, text = read_summary(card), (card / "README.md").read_text()
+    (card / "runs.parquet").unlink()
+    old = {**before, "findings": {}, "power": [], "limitations": ["Runs are short."]}
+    (card / "summary.json").write_text(json.dumps(old))
+    write_manifest(card)
+    for _ in range(2):  # what is said once is said once
+        assert main(["study", "card", str(card)]) == 0
+        after, now = read_summary(card), (card / "README.md").read_text()
+        assert {**after, "limitations": None} == {**before, "limitations": None}
+        assert now.count("The values of single runs were not kept") == now.count("Runs are short") == 1
+    assert "runs.parquet" not in now.split("---\n")[1]
+    tables = [table.split("\n\n")[1] for table in text.split("\n## ") if table.startswith(("KL", "Energy", "Speed-ups\n"))]
+    assert [table for table in tables if table not in now] == []
+    assert re.findall(r"!\[.*?\]\((.*?)\)", now) == re.findall(r"!\[.*?\]\((.*?)\)", text)
+
+
+@rows("command, by_preset, expected", [
+    ("lrlab study run warmup --out /tmp/x/mine-2 --workers 2", True, "lrlab study run warmup --out warmup --workers 2"),
+    ("python training_scripts/run_study.py my.yaml --out mine", False, "lrlab study run spec.yaml --out warmup"),
+    ("made by hand", False, "made by hand"),
+])  # fmt: skip
+def test_the_command_of_a_card_works_without_the_folders_of_its_author(command, by_preset, expected):
+    assert command_of_card(command, "warmup", by_preset) == expected
 
 
 def test_a_card_makes_its_own_tables(reported, tmp_path, capsys, monkeypatch):
@@ -275,6 +328,12 @@ def test_a_card_that_cannot_be_written(reported, done, tmp_path, capsys):
     assert main(["study", "card", str(reported), f"--out={mine}"]) == 2
     assert "holds files that are no card of a study" in capsys.readouterr().err
     assert [path.name for path in mine.iterdir()] == ["thesis.tex"]
+    card = tmp_path / "cloned"
+    assert main(["study", "card", str(reported), f"--out={card}"]) == 0
+    (card / ".git").mkdir()
+    assert main(["study", "card", str(card)]) == 2
+    assert "holds other files beside a card (.git), which a new one would delete" in capsys.readouterr().err
+    assert (card / ".git").is_dir()
     assert main(["study", "card", str(done), f"--out={tmp_path / 'card'}"]) == 2
     assert f"has no report yet. Write one with `lrlab study report {done}`" in capsys.readouterr().err
     shutil.copytree(reported / "report", done / "report")

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from diffusers_lrlab import TrainingConfig
+from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.sharding import check_sharding
@@ -68,7 +69,7 @@ def measured(self, **how):
 
     state = [value for state in self.run.optimizer.state.values() for key, value in state.items() if key != "step"]
     share = {"parameters": size(self.run.model.parameters()), "optimizer": size(state)}
-    share["ema"] = size(self.run.average.shadow_params)
+    share["ema"] = size(value for average in self.run.averages for value in average.shadow_params)
     Path(os.environ["LRLAB_SHARES"], os.environ["RANK"] + ".json").write_text(json.dumps(share))
     return save(self, **how)
 
@@ -90,11 +91,20 @@ def arguments(base, folder, batch=8):
         "--checkpointing_steps=3",
         "--checkpoints_total_limit=0",
         "--lr_warmup_steps=2",
+        "--ema=constant:decay=0.9",
+        "--ema=posthoc:sigma_rels=[0.1|0.2],snapshots=2",
+        "--ema=constant:decay=0.5",
     ]
 
 
 def weights_of(folder):
     return load_file(folder / "unet" / "diffusion_pytorch_model.safetensors")
+
+
+def averages_of(folder):
+    """The averages beside the first one, and the snapshots, by file."""
+    files = [*(folder / "ema_snapshots").rglob("*.safetensors"), *(folder / "lrlab" / "averages").rglob("*.safetensors")]
+    return {str(path.relative_to(folder)): load_file(path) for path in files}
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +143,13 @@ def test_losses_norms_and_weights_are_those_of_ddp(folders):
     for name, value in expected.items():
         if not name.endswith("to_k.bias"):  # its gradient is rounding noise
             torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5, msg=name)
+    averages = [averages_of(folders / name) for name in ("ddp", "fsdp")]
+    assert len(averages[0]) == 3  # two snapshots, and the average beside those
+    for name, expected in averages[0].items():
+        known = {key: value for key, value in averages[1][name].items() if not key.endswith("to_k.bias")}
+        assert known.keys() == {key for key in expected if not key.endswith("to_k.bias")}
+        torch.testing.assert_close(known, {key: expected[key] for key in known}, rtol=0, atol=1e-5)
+    assert main(["ema", str(folders / "fsdp"), "--sigma_rel", "0.2", "--out", str(folders / "width")]) == 0
     assert runs.read_record(folders / "fsdp")["train"]["preflight"] == {}
 
 
@@ -150,6 +167,9 @@ def test_a_sharded_run_resumes_with_any_number_of_processes(folders, tmp_path, p
         assert (tmp_path / "run/lrlab/metrics.jsonl").read_text() == (folders / "fsdp/lrlab/metrics.jsonl").read_text()
         for name, value in weights_of(folders / "fsdp").items():
             assert torch.equal(weights_of(tmp_path / "run")[name], value), name
+        found, expected = averages_of(tmp_path / "run"), averages_of(folders / "fsdp")
+        assert found.keys() == expected.keys()
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
     else:
         assert_alike(tmp_path / "run", folders / "fsdp", 1e-5)
 
@@ -175,7 +195,7 @@ def test_ddp_and_fsdp_do_not_go_on_with_each_other(folders):
 def test_each_process_has_its_share(folders):
     total = runs.read_record(folders / "fsdp")["train"]["num_parameters"]
     shares = [json.loads((folders / f"{rank}.json").read_text()) for rank in range(2)]
-    for part, whole in (("parameters", total), ("ema", total), ("optimizer", 2 * total)):
+    for part, whole in (("parameters", total), ("ema", 4 * total), ("optimizer", 2 * total)):
         assert sum(share[part] for share in shares) == whole
         for share in shares:
             assert abs(share[part] / whole - 0.5) < 0.05, (part, share)

@@ -19,14 +19,11 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.forecast.describe import _disk_lines
 from diffusers_lrlab.forecast.memory import forecast_memory
 from diffusers_lrlab.forecast.timing import forecast_time
-from diffusers_lrlab.study.spec.expansion import expand
-from diffusers_lrlab.study.spec.reading import read_spec
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_files import SNAPSHOTS
 from diffusers_lrlab.training.run_folder import RunFolder
-from diffusers_lrlab.training.sharding import check_sharding
 from diffusers_lrlab.training.trainer import Trainer
 
 MODEL = {"dimension": 2, "hidden_size": 8, "num_layers": 1, "embedding_size": 4}
@@ -135,6 +132,7 @@ def test_a_flag_that_is_repeated_adds_an_average(tmp_path):
     assert resolved.ema == resolve_config(TrainingConfig(ema=resolved.ema)).ema
     assert json.loads(json.dumps(resolved.to_dict()))["ema"] == resolved.ema
     assert parse_arguments(flags[-1:], "").ema == "power_function"
+    assert [form.name for form in forms_of(f"{POSTHOC}|constant:decay=0.5")] == ["posthoc", "constant"]
 
 
 WRONG = {
@@ -160,21 +158,6 @@ def test_wrong_lists_are_refused(spec, reason):
 def test_a_run_too_short_for_its_snapshots_is_refused(tmp_path):
     with pytest.raises(LabError, match="takes 16 snapshots, .* and the run has 12 updates"):
         make_trainer(tmp_path, ema="posthoc")
-
-
-SEVERAL = (POSTHOC, "constant|power_function")
-
-
-@cases("ema", SEVERAL)
-def test_hosts_that_cannot_keep_them_refuse_them_before_work_starts(monkeypatch, ema):
-    study = {"base": {"max_train_steps": 30, "ema": ema}, "arms": {"a": {}, "b": {"lr_scheduler": "constant"}}}
-    with pytest.raises(LabError, match="In the arm 'a'.*one average without snapshots, as a study keeps no weights"):
-        expand(read_spec({**study, "datasets": ["dino"], "seeds": 1}, "study"))
-    for name, value in {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(LabError, match="needs a whole model, and FSDP shards it"):
-        check_sharding(resolve_config(TrainingConfig(ema=ema)))
-    check_sharding(resolve_config(TrainingConfig(ema="power_function")))
 
 
 def test_a_merged_lora_has_no_snapshots(tmp_path):

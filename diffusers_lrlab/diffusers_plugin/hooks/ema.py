@@ -224,6 +224,17 @@ class EMAHook:
         with self.average.swapped_in():
             yield
 
+    @contextmanager
+    def holding(self, values: list[Any]) -> Iterator[None]:
+        """The parameters hold other values, one for each; afterwards they are back to the bit."""
+        average = self.average
+        own, average.shadow_params = average.shadow_params, values
+        try:
+            with average.swapped_in():
+                yield
+        finally:
+            average.shadow_params = own
+
     # --- what is saved -----------------------------------------------------------------------------------------------
 
     def _save_models(self, folder: Path) -> None:
@@ -262,6 +273,7 @@ class EMAHook:
         """Adds the average to a checkpoint of the script, which may be saved by one process alone."""
         if self.average is None or not self.run.accelerator.is_main_process:
             return
+        self.averages.finish_snapshots()  # a resume expects those before the checkpoint
         if self.is_swapped:
             self.run.warn(
                 "the weights of this checkpoint are the average, since it was saved after the last update (--ema_swap)."
@@ -309,6 +321,7 @@ class EMAHook:
             self.average.copy_to(self.trained.parameters)
             self.is_swapped = True
         if self.run.accelerator.is_main_process:
+            self.averages.finish_snapshots()
             self._save_models(self.folder)
             with contextlib.nullcontext() if self.is_swapped else self.average.swapped_in():
                 self.averages.write_places(self.run.lab_folder, self.trained, self.folder)

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any, cast
 
+from ...core.errors import must_be
 from ...core.files import write_text
 from ...core.words import counted, times
 from ..host.files import problem_with
@@ -16,6 +17,7 @@ from ..script.source import HostScript, NotRecognised, lines_of
 from ..trainers.find import trainer_of
 from .clock import HostClock, clock_of
 from .ema import EMAHook
+from .width_sweep import sweep_widths
 
 
 def recognise(script: HostScript) -> str:
@@ -31,18 +33,33 @@ def recognise(script: HostScript) -> str:
 def make(host: Host) -> StatefulHook:
     if trainer := trainer_of(host.script):
         trainer.rows("validation_fraction", host.options.validation_fraction)
-    ema = cast(EMAHook | None, host.hooks.get("ema"))
-    return ValidationHook(host.script, clock_of(host), host.options.validation_fraction, host.options.validation_steps, ema)
+    ema, options = cast(EMAHook | None, host.hooks.get("ema")), host.options
+    if options.ema_sweep is not None and (ema is None or ema.averages.posthoc is None):
+        hint = "add --ema posthoc, or remove --ema_sweep"
+        raise must_be("--ema_sweep", options.ema_sweep, "given with --ema posthoc, whose widths it measures", hint)
+    of_data = options.validation_fraction, options.validation_steps
+    return ValidationHook(host.script, clock_of(host), *of_data, ema, options.ema_sweep)
 
 
 class ValidationHook:
     """
     Computes the loss of a held-out `fraction` of the rows at the start, every `steps` updates and at the end, for schedules
-    that follow a loss too; of the average of `ema`, if it replaces the weights in validation.
+    that follow a loss too; of the average of `ema`, if it replaces the weights in validation. At the end, also of that many
+    widths `to_sweep` of its post-hoc average.
     """
 
-    def __init__(self, script: HostScript, clock: HostClock, fraction: float, steps: int, ema: EMAHook | None = None):
+    def __init__(
+        self,
+        script: HostScript,
+        clock: HostClock,
+        fraction: float,
+        steps: int,
+        ema: EMAHook | None = None,
+        to_sweep: int | None = None,
+    ):
         self.clock, self.run, self.steps, self.ema = clock, clock.run, steps, ema
+        self.to_sweep = to_sweep
+        self.best: tuple[float, float] | None = None  # width and loss
         self.held_out = HeldOutLoss(script, clock.run, fraction, self._refuse)
         self.num_updates = 0  # counted here if no schedule counts them
         self.num_steps = 0  # with updates that a gradient scaler skipped, by which scripts end
@@ -94,6 +111,8 @@ class ValidationHook:
         is_last = self.clock.count_updates() in (self.num_steps, self.num_updates)
         if is_last and not (self.rows and self.rows[-1]["update"] == self.num_updates):
             self._validate()
+        if is_last and self.to_sweep and self.ema is not None and self.ema.average is not None and self.best is None:
+            self.best = sweep_widths(self.ema, self.to_sweep, self.held_out.compute)
 
     def _validate(self) -> None:
         loss = self._loss()
@@ -149,6 +168,10 @@ class ValidationHook:
             f"--validation_steps: the held-out loss ({rows}) was {first:.4g} after update {first_update}, lowest after "
             f"update {best_update} ({best:.4g}), and {last:.4g} after update {last_update}."
         )
+        if self.best is not None:
+            width, loss = self.best
+            text += f" Of {self.to_sweep} widths of the average, it is lowest for sigma_rel {width:.4g}, {loss:.4g}:"
+            text += f" lrlab ema {self.run.lab_folder.parent} --sweep."
         if infinite := len(self.rows) - len(losses):
             text += f" It was not finite {times(infinite)}."
         if self._path is None:

@@ -11,6 +11,7 @@ import torch
 from ...averaging.forms import EMAForm, forms_of
 from ...averaging.posthoc import snapshot_updates
 from ...averaging.snapshots import snapshot_folder, snapshots_in, update_of, write_snapshot
+from ...core.background import BackgroundWrite
 from ...core.errors import LabError
 from ...core.files import remove, write_text
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 SNAPSHOTS = "ema_snapshots"  # in `lrlab/` of the output folder
 BY_NAMES = "average.safetensors"  # for weights that the script's own files lack
 PLACES = "places.json"  # in that folder: where the script's format has each trained parameter
+SWEEP = "sweep.json"  # there, too: the held-out loss by width, measured after the last update
 
 
 def numbered(path: Path, index: int) -> Path:
@@ -31,7 +33,8 @@ def numbered(path: Path, index: int) -> Path:
 class ScriptAverages:
     """
     The averages of `--ema`, stepped together. The first one is validated and saved in the place of the weights; those beside
-    it are saved too, except the wider ones of post-hoc averages, of which there are snapshots.
+    it are saved too, except the wider ones of post-hoc averages, of which there are snapshots: these are copied to the host
+    after an update, and a thread writes the copy.
     """
 
     def __init__(self, spec: str):
@@ -39,6 +42,7 @@ class ScriptAverages:
         self.forms = [track for form in self.given for track in form.tracks]
         self.emas: list[EMA] = []  # none before the models are known, and after a resume without averages
         self.updates: list[int] | None = None  # with a snapshot; `None` until the length of the run is known
+        self._writing = BackgroundWrite("write snapshot")
 
     @property
     def posthoc(self) -> EMAForm | None:
@@ -86,21 +90,33 @@ class ScriptAverages:
             ema.advance(update)
 
     def write_snapshot(self, folder: Path, update: int, names: list[str], script: str) -> None:
-        """Writes a snapshot if one is due after so many updates, into `ema_snapshots/` of a folder."""
+        """
+        Starts to write a snapshot if one is due after so many updates, into `ema_snapshots/` of a folder. Raises an error of
+        the one before.
+        """
+        self._writing.check()
         if (posthoc := self.posthoc) is None or update not in (self.updates or ()):
             return
         first = sum(len(form.tracks) for form in self.given[: self.given.index(posthoc)])
         of_widths = self.emas[first : first + len(posthoc.tracks)]
         widths = zip(posthoc.kwargs["sigma_rels"], of_widths, strict=True)
-        averages = {width: dict(zip(names, ema.shadow_params, strict=True)) for width, ema in widths}
+        copies = {width: [value.to("cpu", copy=True) for value in ema.shadow_params] for width, ema in widths}
+        averages = {width: dict(zip(names, values, strict=True)) for width, values in copies.items()}
         facts: dict[str, Any] = {"update": update, "end": update - posthoc.kwargs["start_update"], "of": {"script": script}}
-        write_snapshot(snapshot_folder(folder / SNAPSHOTS, update), averages, posthoc.kwargs["dtype"], facts)
+        where, dtype = snapshot_folder(folder / SNAPSHOTS, update), posthoc.kwargs["dtype"]
+        self._writing.start(write_snapshot, where, averages, dtype, facts)
+
+    def finish_snapshots(self) -> None:
+        """Waits until the last snapshot is written."""
+        self._writing.wait()
 
     def rewind_snapshots(self, folder: Path, update: int) -> None:
         """Removes the snapshots of later updates: a resumed script takes them again, and a new one has others or none."""
+        self.finish_snapshots()
         for path in snapshots_in(folder / SNAPSHOTS):
             if update_of(path) > update:
                 remove(path)
+        (folder / SNAPSHOTS / SWEEP).unlink(missing_ok=True)
 
     def write_places(self, folder: Path, trained: TrainedModels, saved: Path) -> None:
         """Notes where the files of the saved average have each parameter, by which `lrlab ema` puts others there."""

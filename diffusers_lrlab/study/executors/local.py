@@ -17,8 +17,9 @@ from ...training.run_folder import RunFolder
 from ...training.trainer import Trainer
 from ..runs.context import StudyContext
 from ..runs.curves import Curves
+from ..runs.kept_averages import snapshot_writers
 from ..runs.measure import branch_note, record_run
-from ..spec.horizons import families
+from ..spec.horizons import Family, families
 from ..spec.spec import RunSpec
 
 _NOTE = "data_fingerprint"  # of the data of a run, in its folder
@@ -46,6 +47,10 @@ def _train_and_record(spec: RunSpec, branches: dict[int, list[RunSpec]], study: 
     plan, data = study.plan(spec, str(path))
     folder, checkpoint = _interrupted_run(path, data, study)
     trainer = Trainer(plan, data, make_accelerator(plan.config), folder)
+    waiting = {update: [run for run in some if not _is_begun(run, study)] for update, some in branches.items()}
+    resumed, family = [spec.id] * (checkpoint is not None), Family(spec, waiting)
+    for writer in snapshot_writers([(spec, trainer.run)], resumed, {spec.id: family}, study):
+        trainer.snapshots = writer
     if checkpoint is not None:
         trainer.resume(checkpoint)
         _hand_over(trainer, spec, branches.get(trainer.run.update, []), study)
@@ -68,12 +73,16 @@ def _folder_of(spec: RunSpec, study: StudyContext) -> Path:
     return study.folder.path / "local" / spec.id
 
 
+def _is_begun(spec: RunSpec, study: StudyContext) -> bool:
+    return bool(RunFolder(_folder_of(spec, study)).checkpoints())
+
+
 def _hand_over(trainer: Trainer, trunk: RunSpec, branches: list[RunSpec], study: StudyContext) -> None:
     """Makes the present state that of interrupted runs, unless they have a checkpoint already."""
     for spec in branches:
-        path = _folder_of(spec, study)
-        if RunFolder(path).checkpoints():
+        if _is_begun(spec, study):
             continue
+        path = _folder_of(spec, study)
         if path.exists():
             remove(path)
         path.mkdir(parents=True)

@@ -16,6 +16,7 @@ from accelerate.utils.memory import clear_device_cache
 
 from ...core.environment import asked_threads
 from ...core.errors import Interrupted, LabError, is_out_of_memory
+from ...core.files import remove
 from ...core.plugins import load_plugins
 from ...core.registered import registered_code_located
 from ...training.prepare import keep_freed_memory
@@ -60,11 +61,15 @@ class Job:
     number: int = field(default_factory=count().__next__)
 
 
+# A run with its record, its weights, and the files of its averages if the main process has to write them.
+Result = tuple[RunSpec, dict[str, Any], bytes | None, dict[str, bytes] | None]
+
+
 @dataclass
 class Outcome:
-    """The results of a job, which may have ended early: records with weights, and checkpoints that can be removed."""
+    """The results of a job, which may have ended early, and checkpoints that can be removed."""
 
-    results: list[tuple[RunSpec, dict[str, Any], bytes | None]]
+    results: list[Result]
     ended: str
     text: str = ""
     counts: dict[str, float] = field(default_factory=dict)  # by counter of [`StudyProgress`]
@@ -114,12 +119,19 @@ class _WorkerStudy(StudyContext):
 
     def begin(self, job: Job, report: Report) -> None:
         self.stack_size, self.folder.done = len(job.specs), set(job.done)
-        self.results: list[tuple[RunSpec, dict[str, Any], bytes | None]] = []
+        self.results: list[Result] = []
         self.discarded: list[Path] = []
         self.progress.report, self.progress.counts = report, dict.fromkeys(self.progress.counts, 0.0)
 
-    def keep(self, spec: RunSpec, record: dict[str, Any], weights: bytes | None) -> None:
-        self.results.append((spec, record, weights))
+    def keep(
+        self, spec: RunSpec, record: dict[str, Any], weights: bytes | None, averages: dict[str, bytes] | None = None
+    ) -> None:
+        folder = self.folder.averages_folder(spec.id)
+        if not self.folder.is_shared and folder.exists():
+            files = (path for path in folder.rglob("*") if path.is_file())
+            averages = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+            remove(folder)
+        self.results.append((spec, record, weights, averages))
         self.folder.done.add(spec.id)
 
     def discard(self, *paths: Path) -> None:

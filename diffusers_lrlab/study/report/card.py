@@ -1,38 +1,174 @@
-"""The card of a study: a folder to publish, with its plots, tables and summary."""
+"""The card of a study: a folder to publish, with its plots, tables, summary and runs, written again from itself if asked."""
 
+import json
+import re
 import shutil
+from fnmatch import fnmatchcase
 from pathlib import Path
-
-import yaml
+from typing import Any
 
 from ...core.errors import LabError
 from ...core.files import atomic_folder, write_text
-from ...core.manifest import write_manifest
-from ..analysis.runs_table import RUNS_TABLE
-from ..runs.results import StudyFolder
+from ...core.held import refuse_damaged
+from ...core.lock import LOCK_FILES
+from ...core.manifest import MANIFEST, write_manifest
+from ..analysis.renewed import renewed, with_claims
+from ..analysis.runs_table import RUNS_TABLE, read_runs
+from ..analysis.summary import summarise, write_summary
+from ..runs.progress import StudyProgress
+from ..runs.results import RunResult, StudyFolder
+from ..same_command import command_of_card, is_preset
+from ..spec.reading import spec_from_dict
+from ..spec.spec import StudySpec
+from . import plots
+from .contents import ReportContents
+from .formats import to_latex
+from .limitations import limitations
+from .markdown import card_markdown
+from .plot_list import Plot, file_name, plots_of
+
+_FILES = ("README.md", "*.png", "spec.yaml", "summary.*", RUNS_TABLE, MANIFEST, "tables", "report", *LOCK_FILES)
+_SIZES = (1_000, 10_000, 100_000, 1_000_000)  # rows, as the Hub counts them
+_TAGS = ("diffusers", "diffusers_lrlab", "learning-rate-schedule", "study")
+_LICENSE = "apache-2.0"
+
+
+def is_study_card(folder: Path) -> bool:
+    """Whether a folder is the card of a study, without its runs."""
+    return (folder / "summary.json").is_file() and (folder / "spec.yaml").is_file() and not (folder / "runs").exists()
 
 
 def write_study_card(folder: Path, out: Path) -> Path:
     """
     Writes the card of a finished study into a new folder, or replaces an older card; returns its path.
 
+    `folder` may be a card itself, perhaps `out`. This version then writes it again: summary, tables and most plots from
+    `runs.parquet`, or from the summary alone if that table is missing. Curves and samples stay as they are.
+
     Raises a `LabError` if the study has no report, or if `out` holds anything else.
     """
-    study, report = StudyFolder(folder), folder / "report" / "report.md"
-    study.read_spec()
-    if not (report.exists() and (folder / RUNS_TABLE).exists()):
+    saved, command = StudyFolder(folder).read_spec()
+    _check_is_ours(out)
+    is_card = is_study_card(folder)
+    if not is_card and not ((folder / "report" / "report.md").exists() and (folder / RUNS_TABLE).exists()):
         raise LabError(f"{str(folder)!r} has no report yet. Write one with `lrlab study report {folder}`.")
-    if out.exists() and not (out / "summary.json").exists() and (out.is_file() or next(out.iterdir(), None) is not None):
-        raise LabError(f"{str(out)!r} holds files that are no card of a study. Give a new folder.")
     with atomic_folder(out) as temporary:
-        for path in sorted((folder / "report").glob("*.png")):
-            shutil.copyfile(path, temporary / path.name)
-        shutil.copytree(folder / "report" / "tables", temporary / "tables")
-        for name in ("summary.json", "summary.parquet", RUNS_TABLE, "spec.yaml"):
-            shutil.copyfile(folder / name, temporary / name)
-        tags = ["diffusers", "learning-rate-schedule", "study"]
-        metadata = {"license": "apache-2.0", "library_name": "diffusers_lrlab", "tags": tags}
-        front = f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n"
-        write_text(temporary / "README.md", front + report.read_text(encoding="utf-8"))
+        if is_card:
+            refuse_damaged(folder, "study", "download the card again.", only=lambda name: name != "README.md")
+            _write_again(spec_from_dict(saved, folder), command, folder, temporary)
+        else:
+            _copy_report(folder, temporary)
+        write_text(temporary / "README.md", card_text(temporary, out.resolve().name))
         write_manifest(temporary)
     return out / "README.md"
+
+
+def _check_is_ours(out: Path) -> None:
+    """Raises a `LabError` if `out` holds files of others, which would be deleted."""
+    if not out.exists():
+        return
+    if out.is_file() or (not (out / "summary.json").exists() and next(out.iterdir(), None) is not None):
+        raise LabError(f"{str(out)!r} holds files that are no card of a study. Give a new folder.")
+    names = sorted(path.name for path in out.iterdir())
+    if others := [name for name in names if not any(fnmatchcase(name, pattern) for pattern in _FILES)]:
+        raise LabError(
+            f"{str(out)!r} holds other files beside a card ({', '.join(others[:3])}), which a new one would delete. Hint: "
+            "--out NEW_FOLDER"
+        )
+
+
+def card_text(card: Path, name: str | None = None) -> str:
+    """
+    The text of the card in a folder, from the other files there.
+
+    Args:
+        card (`Path`): The folder.
+        name (`str`, *optional*): What the example loads, by default the name of the folder.
+    """
+    summary = json.loads((card / "summary.json").read_text(encoding="utf-8"))
+    contents, has_runs = ReportContents(_runs_of(card), summary), (card / RUNS_TABLE).exists()
+    there = [plot for plot in plots_of(contents, _pictures(card)) if (card / plot.file).exists()]
+    study = summary["study"]
+    command = command_of_card(study["command"], study["name"], is_preset(card))
+    text = card_markdown(contents, there, name or card.resolve().name, command, has_runs)
+    return f"---\n{_front_matter(card, contents)}\n---\n\n{text}"
+
+
+def _copy_report(folder: Path, card: Path) -> None:
+    for path in sorted((folder / "report").glob("*.png")):
+        shutil.copyfile(path, card / path.name)
+    shutil.copytree(folder / "report" / "tables", card / "tables")
+    for name in ("summary.json", "summary.parquet", RUNS_TABLE, "spec.yaml"):
+        shutil.copyfile(folder / name, card / name)
+
+
+def _write_again(spec: StudySpec, command: str, folder: Path, card: Path) -> None:
+    """Everything but README.md, from an older card."""
+    results = _runs_of(folder)
+    for name in ("spec.yaml", *([RUNS_TABLE] if results else [])):
+        shutil.copyfile(folder / name, card / name)
+    summary = _summary(spec, command, folder, results)
+    write_summary(StudyFolder(card), summary)
+    contents, pictures = ReportContents(results, summary), _pictures(folder)
+    for plot in plots_of(contents, pictures):
+        if plot.needs_runs and plot.file in pictures:
+            shutil.copyfile(folder / plot.file, card / plot.file)
+        elif _is_drawn(plot, contents):
+            plots.save_plot(plot.make(), card / plot.file)
+        else:
+            shutil.copyfile(folder / plot.file, card / plot.file)
+    for table in contents.all_tables():
+        write_text(card / "tables" / f"{file_name(table.name)}.tex", to_latex(table))
+
+
+def _is_drawn(plot: Plot, contents: ReportContents) -> bool:
+    """Whether there are data to draw a plot again."""
+    return bool(contents.results) or not plot.file.startswith("seeds_")
+
+
+def _summary(spec: StudySpec, command: str, folder: Path, results: list[RunResult]) -> dict[str, Any]:
+    """The summary of a card as this version writes it; limitations that need the runs stay as they were found."""
+    saved = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    if results:
+        notes = read_runs(folder).notes
+        compared, tuning = ([result for result in results if result.stage == stage] for stage in ("compare", "tune"))
+        quiet = StudyProgress(quiet=True)
+        summary = with_claims(spec, summarise(spec, compared, tuning, notes, quiet, command))
+    else:
+        summary = renewed(spec, saved)
+    found = dict.fromkeys([*limitations(results, summary), *saved.get("limitations", ())])
+    return {**summary, "limitations": [*found]}
+
+
+def _runs_of(card: Path) -> list[RunResult]:
+    return read_runs(card).results if (card / RUNS_TABLE).exists() else []
+
+
+def _pictures(card: Path) -> set[str]:
+    return {path.name for path in card.glob("*.png")}
+
+
+def _front_matter(card: Path, contents: ReportContents) -> str:
+    """The metadata of a data set of two tables, as the Hub and its viewer read them."""
+    from huggingface_hub import DatasetCardData
+
+    sources = [claim["source"] for claim in contents.summary.get("claims") or ()]
+    papers = dict.fromkeys(f"arxiv:{found[1]}" for source in sources if (found := re.fullmatch(r"arXiv (\S+)", source)))
+    files = {"default": ("summary", "summary.parquet"), "runs": ("runs", RUNS_TABLE)}
+    configs = [
+        {"config_name": name, "data_files": [{"split": split, "path": path}]}
+        for name, (split, path) in files.items()
+        if (card / path).exists()
+    ]
+    num_rows = max(len(contents.results), len(contents.summary["rows"]))
+    title = str(contents.study["title"])
+    data = DatasetCardData(
+        license=_LICENSE, pretty_name=title, size_categories=[_size(num_rows)], tags=[*_TAGS, *papers], configs=configs
+    )
+    return str(data.to_yaml())
+
+
+def _size(num_rows: int) -> str:
+    """The Hub's name for a number of rows."""
+    names = ["n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M"]
+    return names[sum(num_rows >= size for size in _SIZES)]

@@ -47,7 +47,7 @@ class ReportContents:
         self.paper = tables.paper_table(summary, results) if self.study.get("paper") == "table" else None
         self.others = tables.other_tables(results, summary)
         self.verdicts = {name: [Verdict(**verdict) for verdict in found] for name, found in summary["findings"].items()}
-        self.limitations = limitations(results, summary)
+        self.limitations: list[str] = summary.get("limitations") or limitations(results, summary)
         primary = next(iter(self.metrics), "")
         self.reach = reach(summary, primary, self.verdicts.get(primary, ()))
 
@@ -112,7 +112,8 @@ class ReportContents:
     def facts(self) -> list[tuple[str, str]]:
         """Executors, versions and hardware."""
         executors = Counter(_executor(result) for result in self.results)
-        facts = [("executor", ", ".join(f"{name} ({counted(num, 'run')})" for name, num in executors.items()))]
+        run_by = ", ".join(f"{name} ({counted(num, 'run')})" for name, num in executors.items())
+        facts = [("executor", run_by)] if executors else []
         for key, value in self.study["meta"].items():
             if isinstance(value, dict):
                 value = ", ".join(f"{name} {inner}" for name, inner in value.items())

@@ -1,12 +1,13 @@
 """The plots of a report, each with a text that describes it."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple
 
 from . import horizons, plots, sample_grid, tables
 from .contents import ReportContents
+from .curves import CURVE_KINDS
 
 DIFFERENCES, SAMPLES = "differences.png", "samples.png"
 
@@ -18,10 +19,11 @@ class Plot(NamedTuple):
     title: str
     alt: str  # text for screen readers
     make: Callable[..., Any]  # a figure, `width` inches wide if that is given
+    needs_runs: bool = False  # curves and samples, which the table of runs does not hold
 
 
-def plots_of(contents: ReportContents) -> list[Plot]:
-    """All plots for which there are data."""
+def plots_of(contents: ReportContents, kept: Collection[str] = ()) -> list[Plot]:
+    """All plots for which there are data, or whose files are `kept`."""
     found, panels, baseline = [], "a panel for each data set", contents.study["baseline"]
     arms = [arm for arm in contents.study["arms"] if arm != baseline]
     for metric in contents.metrics[:1]:
@@ -37,25 +39,30 @@ def plots_of(contents: ReportContents) -> list[Plot]:
         of_all = contents.summary["horizons"], contents.summary["prices"]
         make = partial(horizons.plot_horizons, *of_all, metric, contents.styles)
         found.append(Plot(file_of("horizons", metric), title, alt, make))
-    for kind in contents.curve_kinds:
+    for kind in CURVE_KINDS:
+        file = f"{kind.name}.png"
+        if kind not in contents.curve_kinds and file not in kept:
+            continue
         alt = f"{kind.title} of each arm over the updates, as means over seeds, {panels}."
         make = partial(plots.plot_curves, contents.curves[kind.name], contents.datasets, contents.styles, kind)
-        found.append(Plot(f"{kind.name}.png", kind.title, alt, make))
+        found.append(Plot(file, kind.title, alt, make, needs_runs=True))
     for metric, label in contents.labels.items():
-        if values := contents.values.get(metric):
+        values, file = contents.values.get(metric), file_of("seeds", metric)
+        if values or file in kept:
             alt = f"{label}: every seed as a point over its arm, with the mean and its 95 % interval, {panels}."
             rows = tables.rows_of(contents.summary, metric)
-            make = partial(plots.plot_seeds, values, rows, contents.datasets, contents.styles, label)
-            found.append(Plot(file_of("seeds", metric), f"{label}: every seed", alt, make))
+            make = partial(plots.plot_seeds, values or {}, rows, contents.datasets, contents.styles, label)
+            found.append(Plot(file, f"{label}: every seed", alt, make))
         ranks = contents.summary["ranks"].get(metric)
         if ranks and len(ranks["mean_ranks"]) > 1 < len(ranks["datasets"]):  # one data set has an order, no mean ranks
             title = f"{label}: mean ranks of the arms over data sets"
             alt = f"{title}. {', '.join(f'{arm}: {rank:.3g}' for arm, rank in ranks['mean_ranks'].items())}."
             found.append(Plot(file_of("ranks", metric), title, alt, partial(plots.plot_ranks, ranks, contents.styles)))
-    if chosen := sample_grid.samples_to_show(contents.results):
+    chosen = sample_grid.samples_to_show(contents.results)
+    if chosen or SAMPLES in kept:
         alt = "Samples of the lowest seed of each arm: a row for each data set, a column for each arm."
         make = partial(sample_grid.plot_sample_grid, chosen, contents.datasets, contents.styles)
-        found.append(Plot(SAMPLES, "Samples of the lowest seed", alt, make))
+        found.append(Plot(SAMPLES, "Samples of the lowest seed", alt, make, needs_runs=True))
     return found
 
 

@@ -15,9 +15,10 @@ from . import plots
 from .contents import ReportContents
 from .curves import CurveKind, curves_as_csv, lines_left_out, values_as_csv
 from .explore import page_data
-from .formats import Table, markdown_text, to_latex, to_markdown
+from .formats import to_latex
 from .limitations import different_losses
-from .plot_list import DIFFERENCES, Plot, file_name, file_of, plots_of
+from .markdown import report_markdown
+from .plot_list import Plot, file_name, file_of, plots_of
 
 
 def write_report(
@@ -47,7 +48,7 @@ def write_report(
             write_text(out / "tables" / f"{file_name(table.name)}.tex", to_latex(table))
         write_text(out / "curves.csv", curves_as_csv(contents.curves))
         write_text(out / "seeds.csv", values_as_csv(contents.values))
-        write_text(out / "report.md", _markdown(contents, made))
+        write_text(out / "report.md", report_markdown(contents, made))
         write_text(out / "index.html", _page(contents, made, out))
     return folder / "report" / "index.html"
 
@@ -77,37 +78,3 @@ def _note(contents: ReportContents, kind: CurveKind) -> str:
     """What to know to read a plot of curves."""
     losses = different_losses(contents.results) if kind.is_loss else ""
     return " ".join(filter(None, [losses, lines_left_out(contents.curves[kind.name])]))
-
-
-def _markdown(contents: ReportContents, made: list[Plot]) -> str:
-    """`report.md`, with links to the plots."""
-    parts = [f"# {markdown_text(contents.study['title'])}", markdown_text(contents.introduction())]
-    for index, (label, meaning, sentences, table) in enumerate(contents.conclusions()):
-        parts += [f"## What the tests show: {markdown_text(label)}", markdown_text(meaning), _bullets(sentences)]
-        parts += _folded(table) if table else []
-        parts += [_image(plot) for plot in made if plot.file == DIFFERENCES and index == 0]
-    parts += ["## Limitations", _bullets(contents.limitations)] if contents.limitations else []
-    parts += ["## How far this carries", _bullets(contents.reach)] if contents.reach else []
-    for table in contents.all_tables():
-        parts += [f"## {markdown_text(table.title)}", to_markdown(table)]
-    if table := contents.findings_table():
-        parts += _folded(table)
-    for plot in made:
-        if plot.file != DIFFERENCES:
-            parts += [f"## {markdown_text(plot.title)}", _image(plot)]
-    parts += ["## Versions and hardware", _bullets([f"{key}: {value}" for key, value in contents.facts()])]
-    # A fence longer than any in the command.
-    parts += ["## Command", f"````sh\n{contents.study['command']}\n````"]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _bullets(sentences: list[str]) -> str:
-    return "\n".join(f"- {markdown_text(sentence)}" for sentence in sentences)
-
-
-def _folded(table: Table) -> list[str]:
-    return [f"<details><summary>{markdown_text(table.title)}</summary>", to_markdown(table), "</details>"]
-
-
-def _image(plot: Plot) -> str:
-    return f"![{markdown_text(plot.alt)}]({plot.file})"

@@ -252,8 +252,11 @@ def cost_table(study: dict[str, Any], results: list[RunResult]) -> Table:
     for arm in study["arms"]:
         trains = [result.record["train"] for result in results if result.arm == arm]
         costs.append([len(trains), *(sum(train[f"{part}_seconds"] for train in trains) for part in parts)])
+    named = [*zip(study["arms"], costs, strict=True), ("all", np.sum(costs, axis=0))]
+    if not results:  # of a summary alone
+        named = [("all", [sum(study["runs"].values()), *(study["seconds"][part] for part in parts)])]
     cells = []
-    for name, (runs, *seconds) in zip([*study["arms"], "all"], [*costs, np.sum(costs, axis=0)], strict=True):
+    for name, (runs, *seconds) in named:
         times = {f"{part}, s": f"{value:,.1f}" for part, value in zip(parts, seconds, strict=True)}
         cells.append({"arm": name, "runs": f"{runs:,.0f}", **times, "hours": f"{sum(seconds) / 3600:,.2f}"})
     note = "Tuning runs and diverged runs are included. Work done once for a whole stack is shared equally among its runs."

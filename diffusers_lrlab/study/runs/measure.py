@@ -20,6 +20,7 @@ from ..kind_settings import settings_of
 from ..spec.spec import RunSpec
 from .context import StudyContext
 from .curves import Curves
+from .kept_averages import drop_averages, keep_averages
 from .progress import MEASURED
 
 _FIXED_SAMPLES, _FIXED_STEPS = 500, 50
@@ -51,6 +52,10 @@ def record_run(
         with run.averaged_weights():
             whole = base_weights(run.model, merged=True) if has_lora(run.model) else run.model.state_dict()
             weights = save({name: value.detach().cpu().clone() for name, value in whole.items()})
+    if error is None:
+        keep_averages(study, spec, run)
+    else:
+        drop_averages(study, spec)
     about = {name: getattr(spec, name) for name in ("id", "arm", "dataset", "seed", "stage")}
     about |= {
         "learning_rate": spec.config.learning_rate,

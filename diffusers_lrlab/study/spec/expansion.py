@@ -225,9 +225,6 @@ def _resolve(options: dict[str, Any], where: str, spec: StudySpec) -> ResolvedCo
         "frechet_samples": samples,
     }
     config = dataclasses.replace(config, **own)
-    if config.use_ema and len(config.given_ema_forms) > 1 or config.posthoc is not None:
-        hint = "give an arm each, such as power_function:sigma_rel=0.05, or take snapshots with `lrlab train`"
-        raise must_be("ema", config.ema, "one average without snapshots, as a study keeps no weights", hint)
     check_schedule(config)
     check_timesteps(config)
     return config

@@ -10,9 +10,9 @@ from typing import Any
 from ...core.options import defaults_of, options_of
 from ...models.start_weights import StartWeights
 from ...training.config import ResolvedConfig, TrainingConfig
+from ..same_command import PRESETS as PRESETS
 
 ARM_NOTES = ("description", "controls")  # keys of an arm that are not training options
-PRESETS = "(presets)"  # stored as the folder of presets of the package
 SPEEDUP = "speedup"  # as the metric of a claim: how many times as fast an arm reaches a quality
 # As the metric of a claim: the distance of samples from the same noise, as a share of that of samples from unrelated noise.
 CONSISTENCY = "consistency"
@@ -110,6 +110,18 @@ class RunSpec:
     given: dict[str, Any] = field(default_factory=dict, repr=False)
     start: StartWeights | None = field(default=None, repr=False)  # the weights that the model starts from
     horizon_of: str | None = field(default=None, repr=False)  # the data set without its horizon, in a study with horizons
+
+    @property
+    def keeps_averages(self) -> bool:
+        """Whether it has more averages than the one that is measured, or snapshots, which stay in the study's folder."""
+        config = self.config
+        has_several = config.use_ema and len(config.given_ema_forms) > 1
+        return self.takes_snapshots or (self.stage == "compare" and has_several)
+
+    @property
+    def takes_snapshots(self) -> bool:
+        """Whether it takes snapshots of post-hoc averages."""
+        return self.stage == "compare" and self.config.posthoc is not None
 
     @property
     def fields(self) -> dict[str, Any]:

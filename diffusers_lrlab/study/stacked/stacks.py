@@ -2,18 +2,16 @@
 
 import hashlib
 import json
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime, timezone
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from ...core.errors import LabError
-from ...core.files import atomic_folder, remove
-from ...core.manifest import find_damage, write_manifest
+from ...core.files import remove
 from ...models.mlp_denoiser import MLPDenoiser
 from ...training.handover import schedules_with_plan
 from ...training.interrupts import InterruptGuard
@@ -21,6 +19,7 @@ from ...training.kinds.select import kind_of
 from ...training.model import model_class_of
 from ..kind_settings import settings_of
 from ..runs.context import StudyContext
+from ..runs.kept_averages import snapshot_writers
 from ..runs.measure import DRAWN, Drawn, branch_note, record_run
 from ..runs.progress import MEASURED, StudyProgress
 from ..runs.stops import StudyInterrupted
@@ -28,11 +27,10 @@ from ..spec.horizons import Family, families
 from ..spec.spec import RunSpec
 from .member import Member
 from .sampling import draw_together
+from .states import find_saved, save_states
 from .worker_threads import ParallelStacks, WorkerThreads, worker_threads
 
 _SAVE_SECONDS = 60.0
-_STATE = "state.pt"
-_NAME = re.compile(r"\w+-\d+")  # excludes quarantined folders
 
 
 def not_stackable(spec: RunSpec, study: StudyContext) -> str | None:
@@ -111,7 +109,7 @@ def run_stacked(specs: list[RunSpec], study: StudyContext) -> None:
 
 def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads, branching: dict[str, Family]) -> None:
     """Trains and evaluates runs of a stack without a result: all of them, or those that were saved together."""
-    together, states, started = _find_saved(study, specs)
+    together, states, started = find_saved(study, specs)
     members = {spec.id: Member(*study.plan(spec), study.device) for spec in together}
     for run_id, state in states.items():
         members[run_id].run.update, members[run_id].error = state["update"], state["error"]
@@ -121,10 +119,13 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
     study.progress.advance(sum(member.run.update for member in members.values()))
     name = _name_of(members)
     leaving = _leaving(members, branching)
+    snapshots = snapshot_writers([(spec, members[spec.id].run) for spec in together], states, branching, study)
 
     def save() -> None:
+        for writer in snapshots:
+            writer.finish()  # a resume expects those before the state
         state = {run_id: member.state_dict() | {"sums": stacks.sums_of(member)} for run_id, member in members.items()}
-        folder = _save_states(state, name, max(member.run.update for member in members.values()), started, study)
+        folder = save_states(state, name, max(member.run.update for member in members.values()), started, study)
         for path in saved():
             if path != folder:
                 remove(path)
@@ -132,7 +133,9 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
     def saved() -> list[Path]:
         return [*study.folder.stacks.glob(f"{name}-*")]
 
-    def branch_off() -> None:
+    def after_update() -> None:
+        for writer in snapshots:
+            writer.write_if_due()
         for some in leaving.get(stacks.update, {}).values():
             left = {run.id for run in study.folder.missing([leaver.run for leaver in some])}
             states = {
@@ -141,14 +144,19 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
                 if leaver.run.id in left and not leaver.member.is_done
             }
             if states:
-                _save_states(states, _name_of(states), stacks.update, started, study)
+                for writer in snapshots:
+                    writer.finish()
+                save_states(states, _name_of(states), stacks.update, started, study)
 
     def finish(spec: RunSpec) -> None:
         member = members[spec.id]
         executor = {"name": "stacked", "members": len(specs), **({"branch": member.branch} if member.branch else {})}
         record_run(study, spec, member.run, member.curves, member.error, executor, started, drawn.get(spec.id))
 
-    _train(stacks, save, branch_off, study)
+    with ExitStack() as written:
+        for writer in snapshots:
+            written.enter_context(writer).rewind()
+        _train(stacks, save, after_update, study)
     save()
     drawn = _draw([(members[spec.id], spec) for spec in together], threads, study.progress)
     threads.map(finish, together)
@@ -157,15 +165,6 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
 
 def _name_of(run_ids: Iterable[str]) -> str:
     return hashlib.blake2b(" ".join(run_ids).encode(), digest_size=8).hexdigest()
-
-
-def _save_states(states: dict[str, dict[str, Any]], name: str, update: int, started: str, study: StudyContext) -> Path:
-    folder = study.folder.stacks / f"{name}-{update}"
-    if not folder.exists():  # else it has these states
-        with atomic_folder(folder) as temporary:
-            torch.save({"members": states, "started": started}, temporary / _STATE)
-            write_manifest(temporary)
-    return folder
 
 
 class _Leaver(NamedTuple):
@@ -211,54 +210,15 @@ def _draw(runs: list[tuple[Member, RunSpec]], threads: WorkerThreads, progress: 
     return drawn
 
 
-def _train(stacks: ParallelStacks, save: Callable[[], None], branch_off: Callable[[], None], study: StudyContext) -> None:
+def _train(stacks: ParallelStacks, save: Callable[[], None], after_update: Callable[[], None], study: StudyContext) -> None:
     last_save = time.monotonic()
     with InterruptGuard() as guard:
         for num_advanced in stacks.updates():
             study.progress.advance(num_advanced)
-            branch_off()
+            after_update()
             if signal_number := guard.received():
                 save()
                 raise StudyInterrupted(signal_number, study.folder.path)
             if time.monotonic() - last_save > _SAVE_SECONDS:
                 save()
                 last_save = time.monotonic()
-
-
-# Runs at the same update, their states by run id, and the time when they were started.
-_Saved = tuple[list[RunSpec], dict[str, dict[str, Any]], str]
-
-
-def _find_saved(study: StudyContext, specs: list[RunSpec]) -> _Saved:
-    """
-    The saved runs that are furthest, from any stack: the grouping depends on the number of cores and on --stack_size. The
-    other runs are computed after them.
-    """
-    specs = study.folder.missing(specs)
-    furthest = -1
-    found: _Saved = (specs, {}, datetime.now(timezone.utc).isoformat(timespec="seconds"))
-    wanted = {spec.id: study.data(spec).fingerprint for spec in specs}
-    for path in sorted(path for path in study.folder.stacks.glob("*") if _NAME.fullmatch(path.name)):
-        try:
-            saved, damage = _load(path)
-        except FileNotFoundError:
-            continue  # another worker has replaced it
-        if damage is not None and path.exists():
-            study.progress.log(f"{damage}: its runs start again.")
-            remove(path)
-        if damage is not None:
-            continue
-        members = saved["members"].items()
-        states = {run_id: state for run_id, state in members if wanted.get(run_id) == state["data_fingerprint"]}
-        update = max((state["update"] for state in states.values()), default=-1)
-        if update > furthest:  # the runs of a file are at the same update, or done
-            together = [spec for spec in specs if spec.id in states]
-            furthest, found = update, (together, states, saved["started"])
-    return found
-
-
-def _load(path: Path) -> tuple[dict[str, Any], str | None]:
-    """The saved state of a stack, and a description of any damage."""
-    if damage := find_damage(path):
-        return {}, damage
-    return torch.load(path / _STATE, weights_only=True, map_location="cpu", mmap=True), None

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from diffusers_lrlab.averaging.snapshots import read_snapshots
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.diffusers_plugin import hook_options
 from diffusers_lrlab.diffusers_plugin.hooks.ema import EMAHook, recognise
+from diffusers_lrlab.diffusers_plugin.host import script_averages
 from diffusers_lrlab.diffusers_plugin.host.run import HostRun
 from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
 from diffusers_lrlab.launch import make_parser
@@ -116,7 +118,7 @@ def test_several_averages_and_snapshots(tmp_path, capsys):
     frozen = [load_file(path / "model" / WEIGHTS)["frozen.weight"] for path in (tmp_path / "wide", folder / "ema")]
     assert frozen[0].equal(frozen[1])
     for arguments, message in (
-        (["--sweep"], "--sweep True: must be left out for a third-party script"),
+        (["--sweep"], "must be of a script that measured widths itself: only the script has its data and its loss"),
         (["--sigma_rel", "0.05"], "--sigma_rel 0.05: must be at least 0.1"),
     ):
         assert main(["ema", str(tmp_path / "run"), *arguments, "--out", str(tmp_path / "no")]) == 2
@@ -124,6 +126,47 @@ def test_several_averages_and_snapshots(tmp_path, capsys):
     (folder / "ema_snapshots" / "places.json").unlink()
     assert main(["ema", str(tmp_path / "run"), "--sigma_rel", "0.2", "--out", str(tmp_path / "no")]) == 2
     assert "it is written when the script ends" in capsys.readouterr().err
+
+
+HELD_OUT = ["--validation_fraction=0.1", "--validation_steps=4"]
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_widths_are_measured_at_the_end_and_the_best_one_is_saved(tmp_path, capsys, processes):
+    """The training is the same, to the bit; the loss of the average that is run is that of the script's own validation."""
+    options = ["--ema=posthoc:sigma_rels=[0.1|0.2],snapshots=4", "--ema_swap=validation", "--strict", *HELD_OUT]
+    _, beside = run(tmp_path / "bare", options=options, processes=processes)
+    stderr, swept = run(tmp_path / "run", options=[*options, "--ema_sweep=3"], processes=processes)
+    assert swept.keys() == beside.keys()
+    assert all(torch.equal(value, swept[name]) for name, value in beside.items())
+    out, folder = tmp_path / "best", tmp_path / "run" / "lrlab"
+    assert main(["ema", str(tmp_path / "run"), "--sweep", "--out", str(out)]) == 0
+    about = json.loads((out / "average.json").read_text())
+    sweep, rows = about["sweep"], (folder / "validation.jsonl").read_text().splitlines()
+    assert sweep["widths"] == pytest.approx([0.1, 0.025**0.5, 0.25])
+    assert len({*sweep["values"]}) == 3
+    assert sweep["of_run"] == pytest.approx(json.loads(rows[-1])["validation_loss"], rel=1e-6)
+    assert sweep["values"][0] == pytest.approx(sweep["of_run"], rel=1e-4)  # the first average has this width
+    assert about["sigma_rel"] == sweep["widths"][sweep["values"].index(min(sweep["values"]))]
+    assert f"Of 3 widths of the average, it is lowest for sigma_rel {about['sigma_rel']:.4g}" in stderr
+    assert (out / "ema_sweep.png").exists()
+    for arguments, message in (
+        (["--metric", "kl"], "must be validation_loss for a third-party script"),
+        (["--num", "4"], "--num 4"),
+    ):
+        assert main(["ema", str(tmp_path / "run"), "--sweep", *arguments, "--out", str(tmp_path / "no")]) == 2
+        assert message in capsys.readouterr().err
+    saved = json.loads((folder / "ema_snapshots" / "sweep.json").read_text())
+    (folder / "ema_snapshots" / "sweep.json").write_text(json.dumps({**saved, "update": 7}))
+    assert main(["ema", str(tmp_path / "run"), "--sweep", "--out", str(tmp_path / "no")]) == 2
+    assert "got no measurement. Hint: add --validation_fraction 0.05" in capsys.readouterr().err
+
+
+def test_a_sweep_needs_snapshots():
+    with pytest.raises(LabError, match="--ema_sweep 3 has no effect without --validation_steps"):
+        hook_options.check(make_parser().parse_args(["--ema=posthoc", "--ema_sweep=3", str(SCRIPT)]))
+    stderr = launch(SCRIPT, options=["--ema=constant", *HELD_OUT, "--ema_sweep=3"], expect=2)
+    assert "--ema_sweep 3: must be given with --ema posthoc" in stderr
 
 
 def test_several_averages_resume(tmp_path):
@@ -162,6 +205,31 @@ def test_snapshots_need_the_length_of_the_run(tmp_path):
     short, _ = prepared(tmp_path, Saves(2, 2), spec="posthoc", num_updates=9)
     with pytest.raises(LabError, match="takes 16 snapshots, .* and the run has 9 updates"):
         short._step()
+
+
+def test_a_slow_disk_holds_up_no_update(tmp_path, monkeypatch):
+    """A snapshot is a copy of the average after its update, and is there before the checkpoint that follows it."""
+    free, write = threading.Event(), script_averages.write_snapshot
+    monkeypatch.setattr(script_averages, "write_snapshot", lambda *what: free.wait(30) and write(*what))
+    model = Saves(2, 2)
+    hook, _ = prepared(tmp_path, model, spec="posthoc:sigma_rels=[0.1],snapshots=2", num_updates=4)
+    hook._step()
+    hook._step()
+    expected = [value.clone() for value in hook.average.shadow_params]
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    hook._step()
+    assert not (tmp_path / "lrlab" / "ema_snapshots").exists()
+    free.set()
+    hook._save_state(None, None, str(tmp_path / "checkpoint-3"))
+    (one,) = read_snapshots(tmp_path / "lrlab" / "ema_snapshots")
+    found = {name: torch.zeros(shape) for name, shape in one.shapes().items()}
+    one.read([1.0], found)
+    assert same([found[name] for name in hook.trained.names], expected)
+    monkeypatch.setattr(script_averages, "write_snapshot", lambda *what: 1 / 0)
+    hook._step()
+    with pytest.raises(ZeroDivisionError):
+        hook._finish()
 
 
 @pytest.mark.slow

@@ -1,0 +1,95 @@
+"""What the README claims: its pictures, the commands behind its figures, and the one address of the repository."""
+
+import importlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import printed
+import pytest
+import tomllib
+import yaml
+from PIL import Image
+
+from diffusers_lrlab.core.project import repository_of
+
+TEXT = (printed.ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def project():
+    return tomllib.loads((printed.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_its_pictures_are_there_with_a_text_and_for_dark_pages():
+    pictures = re.findall(r"<picture>.*?</picture>", TEXT, re.DOTALL)
+    assert len(pictures) == 3
+    for picture in pictures:
+        assert re.search(r'<img alt="[^"]{20,}"', picture)
+        assert "(prefers-color-scheme: dark)" in picture
+        for path in re.findall(r'(?:src|srcset)="([^"]+)"', picture):
+            assert (printed.ROOT / path).is_file(), path
+
+
+def test_dark_pictures_are_of_those_of_today():
+    with printed.docs_modules():
+        dark_pictures = importlib.import_module("dark_pictures")
+    for name, path in dark_pictures.PICTURES.items():
+        kept = np.asarray(Image.open(printed.ROOT / f"docs/dark/{name}.png").convert("RGB"), dtype=float)
+        made = np.asarray(dark_pictures.dark(path).convert("RGB"), dtype=float)
+        assert kept.shape == made.shape, f"{name}: run python docs/dark_pictures.py"
+        assert np.abs(kept - made).mean() < 1, f"{name}: run python docs/dark_pictures.py"
+        assert np.median(kept) < 60, name
+
+
+def section(target):
+    """The text of a page under a heading."""
+    path, _, anchor = target.partition("#")
+    text = (printed.ROOT / path).read_text(encoding="utf-8")
+    for match in re.finditer(r"^(#+) (.*)$", text, re.MULTILINE):
+        if re.sub(r"[^\w\- ]", "", match[2].lower()).strip().replace(" ", "-") == anchor:
+            end = re.search(rf"^#{{1,{len(match[1])}}} ", text[match.end() :], re.MULTILINE)
+            return text[match.end() :][: end.start() if end else None]
+    raise AssertionError(target)
+
+
+def test_every_figure_has_its_command():
+    """Each row of results, and each link to a benchmark or a claim, leads to a section that prints a command."""
+    results = TEXT.partition("## Results")[2].partition("\n## ")[0]
+    rows = [line for line in results.splitlines() if line.startswith("| ") and "%" in line.partition("|")[2]]
+    assert len(rows) > 6
+    assert all("](docs/claims.md#" in row for row in rows[1:])
+    targets = set(re.findall(r"\]\((docs/(?:benchmarks|claims)\.md#[\w-]+)\)", TEXT))
+    assert len(targets) > 10
+    for target in targets:
+        assert "```bash\n" in section(target), target
+
+
+def test_the_repository_has_one_address(project):
+    """That of pyproject.toml: in what installs without a clone, in the citation, and in what the package knows."""
+    address = project.get("urls", {}).get("Repository")
+    (command,) = set(re.findall(r'^pip install ".* @ git\+.*$', TEXT, re.MULTILINE))
+    assert re.findall(r"(?:git\+|-c )(\S+?)(?=\"|/raw/)", command) == [address or "REPOSITORY"] * 2
+    citation = yaml.safe_load((printed.ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation.get("repository-code") == address
+    assert repository_of(["Repository, https://example.org/a/b/", "Other, https://example.org"]) == "https://example.org/a/b"
+    assert repository_of([]) is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (printed.ROOT / ".git").exists(), reason="no git repository, as in an unpacked sdist")
+def test_it_installs_without_a_clone(tmp_path):
+    """The README's line, with this repository as the address, and without what it depends on, which is here."""
+    (command,) = set(re.findall(r'^pip install "(.*) @ git\+\S+" -c \S+$', TEXT, re.MULTILINE))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "install", f"{command} @ git+file://localhost{printed.ROOT}"),
+            *("-c", (printed.ROOT / "constraints.txt").as_uri(), "--no-deps", "--no-build-isolation", "--target", tmp_path),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "diffusers_lrlab/hub/model_card.md").is_file()

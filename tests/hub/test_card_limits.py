@@ -1,0 +1,67 @@
+"""What model cards say of data, licence and limits, and beside what real data score."""
+
+import json
+
+import pytest
+from published import RECORD
+
+from diffusers_lrlab.hub.card import model_card_text
+from diffusers_lrlab.hub.card_limits import compared_with_real_data
+
+
+@pytest.fixture
+def record():
+    return json.loads((RECORD / "lrlab" / "run.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("results", "expected"),
+    [
+        ({"kl": 1.234, "kl_of_held_out_points": 0.0195}, "1.23 for samples of the model, 0.0195 for held-out points"),
+        ({"frechet_distance": 2.2663, "frechet_distance_of_training_images": 2.079}, "2.27 for samples of the model, 2.08"),
+        ({"frechet_distance": 2.2663}, None),  # nothing to compare with
+        ({"density": 0.9, "density_of_held_out_points": 1.0}, None),  # no distance
+        ({"kl_of_held_out_points": 0.0195}, None),
+    ],
+)
+def test_samples_are_compared_with_real_data_in_words(results, expected):
+    text = compared_with_real_data(results)
+    assert expected in text if expected else text == ""
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"dataset_name": "digits"}, "Licence: CC BY 4.0."),
+        ({"dataset_name": "dino"}, "Source: "),
+        (
+            {"dataset_name": "somebody/faces"},
+            "[somebody/faces](https://huggingface.co/datasets/somebody/faces): its own card",
+        ),
+        ({"dataset_name": None, "train_data_dir": "/home/me/a`b"}, "- Data: `a b`, a folder that is not published"),
+    ],
+)
+def test_a_card_says_where_the_data_are_from(tmp_path, record, data, expected):
+    record["config"] |= data
+    card = model_card_text(tmp_path, record)
+    assert expected in card
+    assert "/home/me" not in card.split("## Data and licence")[1].split("## Limits")[0]
+
+
+def test_a_card_without_a_licence_says_so(tmp_path, record):
+    card = model_card_text(tmp_path, record)
+    assert "\nlicense:" not in card
+    assert "- Model: no licence was given (`--hub_license`)" in card
+    record["config"]["hub_license"] = "mit"
+    given = model_card_text(tmp_path, record)
+    assert "\nlicense: mit\n" in given
+    assert "- Model: mit." in given
+    assert "license: cc0-1.0" in model_card_text(tmp_path, record, "cc0-1.0")
+
+
+def test_a_model_that_started_from_others_is_not_said_to_make_only_such_samples(tmp_path, record):
+    assert "1541 images (1 x 8 x 8) and makes only such samples." in model_card_text(tmp_path, record)
+    record["train"]["started_from"] = {"name_or_path": "somebody/unet", "commit": "a" * 40, "sha256": "b" * 64}
+    card = model_card_text(tmp_path, record)
+    assert "makes only such samples" not in card
+    assert "licence of the weights that it started from apply" in card
