@@ -124,6 +124,31 @@ class Started:
         return tuple(stream.read_text() if stream.exists() else "" for stream in self._streams)
 
 
+def fork_what_is_run():
+    """For `before`: Python that the process runs by `subprocess.run` is forked from the same server as the process is."""
+    run_really, program = subprocess.run, sys.executable
+    server = multiprocessing.forkserver
+    # It runs, and its address is known here; without this, another one would be started.
+    server.ensure_running = server._forkserver.ensure_running = lambda: None
+    sys.path.append(str(Path(__file__).parent))  # where the new process finds this module
+
+    def run_here(command, *, cwd=None, env=None, check=False, capture_output=False, stdout=None, text=False, **how):
+        if str(command[0]) != program:
+            streams = {"capture_output": capture_output} if capture_output else {"stdout": stdout}
+            return run_really(command, cwd=cwd, env=env, check=check, text=text, **streams, **how)
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")  # which the new process would import
+        try:
+            status, out, err = run(*command[1:], cwd=cwd or os.getcwd(), env=os.environ if env is None else env)
+        finally:
+            sys.modules["__main__"] = main
+        if check and status:
+            raise subprocess.CalledProcessError(status, command, out, err)
+        return subprocess.CompletedProcess(command, status, out, err)
+
+    subprocess.run = run_here
+
+
 def _server(environment):
     """Python's fork server, started under this environment if it does not run yet, since what is imported reads it."""
     context = multiprocessing.get_context("forkserver")

@@ -45,7 +45,7 @@ NEEDS = {
     "lrlab push nothing --repo_id user/name": "train",
     "lrlab pull user": "train",
     "lrlab rerun nothing": "train",
-    "lrlab floor --dataset_name dino": "train",
+    "lrlab floor --lr_scheduler cosin": "train",
     "lrlab predict --from nothing --lr_scheduler rex": "train",
     "lrlab preview --lr_scheduler rex --num_training_steps 10 --predict nothing": "train",
     "lrlab extend nothing --max_train_steps 10": "train",

@@ -11,6 +11,7 @@ import latents
 import printed
 import pytest
 import runs
+import started
 import tomllib
 from helpers import image_folder, load_data
 from tables import cases
@@ -220,9 +221,8 @@ def test_the_study_of_ones_own_runs_as_printed(tmp_path):
     mine = [words for words in mine if "--executor" not in words]  # for more cores, GPUs or machines than there may be
     assert [words[2] for words in mine] == ["run", "run", "card"]
     for words in mine:
-        command = [sys.executable, "-m", "diffusers_lrlab", *words[1:]]
-        done = subprocess.run(command, cwd=tmp_path, env=runs.environment(), capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        status, _, error = started.run("-m", "diffusers_lrlab", *words[1:], cwd=tmp_path, env=runs.environment())
+        assert status == 0, error
         assert (tmp_path / "my-study").exists() is ("--dry_run" not in words)
     summary = json.loads((tmp_path / "my-study/summary.json").read_text())
     assert {row["arm"] for row in summary["rows"]} == {"cosine", "wsd", "wsd-snr"}

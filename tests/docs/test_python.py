@@ -30,11 +30,20 @@ from diffusers_lrlab.training.resolve import resolve_config
 BLOCKS = printed.blocks("python")
 NEEDS_A_RUN = ("from_pretrained",)  # these are run by the slow test
 NEEDS_A_FILE = ("@register_denoiser",)  # tests/models/test_denoisers.py has it in one
-TRAINS = ("range(600)",)  # for half a minute
 IN_ORDER = {  # pages whose snippets go on from each other
     f"docs/tutorials/{name}.md" for name in ("own-metric", "paper-figure", "study-in-pandas", "trainer-and-lightning")
 }
-SHORTER = {"max_steps=100": "max_steps=4", "    warmup_steps=10": "    warmup_steps=1"}
+SHORTER = {  # updates, and images
+    "range(600)": "range(6)",
+    "n=1000, s": "n=20, s",
+    "max_steps=100": "max_steps=4",
+    "    warmup_steps=10": "    warmup_steps=1",
+}
+
+
+def shortened(code):
+    """A snippet with fewer updates and images."""
+    return functools.reduce(lambda text, each: text.replace(*each), SHORTER.items(), code)
 
 
 @pytest.fixture
@@ -89,8 +98,7 @@ def test_imports_are_there(block):
 def snippets():
     for block in BLOCKS:
         if block.page not in IN_ORDER and not any(text in block.code for text in NEEDS_A_RUN + NEEDS_A_FILE):
-            is_slow = any(text in block.code for text in TRAINS)
-            yield pytest.param(block, id=str(block), marks=pytest.mark.slow if is_slow else ())
+            yield pytest.param(block, id=str(block))
 
 
 @pytest.mark.usefixtures("without_training")
@@ -98,7 +106,7 @@ def snippets():
 def test_a_snippet_runs(block, names, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with printed.registrations_undone():
-        exec(compile(block.code, str(block), "exec"), names)
+        exec(compile(shortened(block.code), str(block), "exec"), names)
     if "scheduler" in names:
         assert names["scheduler"].get_last_lr() == [0.0]
     if "lrs" in names:
@@ -133,7 +141,7 @@ def test_the_snippets_of_a_page_run_in_order(page, capsys, tmp_path):
     with printed.registrations_undone():
         for block in BLOCKS:
             if block.page == page and "import lightning" not in block.code:
-                code = functools.reduce(lambda text, each: text.replace(*each), SHORTER.items(), block.code)
+                code = shortened(block.code)
                 exec(compile(code, str(block), "exec"), names)
     out = capsys.readouterr().out
     if page.endswith("study-in-pandas.md"):
@@ -182,10 +190,10 @@ def test_the_change_of_diffusers_script_is_of_lines_that_it_has():
 @cases("data, name", [("digits", "ddpm-digits-8"), ("dino", "ddpm-dino")])
 def test_a_pipeline_loads_as_printed(tmp_path, data, name):
     """After a run of the command above it, made short; figures of the snippet are made small."""
-    short = ["--max_train_steps=2", "--num_inference_steps=2", "--frechet_samples=0"]
+    short = runs.tiny_arguments(tmp_path)
     if data == "dino":
-        short = ["--dataset_name=dino", "--max_train_steps=2", "--distance_samples=100", "--ddpm_num_steps=20"]
-    runs.run(*short, "--cpu_threads=1", f"--output_dir={tmp_path}/{name}")
+        short = ["--dataset_name=dino", "--distance_samples=100", "--ddpm_num_steps=20", "--no_preflight", "--cpu_threads=1"]
+    runs.run(*short, "--max_train_steps=2", f"--output_dir={tmp_path}/{name}")
     code = printed.block_with(f'from_pretrained("{name}")', "python").code
     small = {
         "10_000": "100",
