@@ -68,6 +68,16 @@ def test_the_flag_may_be_repeated_and_hold_several(bare, home, tmp_path):
     assert load_spec(out / "spec.yaml").datasets == {name: {"dataset_name": name} for name in ("line", "moons", "circle")}
 
 
+def test_a_file_may_list_folders_and_ids_of_the_hub():
+    names = ["./my photos", "huggan/flowers", "dino"]
+    spec = load_spec({"arms": {"constant": {}}, "datasets": names})
+    assert {short: fields["dataset_name"] for short, fields in spec.datasets.items()} == {
+        "my-photos": "./my photos",
+        "flowers": "huggan/flowers",
+        "dino": "dino",
+    }
+
+
 def test_a_folder_of_images(capsys, pictures, tmp_path):
     (tmp_path / "of").mkdir()
     (tmp_path / "of" / "images.yaml").write_text(yaml.safe_dump(OF_IMAGES))

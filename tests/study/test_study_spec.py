@@ -265,7 +265,6 @@ REFUSED = {
     ),
     "no name": ({"arms": {"": {}}}, ["the name '' of an arm: must be letters"]),
     "name that is a number": ({"arms": {256: {}}}, ["The name 256 of an arm is not text", "quotes: '256'"]),
-    "Hub id without a name": ({"datasets": ["me/points"]}, ["the name 'me/points' of a data set: must be letters"]),
     "arms in a list": ({"arms": ["cosine"]}, ["arms=['cosine']: must be a mapping", "cosine: {lr_scheduler: cosine}"]),
     "arm that is a word": ({"arms": {"a": "cosine"}}, ["the arm 'a' 'cosine': must be a mapping"]),
     "no arms": ({"arms": {}}, ["has no arms"]),

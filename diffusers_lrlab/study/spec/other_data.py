@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import pkgutil
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,10 @@ from ..same_command import PRESETS_FOLDER
 from .expansion import located
 from .horizons import at_horizons
 from .metrics import data_lacking
-from .parts import read_datasets
+from .parts import by_short_names, read_datasets
 from .spec import ARM_NOTES, PRESETS, StudySpec
 
 FLAG = "--dataset_name"
-_LONGEST = 64  # characters of a name
 
 
 def with_datasets(spec: StudySpec, names: Sequence[str]) -> StudySpec:
@@ -39,12 +37,9 @@ def with_datasets(spec: StudySpec, names: Sequence[str]) -> StudySpec:
     """
     if not names:
         return spec
-    datasets: dict[str, dict[str, Any]] = {}
-    for name in names:
-        short = _short_name(name)
-        if short in datasets:
-            raise LabError(f"{FLAG} {','.join(names)}: two data sets would be called {short!r}. Name each once.")
-        datasets[short] = {"dataset_name": _as_in_file(name, spec.folder)}
+    datasets = {
+        short: {"dataset_name": _as_in_file(name, spec.folder)} for short, name in by_short_names(names, FLAG).items()
+    }
     configs = [_config_of(name) for name in names]
     for config in configs:
         _check_kind(spec, config)
@@ -56,15 +51,6 @@ def with_datasets(spec: StudySpec, names: Sequence[str]) -> StudySpec:
 def _config_of(name: str) -> ResolvedConfig:
     """The configuration of a run on a data set, everything else being left to its defaults."""
     return resolve_config(parse_options({"dataset_name": name, "output_dir": "run"}, FLAG), find_columns=True)
-
-
-def _short_name(name: str) -> str:
-    """The last part of a path or Hub id, as part of the names of files."""
-    last = Path(name).expanduser().resolve().name if name else ""
-    short = re.sub(r"[^A-Za-z0-9_.@+]+", "-", last).lstrip("_.@+-")
-    if not short:
-        raise must_be(FLAG, name, "the name of a data set, a folder or a Hub id", "separate several by commas")
-    return short[:_LONGEST]
 
 
 def _as_in_file(name: str, folder: str) -> str:

@@ -1,7 +1,8 @@
 """Reads the parts of a specification: arms, data sets, seeds, tuning."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ...core.errors import LabError, did_you_mean, must_be
@@ -13,6 +14,7 @@ from .spec import ARM_NOTES, Tuning, controlled
 
 _MOST_SEEDS = 1000
 _EXTENSIONS = Range("[0, 20]", whole=True)  # ten decades, by 1, 3, 10
+_LONGEST = 64  # characters of a name
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@+-]{0,63}")
 
 
@@ -158,11 +160,26 @@ def _controls(arm: str, given: Any, arms: Mapping[str, Any], ending: str, baseli
     return controls
 
 
+def by_short_names(names: Sequence[str], where: str) -> dict[str, str]:
+    """Data sets by the last part of a path or Hub id, as part of the names of files; `where` they are given."""
+    found: dict[str, str] = {}
+    for name in names:
+        last = Path(name).expanduser().resolve().name if name else ""
+        short = re.sub(r"[^A-Za-z0-9_.@+]+", "-", last).lstrip("_.@+-")[:_LONGEST]
+        if not short:
+            raise must_be(where, name, "the name of a data set, a folder or a Hub id", "separate several by commas")
+        if short in found:
+            raise LabError(f"{where} {','.join(names)}: two data sets would be called {short!r}. Name each once.")
+        found[short] = name
+    return found
+
+
 def read_datasets(value: Any) -> dict[str, dict[str, Any]]:
     if isinstance(value, str):
         value = [value]
     if isinstance(value, list):
-        value = {str(name): {"dataset_name": name} for name in list_of(value, "datasets")}
+        names = [str(name) for name in list_of(value, "datasets")]
+        value = {short: {"dataset_name": name} for short, name in by_short_names(names, "datasets").items()}
     if not isinstance(value, dict):
         raise must_be("datasets", value, "a list of names, or a mapping of names to fields", "such as [dino, moons]")
     datasets = {}
