@@ -96,7 +96,7 @@ def test_a_run_from_python_shows_how_to_repeat_it(tmp_path, quick):
     made = []
     exec(block.replace("import TrainingConfig, train", "import TrainingConfig"), {"train": made.append})
     assert made == [config]
-    command = re.search(r"```bash\n(lrlab train .*)\n```", card)[1]
+    command = re.search(r"^(lrlab train --.*)\n```", card, re.MULTILINE)[1]
     assert parse_arguments(shlex.split(command)[2:], "") == config
 
 

@@ -142,9 +142,11 @@ def test_a_rectangle_zooms_and_a_button_shows_the_whole_again(page, tmp_path):
     mouse(page, "mousePressed", x - 60, y - 40, button="left", clickCount=1)
     mouse(page, "mouseMoved", x + 40, y + 30, button="left", buttons=1)
     mouse(page, "mouseReleased", x + 40, y + 30, button="left", clickCount=1)
+    page.wait(f"{domain}[0] > {whole[0]}")
     low, high = page.evaluate(domain)
     assert whole[0] < low < high < whole[1]
     page.evaluate(f"{LOSS_CHART}.grid.previousSibling.querySelector('button').click()")
+    page.wait(f"{domain}[0] === {whole[0]}")
     assert page.evaluate(domain) == whole
 
 
