@@ -259,6 +259,7 @@ def test_all_that_is_exported_is_attacked():
     assert not missing, f"Give valid arguments of {missing} in VALID, so that all wrong ones are tried."
 
 
+@pytest.mark.slow
 @cases("name", [*VALID, *BESIDE, *SCHEDULES], ids=str)
 def test_no_wrong_value_ends_in_an_error_of_pythons_or_torchs(name):
     allowed = ValueError if name in FREE_OF_US else LabError

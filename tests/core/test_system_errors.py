@@ -155,6 +155,7 @@ def test_too_little_memory_is_explained():
         torch.empty(2**50)
 
 
+@pytest.mark.slow
 def test_other_errors_of_torch_pass():
     with pytest.raises(RuntimeError, match="same size"), system_errors_explained():
         raise RuntimeError("tensors must have the same size")

@@ -395,6 +395,7 @@ def test_a_density_is_nothing_where_no_points_are(name):
     assert not np.isnan(far).any()
 
 
+@pytest.mark.slow
 @cases("name", WITH_DENSITY)
 def test_points_follow_the_density(name):
     """Counts in cells against its integrals: a chi-square test, with rare cells and what is not in any as one cell."""

@@ -31,6 +31,8 @@ from diffusers_lrlab.diagnostics.timestep_log import (
 from diffusers_lrlab.objective.ddpm import DDPM
 from diffusers_lrlab.timesteps.sampling import get_timestep_sampler
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 
@@ -470,7 +472,6 @@ FROM_FILE = ["few validation images"]
 
 
 @pytest.mark.pictures
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "from_file"), [(name, kind) for kind in (0, 1) for name in (PICTURES, FROM_FILE)[kind]])
 def test_there_is_a_picture_of_any_rows(tmp_path, name, from_file):
     rows = some_rows(**PICTURES[name])
@@ -516,7 +517,6 @@ def observed(tmp_path_factory):
     return {name: base / name for name in OBSERVED}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["default", "gradients"])
 def test_looking_changes_nothing(observed, name):
     for part in ("checkpoint-5/unet", "checkpoint-5/unet_ema", f"checkpoint-{NUM_UPDATES}/unet", "unet"):

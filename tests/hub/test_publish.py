@@ -61,6 +61,7 @@ def python(code, hub, cwd, *arguments):
 # --- uploads ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_of_a_run_only_what_a_user_needs_goes_up(folders, hub, tmp_path):
     result = lrlab("push", folders / "run", "--repo_id", "digits", "--private", env=hub.env, cwd=tmp_path)
     repo = hub.model("user/digits")

@@ -7,6 +7,8 @@ import torch
 from safetensors.numpy import load_file
 from tables import cases
 
+pytestmark = pytest.mark.slow
+
 NUM_UPDATES, WARMUP, PEAK = 12, 3, 2e-3
 
 # (processes, accumulation, micro-batch), all of 16 images an update

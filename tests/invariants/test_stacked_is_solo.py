@@ -37,7 +37,7 @@ from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.trainer import Trainer
 
 # Optional optimizers' own.
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 CPU = torch.device("cpu")
 SMALL = {"dimension": 2, "hidden_size": 32, "num_layers": 2, "embedding_size": 16}

@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 
 from diffusers_lrlab.timesteps.bands import TimestepLR
 
+pytestmark = pytest.mark.slow
+
 NUM_UPDATES = 12
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
@@ -74,7 +76,6 @@ def whole_and_resumed(tmp_path_factory):
     return whole, resumed
 
 
-@pytest.mark.slow
 def test_a_run_that_follows_losses_resumes_to_the_same_bits(whole_and_resumed):
     whole, resumed = whole_and_resumed
     for checkpoint in ("checkpoint-10", f"checkpoint-{NUM_UPDATES}"):
@@ -86,7 +87,6 @@ def test_a_run_that_follows_losses_resumes_to_the_same_bits(whole_and_resumed):
     assert (whole / "lrlab/metrics.jsonl").read_text() == (resumed / "lrlab/metrics.jsonl").read_text()
 
 
-@pytest.mark.slow
 def test_resuming_keeps_the_rows_of_noise_levels(whole_and_resumed):
     whole, resumed = map(timestep_rows, whole_and_resumed)
     assert whole.equals(resumed)
@@ -124,7 +124,6 @@ def layouts(tmp_path_factory):
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["accumulated", "two processes"])
 def test_losses_do_not_depend_on_how_the_batch_is_shared_out(layouts, layout):
     expected, found = runs.read_metrics(layouts["at once"]), runs.read_metrics(layouts[layout])
@@ -170,7 +169,6 @@ def deviation(folder):
     return runs.read_record(folder)["train"]["schedule_audit"]["largest_lr_deviation"]
 
 
-@pytest.mark.slow
 def test_bands_with_one_rate_have_the_schedule_of_plain_training(plain, tmp_path):
     folder = start(tmp_path, "run", "--timestep_lr=banded:factors=[1|1]", logging=1)
     assert lrs(folder) == lrs(plain)
@@ -195,7 +193,6 @@ def banded(tmp_path_factory):
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_each_update_is_done_at_the_rate_of_its_band(plain, banded, accumulation):
     """The band is read off the timesteps that were drawn, not off the formula for it."""
@@ -220,7 +217,6 @@ def test_bands_do_not_depend_on_accumulation(banded):
 # --- what is plain training under another name -----------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_curriculum_without_strength_is_plain_training(plain, tmp_path):
     folder = start(tmp_path, "run", "--timestep_sampler=clts:lambda_max=0", "--checkpointing_steps=12", logging=1)
     for part in (f"checkpoint-12/unet/{WEIGHTS}", f"unet/{WEIGHTS}"):

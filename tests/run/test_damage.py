@@ -12,6 +12,8 @@ from faults.injected import DAMAGE
 
 from diffusers_lrlab.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):

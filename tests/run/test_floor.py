@@ -118,6 +118,7 @@ def test_a_run_without_losses_by_timestep_is_refused(capsys, tmp_path):
     assert "--log_timestep_bins" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_logs_its_floor_once(tmp_path, capsys, monkeypatch):
     """It is that of `lrlab floor`, is told before, stays in the log of a resumed run, and changes nothing else."""
     monkeypatch.setattr("diffusers_lrlab.evaluation.floor_of_data._QUERIES", 50)

@@ -947,6 +947,7 @@ def luminance(color):
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+@pytest.mark.slow
 @needs_axe
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_can_be_read_by_everybody(browser, index, scheme):

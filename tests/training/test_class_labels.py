@@ -25,6 +25,8 @@ from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.samples import draw_samples
 from diffusers_lrlab.training.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 NUM_UPDATES = 8
 LABELS = ("--label_column=label", "--label_dropout=0.3", "--guidance_scale=2")
 OBJECTIVES = {"ddpm": "ddpm:num_steps=20", "flow": "flow_matching:num_steps=20", "latents": "ddpm:num_steps=20"}

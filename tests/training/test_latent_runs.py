@@ -33,6 +33,8 @@ from diffusers_lrlab.training.model import find_start, given_model_config
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
 
+pytestmark = pytest.mark.slow
+
 NUM_UPDATES = 8
 
 
@@ -81,7 +83,6 @@ def resolved(place, **options):
     return config(train_data_dir=str(place / "digits"), train_batch_size=8, num_validation_images=16, **options)
 
 
-@pytest.mark.slow
 def test_flow_matching_trains_and_samples(place, tmp_path):
     train(place, tmp_path / "run", "--objective=flow_matching:base_resolution=4")
     pipeline = DiffusionPipeline.from_pretrained(tmp_path / "run")
@@ -107,7 +108,6 @@ def test_batches_are_memory_mapped_and_the_same_with_workers_and_later(place):
     assert next(iterate_batches(data, layout, 0, range(epoch, epoch + 1))).data.isfinite().all()
 
 
-@pytest.mark.slow
 def test_the_rows_of_images_are_held_out_with_their_labels(place):
     options = resolved(place)
     layout, conditions = options.layout(1), {"class_labels": "label"}
@@ -127,7 +127,6 @@ def test_the_rows_of_images_are_held_out_with_their_labels(place):
         load_latent_data(options, 0, layout, {"class_labels": "digit"})
 
 
-@pytest.mark.slow
 def test_samples_are_decoded_by_what_is_saved(straight, place):
     pipeline = DiffusionPipeline.from_pretrained(straight)
     assert type(pipeline) is diffusers_lrlab.LatentImagePipeline
@@ -147,7 +146,6 @@ def test_samples_are_decoded_by_what_is_saved(straight, place):
     assert main(["check", str(straight)]) == 0
 
 
-@pytest.mark.slow
 def test_it_loads_in_a_process_without_this_package(straight, tmp_path):
     code = f"""
 import sys
@@ -191,7 +189,6 @@ def test_the_default_model_fits_the_latents(place):
     assert (model.config.sample_size, model.config.in_channels, model.config.out_channels) == (4, 2, 2)
 
 
-@pytest.mark.slow
 def test_the_forecast_knows_the_autoencoder(place):
     plan = plan_of(place, eval_batch_size=100, frechet_samples=0)
     vae = AutoencoderKL.from_pretrained(place / "vae")
@@ -205,7 +202,6 @@ def test_the_forecast_knows_the_autoencoder(place):
     assert twice.activations == pytest.approx(2 * found.activations, rel=0.1)
 
 
-@pytest.mark.slow
 def test_an_autoencoder_of_the_hub_is_saved_as_its_commit(place, hub, tmp_path):
     files = {path.name: path.read_bytes() for path in (place / "vae").iterdir()}
     hub.put("user/pipeline", {f"vae/{name}": content for name, content in files.items()})
@@ -416,7 +412,6 @@ def test_another_autoencoder_than_that_of_the_latents_is_refused(place, tmp_path
     assert load_data(resolved(moved, vae=str(tmp_path / "moved"))).num_images == 1781
 
 
-@pytest.mark.slow
 def test_a_run_does_not_go_on_with_latents_of_another_autoencoder(place, plain, tmp_path):
     output = shutil.copytree(plain, tmp_path / "run")
     (output / f"checkpoint-{NUM_UPDATES}" / "trainer.json").unlink()
