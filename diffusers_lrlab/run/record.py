@@ -92,7 +92,7 @@ def warn_of_changed_plugins(record: dict[str, Any], previous: dict[str, Any]) ->
 def training_figures(trainer: Trainer) -> dict[str, Any]:
     """The figures of training so far."""
     run, divergence = trainer.run, trainer.divergence
-    held = run.objective.sampler.held()
+    held, began = run.objective.sampler.held(), run.objective.sampler.began()
     return {
         "updates_done": run.update,
         "training_seconds": run.training_seconds,
@@ -104,7 +104,15 @@ def training_figures(trainer: Trainer) -> dict[str, Any]:
         "warnings": trainer.log.lr_warnings,
         # A sampler that holds the density that one with feedback has reached.
         **({"timestep_density": held} if held else {}),
+        # The update at which it left the density before it; `null` if it never did.
+        **({} if began is None else {"timestep_density_began": began or None}),
     }
+
+
+def never_began(plan: Plan) -> str:
+    """What to print after a run whose density of the timesteps has waited for losses to the end."""
+    name, before = plan.config.timestep_sampler, plan.config.timestep_sampler_kwargs["before"]
+    return f"{name}: its own density of the timesteps never began; all {plan.num_updates:,} updates had {before}."
 
 
 @contextmanager

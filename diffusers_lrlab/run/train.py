@@ -119,7 +119,7 @@ def _train_and_record(
     from ..preflight.run import check_before_training
     from ..training.trainer import Trainer
     from .finish import finish_run
-    from .record import recorded, start_record, warn_of_changed_plugins
+    from .record import never_began, recorded, start_record, warn_of_changed_plugins
 
     previous = folder.read_record() if checkpoint is not None else {}
     trainer = Trainer(plan, data, accelerator, folder)
@@ -153,6 +153,8 @@ def _train_and_record(
             uploads.stop()
         raise
     accelerator.print(trainer.run.audit.summary())
+    if trainer.run.objective.sampler.began() == 0:
+        accelerator.print(never_began(plan))
     if (observer := trainer.log.observer) is not None and observer.log.num_spikes:
         accelerator.print(f"Loss spikes by noise level: {observer.log.num_spikes}, see lrlab/timesteps.png.")
     # A distributed model freed after its process group can hang in gloo.

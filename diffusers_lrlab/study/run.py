@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..core.environment import allowed_threads
-from ..core.errors import LabError
+from ..core.errors import LabError, warn
 from ..core.held import refuse_damaged
 from ..core.manifest import open_manifest
 from ..core.plugins import loaded_plugins, plugin_packages
@@ -18,6 +18,7 @@ from ..core.registered import registered_code_located
 from ..core.signatures import checked
 from ..core.words import agreeing, counted
 from ..data.options import EMBEDDED_DATASETS
+from ..training.plan_text import beginning_warning
 from ..training.prepare import keep_freed_memory
 from .analysis.runs_table import RUNS_TABLE, read_runs, write_runs
 from .analysis.summary import notes_on, summarise, write_summary
@@ -120,8 +121,8 @@ def _run(
     tuning, first = expand_tuning(spec), expand(spec)
     use_all_cores()
     study = StudyContext(folder, stack_size, quiet, spec.precision)
-    for run in {(run.arm, run.dataset): run for run in [*tuning, *first]}.values():
-        study.plan(run)
+    for warning in beginning_warnings([*tuning, *first], study):
+        warn(warning)
     if executor == "stacked":
         check_stackable([*tuning, *first], study)
     if kept := kept_in_words(first):
@@ -140,6 +141,19 @@ def _run(
         shutil.rmtree(folder.stacks, ignore_errors=True)
         shutil.rmtree(folder.path / "local", ignore_errors=True)
         return _write_all(spec, runs, tuning, study, command)
+
+
+def beginning_warnings(runs: Sequence[RunSpec], study: StudyContext) -> list[str]:
+    """
+    Plans each arm on each data set, for the errors of their options, and warns of densities of the timesteps that are not
+    likely to begin in runs that short.
+    """
+    found = []
+    for run in {(run.arm, run.dataset): run for run in runs}.values():
+        plan, _ = study.plan(run)
+        if warning := beginning_warning(plan):
+            found.append(f"In the arm {run.arm!r} on {run.dataset!r}: {warning}")
+    return found
 
 
 def _depend_on_text_alone(runs: list[RunSpec]) -> bool:

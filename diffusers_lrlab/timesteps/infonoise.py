@@ -19,12 +19,14 @@ from ..core.errors import must_be
 from ..core.progress import Progress
 from ..core.spec import format_spec, resolve_spec
 from .adaptive import finite_losses
+from .beginning import Guards
 from .log_sigma import LogSigma
 from .noise_levels import NoiseLevels, find_prediction
 from .registries import TIMESTEP_SAMPLERS
 
 _SMALLEST = 1e-30  # of an error whose logarithm is taken
 _DIGITS = 4  # of the densities of a spec string
+_TENSORS = ("sums", "counts", "means", "density", "is_adapted", "began")
 
 
 class InfoNoise:
@@ -72,6 +74,7 @@ class InfoNoise:
             torch.zeros(num_bins, dtype=torch.float64, device=device) for _ in range(4)
         )
         self.is_adapted = torch.zeros((), dtype=torch.bool, device=device)
+        self.began = torch.zeros((), dtype=torch.int64, device=device)  # the update of the first density; 0 before it
         self.num_updates = 0
 
     def _tensor(self, values: np.ndarray) -> torch.Tensor:
@@ -122,6 +125,7 @@ class InfoNoise:
         density = self._density(weights)
         is_ready = ((self.means > 0) | ~trained.any(dim=1)).all() & density.isfinite().all() & (density > 0).any()
         self.density = torch.where(is_ready, density, self.density)
+        self.began = torch.where(is_ready & ~self.is_adapted, self.num_updates, self.began)
         self.is_adapted = self.is_adapted | is_ready
 
     def _density(self, weights: torch.Tensor) -> torch.Tensor:
@@ -151,18 +155,19 @@ class InfoNoise:
             "piecewise", {"densities": densities, "low": low, "high": high, "uniform_share": self.uniform_share}
         )
 
-    def images_to_begin(self) -> float:
-        """About how many images it takes until every bin has its first average."""
-        mass = [float(self.before[self.bins == number].sum()) for number in self.filled]
-        return self.min_count / max(min(mass), 1e-300)
+    def guards(self) -> Guards:
+        """What its first density waits for."""
+        masses = [float(self.before[self.bins == number].sum()) for number in self.filled]
+        return Guards(np.asarray(masses), self.min_count, self.warmup_updates, self.refresh_every)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        own = {name: getattr(self, name).clone() for name in ("sums", "counts", "means", "density", "is_adapted")}
+        own = {name: getattr(self, name).clone() for name in _TENSORS}
         return own | {"num_updates": torch.tensor(self.num_updates)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        for name in ("sums", "counts", "means", "density", "is_adapted"):
-            setattr(self, name, state[name].to(getattr(self, name)).clone())
+        for name in _TENSORS:
+            own = getattr(self, name)
+            setattr(self, name, state.get(name, torch.zeros_like(own)).to(own).clone())  # older states have no `began`
         self.num_updates = int(state["num_updates"])
 
 

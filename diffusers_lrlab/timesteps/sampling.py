@@ -14,6 +14,7 @@ from ..core.signatures import checked
 from ..core.spec import resolve_spec
 from ..schedules.schedule import ENDLESS
 from .adaptive import LossFeedback, check_indices, state_of
+from .beginning import Beginning
 from .noise_levels import FLOW_VELOCITY, NoiseLevels, noise_levels, prediction_type_of
 from .registries import TIMESTEP_SAMPLERS
 
@@ -72,6 +73,14 @@ class TimestepSampler(LossFeedback):
     def held(self) -> str:
         """The spec string of a sampler that holds the density of now; empty if there is none."""
         return str(self.state.held()) if hasattr(self.state, "held") else ""
+
+    def beginning(self, batch_size: int, num_updates: int) -> Beginning | None:
+        """When a density that waits for losses will begin; `None` for samplers without such guards."""
+        return Beginning(self.state.guards(), batch_size, num_updates) if hasattr(self.state, "guards") else None
+
+    def began(self) -> int | None:
+        """The update at which it began, 0 before; `None` for samplers without guards. Waits for the device."""
+        return int(self.state.began) if hasattr(self.state, "began") else None
 
     def _check_density(self) -> None:
         """Evaluates the density over the run, for the errors that only it can raise."""

@@ -28,6 +28,7 @@ from ..schedules.expected import schedule_curves
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule
 from ..schedules.schedule import Schedule
+from ..timesteps.beginning import Beginning
 from .config import ResolvedConfig
 from .kinds.base import DataKind
 from .kinds.select import kind_of
@@ -153,6 +154,12 @@ class Plan:
         known = posthoc.kwargs
         return snapshot_updates(self.num_updates, known["snapshots"], known["start_update"], known["update_every"])
 
+    @cached_property
+    def beginning(self) -> Beginning | None:
+        """When a density of the timesteps that waits for losses will begin."""
+        sampler = objective_spec(self.config).make_sampler(self.process, self.num_updates)
+        return sampler.beginning(self.layout.global_batch, self.num_updates)
+
     def due(self, epochs: int | None, update: int, default_times: int) -> bool:
         """Whether something that happens every `epochs` epochs, or `default_times` over the run, is due at `update`."""
         every = self._updates_between(epochs, default_times)
@@ -263,6 +270,8 @@ def make_plan(
         width=planned_width(config, arguments),
     )
     _ = plan.snapshot_updates  # an error if the run is too short for them
+    if plan.beginning is not None:
+        plan.beginning.check(config.timestep_sampler, str(config.timestep_sampler_kwargs["before"]))
     return plan
 
 

@@ -1,6 +1,5 @@
 """The plan of a run as text, which `--dry_run` prints."""
 
-import math
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from .kinds.select import component_of
 from .lora import lora_layers
 from .model import describe_model
 from .plan import Plan
-from .resolve_timesteps import objective_spec
 from .width import width_in_words
 
 _TIMESTEP_WORDS = {
@@ -63,7 +61,8 @@ def describe_plan(plan: Plan) -> str:
         + lrs
         + _scaling_in_words(plan),
         "width": width_in_words(plan.width, plan.optimizer_kwargs.get("weight_decay", 0.0), _INDENT),
-        "timesteps": ", ".join(f"{_TIMESTEP_WORDS[option]} {spec}" for option, spec in describe_choices(vars(config))),
+        "timesteps": ", ".join(f"{_TIMESTEP_WORDS[option]} {spec}" for option, spec in describe_choices(vars(config)))
+        + _beginning_in_words(plan),
         "optimizer": format_spec(config.optimizer, config.optimizer_kwargs)
         + _per_update_in_words(plan)
         + _momentum_in_words(plan, marks),
@@ -199,6 +198,24 @@ def _momentum_in_words(plan: Plan, marks: list[tuple[int, int]]) -> str:
     return ", momentum " + ", ".join(f"{plan.momenta[update]:.3g} ({share} %)" for share, update in marks)
 
 
+def _beginning_in_words(plan: Plan) -> str:
+    """When a density that waits for losses is expected to begin."""
+    beginning = plan.beginning
+    if beginning is None or beginning.update is None or beginning.update >= plan.num_updates:
+        return ""
+    return (
+        f"; its own density from about update {beginning.update:,} on, with a probability of {100 * beginning.chance:.3g} % "
+        f"before the end"
+    )
+
+
+def beginning_warning(plan: Plan) -> str | None:
+    """A warning about a density of the timesteps that is not likely to begin in the run, else `None`."""
+    config = plan.config
+    before = str(config.timestep_sampler_kwargs.get("before"))
+    return None if plan.beginning is None else plan.beginning.warning(config.timestep_sampler, before)
+
+
 def _timestep_warnings(plan: Plan) -> list[str | None]:
     """Warnings about valid choices that are probably not intended."""
     config = plan.config
@@ -216,15 +233,7 @@ def _timestep_warnings(plan: Plan) -> list[str | None]:
             f"{times(kwargs['history'])}. That takes over {counted(needed, 'image')}, and this run sees {seen}. Lower "
             "history, or train for longer."
         )
-    if warmup := kwargs.get("warmup_updates"):
-        state = objective_spec(config).make_sampler(plan.process, plan.num_updates).state
-        needed = max(math.ceil(state.images_to_begin()), warmup * plan.layout.global_batch)
-        if seen < needed:
-            warnings.append(
-                f"{sampler!r} keeps the density {kwargs['before']} until its warm-up is over and every part of ln sigma has "
-                f"{counted(kwargs['min_count'], 'loss')}. That takes about {counted(needed, 'image')}, and this run sees "
-                f"{seen}. Lower warmup_updates, min_count or num_bins, or train for longer."
-            )
+    warnings.append(beginning_warning(plan))
     if plan.layout.global_batch == 1 and (kwargs["draw"] != "independent" or config.noise == "immiscible"):
         chosen = config.noise if config.noise == "immiscible" else kwargs["draw"]
         warnings.append(f"{chosen!r} has no effect on updates of a single image. Use a larger batch.")

@@ -85,6 +85,8 @@ class RunLog:
         first = (run.update - 1) // run.config.logging_steps * run.config.logging_steps
         if self.observer is not None and loss is not None and (spikes := self.observer.read_sums(first, run.update - 1)):
             row["loss_spike_bins"] = spikes
+        if (began := run.objective.sampler.began()) and began > first:
+            self._say(f"{run.config.timestep_sampler}: its own density of the timesteps began at update {began:,}.")
         self.folder.append_metrics(row)
         self.accelerator.log(scalars_of(row), step=run.update)
         bar.set_postfix(loss="–" if loss is None else f"{loss:.4f}", lr=f"{lrs['lr']:.3g}", refresh=False)
@@ -113,8 +115,11 @@ class RunLog:
         for name, message in warnings.items():
             if name not in self.lr_warnings:
                 self.lr_warnings[name] = message
-                if self.shows:
-                    tqdm.write(f"learning-rate warning: {message}", file=sys.stderr)
+                self._say(f"learning-rate warning: {message}")
+
+    def _say(self, text: str) -> None:
+        if self.shows:
+            tqdm.write(text, file=sys.stderr)
 
     def keep_samples(self, samples: np.ndarray) -> None:
         """Keeps samples of this moment for the plots, and shows them to the trackers."""

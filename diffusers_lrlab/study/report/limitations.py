@@ -1,4 +1,4 @@
-"""Limitations of a study: missing or short runs, few seeds, changed plug-ins, rates that were not tuned."""
+"""Limitations of a study: missing or short runs, few seeds, densities that never began, changed plug-ins, untuned rates."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ def limitations(results: list[RunResult], summary: dict[str, Any]) -> list[str]:
         found.append(
             f"There are few seeds: {counted(num_seeds, 'seed')} can only show large differences. Give {FEW_SEEDS} or more."
         )
-    return found + _changed_plugins(results) + _learning_rates(study, summary.get("tuning") or [])
+    return found + _never_began(results) + _changed_plugins(results) + _learning_rates(study, summary.get("tuning") or [])
 
 
 def different_losses(results: list[RunResult]) -> str:
@@ -37,6 +37,20 @@ def different_losses(results: list[RunResult]) -> str:
     if len(objectives) < 2:
         return ""
     return f"Losses of {' and '.join(objectives)} are different quantities: compare their curves within an objective only."
+
+
+def _never_began(results: list[RunResult]) -> list[str]:
+    """Arms and data sets whose density of the timesteps, which waits for losses, did not begin in all runs."""
+    waiting = [result for result in compared(results) if "timestep_density_began" in result.record["train"]]
+    found = []
+    for (arm, dataset), runs in by_cell(waiting).items():
+        if late := [run for run in runs if run.record["train"]["timestep_density_began"] is None]:
+            before = late[0].config["timestep_sampler_kwargs"]["before"]
+            found.append(
+                f"The density of the timesteps of {arm} on {dataset} never began in {len(late)} of "
+                f"{counted(len(runs), 'run')}: what is compared there is the density before it, {before}."
+            )
+    return found
 
 
 def _short(names: Sequence[str], thing: str) -> str:

@@ -163,6 +163,7 @@ def _from_fixed_start(run: RunState, drawing: Drawing) -> np.ndarray:
 
 
 def _training_of(run: RunState) -> dict[str, Any]:
+    began = run.objective.sampler.began()
     return {
         "data_fingerprint": run.data.fingerprint,
         "num_updates": run.plan.num_updates,
@@ -171,6 +172,7 @@ def _training_of(run: RunState) -> dict[str, Any]:
         "num_parameters": run.plan.num_parameters,
         **({} if run.plan.start is None else {"started_from": run.plan.start.facts}),
         "global_batch": run.plan.layout.global_batch,
+        **({} if began is None else {"timestep_density_began": began or None}),
         "largest_lr_deviation": run.audit.largest_lr_deviation,
         "training_seconds": run.training_seconds,
         "sampling_seconds": run.sampling_seconds,
