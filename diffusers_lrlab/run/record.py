@@ -13,6 +13,7 @@ from accelerate import Accelerator
 
 from ..core.environment import describe_environment, launch_command, peak_memory_mb
 from ..core.errors import DiskFull, Interrupted, LabError, shortened, warn
+from ..core.words import counted
 from ..optimizers.timescales import half_life_of
 from ..training.config import TrainingConfig
 from ..training.explicit_options import as_call, as_command, program_registrations
@@ -112,7 +113,8 @@ def training_figures(trainer: Trainer) -> dict[str, Any]:
 def never_began(plan: Plan) -> str:
     """What to print after a run whose density of the timesteps has waited for losses to the end."""
     name, before = plan.config.timestep_sampler, plan.config.timestep_sampler_kwargs["before"]
-    return f"{name}: its own density of the timesteps never began; all {plan.num_updates:,} updates had {before}."
+    updates = counted(plan.num_updates, "update", ",")
+    return f"{name}: its own density of the timesteps never began; {before} was used for {updates}."
 
 
 @contextmanager

@@ -99,7 +99,7 @@ class Beginning:
             return f"its first density is due at update {guards.first_refresh} (warmup_updates, refresh_every)"
         if seen < (needed := guards.min_count * len(guards.masses)):
             parts = f"{counted(len(guards.masses), 'part')} with {counted(guards.min_count, 'loss')} each"
-            return f"{parts} take {needed:,} images and {seen:,} are seen before its last update"
+            return f"{parts} take {counted(needed, 'image', ',')} and {seen:,} are seen before its last update"
         return ""
 
     def warning(self, name: str, before: str) -> str | None:

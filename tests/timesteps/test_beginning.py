@@ -118,7 +118,7 @@ def test_a_run_in_which_it_never_began_says_so(tmp_path, capsys):
     run = new_run(tmp_path, "run", "constant", 8, timestep_sampler=never, objective="flow_matching:num_steps=1000")
     printed = capsys.readouterr().out
     assert "warning  'infonoise' keeps the density uniform" in printed
-    assert "infonoise: its own density of the timesteps never began; all 8 updates had uniform." in printed
+    assert "infonoise: its own density of the timesteps never began; uniform was used for 8 updates." in printed
     assert read_record(run)["train"]["timestep_density_began"] is None
     assert "never: all updates had `uniform`" in (run / "README.md").read_text()
 
