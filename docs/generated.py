@@ -83,6 +83,12 @@ GOOD = (  # claims of the scoreboard that say what is good, for the README: stud
         "The optimizer Muon beside AdamW, as many updates in 5 times the time: held-out loss",
     ),
     (
+        "optimizers-shapes",
+        "muon",
+        "validation_loss",
+        "The same on images of 16x16, in about the same time (four seeds): held-out loss",
+    ),
+    (
         "flow-or-ddpm",
         "flow",
         "energy_distance",
