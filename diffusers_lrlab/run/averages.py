@@ -21,6 +21,7 @@ class RunSnapshots:
     """The snapshots of a finished run, or of a third-party script under the launcher, checked against it."""
 
     def __init__(self, folder: Path):
+        _check_is_no_study(folder)
         self.folder, self.script = folder, ScriptFormat.of(folder)
         record = read_record(folder) if self.script is None else {}
         self.snapshots = read_snapshots(folder / LAB / OF_SCRIPT if self.script else folder / SNAPSHOTS)
@@ -97,6 +98,16 @@ def no_snapshots(folder: Path) -> LabError:
     return LabError(
         f"{str(folder)!r} has no snapshots of averages ({SNAPSHOTS}/): it was not trained with --ema posthoc. Hint: {still}."
     )
+
+
+def _check_is_no_study(folder: Path) -> None:
+    """Raises a `LabError` for the folder of a study, which keeps the averages of each run in a folder of its own."""
+    if (folder / "spec.yaml").exists() and (folder / "runs").is_dir():
+        kept = sorted(path for path in (folder / "averages").glob("[!.]*") if path.is_dir())
+        hint = "give an arm of the study ema: posthoc, to keep snapshots of its runs"
+        if kept:
+            hint = f"give a run whose averages it keeps, such as {str(kept[0])!r}"
+        raise must_be("RUN", str(folder), "the folder of a run", hint, got="that of a study")
 
 
 def _check_same_run(snapshot: Snapshot, record: Mapping[str, Any], folder: Path) -> None:

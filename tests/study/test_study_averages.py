@@ -54,6 +54,13 @@ def test_the_first_average_is_measured_and_the_others_stay(averaged):
     assert not torch.equal(beside["output.bias"], measured["output.bias"])
 
 
+def test_the_folder_of_a_study_is_no_run(averaged, tmp_path, capsys):
+    assert main(["ema", str(averaged), "--sigma_rel=0.1", f"--out={tmp_path / 'out'}"]) == 2
+    error = capsys.readouterr().err
+    assert "must be the folder of a run, got that of a study" in error
+    assert f"give a run whose averages it keeps, such as '{kept_in(averaged)}'" in error
+
+
 def test_a_member_of_a_stack_keeps_what_a_run_by_itself_does(home, averaged):
     runs = [kept_in(home / f"averaged-{name}") for name in ("stacked", "local") if (home / f"averaged-{name}").exists()]
     files = [sorted(str(path.relative_to(run)) for path in run.rglob("*")) for run in runs]
