@@ -98,3 +98,8 @@ def is_installed(optimizer):
     except LabError:
         return False
     return True
+
+
+def begins_soon(sampler):
+    """The sampler by name, as a spec string whose density begins within a few updates: those that wait refuse short runs."""
+    return f"{sampler}:num_bins=2,warmup_updates=2,refresh_every=1,min_count=1" if sampler == "infonoise" else sampler

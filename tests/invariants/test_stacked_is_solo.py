@@ -11,7 +11,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from helpers import is_installed
+from helpers import begins_soon, is_installed
 from tables import cases
 from tape import record_tape
 
@@ -200,7 +200,7 @@ def choices():
         if "internal" not in entry.traits:
             # Over 60 small updates, timesteps are seen too seldom for the usual ten losses of each.
             short = any(parameter.name == "history" for parameter in entry.parameters)
-            yield {"timestep_sampler": f"{name}:history=2" if short else name}
+            yield {"timestep_sampler": f"{name}:history=2" if short else begins_soon(name)}
     yield {"timestep_sampler": "infonoise:num_bins=4,warmup_updates=6,refresh_every=3,min_count=1", "loss_weighting": "p2"}
     yield {"timestep_sampler": "logit_normal:unbiased=true,draw=stratified"}
     yield {"timestep_sampler": "loss_second_moment:unbiased=true,history=2", "loss_weighting": "learned_log_variance"}

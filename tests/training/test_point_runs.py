@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from datasets import Dataset, Features, List, Value
-from helpers import is_installed, load_data_once
+from helpers import begins_soon, is_installed, load_data_once
 from PIL import Image
 from tables import cases
 
@@ -59,7 +59,8 @@ def make_trainer(folder, model, **options):
 def choices():
     yield from ({"lr_scheduler": name} for name in SCHEDULERS if name not in ("join", "splice"))
     yield from ({"momentum_scheduler": name, "lr_scheduler": "constant"} for name in MOMENTUM_SCHEDULERS)
-    yield from ({"timestep_sampler": name} for name in TIMESTEP_SAMPLERS if "internal" not in TIMESTEP_SAMPLERS[name].traits)
+    samplers = (name for name, entry in TIMESTEP_SAMPLERS.items() if "internal" not in entry.traits)
+    yield from ({"timestep_sampler": begins_soon(name)} for name in samplers)
     yield from ({"loss_weighting": name} for name in LOSS_WEIGHTINGS)
     yield from ({"noise": name} for name in NOISES if "spatial" not in NOISES[name].traits)
     for name, entry in OPTIMIZERS.items():
