@@ -86,7 +86,7 @@ GOOD = (  # claims of the scoreboard that say what is good, for the README: stud
         "optimizers-shapes",
         "muon",
         "validation_loss",
-        "The same on images of 16x16, in about the same time (four seeds): held-out loss",
+        "The same on images of 16x16, as many updates (four seeds): held-out loss",
     ),
     (
         "flow-or-ddpm",
