@@ -56,6 +56,15 @@ def hub(tmp_path):
         yield server
 
 
+@pytest.fixture(scope="module")
+def browser():
+    """A Chromium, for tests with the mark `needs_chromium`."""
+    from chromium import PROGRAM, Chromium
+
+    with Chromium(PROGRAM) as browser:
+        yield browser
+
+
 @pytest.fixture(autouse=True)
 def one_thread():
     """What a test did in this process may have set as many threads as there are cores, which other workers use."""

@@ -23,7 +23,9 @@ ACTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = "list (the presets), run (what is left of a study), report (write it again) or card (write what to publish)."
+    actions = (
+        "list (the presets), run (what is left of a study), report (write it again) or card (write its folder for the Hub)."
+    )
     parser.add_argument("action", metavar="ACTION", help=actions)
     parser.add_argument(
         "what", nargs="?", metavar="WHAT", help="For run, a YAML file or preset, else the folder of a study."

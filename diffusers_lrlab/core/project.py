@@ -29,8 +29,8 @@ def project_link() -> str:
 
 def install_command(extra: str) -> str:
     """The command that installs the package with an extra, without a checkout."""
-    source = f" @ git+{REPOSITORY}" if REPOSITORY else ""
-    return f"pip install '{NAME}[{extra}]{source}'"
+    command = f"pip install '{NAME}[{extra}] @ git+{REPOSITORY or 'REPOSITORY'}'"
+    return command if REPOSITORY else f"{command}  # REPOSITORY: the address of the project's repository"
 
 
 def _citation() -> str:

@@ -104,7 +104,7 @@ def space_of_study(summary: Mapping[str, Any], repo_id: str, revision: str, is_p
     """The card of a Space with the report of a study: links to the page, its data and the papers that it tests."""
     study, place = summary["study"], f"{HUB}/spaces/{repo_id}"
     files = {
-        "Every number, as JSON": "summary.json", "What was asked for": "spec.yaml", "The curves": "curves.csv",
+        "Every number, as JSON": "summary.json", "The specification": "spec.yaml", "The curves": "curves.csv",
         "The value of each seed": "seeds.csv",
     }  # fmt: skip
     links = {"The report, on the whole page": place}

@@ -121,7 +121,7 @@ def _run(
     tuning, first = expand_tuning(spec), expand(spec)
     use_all_cores()
     study = StudyContext(folder, stack_size, quiet, spec.precision)
-    for warning in beginning_warnings([*tuning, *first], study):
+    for warning in check_plans([*tuning, *first], study):
         warn(warning)
     if executor == "stacked":
         check_stackable([*tuning, *first], study)
@@ -143,10 +143,10 @@ def _run(
         return _write_all(spec, runs, tuning, study, command)
 
 
-def beginning_warnings(runs: Sequence[RunSpec], study: StudyContext) -> list[str]:
+def check_plans(runs: Sequence[RunSpec], study: StudyContext) -> list[str]:
     """
-    Plans each arm on each data set, for the errors of their options, and warns of densities of the timesteps that are not
-    likely to begin in runs that short.
+    Plans each arm on each data set, which raises the errors of their options, and returns warnings: of densities of the
+    timesteps that are not likely to begin in runs that short.
     """
     found = []
     for run in {(run.arm, run.dataset): run for run in runs}.values():

@@ -84,7 +84,7 @@ class Beginning:
         return self.guards.chance(self.last_refresh * self.batch_size)
 
     def check(self, name: str, before: str) -> None:
-        """Raises a `LabError` if the density cannot begin in this run, whatever is drawn."""
+        """Raises a `LabError` if the density cannot begin in this run, whichever timesteps are drawn."""
         if why := self._why_never(before):
             raise LabError(
                 f"--timestep_sampler {name}: must be able to begin in {counted(self.num_updates, 'update')} of "

@@ -156,8 +156,10 @@ class InfoNoise:
         )
 
     def guards(self) -> Guards:
-        """What its first density waits for."""
-        masses = [float(self.before[self.bins == number].sum()) for number in self.filled]
+        """What its first density waits for: losses of every part that has a weight, at the noise levels that have one."""
+        trained = self.weights() > 0
+        parts = [(self.bins == number) & trained for number in self.filled]
+        masses = [float(self.before[part].sum()) for part in parts if part.any()]
         return Guards(np.asarray(masses), self.min_count, self.warmup_updates, self.refresh_every)
 
     def state_dict(self) -> dict[str, torch.Tensor]:

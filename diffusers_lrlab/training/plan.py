@@ -157,8 +157,13 @@ class Plan:
     @cached_property
     def beginning(self) -> Beginning | None:
         """When a density of the timesteps that waits for losses will begin."""
-        sampler = objective_spec(self.config).make_sampler(self.process, self.num_updates)
-        return sampler.beginning(self.layout.global_batch, self.num_updates)
+        import torch  # heavy, as is what follows
+
+        from ..objective.objective import Objective
+
+        spec, device = objective_spec(self.config), torch.device("cpu")
+        objective = Objective.of(spec, self.process, self.layout, self.num_updates, device, gather=lambda values: values)
+        return objective.sampler.beginning(self.layout.global_batch, self.num_updates)
 
     def due(self, epochs: int | None, update: int, default_times: int) -> bool:
         """Whether something that happens every `epochs` epochs, or `default_times` over the run, is due at `update`."""

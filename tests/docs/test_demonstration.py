@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import printed
 import pytest
-from chromium import PROGRAM, Chromium, needs_axe, needs_chromium
+from chromium import needs_axe, needs_chromium
 from html_checks import mistakes
 
 from diffusers_lrlab import lr_curve
@@ -27,12 +27,6 @@ def folder(tmp_path_factory):
         path = tmp_path_factory.mktemp("demonstration")
         (path / "index.html").write_text(make_page.page(), encoding="utf-8")
         return path
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with Chromium(PROGRAM) as browser:
-        yield browser
 
 
 @pytest.fixture

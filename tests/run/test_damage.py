@@ -145,7 +145,7 @@ def test_a_study_that_was_killed_while_its_report_was_written_is_not_damaged(mad
     folder = shutil.copytree(made / "study", tmp_path / "study")
     shutil.copyfile(made / "config.json", tmp_path / "config.json")
     with monkeypatch.context() as patch:
-        patch.setattr(report, "_markdown", killed)
+        patch.setattr(report, "report_markdown", killed)
         said(capsys, "study", "report", folder)
     status, text = said(capsys, "check", folder)
     assert (status, "not finished" in text) == (0, True), text

@@ -4,7 +4,7 @@ import csv
 import json
 
 import pytest
-from chromium import PROGRAM, Chromium, needs_axe, needs_chromium
+from chromium import needs_axe, needs_chromium
 from made_up_studies import made_up_study
 
 from diffusers_lrlab.core import web
@@ -32,12 +32,6 @@ def _with_its_rate(run):
 @pytest.fixture(scope="module")
 def index(study, tmp_path_factory):
     return write_report(tmp_path_factory.mktemp("explore"), *study)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with Chromium(PROGRAM) as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from chromium import PROGRAM, Chromium, needs_axe, needs_chromium
+from chromium import needs_axe, needs_chromium
 from html_checks import mistakes
 from made_up_studies import PAPER_ARMS, PAPER_DATASETS, UPDATES, made_up_run, made_up_study, summary_of
 from PIL import Image
@@ -863,12 +863,6 @@ def test_a_thousand_runs(thousand):
 
 
 # --- in a browser ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with Chromium(PROGRAM) as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,15 @@ from runs import read_record
 from small_studies import BASE, SPEC
 from tables import cases
 
-from diffusers_lrlab import LabError, TrainingConfig, get_timestep_sampler
+from diffusers_lrlab import LabError, TrainingConfig, get_timestep_sampler, register_loss_weighting
 from diffusers_lrlab.study.report.limitations import limitations
-from diffusers_lrlab.study.run import beginning_warnings
+from diffusers_lrlab.study.run import check_plans
 from diffusers_lrlab.study.runs.context import StudyContext
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.timesteps.beginning import Beginning, Guards
+from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.resolve import resolve_config
@@ -104,6 +105,22 @@ def test_a_long_run_warns_of_nothing_and_its_plan_names_the_update():
     assert "'infonoise' keeps the density uniform until its warm-up is over" in texts[1]
 
 
+def test_noise_levels_that_the_loss_leaves_out_are_not_waited_for():
+    """Those of the upper half of the timesteps: they are no part, and their draws do not count."""
+    options = {"dataset_name": "moons", "max_train_steps": 3000, "timestep_sampler": "infonoise"}
+    with LOSS_WEIGHTINGS.temporarily():
+        register_loss_weighting("lower_half", description="of a test", source="this test")(
+            lambda levels: (np.arange(len(levels.snr)) < len(levels.snr) / 2).astype(float)
+        )
+        masses = []
+        for weighting in ("none", "lower_half"):
+            config = resolve_config(TrainingConfig(loss_weighting=weighting, **options))
+            masses.append(make_plan(config, load_data_once(config), None).beginning.guards.masses)
+    assert masses[0].sum() == pytest.approx(1)
+    assert masses[1].sum() == pytest.approx(0.5)
+    assert len(masses[1]) < len(masses[0])
+
+
 def test_a_run_prints_and_records_the_update_and_its_card_shows_it(tmp_path, capsys):
     (tmp_path / "model.json").write_text(json.dumps(SMALL))
     run = new_run(tmp_path, "run", "constant", 8, timestep_sampler=SHORT, logging_steps=3)
@@ -130,7 +147,7 @@ def test_a_study_warns_before_its_runs(tmp_path):
     }
     base = {key: value for key, value in BASE.items() if key != "model_config_name_or_path"}
     spec = load_spec({**SPEC, "base": base, "arms": arms, "baseline": "uniform", "datasets": ["dino"]})
-    (warning,) = beginning_warnings(expand(spec), StudyContext(StudyFolder(tmp_path / "study"), quiet=True))
+    (warning,) = check_plans(expand(spec), StudyContext(StudyFolder(tmp_path / "study"), quiet=True))
     assert warning.startswith("In the arm 'learned' on 'dino': 'infonoise' keeps the density uniform")
 
 

@@ -178,12 +178,24 @@ class TimestepHook:
                 ", so their purposes cannot be told apart. Remove --timestep_sampler."
             )
         batch = self._largest_batch * accumulation * num_processes
+        if self.num_seen == 1 and self.follows_losses:
+            self._check_beginning(sampler, batch)
         window = math.ceil(_STRATA / batch) if sampler.draw == "stratified" else 1
         seed = int(self.run.arguments.get("seed") or self.draws and self.draws.seed or 0)
         generator = stream_generator(seed, "timesteps", update // window)
         drawn = sampler.sample(batch * window, update, generator)
         start = update % window * batch + (micro_batch * num_processes + process_index) * self._largest_batch
         return drawn[start : start + size].to(own.device)
+
+    def _check_beginning(self, sampler: TimestepSampler, batch_size: int) -> None:
+        """Refuses a density that cannot begin in this run, whose batches are known now, and warns if it may not."""
+        beginning = sampler.beginning(batch_size, self.clock.count_updates() or 0)
+        if beginning is None or not beginning.num_updates:
+            return
+        before = str(self.kwargs.get("before"))
+        beginning.check(sampler.name, before)
+        if warning := beginning.warning(sampler.name, before):
+            self.run.warn(warning)
 
     def _layout(self) -> tuple[int, int, int]:
         """Micro-batches of an update, processes, and the index of this process."""
@@ -209,9 +221,20 @@ class TimestepHook:
         if self.name is None:
             return ""
         replaced = "a table" if self.draws and self.draws.has_table else f"timesteps of {counted(self.num_seen, 'batch')}"
-        held = self.sampler.held() if self.sampler is not None else ""
-        last = f"\nTo hold its last density in another run: --timestep_sampler '{held}'." if held else ""
-        return f"--timestep_sampler {self.name}: {replaced} replaced.{last}"
+        return f"--timestep_sampler {self.name}: {replaced} replaced.{self._of_density()}"
+
+    def _of_density(self) -> str:
+        """When a density that waits for losses began, and what holds it in another run."""
+        if self.sampler is None:
+            return ""
+        began, held = self.sampler.began(), self.sampler.held()
+        lines = []
+        if began is not None:
+            when = f"began at update {began:,}" if began else "has not begun: it waits for its warm-up and for losses"
+            lines.append(f"Its own density of the timesteps {when}.")
+        if held:
+            lines.append(f"To hold its last density in another run: --timestep_sampler '{held}'.")
+        return "".join(f"\n{line}" for line in lines)
 
 
 def _find_scheduler(frame: FrameType, matches: Callable[[Any], bool]) -> Any:

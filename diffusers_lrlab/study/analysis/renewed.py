@@ -16,7 +16,7 @@ from .verdicts import Row, Verdict
 
 def renewed(spec: StudySpec, summary: dict[str, Any]) -> dict[str, Any]:
     """
-    A summary whose runs were not kept, from its own rows: their statistics stay, what is said of them is of this version.
+    A summary whose runs were not kept, from its own rows: their statistics stay, the sentences about them are written anew.
 
     Args:
         spec (`StudySpec`): The specification of the study.

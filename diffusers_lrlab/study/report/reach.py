@@ -26,9 +26,9 @@ def power_table(rows: Sequence[Row]) -> Table:
         for row in rows
     ]  # fmt: skip
     note = (
-        "Noise: the standard deviation between seeds as a share of the mean, from the steadiest to the noisiest arm. "
+        "Noise: the standard deviation between seeds as a share of the mean, lowest and highest of the arms. "
         "Detectable: the smallest true difference, as a share of the baseline's mean, that the adjusted test shows with a "
-        "probability of 80 % whatever the other comparisons give. Both are estimates from few seeds."
+        "probability of 80 %, even if no other comparison shows one. Both are estimates from few seeds."
     )
     return Table("power", "Noise and power", pd.DataFrame(cells), note, 2)
 

@@ -101,7 +101,30 @@ def test_it_follows_the_losses_of_single_images(tmp_path, name, arguments, spec,
     assert replayed(batches_of(done), sampler, weights) < 0.01
     update = len(done["rows"]) - 1
     assert has_adapted(batches_of(done)[update][0], update, spec, scheduler)
-    assert ("To hold its last density in another run: --timestep_sampler 'piecewise:" in stderr) == (spec == INFONOISE)
+    said = [
+        "Its own density of the timesteps began at update 2.",
+        "To hold its last density in another run: --timestep_sampler",
+    ]
+    assert [each in stderr for each in said] == [spec == INFONOISE] * 2
+
+
+@pytest.mark.parametrize(
+    ("min_count", "expect", "said"),
+    [
+        (
+            12,
+            0,
+            ["begins with a probability of below 1 %", "density of the timesteps has not begun: it waits for its warm-up"],
+        ),
+        (99, 2, ["must be able to begin in 4 updates of 16 images, but 4 parts with 99 losses each take 396 images"]),
+    ],
+    ids=["warned", "refused"],
+)
+def test_a_density_that_does_not_begin_is_not_silent(tmp_path, min_count, expect, said):
+    spec = INFONOISE.replace("min_count=1", f"min_count={min_count}")
+    arguments = [f"--output_dir={tmp_path}", "--train_batch_size=16", "--max_train_steps=4"]
+    stderr = launch(SCRIPTS["ddpm"], *arguments, options=[f"--timestep_sampler={spec}"], expect=expect)
+    assert [each for each in said if each not in stderr] == [], stderr
 
 
 def test_two_processes_share_statistics_and_one_batch(tmp_path):
