@@ -37,6 +37,8 @@ class Library:
                 scheduler_type._member_map_[member.name] = member
                 type.__setattr__(scheduler_type, member.name, member)
         scheduler_type._missing_ = classmethod(functools.partial(_missing, self))
+        # Some versions of Python, such as 3.11.2, pickle members by their names, by which a spec string is not found.
+        scheduler_type.__reduce_ex__ = _pickled_by_value
         for value, member in scheduler_type._value2member_map_.items():
             self.add_function(member, value)
 
@@ -55,6 +57,10 @@ LIBRARIES = (
     # `TrainingArguments` reads its names before the functions are imported.
     Library("transformers.trainer_utils", "transformers.optimization"),
 )
+
+
+def _pickled_by_value(member: Any, protocol: int) -> tuple[Any, ...]:
+    return type(member), (member.value,)
 
 
 def _new_member(scheduler_type: Any, value: str) -> Any:
