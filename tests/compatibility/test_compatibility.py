@@ -62,6 +62,7 @@ def test_a_folder_is_whole(home, capsys, folder):
     assert "damaged" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_resumed(home):
     """The sampler and the schedule follow the losses: their state must come from the checkpoint."""
     whole = Path(shutil.copytree("run", "whole"))

@@ -221,6 +221,7 @@ DROPPING = [
 ]
 
 
+@pytest.mark.slow
 @cases(("write", "options"), DROPPING, ids=["memory", "lazy", "stream"])
 @cases(("processes", "accumulation", "micro_batch"), [(1, 1, 8), (1, 4, 2), (2, 2, 2), (4, 1, 2)])
 def test_dropped_labels_do_not_depend_on_the_layout_or_the_start(

@@ -186,6 +186,7 @@ def test_a_run_names_the_metric_however_often_it_is_resumed(value, called, of, f
         assert "The metric 'refused' must return" in run["error"]
 
 
+@pytest.mark.slow
 def test_a_run_whose_metric_fails_says_where(finished, capsys):
     register_metric("refused", description="fails", source="a test", facts={"form": "points", "of": "run"})(fails)
     assert train(finished, resume_from_checkpoint="latest") == 2

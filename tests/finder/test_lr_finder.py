@@ -534,6 +534,7 @@ def test_a_model_without_parameters_to_train(tmp_path):
         range_test(trainer, resolve_settings(FinderConfig(), "adamw"))
 
 
+@pytest.mark.slow
 @pytest.mark.pictures
 def test_from_python(tmp_path):
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -702,6 +703,7 @@ def test_wrong_input(tmp_path, monkeypatch, script, arguments, parts):
         assert part in told
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_finds_and_are_as_they_were(tmp_path):
     """With accumulation, in the middle of a run."""
     (tmp_path / "mlp").mkdir()

@@ -82,6 +82,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] if name in ("accumulation", "checkpointing") else []) for name in CASES],
@@ -219,6 +220,7 @@ def test_time(tmp_path, data, monkeypatch):
     assert min(seconds.validation, seconds.sampling, seconds.evaluation) > 0
 
 
+@pytest.mark.slow
 def test_compiling_is_no_update(tmp_path, monkeypatch):
     """It takes longer than all that there is time for, and the updates after it are measured."""
     now = [0.0]

@@ -167,6 +167,7 @@ def test_parts_of_the_noise_levels_have_laws_of_their_own():
 # --- the check --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_law_that_holds_passes_its_check():
     check = check_laws([made_up("annealing", spec) for spec in SCHEDULES], None)
     assert check.best.name == "annealing"

@@ -198,6 +198,7 @@ def test_a_page_with_its_card_is_a_space(hub, tmp_path):
     assert "What it shows." in space.files["README.md"].decode()
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_the_page_of_a_space_opens_from_what_lies_in_the_repository(folders, hub, tmp_path):
     lrlab("push", folders / "study", "--repo_id", "user/page", "--space", env=hub.env, cwd=tmp_path)

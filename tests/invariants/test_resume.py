@@ -227,12 +227,14 @@ def test_stopped_while_finishing(tmp_path):
     assert len(record["run"]["starts"]) == 2
 
 
+@pytest.mark.slow
 def test_the_schedule_did_react(uninterrupted):
     """Otherwise the plateau's state would not have been tested above."""
     rows, _ = runs.read_metrics(uninterrupted)
     assert rows[-1]["lr"] < rows[1]["lr"]
 
 
+@pytest.mark.slow
 def test_the_density_did_change(uninterrupted):
     """Otherwise the sampler's state would not have been tested above."""
     held = parse_spec(runs.read_record(uninterrupted)["train"]["timestep_density"])[1]["densities"]

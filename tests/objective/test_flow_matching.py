@@ -51,6 +51,7 @@ class Net(torch.nn.Module):
         return type("Output", (), {"sample": self.layers(values).view_as(noisy)})
 
 
+@pytest.mark.slow
 @cases(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
 @cases("shift", SHIFTS)
 @cases("shape", [(2,), (1, 4, 4)])

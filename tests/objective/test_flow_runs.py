@@ -56,6 +56,7 @@ def finished(tiny, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_it_trains_samples_and_is_evaluated(finished):
     rows, validations = read_metrics(finished)
     assert rows[-1]["update"] == 19

@@ -75,6 +75,7 @@ def test_it_loads_with_the_part_and_has_its_class_names(run, reference):
     assert pipeline(num_points=3, num_inference_steps=2).points.shape == (3, 2)
 
 
+@pytest.mark.slow
 def test_a_folder_without_the_part_is_whole(run, tmp_path):
     check_pipeline(run)
     index = index_of(run)

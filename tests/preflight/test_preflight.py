@@ -365,6 +365,7 @@ def test_messages_are_told_and_recorded_and_change_nothing(tmp_path):
     assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
 def test_sanity_stops_a_run_that_cannot_learn(tmp_path):
     """Of points, which are quick to learn; images are in the slow test below."""
     (tmp_path / "mlp.json").write_text(json.dumps({"_class_name": "MLPDenoiser", "hidden_size": 32, "num_layers": 1}))

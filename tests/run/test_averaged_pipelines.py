@@ -136,6 +136,7 @@ def test_a_merge_refuses_a_window_with_a_changing_rate(tmp_path):
     assert merge_checkpoints(decayed, 2, "uniform", tmp_path / "out")["checkpoints"] == {"24": 0.5, "48": 0.5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("snapshots", "tolerance"), [(12, 0.0), (9, 2e-3)], ids=["same spacing", "another spacing"])
 def test_a_branch_has_the_averages_of_its_whole_history(run, tmp_path, snapshots, tolerance, capsys):
     """To the bit if both runs took snapshots at the same updates; the run that was never branched has its own spacing."""

@@ -38,6 +38,7 @@ def test_kept_apart_from_the_rotation(trunk):
     assert kept == {"checkpoint-8", "checkpoint-16", "checkpoint-20"}
 
 
+@pytest.mark.slow
 def test_equal_to_the_run_with_that_cooldown_from_the_start(trunk, capsys):
     branches = branch(trunk, "8,16", 0.2, decay="linear")
     names = ["at-8-cooldown-2", "at-16-cooldown-4"]

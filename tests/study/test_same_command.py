@@ -61,6 +61,7 @@ def looks_again(monkeypatch, *options):
         return main(["study", "run", *options]) == 2
 
 
+@pytest.mark.slow
 def test_the_same_command_imports_nothing_heavy(home):
     command = [sys.executable, "-c", WITHOUT_TORCH, "study", "run", "study.yaml", "--out", "out"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300)

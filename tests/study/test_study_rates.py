@@ -28,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("bare")
 # --- learning rates --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tuning_takes_the_best_rate_that_does_not_diverge(home, tmp_path):
     tune = {"learning_rates": ["1e-4", 1e-2, 1e30], "seeds": [10, 11], "metric": "validation_loss_ema"}
     out = study(home, tmp_path / "out", **ONE, tune=tune)

@@ -174,6 +174,7 @@ def test_markdown_and_latex_show_texts_as_they_are():
     assert r"a|b & c\_d \\" in lines
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_summary_is_in_all_three_forms(tmp_path):
     """Numbers of the page are those of the summary, arm by arm and data set by data set."""
@@ -725,6 +726,7 @@ def test_arms_beside_their_controls(tmp_path):
     assert "No difference from a or from a control passed the adjusted test." in (tmp_path / "report/report.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_report_replaces_the_one_before(tmp_path):
     results, summary = made_up_study(("a", "b", "c"), ("dino", "moons"))

@@ -312,6 +312,7 @@ def test_what_cannot_be_stacked_is_done_by_itself(home, tmp_path, capsys):
     assert {row["dataset"]: row["n"] for row in read_summary(out)["rows"]} == {"dino": 1, "digits": 1}
 
 
+@pytest.mark.slow
 def test_stacks_of_another_size_give_the_same(home, stacked, tmp_path):
     out = study(home, tmp_path / "out", "--stack_size=3", datasets=["dino"])
     ours, others = records(out), records(stacked)

@@ -295,6 +295,7 @@ def test_studies_without_an_effect_find_something_in_five_of_a_hundred_at_most(m
     assert within(single, reps, 0.05)
 
 
+@pytest.mark.slow
 def test_studies_with_a_large_effect_find_it():
     rows = [row for seed in range(20) for row in compare(simulated(seed, num_seeds=10, effect=-3), "arm0", "kl", 0)]
     others = [row for row in rows if row["arm"] != "arm0"]

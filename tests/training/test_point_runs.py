@@ -179,6 +179,7 @@ def test_the_folder_holds_what_a_reader_expects(finished):
         assert animation.info["loop"] == 0
 
 
+@pytest.mark.slow
 def test_the_results_are_those_of_the_pipeline(finished):
     folder, _ = finished
     record = runs.read_record(folder)
@@ -194,6 +195,7 @@ def test_the_results_are_those_of_the_pipeline(finished):
     assert "training_set_loss" not in results  # of long runs: five passes over all training points
 
 
+@pytest.mark.slow
 def test_a_quick_try_draws_and_measures_no_samples(tmp_path, model):
     runs.run(*arguments(tmp_path, tmp_path / "run", model, "--no_evaluation"))
     card, results = (tmp_path / "run/README.md").read_text(), runs.read_record(tmp_path / "run")["train"]["results"]
@@ -242,6 +244,7 @@ def write_points(folder, columns, **features):
     return folder
 
 
+@pytest.mark.slow
 def test_a_folder_of_points_trains_by_its_name_alone(tmp_path):
     """Five dimensions, found by their type; the pictures show two of them."""
     points = np.random.default_rng(0).normal(size=(300, 5)).round(4)

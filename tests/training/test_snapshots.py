@@ -166,6 +166,7 @@ def test_a_merged_lora_has_no_snapshots(tmp_path):
         resolve_config(TrainingConfig(ema=POSTHOC, **options))
 
 
+@pytest.mark.slow
 def test_the_forecast_counts_averages_and_snapshots(tmp_path):
     trainer = make_trainer(tmp_path, ema=f"{POSTHOC},dtype=bf16|constant")
     plan = trainer.run.plan

@@ -202,6 +202,7 @@ def test_the_weights_before_the_first_update_are_those(models, tmp_path):
         assert all(torch.allclose(value, found[key], rtol=0, atol=1e-20) for key, value in expected.items())
 
 
+@pytest.mark.slow
 def test_a_scheduler_beside_the_weights_that_contradicts_is_a_warning(models, tmp_path):
     start = tmp_path / "start"
     shutil.copytree(models / "unet", start / "unet")
