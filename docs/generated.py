@@ -80,13 +80,13 @@ GOOD = (  # claims of the scoreboard that say what is good, for the README: stud
         "optimizers",
         "muon",
         "validation_loss_ema",
-        "The optimizer Muon, compared with AdamW for as many updates (5 times the time): held-out loss",
+        "The optimizer Muon, compared with AdamW for the same number of updates (5 times the time): held-out loss",
     ),
     (
         "optimizers-shapes",
         "muon",
         "validation_loss",
-        "The same on images of 16x16, for as many updates (four seeds): held-out loss",
+        "The same on images of 16x16, for the same number of updates (four seeds): held-out loss",
     ),
     (
         "flow-or-ddpm",
