@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-EXTEND_HELP = "Train a run for longer, with the curve that its schedule has over the new length or with an announced one"
-BRANCH_HELP = "Cool a run with a plateau down from any of its checkpoints, each branch a run of its own"
+EXTEND_HELP = "Train a run for longer, with its schedule over the new length or with another curve"
+BRANCH_HELP = "Cool a run with a plateau down from any of its checkpoints; each branch is a separate run"
 
 
 def extend_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from ..core.extras import require_extra
 from .output import say, say_json
 from .preview import number, plot_path
 
-PREDICT_HELP = "Predict the validation loss that other schedules, lengths and peaks would reach, from runs"
+PREDICT_HELP = "Predict, from runs, the validation loss that other schedules, lengths and peaks would reach"
 _SHOWN = 5  # of the schedules of --best
 
 

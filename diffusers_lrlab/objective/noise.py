@@ -24,7 +24,10 @@ def _check_noise(value: Any, noise: torch.Tensor, *_: Any) -> Any:
 NOISES = Registry(
     "noise",
     returns=_check_noise,
-    traits={"images": "depends on the data that it is added to", "spatial": "correlates neighbours, which points have not"},
+    traits={
+        "images": "depends on the data that it is added to",
+        "spatial": "correlates neighbouring pixels; not for points",
+    },
 )
 """
 Entries are functions `f(noise, images, generator, **parameters) -> noise` on the whole global batch of an update, all
@@ -43,8 +46,8 @@ def gaussian(noise: torch.Tensor, images: torch.Tensor | None, generator: torch.
 
 @NOISES.register(
     "immiscible",
-    description="the same noise, given out inside the batch so that images get what is near them (a linear assignment, on "
-    "the CPU)",
+    description="the same noise, assigned within the batch so that each image gets noise that is close to it (a linear "
+    "assignment, on the CPU)",
     source="arXiv 2406.12303",
     traits=("images",),
 )

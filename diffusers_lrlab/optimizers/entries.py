@@ -38,7 +38,7 @@ OPTIMIZERS = Registry(
         "decoupled": "shrinks weights by the learning rate times `weight_decay` at each update, apart from the gradient",
         "averages": "averages the weights itself, and has `train()` and `eval()`",
         "named": "is given its parameters as pairs `(name, parameter)` where their names are known",
-        "width_rule": "takes `--width_base`: the size of its steps is not that of gradients, and weight decay is decoupled",
+        "width_rule": "takes `--width_base`: its step size does not depend on that of gradients; weight decay is decoupled",
     },
     shown_facts={"state_bytes": "state, bytes per parameter"},
     returns=_check_optimizer,

@@ -24,7 +24,7 @@ BETA2_HALF_LIFE = Parameter(
     "beta2_half_life",
     float,
     None,
-    "in place of beta2, images after which half of that mean is left",
+    "in place of beta2, images after which half of that mean is forgotten",
     MOST_IMAGES,
     instead_of="beta2",
 )
@@ -32,7 +32,7 @@ TAU = Parameter(
     "tau",
     float,
     None,
-    "in place of weight_decay, images at the given learning rate over which it shrinks a weight to 1/e",
+    "in place of weight_decay, images over which decay at the given learning rate shrinks a weight to 1/e",
     MOST_IMAGES,
     instead_of="weight_decay",
 )

@@ -24,8 +24,8 @@ from .schedule import Schedule
             "(0, inf)",
         ),
         Parameter(
-            "lengths", list, None, "updates of the run whose clock each keeps, warm-up included; 0, as if not given: only "
-            "those from its boundary to the next", "[0, inf)",
+            "lengths", list, None, "updates of the run whose clock each part keeps, warm-up included; 0 or not given: only "
+            "the updates from its boundary to the next", "[0, inf)",
         ),
         Parameter("scales", list, None, "peak of each, relative to that of the whole; 1 if not given", "[0, 1]"),
     ),

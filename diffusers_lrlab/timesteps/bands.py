@@ -18,7 +18,7 @@ from .registries import TIMESTEP_LRS
 
 TIMESTEP_LRS.register(
     "weight",
-    description="the losses of a band times its factor: under Adam, only the relation of the factors counts",
+    description="the losses of a band times its factor: under Adam, only the ratios of the factors matter",
     source="loss weighting; under SGD a learning rate",
 )(None)
 TIMESTEP_LRS.register(

@@ -1,6 +1,6 @@
 """InfoNoise: a density over ln sigma from the losses of a run, arXiv 2602.18647.
 
-By the I-MMSE identity, the entropy of the data given data + sigma * noise falls with ln sigma at the rate
+By the I-MMSE identity, the entropy of the data given data + sigma * noise rises with ln sigma at the rate
 `mmse(sigma) / sigma^2`, where mmse is the squared error of the best prediction of the data. The model's own error stands
 for it. The density is such that density times weight of that error is this rate, without the noise levels below a pivot c:
 

@@ -43,7 +43,7 @@ TIMESTEP_SAMPLERS = Registry(
         ),
     ),
     traits={
-        "uniform": "every timestep is as likely",
+        "uniform": "all timesteps are equally likely",
         "curriculum": "moves with the clock, and needs the length of the run",
         "restricted": "some timesteps have no probability",
         "epsilon": "assumes that high noise is easy, as for models that predict the noise",
