@@ -19,37 +19,8 @@ from .core.plugins import load_plugins
 from .core.signals import interrupts_as_usual
 from .diffusers_plugin import hook_options
 from .diffusers_plugin.host.patches import Patches
-
-_LR_OPTIONS = {"--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type"}
-
-
-class _WiderChoices(list[Any]):
-    """A script's choices of schedules, and all other names and spec strings."""
-
-    def __contains__(self, value: object) -> bool:
-        from .schedules.resolve import resolve_schedule
-
-        if super().__contains__(value):
-            return True
-        try:
-            resolve_schedule(str(getattr(value, "value", value)))
-        except LabError:
-            return False
-        return True
-
-
-def widen_choices(patches: Patches) -> None:
-    """Adds our schedules to the choices of argparse options for schedules."""
-    from .schedules.registries import SCHEDULERS
-
-    def add_wider_argument(add_argument: Any, container: Any, *flags: Any, **options: Any) -> Any:
-        if options.get("choices") is not None and _LR_OPTIONS & {*flags}:
-            given = list(options["choices"])
-            names = {str(getattr(choice, "value", choice)) for choice in given}
-            options["choices"] = _WiderChoices([*given, *(name for name in SCHEDULERS if name not in names)])
-        return add_argument(container, *flags, **options)
-
-    patches.wrap(argparse._ActionsContainer, "add_argument", add_wider_argument)
+from .diffusers_plugin.host.script_arguments import follow_arguments
+from .diffusers_plugin.script.source import HostScript
 
 
 def follow_into_spawned_processes(patches: Patches) -> None:
@@ -94,7 +65,6 @@ def run_script(path: str, arguments: list[str]) -> None:
 def explain_script(path: str) -> None:
     """Prints what our options would do in a script, without running it."""
     from .diffusers_plugin.explain import explain
-    from .diffusers_plugin.script.source import HostScript
 
     _read(path)
     if is_first_process():
@@ -168,7 +138,7 @@ def main() -> None:
 
 
 def _launch(options: argparse.Namespace, patches: Patches) -> None:
-    widen_choices(patches)
+    follow_arguments(patches, HostScript(options.script), make_parser()._option_string_actions)
     follow_into_spawned_processes(patches)
     from .diffusers_plugin.hooks.find_lr import RangeTestDone
     from .diffusers_plugin.installed_hooks import InstalledHooks

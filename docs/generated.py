@@ -22,6 +22,7 @@ from diffusers_lrlab.audit.diagnoses import DIAGNOSES
 from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.cli.main import COMMANDS, _parser
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.project import CITATION
 from diffusers_lrlab.core.registry import Entry, Registry, markdown_table
 from diffusers_lrlab.data.image_sets import IMAGE_DATASETS
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
@@ -67,6 +68,12 @@ def install_command() -> str:
     address = repository()
     command = f'pip install "diffusers_lrlab[train] @ git+{address}" -c {address}/raw/main/constraints.txt'
     return f"```bash\n{command}\n```"
+
+
+def not_done() -> str:
+    """The README's list of what the package does not do, with links from docs/."""
+    text = README.read_text(encoding="utf-8").partition("## What it does not do\n\n")[2].partition("\n\n")[0]
+    return text.replace("](docs/", "](")
 
 
 GOOD = (  # claims of the scoreboard that say what is good, for the README: study, arm, metric, and what is compared
@@ -233,6 +240,8 @@ TABLES = {
     "test-command": lambda: readme_command(1),
     "install": install_command,
     "good-results": good_results,
+    "not-done": not_done,
+    "citation": lambda: f"```bibtex\n{CITATION}\n```",
     "schedule-names": schedule_names,
     "common": SCHEDULERS.common_table,
     "schedules": SCHEDULERS.table,

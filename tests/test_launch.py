@@ -207,6 +207,37 @@ def test_a_script_that_is_not_there():
     assert "LR audit" not in stderr
 
 
+CHOICES = ', choices=["linear", "cosine", "constant"]'
+
+
+def test_a_misspelt_schedule_is_an_error_before_anything_is_loaded(tmp_path):
+    """Most of diffusers' scripts have no choices: their schedules are made after models were loaded and data read."""
+    script = changed_host_script(tmp_path, (CHOICES, ""), ("def main(args):\n", "def main(args):\n    print('loads')\n"))
+    how = {"env": {**environment(), "ACCELERATE_USE_CPU": "true"}}
+    words = ["-m", "diffusers_lrlab.launch", script, f"--output_dir={tmp_path}"]
+    status, stdout, stderr = started.run(*words, "--lr_scheduler=cosin", **how)
+    assert (status, stdout) == (2, "")
+    assert "argument --lr_scheduler: Unknown learning-rate schedule 'cosin'. Did you mean 'cosine'?" in stderr
+    status, stdout, stderr = started.run(*words, "--lr_scheduler=rex:e=1", **how)
+    assert (status, stdout) == (2, "")
+    assert "'rex' does not take 'e'" in stderr
+    status, stdout, _ = started.run(*words, "--lr_scheduler=rex:d=0.9", **how)
+    assert (status, stdout) == (0, "loads\n")
+
+
+def test_a_script_may_have_schedules_of_its_own(tmp_path):
+    own = "def get_scheduler(name, optimizer, **_):\n    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1)\n"
+    script = changed_host_script(tmp_path, (CHOICES, ""), ("from diffusers.optimization import get_scheduler\n", own))
+    launch(script, f"--output_dir={tmp_path}", "--lr_scheduler=bumpy")
+
+
+def test_an_option_of_the_launcher_after_the_scripts_name():
+    stderr = launch(HOST_SCRIPT, "--output_dir=out", "--ema", "warmup_power", "--strict", expect=2)
+    assert "unrecognized arguments: --ema warmup_power --strict" in stderr
+    assert "Hint: options of the launcher (--ema, --strict) go before the script's name." in stderr
+    assert "Hint" not in launch(HOST_SCRIPT, "--output_dir=out", "--emma", expect=2)
+
+
 def test_a_misspelt_option():
     assert "'--fix_clock' before the script's name" in (stderr := launch("--fix_clock", "script.py", expect=2))
     assert "Did you mean '--fix_lr_clock'?" in stderr

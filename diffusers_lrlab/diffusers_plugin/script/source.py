@@ -143,6 +143,12 @@ class HostScript:
         return [] if is_other else self.calls(SCHEDULE)
 
     @functools.cached_property
+    def has_schedules_of_diffusers(self) -> bool:
+        """Whether the script itself imports `get_scheduler` from diffusers, so that it takes its names and no others."""
+        imports = [node for node in self.nodes(ast.ImportFrom) if (node.module or "").startswith("diffusers.")]
+        return any(alias.name == SCHEDULE for node in imports for alias in node.names)
+
+    @functools.cached_property
     def indexed_by_step(self) -> list[str]:
         """Variables that a loop `for step, batch in enumerate(loader)` indexes by `step`, such as caches of latents."""
         found = set()

@@ -1,0 +1,72 @@
+"""The command line of a third-party script, as its own argparse parses it: more schedules, and explained mistakes."""
+
+import argparse
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+from ...core.errors import LabError
+from ..script.source import HostScript
+from .patches import Patches
+
+_LR_OPTIONS = {"--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type"}
+_UNKNOWN = "unrecognized arguments: "
+
+
+class _WiderChoices(list[Any]):
+    """A script's choices of schedules, and all other names and spec strings."""
+
+    def __contains__(self, value: object) -> bool:
+        return super().__contains__(value) or _fault(str(getattr(value, "value", value))) is None
+
+
+def _fault(spec: str) -> LabError | None:
+    from ...schedules.resolve import resolve_schedule
+
+    try:
+        resolve_schedule(spec)
+    except LabError as error:
+        return error
+    return None
+
+
+def follow_arguments(patches: Patches, script: HostScript, launcher_options: Iterable[str]) -> None:
+    """
+    Adds our schedules to the choices of options for schedules, and explains mistakes in the script's arguments.
+
+    A script that gives its `--lr_scheduler` to diffusers would report a wrong name only once its models are loaded.
+    """
+    from ...schedules.registries import SCHEDULERS
+
+    ours = {*launcher_options}
+
+    def add_wider_argument(add_argument: Any, container: Any, *flags: Any, **options: Any) -> Any:
+        if _LR_OPTIONS & {*flags}:
+            if options.get("choices") is not None:
+                given = list(options["choices"])
+                names = {str(getattr(choice, "value", choice)) for choice in given}
+                options["choices"] = _WiderChoices([*given, *(name for name in SCHEDULERS if name not in names)])
+            elif script.has_schedules_of_diffusers and options.get("type", str) is str:
+                options["type"] = _schedule(options.get("default"))
+        return add_argument(container, *flags, **options)
+
+    def explain_order(error: Any, parser: argparse.ArgumentParser, message: str) -> NoReturn:
+        unknown = message.removeprefix(_UNKNOWN).split() if message.startswith(_UNKNOWN) else []
+        misplaced = [flag for flag in (word.partition("=")[0] for word in unknown) if flag in ours]
+        if misplaced:
+            message += f". Hint: options of the launcher ({', '.join(misplaced)}) go before the script's name."
+        error(parser, message)
+        raise AssertionError("argparse exits")
+
+    patches.wrap(argparse._ActionsContainer, "add_argument", add_wider_argument)
+    patches.wrap(argparse.ArgumentParser, "error", explain_order)
+
+
+def _schedule(default: Any) -> Callable[[str], str]:
+    """A type for argparse: a name or a spec string that `get_scheduler` takes, or the script's own default."""
+
+    def schedule(text: str) -> str:
+        if text != default and (fault := _fault(text)):
+            raise argparse.ArgumentTypeError(str(fault))
+        return text
+
+    return schedule
