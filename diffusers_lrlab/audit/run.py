@@ -51,7 +51,8 @@ class AuditOptions:
 
 def run_audited(command: list[str], options: AuditOptions) -> int:
     """
-    Runs a command and reports what its training processes did. Returns its exit status, or 1 for one that deviates.
+    Runs a command and reports what its training processes did. Returns its exit status, or 1 if it deviates from the
+    expectation.
 
     The program's environment gets two variables. Python imports `startup/sitecustomize.py` through PYTHONPATH, which every
     launcher passes on to the processes that it starts: so one mechanism serves `python`, `accelerate`, `torchrun`, shell

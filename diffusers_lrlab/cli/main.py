@@ -114,7 +114,7 @@ COMMANDS = {
         study.command,
     ),
     "ema": Command(
-        "Make an average of the weights of any width from the snapshots of a run, or find the best width",
+        "Average the weights with any width, from the snapshots of a run, or find the best width",
         "lrlab ema dino-run --sigma_rel 0.075 --out dino-run-ema",
         averages.ema_arguments,
         averages.ema,
@@ -152,7 +152,7 @@ COMMANDS = {
         tools.upstream_patch,
     ),
     "plugin": Command(
-        "Write a plug-in for another trainer, by which it takes these schedules by name",
+        "Write a plug-in that lets another trainer use these schedules by name",
         "lrlab plugin ai-toolkit ~/ai-toolkit",
         tools.plugin_arguments,
         tools.plugin,

@@ -131,7 +131,7 @@ class ShardReader:
         passed = read_with_retries(
             lambda: self._advance(key, shard, rows),
             failure=f"Shard {shard} of {self.source.name!r} could not be read",
-            remedy="Go on by --resume_from_checkpoint latest when it can be read again.",
+            remedy="Continue with --resume_from_checkpoint latest when it can be read again.",
         )
         return [example for example in passed if example is not None]
 

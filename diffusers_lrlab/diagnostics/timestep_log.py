@@ -208,7 +208,7 @@ class TimestepLog:
         self._add(update, {"loss_floor": _without_nan(floor)})
 
     def restore(self, table: pa.Table, update: int) -> None:
-        """Restores the rows of the time after `update` updates."""
+        """Restores the rows that existed after `update` updates."""
         import pyarrow.compute as pc
 
         # Rows of losses have the number of their last update; other rows, the number of updates done before.

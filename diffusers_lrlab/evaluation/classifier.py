@@ -1,4 +1,4 @@
-"""Small classifiers of images, trained on the spot, and the share of samples that they read as the class asked for."""
+"""Small classifiers of images, trained on the spot, and the share of samples that they assign to the requested class."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _is_in_unit_range(images: np.ndarray) -> bool:
 
 
 def sizes_for(metric: Metric, num_real: int, num_generated: int) -> tuple[int, int]:
-    """How many real and generated samples of so many a metric compares."""
+    """How many of these real and generated samples a metric compares."""
     num_generated = min(num_generated, metric.num_generated or num_generated)
     num_real = min(num_real, metric.num_real or num_generated)
     if metric.equal_sizes:

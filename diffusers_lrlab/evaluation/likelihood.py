@@ -136,7 +136,7 @@ def exact_kl(log_prob: np.ndarray, model_log_prob: np.ndarray, half_steps: np.nd
     """
     first, second = np.asarray(log_prob, np.float64), np.asarray(model_log_prob, np.float64)
     if first.shape != second.shape or first.ndim != 1 or len(first) < 2:
-        raise ValueError(f"Expected two arrays of as many numbers, 2 at least; got shapes {first.shape} and {second.shape}.")
+        raise ValueError(f"Expected two arrays of the same length, at least 2; got shapes {first.shape} and {second.shape}.")
     differences = (first - second) / math.log(2)
     squared_error = differences.var(ddof=1) / len(differences)
     if half_steps is not None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..training.config import ResolvedConfig
 
 _PATIENCE = 600  # seconds at the end of the run, for an upload that is still running
-_LATER = "Training goes on; the upload at the end takes everything."
+_LATER = "Training continues; the upload at the end includes everything."
 
 
 class BackgroundUploads:

@@ -24,7 +24,10 @@ def _check_noise(value: Any, noise: torch.Tensor, *_: Any) -> Any:
 NOISES = Registry(
     "noise",
     returns=_check_noise,
-    traits={"images": "depends on the data that it is added to", "spatial": "correlates neighbours, which points have not"},
+    traits={
+        "images": "depends on the data that it is added to",
+        "spatial": ("correlates neighbouring pixels, which points do not have"),
+    },
 )
 """
 Entries are functions `f(noise, images, generator, **parameters) -> noise` on the whole global batch of an update, all
@@ -43,8 +46,9 @@ def gaussian(noise: torch.Tensor, images: torch.Tensor | None, generator: torch.
 
 @NOISES.register(
     "immiscible",
-    description="the same noise, given out inside the batch so that images get what is near them (a linear assignment, on "
-    "the CPU)",
+    description=(
+        "standard normal, assigned within the batch so that each image gets noise near it (a linear assignment, on the CPU)"
+    ),
     source="arXiv 2406.12303",
     traits=("images",),
 )
@@ -60,7 +64,7 @@ def immiscible(noise: torch.Tensor, images: torch.Tensor, generator: torch.Gener
 
 @NOISES.register(
     "offset",
-    description="plus a constant for each image and channel, so that the mean brightness is noisy too",
+    description="standard normal plus a constant for each image and channel, so that the mean brightness is noisy too",
     source="N. Guttenberg, Diffusion with offset noise, 2023",
     parameters=(Parameter("strength", float, 0.1, "standard deviation of the constant", "(0, inf)"),),
     traits=("spatial",),
@@ -78,11 +82,11 @@ def offset(
 
 @NOISES.register(
     "pyramid",
-    description="plus noise of ever lower resolution, brought back to a variance of 1",
+    description="standard normal plus noise of ever lower resolution, rescaled to a variance of 1",
     source="J. Whitaker, Multi-resolution noise for diffusion model training, 2023",
     parameters=(
         Parameter("discount", float, 0.8, "factor on the strength at each halving of the resolution", "(0, 1)"),
-        Parameter("num_levels", int, 10, "halvings at most; they end at one pixel", "[1, inf)"),
+        Parameter("num_levels", int, 10, "largest number of halvings; they end at one pixel", "[1, inf)"),
     ),
     traits=("spatial",),
 )

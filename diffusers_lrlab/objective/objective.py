@@ -155,8 +155,8 @@ class Objective:
         found = entry(noise, others, generator, **kwargs)
         if random_states() != before:
             raise LabError(
-                f"{entry.title} draws global random numbers, which are other ones in each process, and shift those of "
-                f"dropout. Draw from the `generator` that it gets.{entry.where}"
+                f"{entry.title} draws global random numbers, which differ between processes and shift those of dropout. "
+                f"Draw from the given `generator`.{entry.where}"
             )
         if not found.isfinite().all():
             raise LabError(f"{entry.title} gives numbers that are not finite, such as nan.{entry.where}")

@@ -114,11 +114,10 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 }
 _WIDEST = 38  # letters of arguments above a small plot
 _CAPTION = (
-    f"Relative to the optimizer's learning rate, over {counted(_RUN.num_updates, 'update')}, "
-    f"{_RUN.num_warmup_steps} of them warm-up "
-    f"where there is one. Arguments are the defaults unless shown; momentum starts at {_RUN.beta1}.\n"
-    "Schedules with a dotted line react to the validation loss: here to a made-up one (on a scale of its own), shown to "
-    f"them every {_VALIDATE_EVERY} updates."
+    f"Relative to the optimizer's learning rate, over {counted(_RUN.num_updates, 'update')}, {_RUN.num_warmup_steps} of "
+    "them warm-up where there is one. Arguments are the defaults unless shown; momentum starts at "
+    f"{_RUN.beta1}.\nSchedules with a dotted line react to the validation loss: here to an invented one (on its own "
+    f"scale), which they receive every {_VALIDATE_EVERY} updates."
 )
 
 

@@ -36,7 +36,7 @@ class MeasuredLosses:
 
 @dataclass(frozen=True)
 class Losses:
-    """Validation losses: predicted ones by the spec string of the schedule, and those that were measured of others."""
+    """Validation losses: predicted ones by the spec string of the schedule, and measured ones of others."""
 
     predicted: Mapping[str, Points]
     intervals: Mapping[str, tuple[float, float]]  # of the last predicted one, for some

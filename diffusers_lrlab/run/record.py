@@ -178,7 +178,7 @@ def _write_end(trainer: Trainer, record: dict[str, Any], room: Path) -> None:
             record["train"]["loss_spikes"] = observer.log.num_spikes
             observer.write()
         if names := make_writable(record):
-            raise LabError(f"JSON cannot hold {', '.join(names)} of the record, which has texts instead.")
+            raise LabError(f"JSON cannot hold {', '.join(names)}, which the record has as text instead.")
         if record["run"]["status"] == "finished":
             trainer.folder.write_manifest(record)
     except LabError as error:

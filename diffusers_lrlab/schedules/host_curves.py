@@ -137,7 +137,7 @@ def piecewise_constant(progress: Progress, step_rules: str) -> Any:
     description="falls with the inverse square root of the update",
     source=f"{TRANSFORMERS}.get_inverse_sqrt_schedule; arXiv 2106.04560",
     parameters=(
-        Parameter("timescale", int, None, "updates of the scale; derived: the warm-up, or 10,000 without one", "[1, inf)"),
+        Parameter("timescale", int, None, "time scale in updates; derived: the warm-up, or 10,000 without one", "[1, inf)"),
     ),
 )
 def inverse_sqrt(progress: Progress, timescale: int | None) -> Any:
@@ -197,7 +197,13 @@ _DECAY = Parameter(
     source=f"{TRANSFORMERS}.get_wsd_schedule; arXiv 2404.06395, cool-downs arXiv 2405.18392",
     parameters=(
         _DECAY,
-        Parameter("num_stable_steps", float, None, "updates at the peak, or a fraction; derived: the rest", "[0, inf)"),
+        Parameter(
+            "num_stable_steps",
+            float,
+            None,
+            "updates at the peak, or a fraction; derived: the updates that are left",
+            "[0, inf)",
+        ),
         Parameter("decay_type", str, "cosine", "shape of the cool-down", choices=tuple(COOLDOWNS)),
         Parameter("num_cycles", float, 0.5, "waves of the cosine cool-down", "(0, inf)", only_with=("decay_type", "cosine")),
     ),

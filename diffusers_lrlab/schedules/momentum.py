@@ -36,7 +36,7 @@ def constant(progress: Progress, momentum: float) -> tuple[Any, Any]:
 
 
 @MOMENTUM_SCHEDULERS.register(
-    "demon", description="momentum decay from the optimizer's own to 0", source=_DEMON, parameters=(_FLOOR,)
+    "demon", description="momentum that decays from the optimizer's own value to 0", source=_DEMON, parameters=(_FLOOR,)
 )
 def demon(progress: Progress, momentum: float, min_momentum: float) -> tuple[Any, Any]:
     r"""\(b = b_0 (1 - p) / ((1 - b_0) + b_0 (1 - p))\)."""
@@ -51,7 +51,7 @@ def _compensation(start: float, momentum: Any, form: str) -> Any:
 
 @MOMENTUM_SCHEDULERS.register(
     "mdlrc",
-    description="demon, with the learning rate lowered by the factor that new gradients gain",
+    description="demon, with the learning rate lowered by the factor by which new gradients gain weight",
     source=_MDLRC,
     parameters=(_FLOOR, _FORM),
     traits=("compensates",),
@@ -64,7 +64,7 @@ def mdlrc(progress: Progress, momentum: float, min_momentum: float, momentum_for
 
 @MOMENTUM_SCHEDULERS.register(
     "mdlrc_lr_only",
-    description="the compensation of mdlrc with constant momentum: its control",
+    description="the control for mdlrc: its change of the learning rate, with constant momentum",
     source=_MDLRC,
     parameters=(_FLOOR, _FORM),
     traits=("compensates",),

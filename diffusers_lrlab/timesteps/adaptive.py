@@ -59,8 +59,8 @@ def finite_losses(losses: torch.Tensor, timesteps: torch.Tensor) -> tuple[torch.
     """Losses as float32, 0 where they are not finite, and where they are finite."""
     if losses.shape != timesteps.shape:
         raise LabError(
-            f"{counted(len(losses), 'loss')} cannot go with {counted(len(timesteps), 'timestep')}. Give one "
-            f"loss for each image."
+            f"Got {counted(len(losses), 'loss')} for {counted(len(timesteps), 'timestep')}. Give one loss for each "
+            "image."
         )
     losses = losses.detach().float()
     usable = losses.isfinite()

@@ -10,17 +10,17 @@ ON_DIVERGENCE = Registry("rule for a run that diverges")
 ON_DIVERGENCE.register("stop", description="the run ends with an error; its last checkpoint is finite", source="–")(None)
 ON_DIVERGENCE.register(
     "rollback",
-    description="the run goes back to its last checkpoint, and on from there at a lower learning rate",
+    description="the run goes back to its last checkpoint and continues at a lower learning rate",
     source="own",
     parameters=(
-        Parameter("factor", float, 0.5, "of the learning rate, each time", "(0, 1)"),
+        Parameter("factor", float, 0.5, "factor on the learning rate, each time", "(0, 1)"),
         Parameter("max_rollbacks", int, 3, "how often a run may go back; the next time it stops", "[1, 1000]"),
         Parameter(
             "explosion",
             float,
             100.0,
-            "a loss of more than so many times the first update's counts as diverged, and no "
-            "checkpoint of it is written: it would be finite, and nothing to go back to",
+            "a loss above this multiple of the first update's counts as diverged, and no checkpoint is written then: its "
+            "weights would be finite, but no use to go back to",
             "(1, inf)",
         ),
     ),

@@ -38,7 +38,7 @@ def build_model(config: ResolvedConfig, arguments: dict[str, Any]) -> Any:
 
 
 def make_model(config: ResolvedConfig, arguments: dict[str, Any], start: StartWeights | None = None) -> Any:
-    """The model with these arguments, and the weights that it begins with; with a LoRA, if one is asked for."""
+    """The model with these arguments, and the weights that it begins with; with a LoRA, if one is requested."""
     model = build_model(config, arguments)
     if start is not None:
         start.load_into(model)
@@ -49,7 +49,7 @@ def make_model(config: ResolvedConfig, arguments: dict[str, Any], start: StartWe
 
 def find_start(config: ResolvedConfig, checkpoint: Path | None = None) -> StartWeights | None:
     """
-    The weights that a run starts from, `None` for random ones. A run that goes on from a checkpoint does not read them
+    The weights that a run starts from, `None` for random ones. A run that resumes from a checkpoint does not read them
     again: the checkpoint has the weights, and the folder of the run those beside a LoRA.
     """
     if config.pretrained_model_name_or_path is None:

@@ -202,7 +202,7 @@ def _resolve_start(config: TrainingConfig) -> dict[str, Any]:
         names = ", ".join(given)
         raise LabError(
             f"--denoiser {config.denoiser}: must be given without parameters beside --pretrained_model_name_or_path, got "
-            f"{names}. Hint: the configuration of the model is that of its weights."
+            f"{names}. Hint: the weights determine the configuration of the model."
         )
     resolved: dict[str, Any] = {} if config.denoiser is None else {"denoiser_kwargs": {}}
     if config.lora_rank is not None:

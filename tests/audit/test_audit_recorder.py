@@ -382,4 +382,4 @@ def test_two_processes_are_compared_and_the_main_one_reports(tmp_path):
     other = ACCELERATE.replace("o = adam()", "import os; o = adam(1e-3 * (1 + int(os.environ['RANK'])))")
     audit = audit_of(other, tmp_path / "other", processes=2)
     assert audit.differing_process == (1, 1)
-    assert "process 1 had another learning rate" in " ".join(lines_of(audit, ""))
+    assert "process 1 had a different learning rate" in " ".join(lines_of(audit, ""))

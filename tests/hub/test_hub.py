@@ -214,7 +214,7 @@ except LabError as error:
 @pytest.mark.parametrize(
     ("env", "arguments", "message"),
     [
-        ({"HF_TOKEN": ""}, [], "needs a token with the right to write. Run `hf auth login`"),
+        ({"HF_TOKEN": ""}, [], "needs a token with write permission. Run `hf auth login`"),
         ({"HF_TOKEN": "hf_wrong"}, [], "does not accept the token"),
         ({}, ["--hub_token", "hf_wrong"], "Invalid user token"),
         ({"HF_ENDPOINT": "http://127.0.0.1:9"}, [], "cannot be reached"),

@@ -102,7 +102,7 @@ def test_what_decay_does_in_a_run():
     assert little.in_words(3000) == "weights are forgotten over 1,000,000 updates, of a run of 3,000: it does nothing"
     much = DecayTimescale.of(1e-2, 100, np.full(3000, 1e-2))
     assert much.removed == 1
-    assert "they remember its last updates alone" in much.in_words(3000)
+    assert "they remember only its last updates" in much.in_words(3000)
 
 
 # --- optimizers -------------------------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ DESERVED = {
             "300: it does nothing. Use tau=1.92e+04 of --optimizer, the images of the run, or a weight decay of 0.",
         ),
         ({"optimizer": "adamw:tau=1e8"}, "weights are forgotten over 1,562,000 updates"),
-        ({"max_train_steps": 2000, "adam_weight_decay": 100}, "they remember its last updates alone"),
+        ({"max_train_steps": 2000, "adam_weight_decay": 100}, "they remember only its last updates"),
         ({"optimizer": "muon:weight_decay=0.001"}, "of a run of 200: it does nothing"),
     ],
     "times_seen": [({"max_train_steps": 30_000}, "will be seen 1,246 times")],

@@ -92,7 +92,7 @@ def test_the_factor_of_a_rollback_is_announced(trunk, folder, capsys):
     shown = capsys.readouterr().out
     assert "0.00015 first (update 20), 0.00015 highest (update 20), 0.00015 last (update 29); 0.00015 before" in shown
     assert "these rates are 0.5 times the schedule's, since the run went back to update 5" in shown
-    assert "from the start, but for what its rollback changed" in shown
+    assert "from the start, except for what its rollback changed" in shown
     assert "to the bit" not in shown
 
 

@@ -1,4 +1,4 @@
-"""The timesteps that a trainer draws by functions of its own, as a [`hooks.timesteps.TimestepHook`] replaces them."""
+"""Timesteps that a trainer draws with its own functions, replaced by a [`hooks.timesteps.TimestepHook`]."""
 
 from typing import Any, Protocol
 
@@ -98,7 +98,7 @@ class TrainerDraws:
         return self.hook.replaced(own)
 
     def density(self) -> np.ndarray:
-        """The probabilities of the timesteps of the coming update."""
+        """The probabilities of the timesteps of the next update."""
         self.hook.num_seen += 1
         assert self.hook.sampler is not None
         return self.hook.sampler.probabilities(self.hook.clock.update).numpy()

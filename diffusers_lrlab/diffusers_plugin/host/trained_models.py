@@ -126,7 +126,7 @@ class TrainedModels:
             ) from None
         shapes = {name: value.shape for name, value in zip(self.names, self.parameters, strict=True)}
         if {name: value.shape for name, value in saved.items()} != shapes:
-            raise LabError(f"The average in {path} has other parameters than those that are trained. Remove --ema.")
+            raise LabError(f"The average in {path} does not have the parameters that are trained. Remove --ema.")
         return [saved[name].to(each.device) for name, each in zip(self.names, self.parameters, strict=True)], metadata
 
 

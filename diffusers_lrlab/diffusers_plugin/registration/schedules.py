@@ -104,8 +104,8 @@ def read_call(spec: str, num_training_steps: int | None, kwargs: dict[str, Any])
     length = own.pop("total_iters", num_training_steps)
     if num_training_steps not in (None, length):
         raise LabError(
-            f"{spec!r} got num_training_steps={num_training_steps!r} and total_iters={length!r}, two names of one thing. "
-            "Drop one."
+            f"{spec!r} got num_training_steps={num_training_steps!r} and total_iters={length!r}, two names of the same "
+            "parameter. Drop one."
         )
     return length, own
 

@@ -1,4 +1,4 @@
-"""What the script of the page draws: the study as plain values, each as short as a chart needs it."""
+"""Data for the script of the page: the study as plain values, each as short as a chart needs."""
 
 import json
 import math

@@ -22,7 +22,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 class Draws(Protocol):
-    """What takes a trainer's timesteps and gives others."""
+    """An object that takes a trainer's timesteps and returns others."""
 
     seed: int | None
 
