@@ -9,7 +9,7 @@ from .run import run_audited_rank
 
 
 def main() -> int:
-    """Runs the script in a process of its own, whose status it returns."""
+    """Runs the script in a separate process, and returns its exit status."""
     parser = make_parser("accelerate launch -m diffusers_lrlab.audit [options] (SCRIPT.py | -m MODULE) [its own arguments]")
     # DeepSpeed's launcher puts this before the script's arguments, where the script expects it.
     parser.add_argument(

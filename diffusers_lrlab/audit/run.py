@@ -69,7 +69,7 @@ def run_audited(command: list[str], options: AuditOptions) -> int:
 
 def run_audited_rank(command: list[str], options: AuditOptions) -> int:
     """
-    The same for one process that a launcher has started (`accelerate launch -m diffusers_lrlab.audit`).
+    Like [`run_audited`], for one process that a launcher has started (`accelerate launch -m diffusers_lrlab.audit`).
 
     All processes of a launcher write to one folder; the main process reports and removes it.
     """

@@ -172,7 +172,7 @@ class EMAForm:
 
     @classmethod
     def of(cls, spec: str, **kwargs: Any) -> Self:
-        """From a spec string, checked."""
+        """The form of a spec string, checked."""
         form = cls(*resolve_spec(spec, kwargs, EMA_FORMS))
         form.with_images(1)._of(1)  # what only its function can refuse
         return form

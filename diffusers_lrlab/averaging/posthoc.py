@@ -27,7 +27,7 @@ class Profiles:
 
     @classmethod
     def of_widths(cls, ends: list[int], widths: list[float]) -> "Profiles":
-        """From relative widths, `sigma_rel`."""
+        """Profiles of relative widths, `sigma_rel`."""
         return cls(np.asarray(ends, np.float64), np.array([gamma_of_width(width) for width in widths]))
 
     def __getitem__(self, chosen: np.ndarray) -> "Profiles":

@@ -45,7 +45,7 @@ class DiskFull(LabError):
 
 
 class Diverged(LabError):
-    """A loss or a weight of a run is no longer finite."""
+    """The error for a run whose loss or weights are no longer finite."""
 
 
 class Interrupted(Exception):

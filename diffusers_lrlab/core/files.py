@@ -120,7 +120,7 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers_of_the_dead(path: Path) -> None:
-    """Removes temporary files beside `path` of processes of this machine that no longer run."""
+    """Removes temporary files beside `path` that belong to processes of this machine which no longer run."""
     for leftover in path.parent.glob(f"{TEMPORARY}*-{glob.escape(path.name)}"):
         process = leftover.name.removeprefix(TEMPORARY).removesuffix(f"-{path.name}")
         if process.isdigit() and not _is_running(int(process)):

@@ -188,7 +188,7 @@ class Registry(Mapping[str, Entry]):
 
     @property
     def aliases(self) -> dict[str, str]:
-        """From other names to the names they stand for."""
+        """Alternative names, with the names they stand for."""
         return dict(self._aliases)
 
     def aliases_of(self, entry: Entry) -> list[str]:

@@ -53,7 +53,7 @@ class ConditionColumn:
 
 
 ConditionColumns = Mapping[str, ConditionColumn]
-"""By the keyword of the model's `forward`."""
+"""Columns of conditions by the keyword of the model's `forward`."""
 
 
 class Example(NamedTuple):

@@ -22,7 +22,7 @@ from .streams import ShardedStream
 
 
 class Transform(Protocol):
-    """From a cell of the dataset to a tensor; [`ImageTransform`] and [`PointTransform`] are transforms."""
+    """Transforms a cell of the dataset to a tensor; [`ImageTransform`] and [`PointTransform`] are transforms."""
 
     @property
     def shape(self) -> tuple[int, ...]:

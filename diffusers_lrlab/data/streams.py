@@ -165,7 +165,7 @@ class BlockReader:
         self._blocks: dict[int, tuple[tuple[int, int], list[Example]]] = {}  # by lane: epoch and block, and its examples
 
     def find(self, numbers: list[int]) -> Iterator[tuple[list[Example], int]]:
-        """For each number the examples of its block in their order, and its index among them."""
+        """For each image number, the examples of its block in order, and its index among them."""
         found = self.order.blocks(np.asarray(numbers, np.int64))
         for epoch, lane, block, index in zip(*(part.tolist() for part in found), strict=True):
             if self._blocks.get(lane, (None,))[0] != (epoch, block):

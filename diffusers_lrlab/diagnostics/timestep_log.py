@@ -168,7 +168,7 @@ class TimestepLog:
     def add_means(
         self, update: int, counts: np.ndarray, means: np.ndarray, variances: np.ndarray, expected: np.ndarray | None
     ) -> list[int]:
-        """The same from numbers, means and variances of the losses in each bin: each of shape `(bins,)`."""
+        """Adds a row from numbers, means and variances of the losses in each bin: each of shape `(bins,)`."""
         spikes = self._spikes.flag(means).tolist()
         self.last_means = dict(zip(self.labels, means.tolist(), strict=True))
         asked = [None] * len(means) if expected is None else np.add.reduceat(expected, self.starts[:-1]).tolist()

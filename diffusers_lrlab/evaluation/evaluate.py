@@ -23,8 +23,8 @@ def evaluate(
     The metrics of a trained run (a [`RunState`]) besides those in its log: these `names`, or all but those that are computed
     on request.
 
-    `samples` are of its averaged weights; without them, metrics that need some are omitted. `as_samples` makes arrays of the
-    form of samples from data.
+    `samples` are of its averaged weights; without them, metrics that need some are omitted. `as_samples` converts data to
+    arrays in the form of samples.
     """
     evaluation = Evaluation(run, samples)
     results: dict[str, Any] = {}

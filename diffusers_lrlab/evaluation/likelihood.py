@@ -11,7 +11,7 @@ from ..core.ranges import COUNT
 from ..objective.process import NoiseProcess
 
 NUM_STEPS = 40
-"""Of the probability-flow ODE, each of four evaluations of the model."""
+"""Steps of the probability-flow ODE, each of four evaluations of the model."""
 
 
 class _NoisePrediction:
@@ -69,12 +69,12 @@ def log_likelihood(
     r"""
     The log-density of points under the distribution that the model's probability-flow ODE makes of Gaussian noise.
 
-    With \(\bar x = x / \sqrt{\bar\alpha}\) and \(\sigma = \sqrt{(1 - \bar\alpha) / \bar\alpha}\) the ODE is
-    \(d\bar x / d\sigma = \epsilon(\bar x, \sigma)\) (DDIM, arXiv 2010.02502, eq. 14), along which \(\log p\) changes by
-    \(-\mathrm{div}\,\epsilon\,d\sigma\) (arXiv 2011.13456, eq. 39). It is integrated for
-    \(\bar x / \sqrt{1 + \sigma^2}\), from the noise level of the first timestep to that of the last in even steps of
-    \(\log \sigma\), by the classical Runge-Kutta method; the timestep is interpolated linearly. A process that ends in pure
-    noise, such as flow matching, has even steps of \(-\mathrm{arsinh}(1 / \sigma)\) instead, which end at 0.
+    With \(\bar x = x / \sqrt{\bar\alpha}\) and \(\sigma = \sqrt{(1 - \bar\alpha) / \bar\alpha}\) the ODE is \(d\bar x /
+    d\sigma = \epsilon(\bar x, \sigma)\) (DDIM, arXiv 2010.02502, eq. 14), along which \(\log p\) changes by
+    \(-\mathrm{div}\,\epsilon\,d\sigma\) (arXiv 2011.13456, eq. 39). It is integrated for \(\bar x / \sqrt{1 + \sigma^2}\),
+    from the noise level of the first timestep to that of the last, in even steps of \(\log \sigma\), by the classical
+    Runge-Kutta method; the timestep is interpolated linearly. A process that ends in pure noise, such as flow matching, has
+    even steps of \(-\mathrm{arsinh}(1 / \sigma)\) instead, which end at 0.
 
     At the last timestep this variable has the standard normal density of the noise that sampling starts from. So this is
     the density of what the deterministic sampler (DDIM, or Euler's method of flow matching) makes with many steps, with the

@@ -205,7 +205,7 @@ def _part_of_factors(evaluation: Evaluation) -> float:
 
 @register_metric(
     "factor_divergence",
-    description="Mean Jensen-Shannon divergence of the factors of shapes from the true ones",
+    description="Mean Jensen-Shannon divergence between the factors of sampled shapes and the true ones",
     source="J. Lin, IEEE Trans. Inf. Theory 37, 1991; histograms of factors read from pixels",
     facts={
         "besides": {

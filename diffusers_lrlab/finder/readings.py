@@ -48,7 +48,7 @@ class Readings:
         self._bins.append(bins)
 
     def add(self, done: int, lr: float, loss: float, bins: np.ndarray) -> bool:
-        """Adds a reading after `done` updates, the last at rate `lr`. Returns whether to go on."""
+        """Adds a reading after `done` updates, the last at rate `lr`. Returns whether the test continues."""
         self._note(lr, loss, bins)
         if not math.isfinite(loss):
             self.ended = f"the loss was not finite at a rate of {lr:.3g}"

@@ -68,7 +68,7 @@ class BackgroundUploads:
     def _command(self, update: int) -> list[str]:
         return [
             *(sys.executable, "-m", "diffusers_lrlab.cli.main", "push", str(self._snapshot), "--unfinished"),
-            *("--repo_id", self.target.repo_id, "--message", f"Update {update}, training goes on"),
+            *("--repo_id", self.target.repo_id, "--message", f"Update {update}, training continues"),
         ]  # no --private: the repository was created before training
 
     def _environment(self) -> dict[str, str]:

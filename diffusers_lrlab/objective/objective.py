@@ -172,8 +172,9 @@ class Objective:
 
     def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
         """
-        Shows samplers and weightings that follow the losses those of an update, the same everywhere: timesteps of the whole
-        global batch, unweighted losses of this process's images, micro-batch after micro-batch.
+        Shows the losses of an update to samplers and weightings that follow them, identically in all processes. `timesteps`
+        are those of the whole global batch; `losses` are the unweighted losses of this process's images, micro-batch after
+        micro-batch.
         """
         if not self.follows_losses:
             return

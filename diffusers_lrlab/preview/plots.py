@@ -122,7 +122,7 @@ _CAPTION = (
 
 
 def plot_gallery(path: Path) -> None:
-    """Every schedule in a panel of its own: learning rate relative to the peak, and momentum if the schedule sets it."""
+    """Every schedule in a separate panel: learning rate relative to the peak, and momentum if the schedule sets it."""
     names = sorted(SCHEDULERS, key=lambda name: "feedback" in SCHEDULERS[name].traits)
     rows = math.ceil(len(names) / _COLUMNS)
     figure = new_figure(9, 1.2 * rows + 0.8, dpi=200)

@@ -53,7 +53,7 @@ class Child:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What `run.json` says of the parent, under `parent`."""
+        """The entry `parent` of `run.json`: facts about the parent."""
         parent, before = self.parent, self.parent.config.optimizer_kwargs
         changed = {name: [before.get(name), value] for name, value in self.changed.items()}
         return {

@@ -60,7 +60,9 @@ class MeasuredRun:
 
     @cached_property
     def curve(self) -> LossCurve:
-        """Its losses after warm-up, and its rates up to the last of them: a run may have been stopped before its end."""
+        """
+        The losses after warm-up, and the rates up to the last of these losses: a run may have been stopped before its end.
+        """
         warmup, lrs = self.rates.warmup_updates, self.rates.lrs[: int(self.updates.max())]
         label = f"{self.rates.text}, {counted(len(lrs), 'update')}, peak {self.rates.lr:g}"
         parts = None if self.by_bin is None else merged_parts(self.by_bin)

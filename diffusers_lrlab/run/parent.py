@@ -94,8 +94,8 @@ class Parent:
         if any(not samplers[0].probabilities(int(n)).equal(samplers[1].probabilities(int(n))) for n in updates):
             raise LabError(
                 f"--timestep_sampler {self.config.timestep_sampler}: its curriculum follows the length of the run, which "
-                f"was {counted(self.num_updates, 'update')}; in one of {num_updates} the timesteps before update {at} "
-                "would come from a different density. Hint: start a run of the new length."
+                f"was {counted(self.num_updates, 'update')}. With {num_updates}, the timesteps before update {at} would "
+                "come from a different density. Hint: start a run of the new length."
             )
 
 

@@ -153,8 +153,8 @@ class LossForecast:
 
     def losses_to_draw(self, predicted: Sequence[Predicted]) -> Losses:
         """
-        Predicted losses, numbered in order, and measured ones: in the colour of the prediction for the same rates, or in
-        one of their own.
+        Predicted losses, numbered in order, and measured ones: in the colour of the prediction for the same rates, or else
+        in a separate colour.
         """
         numbers = {one.candidate.lrs.tobytes(): index for index, one in enumerate(predicted)}
         measured = []

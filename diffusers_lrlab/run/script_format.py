@@ -29,7 +29,9 @@ class ScriptFormat:
 
     @classmethod
     def of(cls, output: Path) -> ScriptFormat | None:
-        """That of a script's output folder; `None` for any other folder. A `LabError` for a script that did not end."""
+        """
+        The format of a script's output folder; `None` for any other folder. A `LabError` for a script that did not end.
+        """
         snapshots, saved = output / LAB / OF_SCRIPT, output / LAB / "ema"
         if (output / RECORD).is_file() or not snapshots.is_dir():
             return None

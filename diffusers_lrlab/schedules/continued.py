@@ -84,8 +84,8 @@ def rewarmed(curve: RunCurve, num_updates: int, at: int, num_warmup: int) -> Run
 
 def followed_by(curve: RunCurve, num_updates: int, at: int, spec: str, level: float = 1.0) -> RunCurve:
     """
-    The curve of a run that another schedule takes over at the update `at`, with a clock of its own and a peak of `level`, a
-    share of that of the run.
+    The curve of a run that another schedule takes over at the update `at`, with its own clock and a peak of `level`, as a
+    share of the run's peak.
     """
     part = resolve_schedule(spec)
     if why := part.more_than_a_curve:

@@ -117,7 +117,7 @@ def read_step_rules(step_rules: str) -> tuple[np.ndarray, np.ndarray]:
 
 @SCHEDULERS.register(
     "piecewise_constant",
-    description="multipliers that hold up to given updates",
+    description="multipliers, each of which holds up to a given update",
     source=f"{DIFFUSERS}.get_piecewise_constant_schedule",
     parameters=(Parameter("step_rules", str, "1.0", "'1:500,0.1:900,0.01' holds 1 to update 500, 0.1 to 900, then 0.01"),),
     without=_NO_WARMUP,
@@ -163,7 +163,10 @@ SCHEDULERS.register(
 
 @SCHEDULERS.register(
     "cosine_warmup_with_min_lr",
-    description="the same, one update earlier: it does not start at 0, and reaches its floor at the last update",
+    description=(
+        "half a cosine from the peak to a floor, one update earlier: it does not start at 0, and reaches the floor at the "
+        "last update"
+    ),
     source=f"{TRANSFORMERS}.get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
     parameters=(
         _MIN_LR_RATE,

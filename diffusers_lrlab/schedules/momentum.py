@@ -25,9 +25,12 @@ from .torch_curves import ONE_CYCLE_MOMENTA, ONE_CYCLE_PHASES, ONE_CYCLE_RISE, O
 _DEMON, _MDLRC = "Demon, arXiv 1910.04952, eq. 4", "arXiv 2404.07946, as read by an implementation that cites it"
 _FLOOR = Parameter("min_momentum", float, 0.0, "lower bound of the momentum", "[0, 1)")
 _FORM = Parameter(
-    "momentum_form", str, "ema", "weight of a new gradient in the optimizer: 1 - momentum (Adam) or 1 (SGD), for which "
-    "the compensation raises the rate", choices=("ema", "heavy_ball"),
-)  # fmt: skip
+    "momentum_form",
+    str,
+    "ema",
+    "weight of a new gradient in the optimizer: 1 - momentum (Adam) or 1 (SGD), where the compensation raises the rate",
+    choices=("ema", "heavy_ball"),
+)
 
 
 @MOMENTUM_SCHEDULERS.register("constant", description="constant momentum", source="–")
@@ -191,7 +194,7 @@ def initial_lrs(optimizer: Any) -> list[float]:
 
 
 def default_lr(optimizer: Any) -> float | None:
-    """The learning rate of an optimizer for groups without one of their own."""
+    """The learning rate of an optimizer for groups that have none."""
     lr = optimizer.defaults.get("lr")
     return None if lr is None else float(lr)
 

@@ -1,5 +1,5 @@
 """
-The registries of timestep samplers, loss weightings and learning rates per timestep. Importing the room
+The registries of timestep samplers, loss weightings and learning rates per timestep. Importing the package
 (`timesteps/__init__.py`) fills them.
 """
 

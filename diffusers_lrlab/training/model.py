@@ -96,7 +96,7 @@ def _config_of_start(config: ResolvedConfig, start: StartWeights, architecture: 
         given = kind.check_model_config(config, given) or given
     else:
         architecture.check_start(given, start.name_or_path)
-        why = "as --resolution and --image_channels say" if latents_folder(config) is None else "as of the latents"
+        why = "as --resolution and --image_channels say" if latents_folder(config) is None else "as the latents have"
         _check_shape(config, given, _known_arguments(config), why)
     # Errors of weights and LoRA come before data are read.
     if start.folder is not None:

@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def decay_timescale(self) -> DecayTimescale | None:
-        """What weight decay does; `None` if there is none, or if it is not decoupled from the gradient."""
+        """The effect of weight decay; `None` if there is none, or if it is not decoupled from the gradient."""
         decay = self.optimizer_kwargs.get("weight_decay")
         if not decay or "decoupled" not in OPTIMIZERS[self.config.optimizer].traits:
             return None
@@ -191,7 +191,7 @@ class Plan:
 
     @cached_property
     def num_trained_parameters(self) -> int:
-        """Those that are trained: all, or those of the LoRA."""
+        """Parameters that are trained: all, or those of the LoRA."""
         return sum(parameter.numel() for parameter in trained_parameters(self.model_on_meta).values())
 
     @property

@@ -117,7 +117,7 @@ def test_a_cosine_is_rewarmed_to_the_longer_one(cosine, capsys):
     rise = np.interp(np.arange(4), [0, 4], [short[19], long[24]])
     assert applied_is(extended, np.concatenate([short, rise, long[24:]]))
     shown = capsys.readouterr().out
-    assert f"re-warmed: in 4 updates from {short[19] / peak:.2g} to {long[24] / peak:.2g} of the peak" in shown
+    assert f"re-warmed: over 4 updates from {short[19] / peak:.2g} to {long[24] / peak:.2g} of the peak" in shown
     assert f"{short[19]:.4g} first (update 20), {long[24]:.4g} highest (update 24), {long[39]:.4g} last (update 39)" in shown
 
 

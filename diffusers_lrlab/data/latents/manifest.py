@@ -60,7 +60,7 @@ class LatentsManifest:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All but the shards, as JSON has them."""
+        """All fields except the shards, as in JSON."""
         return json.loads(json.dumps({name: value for name, value in asdict(self).items() if name != "shards"}))
 
     @cached_property
@@ -75,7 +75,7 @@ class LatentsManifest:
         return mean, max(0.0, square - mean**2) ** 0.5
 
     def check_label_column(self, argument: str, column: str | None, of: str = "") -> None:
-        """Raises a `LabError` that names `argument` if labels are asked for that were not encoded."""
+        """Raises a `LabError` that names `argument` if it requests labels that were not encoded."""
         if column is None or column == self.label_column:
             return
         hint = f"encode these images into a new folder with lrlab data encode ... --label_column {column}"

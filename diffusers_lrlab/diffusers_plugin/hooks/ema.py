@@ -95,7 +95,7 @@ class EMAHook:
 
     @property
     def form(self) -> EMAForm:
-        """That of the first average."""
+        """The form of the first average."""
         return self.averages.forms[0]
 
     @property

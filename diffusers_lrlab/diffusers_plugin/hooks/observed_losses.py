@@ -140,7 +140,10 @@ class LossesHook:
         self._seen = []
 
     def state_dict(self, is_at_end: bool) -> dict[str, Any]:
-        """The sampler's state and the losses that it has not seen: the same in all processes, so only the first has it."""
+        """
+        The sampler's state and the losses that it has not seen: the same in all processes, so only the first process returns
+        it.
+        """
         sampler = self.timesteps.sampler
         if sampler is None or not self.run.accelerator.is_main_process:
             return self._resumed if sampler is None else {}

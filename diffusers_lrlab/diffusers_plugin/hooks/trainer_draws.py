@@ -76,7 +76,7 @@ class TrainerDraws:
             )
 
     def is_training(self) -> bool:
-        """Not while a trainer computes a loss of its own to validate."""
+        """False while a trainer computes its own validation loss."""
         return not self.run.models or any(model.training for model in self.run.models)
 
     def argument(self, name: str) -> Any:
@@ -88,7 +88,7 @@ class TrainerDraws:
             self.hook.begin(levels)
 
     def set_layout(self, accumulation: int) -> None:
-        """The micro-batches of an update; processes are those of torch."""
+        """Sets the number of micro-batches of an update; the number of processes is torch's."""
         parallel = torch.distributed.is_available() and torch.distributed.is_initialized()
         of_processes = (torch.distributed.get_world_size(), torch.distributed.get_rank()) if parallel else (1, 0)
         self.layout = (accumulation, *of_processes)

@@ -152,7 +152,7 @@ class HostRun:
         return size * accumulated
 
     def must_know_images(self, option: str) -> int:
-        """The same once the script trains, when it must be known."""
+        """The number of images, once the script trains and it must be known."""
         images = self.images_per_update(option)
         if images is None:
             raise LabError(

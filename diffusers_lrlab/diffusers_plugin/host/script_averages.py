@@ -91,8 +91,8 @@ class ScriptAverages:
 
     def write_snapshot(self, folder: Path, update: int, names: list[str], script: str) -> None:
         """
-        Starts to write a snapshot if one is due after so many updates, into `ema_snapshots/` of a folder. Raises an error of
-        the one before.
+        Starts to write a snapshot, if one is due after this many updates, into `ema_snapshots/` of a folder. Raises an error
+        that the previous snapshot had.
         """
         self._writing.check()
         if (posthoc := self.posthoc) is None or update not in (self.updates or ()):

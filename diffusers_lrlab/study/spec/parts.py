@@ -191,7 +191,7 @@ def read_datasets(value: Any) -> dict[str, dict[str, Any]]:
 
 
 def read_tuning(value: Any, seeds: tuple[int, ...]) -> Tuning | None:
-    """How learning rates are chosen: by other seeds than those of the comparison."""
+    """How learning rates are chosen: with seeds other than those of the comparison."""
     if value is None:
         return None
     if not isinstance(value, dict):

@@ -125,7 +125,7 @@ class Latents(Images):
         fitting = {"in_channels": (channels,), "out_channels": (channels,), "sample_size": (None, size, [size] * 2)}
         for key, allowed in fitting.items():
             if given[key] not in allowed:
-                raise must_be(key, given[key], f"{allowed[0] or size}, as of the latents", hint, of=of)
+                raise must_be(key, given[key], f"{allowed[0] or size}, as the latents have", hint, of=of)
         return {**given, "sample_size": size}
 
     def pipeline_parts(self, config: ResolvedConfig) -> dict[str, Any]:
