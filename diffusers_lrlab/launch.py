@@ -117,7 +117,7 @@ class _Parser(argparse.ArgumentParser):
         if message.startswith(start := "unrecognized arguments: "):
             unknown = message.removeprefix(start).split()[0]
             hint = did_you_mean(unknown.split("=")[0], self._option_string_actions)
-            message = f"unknown option {unknown!r} before the script's name, where the launcher's options go.{hint}"
+            message = f"{unknown!r} is not an option of the launcher, whose options come before the script's name.{hint}"
         super().error(shortened_message(message))
 
 

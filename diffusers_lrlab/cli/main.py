@@ -69,7 +69,12 @@ COMMANDS = {
         continuing.branch_arguments,
         continuing.branch,
     ),
-    "list": Command("List everything that has a name", "lrlab list schedulers", lists.list_arguments, lists.list_names),
+    "list": Command(
+        "List everything that is chosen by name: schedules, samplers, optimizers and more",
+        "lrlab list schedulers",
+        lists.list_arguments,
+        lists.list_names,
+    ),
     "preview": Command(
         "Plot schedules over a run, or densities and weights over timesteps",
         _PREVIEW,

@@ -67,7 +67,11 @@ class FinderConfig:
         10.0, "A test ends when its smoothed loss is this many times the minimum so far.", THIS_START, range="(1, 1e308]"
     )
     probe_size: int = option(
-        None, "Fixed images of the probe, at most (default: two batches).", THIS_START, range="[8, 1e7]", needs=(PROBE,)
+        None,
+        "Largest number of fixed images for the probe (default: two batches).",
+        THIS_START,
+        range="[8, 1e7]",
+        needs=(PROBE,),
     )
     rule: Literal["minimum_tenth", "steepest", "valley"] = option(
         "minimum_tenth", "Rule that picks the learning rate.", THIS_START

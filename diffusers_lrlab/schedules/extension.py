@@ -109,8 +109,8 @@ def _rewarmed(curve: RunCurve, num_updates: int, at: int, rewarm: float, agree: 
     end = float(new.lrs[at + num_warmup] / curve.lr)
     meaning = (
         f"re-warmed: over {counted(num_warmup, 'update')} from {curve.lrs[at - 1] / curve.lr:.2g} to {end:.2g} of the peak, "
-        f"where {curve.text!r} over {counted(num_updates, 'update')} is at update {at + num_warmup}; it follows that schedule "
-        "to the end"
+        f"where {curve.text!r} over {counted(num_updates, 'update')} is at update {at + num_warmup}; it follows that "
+        "schedule to the end"
     )
     return Extension(new, at, meaning)
 

@@ -124,7 +124,7 @@ def _resolve_optimizer(config: TrainingConfig) -> dict[str, Any]:
 
 
 def has_chosen_decay(config: ResolvedConfig) -> bool:
-    """Whether the weight decay of a run is another than the default."""
+    """Whether the weight decay of a run differs from the default."""
     given = config.optimizer_kwargs.get("weight_decay")
     entry = OPTIMIZERS[config.optimizer]
     usual = {parameter.name: parameter.default for parameter in entry.parameters}.get("weight_decay")
