@@ -320,7 +320,7 @@ def test_two_programs_of_a_command_are_told_apart(tmp_path):
     for program in ("train(adam(), 5)", "train(adam(), 7)"):
         audit = audit_of(program, tmp_path)
     assert only(audit).num_updates == 5
-    assert "the first program of the command that trained; 1 other process did, too" in " ".join(lines_of(audit, ""))
+    assert "the first program of the command that trained; 1 other process also trained" in " ".join(lines_of(audit, ""))
 
 
 @pytest.mark.slow

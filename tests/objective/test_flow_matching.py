@@ -261,4 +261,4 @@ def test_a_scheduler_of_flow_matching_contradicts_ddpm():
     process = DDPM(DDPMScheduler(20))
     saved = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 20}
     (found,) = process.contradictions(saved)
-    assert_matches(found, "is a FlowMatchEulerDiscreteScheduler, of flow matching. .*--objective flow_matching")
+    assert_matches(found, "is a FlowMatchEulerDiscreteScheduler, which is for flow matching. .*--objective flow_matching")
