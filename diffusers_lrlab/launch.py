@@ -87,7 +87,7 @@ class _Parser(argparse.ArgumentParser):
         if message.startswith(start := "unrecognized arguments: "):
             unknown = message.removeprefix(start).split()[0]
             hint = did_you_mean(unknown.split("=")[0], self._option_string_actions)
-            message = f"unknown option {unknown!r} before the script's name, where the launcher's options go.{hint}"
+            message = f"{unknown!r} is not an option of the launcher, whose options come before the script's name.{hint}"
         super().error(shortened_message(message))
 
 
@@ -111,7 +111,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--strict", action="store_true", help="Stop with an error if one of these options cannot be used in the script.")
     add("--explain", action="store_true", help="Only print what each option would do in the script, and its faults.")
     add("--import", dest="plugins", metavar="FILE_OR_MODULE", help="Python files or modules that register schedules.")
-    local_rank = "Of DeepSpeed's or torch's launcher: passed on to the script."
+    local_rank = "Set by DeepSpeed's or torch's launcher; passed on to the script."
     add("--local_rank", "--local-rank", action=_PassedOn, metavar="N", help=local_rank)
     add("script", metavar="SCRIPT.py", help="The unmodified script.")
     add("arguments", nargs=argparse.REMAINDER, help="Its own arguments.")

@@ -9,10 +9,12 @@ from .run import run_audited_rank
 
 
 def main() -> int:
-    """Runs the script in a process of its own, whose status it returns."""
+    """Runs the script in a separate process, and returns its exit status."""
     parser = make_parser("accelerate launch -m diffusers_lrlab.audit [options] (SCRIPT.py | -m MODULE) [its own arguments]")
     # DeepSpeed's launcher puts this before the script's arguments, where the script expects it.
-    parser.add_argument("--local_rank", "--local-rank", type=int, help="Of DeepSpeed's launcher; passed on to the script.")
+    parser.add_argument(
+        "--local_rank", "--local-rank", type=int, help="Set by DeepSpeed's launcher; passed on to the script."
+    )
     parser.add_argument("-m", dest="is_module", action="store_true", help="The next argument is a module, not a script.")
     options = parser.parse_args()
     arguments = options.program

@@ -1,4 +1,4 @@
-"""What diagnoses look at, and what they find."""
+"""Evidence that diagnoses read, and the findings that they return."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .reading import AuditedOptimizer, AuditedProcess
 
 @dataclass(frozen=True)
 class Finding:
-    """A diagnosis that applies: a problem, or a note on what may be meant so."""
+    """A diagnosis that applies: a problem, or a note on something that may be intended."""
 
     name: str
     text: str  # cause and remedy
@@ -44,7 +44,7 @@ class Evidence:
 
     @property
     def accumulated(self) -> int:
-        """Backward passes of a usual update."""
+        """Backward passes in a typical update."""
         passes = self.optimizer.column("b")
         return int(np.nanmedian(passes)) if np.isfinite(passes).any() else 0
 

@@ -28,7 +28,7 @@ class Expectation:
     beta1: float | None = None  # of the optimizer, if the schedule sets the momentum; otherwise the highest one
 
     def check(self) -> None:
-        """Raises a `LabError` for a schedule that cannot be compared with, before the program is started."""
+        """Raises a `LabError`, before the program is started, for a schedule that cannot be compared."""
         schedule = resolve_schedule(self.spec)
         if schedule.follows_metric:
             raise LabError(f"--expect {self.spec}: must be a function of the clock, got a schedule that follows a loss.")

@@ -30,7 +30,7 @@ def unused(seen: Evidence) -> Finding | None:
     verb = agreeing(left, "was", "were")
     return Finding(
         "unused",
-        f"The last {counted(left, 'backward pass')} {verb} followed by no update.",
+        f"The last {counted(left, 'backward pass')} {verb} not followed by an update.",
         is_problem=False,
     )
 
@@ -73,8 +73,8 @@ def clipped_early(seen: Evidence) -> Finding | None:
         return None
     return Finding(
         "clipped_early",
-        f"Gradients were clipped {times(int(np.nanmedian(calls)))} per update, after each backward pass: partial sums, too. "
-        "Remedy: clip once, just before optimizer.step().",
+        f"Gradients were clipped {times(int(np.nanmedian(calls)))} per update, after each backward pass, so partial sums "
+        "were clipped too. Remedy: clip once, just before optimizer.step().",
         is_problem=False,
     )
 

@@ -79,7 +79,9 @@ def too_short(seen: Evidence) -> Finding | None:
 def _remedy_for_steps(seen: Evidence) -> str:
     if _is_stepped_per_micro_batch(seen):
         return "step the scheduler once per update, after optimizer.step(), not once per micro-batch"
-    return f"make it for {counted(round(seen.taken), 'step', ',')}, the updates of the run times the steps of each"
+    return (
+        f"make it for {counted(round(seen.taken), 'step', ',')}, the updates of the run times the scheduler steps per update"
+    )
 
 
 def _is_stepped_per_micro_batch(seen: Evidence) -> bool:
@@ -118,7 +120,7 @@ def still_warming_up(seen: Evidence) -> Finding | None:
 
 
 def high_at_end(seen: Evidence) -> Finding | None:
-    """The learning rate still falls at the end, of a scheduler whose length is not known."""
+    """The learning rate still falls at the end, and the length of the scheduler is not known."""
     lr = seen.lr
     if seen.length or not seen.is_complete or len(lr) < 10 or seen.end < 0.1:
         return None
@@ -223,7 +225,8 @@ def high_at_first(seen: Evidence) -> Finding | None:
     return Finding(
         "high_at_first",
         f"The first update ran at {percent(lr[0] / seen.peak)} of the peak, and the warm-up then began at "
-        f"{percent(lr[1] / seen.peak)}. It may undo what was loaded. Remedy: another scheduler, or no warm-up.",
+        f"{percent(lr[1] / seen.peak)}. Such a high first update may undo what was loaded. Remedy: another scheduler, or "
+        "no warm-up.",
     )
 
 
@@ -236,7 +239,7 @@ def own_estimate(seen: Evidence) -> Finding | None:
 
 
 def unseen_steps(seen: Evidence) -> Finding | None:
-    """Steps that were found by the weights, not by hooks."""
+    """Steps that were found from changes of the weights, not by hooks."""
     if not any(row.get("x") for row in seen.optimizer.rows):
         return None
     return Finding(
@@ -248,7 +251,7 @@ def unseen_steps(seen: Evidence) -> Finding | None:
 
 
 def engine_hides(seen: Evidence) -> Finding | None:
-    """Parts of an update that an engine does out of sight."""
+    """Parts of an update that an engine does itself, where the audit cannot see them."""
     if "deepspeed" in (seen.process.end or {}).get("engines", []):
         text = "DeepSpeed's engine was imported: what it clips, divides and skips by itself is not seen here."
         return Finding("engine_hides", text, is_problem=False)

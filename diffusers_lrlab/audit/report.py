@@ -41,7 +41,7 @@ class Audit:
 
     @property
     def num_others(self) -> int:
-        """Processes that trained, and do not belong to the main one's training."""
+        """Processes that trained separately from the main process."""
         return sum(each.rank == self.processes[0].rank and bool(each.stepped) for each in self.processes[1:])
 
     @property
@@ -58,7 +58,7 @@ class Audit:
 
 
 def make_audit(command: list[str], status: int, processes: list[AuditedProcess], expectation: Expectation | None) -> Audit:
-    """Diagnoses the main process, compares it with the expectation and the other processes with it."""
+    """Diagnoses the main process, and compares it with the expectation and with the other processes."""
     sections = []
     main = processes[0] if processes else AuditedProcess()
     is_complete = status == 0 and main.end is not None and main.end["error"] is None
@@ -108,10 +108,12 @@ def lines_of(audit: Audit, files: str) -> list[str]:
         lines.append(f"The program ended with status {audit.status}; this is the audit of what ran.")
     if audit.differing_process is not None:
         rank, update = audit.differing_process
-        lines.append(f"Problem: process {rank} had another learning rate than the main process, first at update {update:,}.")
+        lines.append(
+            f"Problem: process {rank} had a different learning rate from the main process, first at update {update:,}."
+        )
     if audit.num_others:
         more = counted(audit.num_others, "other process")
-        lines.append(f"This is the first program of the command that trained; {more} did, too. Audit each by itself.")
+        lines.append(f"This is the first program of the command that trained; {more} also trained. Audit each separately.")
     findings = [
         (finding, section) for section in shown for finding in section.findings if not _is_repeated(finding, section, shown)
     ]
@@ -184,7 +186,7 @@ def _why_nothing(audit: Audit) -> str:
     if not main.optimizers:
         if num_backward:
             return (
-                f"{counted(num_backward, 'backward pass', ',')} and no torch optimizer. An optimizer that is no "
+                f"{counted(num_backward, 'backward pass', ',')} and no torch optimizer. An optimizer that is not a "
                 f"torch.optim.Optimizer cannot be audited.{about}"
             )
         return f"the program made no torch optimizer and had no backward pass.{about}"

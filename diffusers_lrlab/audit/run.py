@@ -51,7 +51,8 @@ class AuditOptions:
 
 def run_audited(command: list[str], options: AuditOptions) -> int:
     """
-    Runs a command and reports what its training processes did. Returns its exit status, or 1 for one that deviates.
+    Runs a command and reports what its training processes did. Returns its exit status, or 1 if it deviates from the
+    expectation.
 
     The program's environment gets two variables. Python imports `startup/sitecustomize.py` through PYTHONPATH, which every
     launcher passes on to the processes that it starts: so one mechanism serves `python`, `accelerate`, `torchrun`, shell
@@ -68,7 +69,7 @@ def run_audited(command: list[str], options: AuditOptions) -> int:
 
 def run_audited_rank(command: list[str], options: AuditOptions) -> int:
     """
-    The same for one process that a launcher has started (`accelerate launch -m diffusers_lrlab.audit`).
+    Like [`run_audited`], for one process that a launcher has started (`accelerate launch -m diffusers_lrlab.audit`).
 
     All processes of a launcher write to one folder; the main process reports and removes it.
     """

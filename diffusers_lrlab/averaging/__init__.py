@@ -1,1 +1,1 @@
-"""Averages of the weights: by name, and what a schedule-free optimizer makes by itself."""
+"""Averages of the weights: those chosen by name, and the one that a schedule-free optimizer keeps."""

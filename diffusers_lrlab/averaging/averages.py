@@ -30,9 +30,9 @@ def without_config_warnings() -> Iterator[None]:
 
 class EMA(EMAModel):
     """
-    The exponential moving average of parameters, with the decay of a form, by the clock of a run.
+    The exponential moving average of parameters, with the decay of a form at each update of a run.
 
-    The parameters must stay where they are: those of a model, the shards of them that a process has, or what a third-party
+    The parameters must stay in place. They are those of a model, a process's shards of them, or those that a third-party
     script trains.
     """
 
@@ -57,13 +57,13 @@ class EMA(EMAModel):
         return self.form.decay(optimization_step)
 
     def advance(self, update: int) -> None:
-        """Averages the weights after so many updates, if it is due."""
+        """Averages the weights after this many updates, if an update of the average is due."""
         if update % self.form.update_every == 0:
             self.optimization_step = update - 1
             self.step(self.parameters)
 
     def move_to(self, update: int) -> None:
-        """Sets its clock after so many updates, whose weights a stack of runs has averaged."""
+        """Sets its clock to this many updates, whose weights a stack of runs has averaged."""
         if last := update - update % self.form.update_every:
             self.optimization_step, self.cur_decay_value = last, self.get_decay(last)
 

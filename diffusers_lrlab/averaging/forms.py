@@ -31,8 +31,8 @@ EMA_FORMS = Registry(
     ),
 )
 """
-Entries are functions `f(since, every, **parameters) -> decay` of the updates since the average began, without the one that
-was just done, and of the updates from one update of the average to the next. They take arrays, too.
+Entries are functions `f(since, every, **parameters) -> decay`. `since` counts the updates since the average began, without
+the one that was just done; `every` is the number of updates from one update of the average to the next. Both may be arrays.
 """
 
 
@@ -41,7 +41,7 @@ was just done, and of the updates from one update of the average to the next. Th
     description="1 - (1 + n / inv_gamma)^-power after n updates, as diffusers' EMAModel",
     source="diffusers.training_utils.EMAModel",
     parameters=(
-        Parameter("inv_gamma", float, 1.0, "updates by which the warm-up is stretched", "(0, 1e9]"),
+        Parameter("inv_gamma", float, 1.0, "time scale of the warm-up, in updates", "(0, 1e9]"),
         Parameter("power", float, 3 / 4, "power of the warm-up", "[0, 1e9]"),
         Parameter("max_decay", float, 0.9999, "the decay does not rise above this", "[0, 1)"),
         Parameter("min_decay", float, 0.0, "the decay does not fall below this, after the first update", "[0, 1)"),
@@ -61,7 +61,7 @@ def warmup_power(
     "constant",
     description="the same decay at every update",
     source="–",
-    parameters=(Parameter("decay", float, 0.999, "of the average, at each of its updates", "[0, 1)"),),
+    parameters=(Parameter("decay", float, 0.999, "decay at each update of the average", "[0, 1)"),),
 )
 def constant(since: Any, every: int, decay: float) -> np.ndarray | float:
     r"""\(d_n = d\), \(d\) being `decay`."""
@@ -70,16 +70,18 @@ def constant(since: Any, every: int, decay: float) -> np.ndarray | float:
 
 @EMA_FORMS.register(
     "half_life",
-    description="a half-life in images, the same for all batches; at first, a share of the images so far",
+    description="a half-life in images, independent of the batch size; early in the run, a share of the images so far",
     source="EDM, training_loop.py of github.com/NVlabs/edm; arXiv 2206.00364",
     parameters=(
-        Parameter("images", float, 500_000.0, "images after which half of a weight is forgotten", "(0, 1e15]"),
+        Parameter(
+            "images", float, 500_000.0, "images after which the contribution of earlier weights is halved", "(0, 1e15]"
+        ),
         Parameter("rampup", float, 0.05, "largest half-life as a share of the images so far; 1e9 for no limit", "(0, 1e9]"),
         Parameter(
             "images_per_update",
             int,
             None,
-            "effective batch size; known in `lrlab train` and in most scripts",
+            "effective batch size; filled in by `lrlab train` and in most scripts",
             "[1, 1e9]",
         ),
     ),
@@ -97,7 +99,9 @@ def half_life(since: Any, every: int, images: float, rampup: float, images_per_u
 
 @EMA_FORMS.register(
     "power_function",
-    description="(1 - 1/n)^(gamma + 1) at update n: a profile that grows with the run, whose weights rise as t^gamma",
+    description=(
+        "(1 - 1/n)^(gamma + 1) at update n: update t has a weight of t^gamma, so the average widens as the run goes on"
+    ),
     source="EDM2, arXiv 2312.02696, eqs. 123, 126 and 127",
     parameters=(
         Parameter("gamma", float, None, "power of the profile; in place of sigma_rel", "[0, 1e6]"),
@@ -110,7 +114,7 @@ def power_function(since: Any, every: int, gamma: float | None, sigma_rel: float
     r"""\(d_n = (1 - 1 / (n + 1))^{\gamma + 1}\)."""
     if gamma is not None and sigma_rel is not None:
         raise LabError(
-            f"'power_function' got gamma={gamma:g} and sigma_rel={sigma_rel:g}, two ways to say one thing. Drop one."
+            f"'power_function' got gamma={gamma:g} and sigma_rel={sigma_rel:g}, two ways to set the same thing. Drop one."
         )
     power = gamma_of_width(0.1 if sigma_rel is None else sigma_rel) if gamma is None else gamma
     return (1 - np.minimum(every / (since + 1), 1.0)) ** (power + 1)
@@ -118,7 +122,7 @@ def power_function(since: Any, every: int, gamma: float | None, sigma_rel: float
 
 @EMA_FORMS.register(
     "posthoc",
-    description="power_function averages, with snapshots from which `lrlab ema` makes one of any width after the run",
+    description="power_function averages and snapshots, from which `lrlab ema` makes an average of any width after the run",
     source="EDM2, arXiv 2312.02696, section 3",
     parameters=(
         Parameter(
@@ -128,7 +132,9 @@ def power_function(since: Any, every: int, gamma: float | None, sigma_rel: float
             "widths of the profiles as shares of the run; the first one is used in the run",
             "[1e-5, 0.2886]",
         ),
-        Parameter("snapshots", int, 16, "equally spaced snapshots over the run, each of all widths", "[1, 1e4]"),
+        Parameter(
+            "snapshots", int, 16, "number of snapshots, equally spaced over the run, each with all widths", "[1, 1e4]"
+        ),
         Parameter("dtype", str, "float32", "precision of the snapshots", choices=("float32", "bf16")),
     ),
 )
@@ -166,7 +172,7 @@ class EMAForm:
 
     @classmethod
     def of(cls, spec: str, **kwargs: Any) -> Self:
-        """From a spec string, checked."""
+        """The form of a spec string, checked."""
         form = cls(*resolve_spec(spec, kwargs, EMA_FORMS))
         form.with_images(1)._of(1)  # what only its function can refuse
         return form
@@ -192,18 +198,20 @@ class EMAForm:
         return int(self.kwargs["update_every"])
 
     def with_images(self, images_per_update: int) -> "EMAForm":
-        """The form with the images of an update, if it counts images and does not know them."""
+        """The form with the number of images per update filled in, if it counts images and lacks that number."""
         if not self.lacks_images:
             return self
         return EMAForm(self.name, {**self.kwargs, "images_per_update": images_per_update})
 
     @property
     def lacks_images(self) -> bool:
-        """Whether it counts images without knowing those of an update."""
+        """Whether it counts images but lacks the number of images per update."""
         return self.kwargs.get("images_per_update", 1) is None
 
     def decay(self, update: int) -> float:
-        """That of the average's update after so many updates of the weights: 0, which makes it a copy, at the first."""
+        """
+        The decay at the average's update after this many updates of the weights: 0 at the first, which makes it a copy.
+        """
         since = update - 1 - self.kwargs["start_update"]
         return float(self._of(since)) if since > 0 else 0.0
 

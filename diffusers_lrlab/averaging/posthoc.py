@@ -27,7 +27,7 @@ class Profiles:
 
     @classmethod
     def of_widths(cls, ends: list[int], widths: list[float]) -> "Profiles":
-        """From relative widths, `sigma_rel`."""
+        """Profiles of relative widths, `sigma_rel`."""
         return cls(np.asarray(ends, np.float64), np.array([gamma_of_width(width) for width in widths]))
 
     def __getitem__(self, chosen: np.ndarray) -> "Profiles":
@@ -77,19 +77,19 @@ def combine(stored: Profiles, target: Profiles) -> Combination:
 def check_target(width: float, stored: list[float], name: str = "--sigma_rel") -> str | None:
     """
     Raises a `LabError` for a width that snapshots of `stored` widths cannot give, and returns a warning for one that they
-    give badly.
+    fit poorly.
     """
     if not 0 < width <= 0.2886:
         raise must_be(name, width, "a width in (0, 0.2886]", "EDM2 finds the best ones between 0.05 and 0.15")
     smallest = min(stored)
     if width < smallest * (1 - 1e-9):
-        hint = f"a narrower profile is no combination of wider ones; train with posthoc:sigma_rels=[{width:g}|...] for it"
+        hint = f"a narrower profile is not a combination of wider ones; train with posthoc:sigma_rels=[{width:g}|...] for it"
         raise must_be(name, width, f"at least {smallest:g}, the smallest width of the snapshots", hint)
     if width <= WIDEST_RELIABLE:
         return None
     return (
-        f"{name} {width:g} is above {WIDEST_RELIABLE:g}, where the combination of stored profiles gets worse and its "
-        "coefficients large. The residual says how well it fits."
+        f"{name} {width:g} is above {WIDEST_RELIABLE:g}, beyond which the stored profiles fit less well and their "
+        "coefficients become large. The residual says how well they fit."
     )
 
 

@@ -115,9 +115,7 @@ def _read(folder: Path) -> Snapshot:
         if not known.sigma_rels or not isinstance(known.of, dict) or not all(type(each) in (int, float) for each in numbers):
             raise ValueError("fields of other types")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise LabError(
-            f"{str(folder / _FACTS)!r} is no description of a snapshot ({error}). Hint: remove {folder}."
-        ) from None
+        raise LabError(f"{str(folder / _FACTS)!r} does not describe a snapshot ({error}). Hint: remove {folder}.") from None
     return known
 
 

@@ -19,7 +19,7 @@ def audit(options: argparse.Namespace) -> int:
     if not command:
         raise LabError("Which program? Give it after the options: lrlab audit -- python train.py --its_own_option.")
     if command[0].endswith(".py"):
-        raise LabError(f"{command[0]!r} is no program. Hint: lrlab audit -- python {command[0]} ...")
+        raise LabError(f"{command[0]!r} is not a program. Hint: lrlab audit -- python {command[0]} ...")
     checked = options_of(options)
     from ..audit.run import run_audited
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _NUM = 12  # widths of a sweep
 _METRIC = "validation_loss"
-_OUT = "Give a new one by --out"
+_OUT = "Give a new one with --out"
 
 
 def ema_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +76,7 @@ def _sweep(options: argparse.Namespace, out: Path) -> None:
     say(f"as the run saved it: {sweep.of_run:.6g}\nBest {metric}: sigma_rel {best:.4g}. {_quality(found)}")
     if sweep.is_at_edge:
         say("It is at the edge of these widths, so a better one may lie beyond them.")
-    say(f"It was chosen by this metric, which is therefore a little too good for it.\nWrote {out}, with ema_sweep.png.")
+    say(f"It was chosen by this metric, so its value is slightly too good.\nWrote {out}, with ema_sweep.png.")
 
 
 def _check_script_sweep(options: argparse.Namespace) -> None:
@@ -85,7 +85,10 @@ def _check_script_sweep(options: argparse.Namespace) -> None:
         raise must_be("--metric", options.metric, f"{_METRIC} for a third-party script", "leave it out")
     if options.num is not None:
         raise must_be(
-            "--num", options.num, "left out for a third-party script, which measured the widths", "--ema_sweep decides it"
+            "--num",
+            options.num,
+            "left out for a third-party script, which measured the widths itself",
+            "--ema_sweep decides it",
         )
 
 
@@ -97,7 +100,7 @@ def merge_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="Folder of a run with checkpoints at a constant learning rate.")
     add("--last", type=int, required=True, metavar="K", help="Number of checkpoints, the newest ones.")
-    weights = "Shape of the decay that they stand for, linear or 1-sqrt, or uniform for equal weights"
+    weights = "Weights of the checkpoints: linear or 1-sqrt for a decay of that shape, or uniform for equal weights"
     add("--weights", metavar="NAME", default="1-sqrt", help=f"{weights} (default: %(default)s).")
     add("--out", type=Path, metavar="DIR", help="Folder for the pipeline (default: RUN-merged).")
 
@@ -111,4 +114,4 @@ def merge(options: argparse.Namespace) -> None:
     about = merge_checkpoints(options.run, options.last, options.weights, out)
     for update, share in about["checkpoints"].items():
         say(f"checkpoint-{update}  {share:.4f}")
-    say(f"Wrote {out}. It is an end: no optimizer state belongs to it, so train on from a checkpoint instead.")
+    say(f"Wrote {out}. It has no optimizer state and cannot be trained further; continue from a checkpoint instead.")

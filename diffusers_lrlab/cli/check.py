@@ -11,7 +11,11 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     folders = "Folder of a run, study, toy dataset, schedule or set of latents, also a downloaded one."
     add("dir", type=Path, metavar="DIR", help=folders)
-    add("--repair", action="store_true", help="Rename damaged files of a run or study, so that it goes on from intact ones.")
+    add(
+        "--repair",
+        action="store_true",
+        help="Rename damaged files of a run or study, so that it continues from intact ones.",
+    )
     add("--json", action="store_true", help="Print JSON.")
 
 

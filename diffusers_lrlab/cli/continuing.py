@@ -1,4 +1,4 @@
-"""`lrlab extend` and `lrlab branch`: runs that go on from the checkpoints of another one."""
+"""`lrlab extend` and `lrlab branch`: runs that continue from the checkpoints of another run."""
 
 import argparse
 from pathlib import Path
@@ -10,18 +10,20 @@ BRANCH_HELP = "Cool a run with a plateau down from any of its checkpoints; each 
 def extend_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run_dir", type=Path, metavar="RUN", help="Folder of a finished or stopped run, which stays as it is.")
-    length = "New length in optimizer updates, those of the run included."
+    length = "New total length of the run, in optimizer updates."
     add("--max_train_steps", type=int, required=True, metavar="N", help=length)
-    rewarm = "Raise the rate again in W updates, or a fraction of the added ones (default without W: 0.05), to that of the "
-    rewarm += "same schedule over the new length, and follow it; for a cosine, say, that has ended."
+    rewarm = "Raise the rate again over W updates, or a fraction of the added ones (0.05 if W is left out), up to the same "
+    rewarm += "schedule over the new length, then follow that; for example, after a cosine that has ended."
     add("--rewarm", type=float, nargs="?", const=0.05, metavar="W", help=rewarm)
     then = "Another schedule that takes over at the last checkpoint, scaled to the rate there: a name or spec string."
     add("--then", metavar="SPEC", help=then)
-    tolerance = "Share of the peak by which rates before the checkpoint may differ from those of the same schedule over the "
-    tolerance += "new length; 0 for equal rates alone (default: %(default)s)."
+    tolerance = (
+        "Largest difference, as a share of the peak, allowed between the rates before the checkpoint and those of the "
+    )
+    tolerance += "same schedule over the new length; 0 requires equal rates (default: %(default)s)."
     add("--tolerance", type=float, default=0.01, metavar="X", help=tolerance)
     add("--out", type=Path, metavar="DIR", help="Folder of the extended run (default: RUN-N).")
-    add("--dry_run", action="store_true", help="Print the curve and where it comes from, and train nothing.")
+    add("--dry_run", action="store_true", help="Print the curve and where it comes from, without training.")
 
 
 def extend(options: argparse.Namespace) -> None:
@@ -42,20 +44,20 @@ def branch_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run_dir", type=Path, metavar="RUN", help="Folder of a run with a plateau; it may still be training.")
     add("--at", required=True, metavar="UPDATES", help="Updates of checkpoints, such as 2000,4000,8000, or latest.")
-    cooldown = "Updates of the cool-down, or below 1 its share of the whole branch."
+    cooldown = "Updates of the cool-down, or below 1 as a fraction of the whole branch."
     add("--cooldown", type=float, required=True, metavar="N", help=cooldown)
     decay = "Shape of the cool-down, one of warmup_stable_decay (default: the run's own, else 1-sqrt)."
     add("--decay", metavar="NAME", help=decay)
     changes = "Parameters of the optimizer during the cool-down, such as beta2=0.9995."
     add("--with", dest="changes", metavar="KEY=VALUE", help=changes)
     add("--out", type=Path, metavar="DIR", help="Folder of the branches (default: RUN-branches).")
-    workers = "Branches to train at the same time, each in a process of its own (default: %(default)s)."
+    workers = "Branches to train at the same time, each in a separate process (default: %(default)s)."
     add("--workers", type=int, default=1, metavar="N", help=workers)
     address = (
         "Running Ray cluster that trains the branches, or auto; its nodes must share the folders (default: this machine)."
     )
     add("--address", metavar="ADDRESS", help=address)
-    add("--dry_run", action="store_true", help="Print the curves and train nothing.")
+    add("--dry_run", action="store_true", help="Print the curves, without training.")
 
 
 def branch(options: argparse.Namespace) -> None:

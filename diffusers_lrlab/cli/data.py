@@ -33,20 +33,26 @@ _ACTIONS = {"export": _EXPORT, "encode": _ENCODE}
 def data_arguments(parser: argparse.ArgumentParser) -> None:
     actions = "export: write a dataset as Parquet files. encode: write the latents of images, to train on."
     parser.add_argument("action", choices=tuple(_ACTIONS), help=actions)
-    name = "For export a toy dataset, or image set that is made (see `lrlab list`); for encode any set of images."
+    name = "For export, a toy dataset or a generated image set (see `lrlab list`); for encode, any set of images."
     parser.add_argument("name", metavar="NAME", help=name)
-    parser.add_argument("dir", type=Path, metavar="DIR", help="New or empty folder, or one that encode goes on with.")
+    parser.add_argument(
+        "dir", type=Path, metavar="DIR", help="New or empty folder; encode also continues an unfinished one."
+    )
     size = "Size of images (default: 16 for export; for encode the set's own, or 256)."
     parser.add_argument("--resolution", type=int, metavar="PIXELS", help=size)
     add = parser.add_argument_group("options of export").add_argument
-    add("--n", type=int, metavar="N", help="Rows of the split train (default: 100000).")
-    add("--n_test", type=int, metavar="N", help="Rows of the split test, or 0 (default: 10000).")
+    add("--n", type=int, metavar="N", help="Rows of the train split (default: 100000).")
+    add("--n_test", type=int, metavar="N", help="Rows of the test split, or 0 (default: 10000).")
     add("--seed", type=int, metavar="S", help="Seed of the data (default: 42).")
     add = parser.add_argument_group("options of encode").add_argument
     add("--vae", metavar="ID|FOLDER", help="Autoencoder of diffusers, such as stabilityai/sd-vae-ft-mse.")
-    add("--subfolder", metavar="NAME", help="Its folder in the repository or folder, such as vae.")
+    add("--subfolder", metavar="NAME", help="Subfolder of --vae that holds the autoencoder, such as vae.")
     add("--revision", metavar="REVISION", help="Branch, tag or commit of its repository.")
-    add("--flip", action="store_true", help="Encode mirrored images, too; training takes half of each.")
+    add(
+        "--flip",
+        action="store_true",
+        help="Also encode mirrored images; training uses the mirrored version half of the time.",
+    )
     add("--label_column", metavar="NAME", help="Column of class labels to store beside the latents, for lrlab train.")
     add("--image_column", metavar="NAME", help="Column of the images (default: the only one of that type).")
     add("--dataset_config_name", metavar="NAME", help="Configuration of a Hub dataset.")
@@ -54,7 +60,12 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
     dtype = "Type of the stored numbers: float32, or float16 or bfloat16 at half the size (default: float32)."
     add("--dtype", metavar="TYPE", help=dtype)
     add("--batch_size", type=int, metavar="B", help="Images that are encoded at once (default: 16).")
-    add("--shard_size", type=int, metavar="N", help="Images of a file, the most that a kill loses (default: 4096).")
+    add(
+        "--shard_size",
+        type=int,
+        metavar="N",
+        help="Images per file; a killed process loses at most this many (default: 4096).",
+    )
     add("--cache_dir", metavar="DIR", help="Folder for downloaded datasets and autoencoders (default: the Hub's cache).")
     parser.set_defaults(**{**_EXPORT, **_ENCODE})
 

@@ -12,9 +12,14 @@ from .output import say, say_json
 def floor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "lrlab floor [--run DIR] [--max_images N] [--out PLOT.png] [--json] [--option value ...]"
     add = parser.add_argument
-    add("--run", type=Path, metavar="DIR", help="Folder of a run: its data and objective, and its losses beside the floor.")
+    add(
+        "--run",
+        type=Path,
+        metavar="DIR",
+        help="Folder of a run, whose data and objective are used and whose losses are shown beside the floor.",
+    )
     add("--max_images", type=int, default=10_000, metavar="N", help="Training images used (default: %(default)s).")
-    add("--out", type=Path, metavar="PLOT.png", help="Draw the result, too.")
+    add("--out", type=Path, metavar="PLOT.png", help="Also plot the result.")
     add("--json", action="store_true", help="Print JSON.")
     parser.add_argument_group("options of lrlab train", "Data and objective, without --run; see `lrlab train --help all`.")
 
@@ -27,7 +32,7 @@ def floor(options: argparse.Namespace) -> None:
     Range("[4, 1e6]", whole=True).check("--max_images", options.max_images, "10000 is usual")
     if options.run is not None and options.rest:
         raise LabError(
-            f"{options.rest[0]!r} has no effect with --run, whose record decides data and objective. Hint: leave one out."
+            f"{options.rest[0]!r} has no effect with --run, whose record sets the data and objective. Hint: leave one out."
         )
     arguments = options.rest
     with tempfile.TemporaryDirectory() as temporary:

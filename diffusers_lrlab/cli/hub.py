@@ -103,7 +103,9 @@ def rerun(options: argparse.Namespace) -> None:
     from ..hub.fetch import fetch
 
     if "/" not in options.source or options.source.count("/") > 1:
-        raise LabError(f"{options.source!r} is neither a folder nor a repository USER/NAME, which comes before options.")
+        raise LabError(
+            f"{options.source!r} is neither a folder nor a repository USER/NAME. Give one of them before the options."
+        )
     with tempfile.TemporaryDirectory() as temporary:
         folder = fetch(options.source, Path(temporary) / "record", options.revision, expected="run")
         _rerun(folder, options.source.split("/")[-1], options)
@@ -152,13 +154,13 @@ def _refuse_without_code(record: dict[str, Any]) -> None:
     """Raises a `LabError` for a run with user code, which is not in its record."""
     if plugins := record["meta"].get("plugins"):
         raise LabError(
-            f"This run used {', '.join(one['name'] for one in plugins)}, whose code its record does not hold. Read that "
-            "code, then give it: --import FILE_OR_MODULE."
+            f"This run used {', '.join(one['name'] for one in plugins)}, whose code is not in its record. Read that code, "
+            "then give it: --import FILE_OR_MODULE."
         )
     if names := record["run"].get("program_registrations"):
         raise LabError(
-            f"This run was started by a Python program that registered {', '.join(map(repr, names))}, by code which its "
-            "record does not hold. Put that code into a file, without the call of train(), and give it: --import FILE."
+            f"This run was started by a Python program that registered {', '.join(map(repr, names))}, with code that is "
+            "not in its record. Put that code into a file, without the call of train(), and give it: --import FILE."
         )
 
 

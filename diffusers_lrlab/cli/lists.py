@@ -32,7 +32,7 @@ KINDS = (*LISTED, CLAIMS)
 
 
 def list_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = f"{', '.join(LISTED)} (default: all of them); or {CLAIMS}: published ones, with what our studies made of them."
+    kinds = f"{', '.join(LISTED)} (default: all of them); or {CLAIMS}: published claims, with the verdicts of our studies."
     parser.add_argument("kind", nargs="?", metavar="KIND", help=kinds)
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument("--json", action="store_true", help="Print everything that is known, as JSON.")

@@ -1,4 +1,4 @@
-"""The first word of a command on a terminal: importing torch or transformers takes seconds, without output."""
+"""A first line of output in a terminal, since importing torch or transformers takes seconds without any."""
 
 import sys
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class _Announcer(MetaPathFinder):
 
 
 def announce_loading() -> None:
-    """Has the first import of one of them begin with a line, if someone watches."""
+    """Makes the first import of one of them print a line, if output goes to a terminal."""
     if not LIBRARIES & {*sys.modules} and is_watched() and is_first_process():
         forget_loading()
         sys.meta_path.insert(0, _Announcer())

@@ -69,7 +69,12 @@ COMMANDS = {
         continuing.branch_arguments,
         continuing.branch,
     ),
-    "list": Command("List everything that has a name", "lrlab list schedulers", lists.list_arguments, lists.list_names),
+    "list": Command(
+        "List everything that is chosen by name: schedules, samplers, optimizers and more",
+        "lrlab list schedulers",
+        lists.list_arguments,
+        lists.list_names,
+    ),
     "preview": Command(
         "Plot schedules over a run, or densities and weights over timesteps",
         _PREVIEW,
@@ -114,7 +119,7 @@ COMMANDS = {
         study.command,
     ),
     "ema": Command(
-        "Make an average of the weights of any width from the snapshots of a run, or find the best width",
+        "Average the weights with any width, from the snapshots of a run, or find the best width",
         "lrlab ema dino-run --sigma_rel 0.075 --out dino-run-ema",
         averages.ema_arguments,
         averages.ema,

@@ -15,7 +15,7 @@ _SHOWN = 5  # of the schedules of --best
 
 def predict_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    runs = "Folders of runs, or of a study: of three schedules or more, since laws are checked by leaving one out."
+    runs = "Folders of runs, or of a study, with three schedules or more: laws are checked by leaving one out."
     add("--from", dest="folders", type=Path, nargs="+", action="extend", required=True, metavar="RUN_OR_STUDY", help=runs)
     add(
         "--lr_scheduler",
@@ -39,7 +39,7 @@ def predict_arguments(parser: argparse.ArgumentParser) -> None:
     add("--law", metavar="NAME", help="Try one law alone: annealing, multi-power or bound.")
     add("--arm", action="append", default=[], metavar="NAME", help="Use this arm of a study; repeat it for several.")
     add("--dataset", metavar="NAME", help="Use the runs of a study on this data set.")
-    add("--out", metavar="FILE", help="Draw measured and predicted losses, as .png, .svg or .pdf.")
+    add("--out", metavar="FILE", help="Plot measured and predicted losses, as .png, .svg or .pdf.")
     add("--json", action="store_true", help="Print the check and the predictions as JSON.")
 
 
@@ -79,10 +79,12 @@ def predict(options: argparse.Namespace) -> int:
     if options.best:
         equal = forecast.equally_good(found)
         if equal > 1:
-            outcome = f"{equal} of {len(found)} schedules are predicted within the law's error of the lowest loss, so it "
+            outcome = (
+                f"{equal} of {len(found)} schedules are predicted within the law's error of the lowest loss, so the law "
+            )
             outcome += "cannot tell which of them is best."
         else:
-            outcome = f"Of {len(found)} schedules, no other one is predicted within the law's error of the lowest loss."
+            outcome = f"No other of the {len(found)} schedules is predicted within the law's error of the lowest loss."
         if edge := forecast.edge_in_words(predicted[0]):
             outcome += f"\n{edge}"
         say(f"\n{outcome} To train with the first one, give the run these options:")

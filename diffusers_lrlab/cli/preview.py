@@ -47,7 +47,9 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
     clock = "above 1, shows the curve of diffusers' train_unconditional.py, too (default: %(default)s)."
     add("--num_processes", type=int, default=1, metavar="n", help=f"Processes; {clock}")
     add("--gradient_accumulation_steps", type=int, default=1, metavar="g", help=f"Micro-batches per update; {clock}")
-    losses = "Folders of runs or of a study, to draw their validation losses and predicted ones, as lrlab predict does."
+    losses = (
+        "Folders of runs or of a study, whose measured and predicted validation losses are plotted, as by lrlab predict."
+    )
     add("--predict", type=Path, nargs="+", action="extend", metavar="RUN_OR_STUDY", help=losses)
     add("--all", action="store_true", help="Plot every schedule into --out.")
     add = parser.add_argument_group("timesteps, instead of schedules").add_argument
@@ -56,7 +58,7 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
     add("--objective", metavar="NAME", help="Objective, by name or spec string (default: linear betas).")
     timesteps = "Number of timesteps (default: 1000)."
     add("--num_train_timesteps", "--ddpm_num_steps", type=int, metavar="T", help=timesteps)
-    prediction = "Prediction that --loss_weighting is for (default: epsilon)."
+    prediction = "Prediction type that --loss_weighting applies to (default: epsilon)."
     add("--prediction_type", choices=tuple(PREDICTIONS), help=prediction)
     add = parser.add_argument
     add("--num_training_steps", type=int, metavar="N", help="Optimizer updates of the run.")
@@ -118,7 +120,10 @@ def _predict(options: argparse.Namespace, specs: list[str]) -> "tuple[LossForeca
     """A forecast, and the losses of schedules; none if no law can be trusted."""
     if options.momentum_scheduler:
         raise must_be(
-            "--momentum_scheduler", options.momentum_scheduler, "left out beside --predict", "laws know only rates"
+            "--momentum_scheduler",
+            options.momentum_scheduler,
+            "left out beside --predict",
+            "the laws depend only on learning rates",
         )
     require_extra("train", "--predict")
     from ..run.predict import forecast_loss, predictable
@@ -171,7 +176,7 @@ def _process(options: argparse.Namespace) -> NoiseProcess:
 def _gallery(options: argparse.Namespace, out: Path | None) -> None:
     if out is None:
         raise LabError("--all needs a file for its plot: add --out FILE.png.")
-    _refuse(options, _all_but("all", "out"), "beside --all, which shows every schedule as it is")
+    _refuse(options, _all_but("all", "out"), "beside --all, which shows every schedule with its default arguments")
     from ..preview.plots import plot_gallery
 
     plot_gallery(out)

@@ -24,15 +24,20 @@ ACTIONS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = (
-        "list (the presets), run (what is left of a study), report (write it again) or card (write its folder for the Hub)."
+        "list (show the presets), run (start or continue a study), report (write its report again) or card (write its "
+        "folder for the Hub)."
     )
     parser.add_argument("action", metavar="ACTION", help=actions)
     parser.add_argument(
-        "what", nargs="?", metavar="WHAT", help="For run, a YAML file or preset, else the folder of a study."
+        "what", nargs="?", metavar="WHAT", help="For run, a YAML file or preset; for report and card, the folder of a study."
     )
     add_run_arguments(parser.add_argument_group("options of run"))
     add = parser.add_argument_group("options of report").add_argument
-    add("--figures", metavar="FORMAT", help="Also save every plot for a paper in report/figures/: pdf, png or svg.")
+    add(
+        "--figures",
+        metavar="FORMAT",
+        help="Also save every plot in report/figures/, in a format for papers: pdf, png or svg.",
+    )
     add("--figure_width", type=float, metavar="INCHES", help="Width of these plots (default: that of the report).")
     add("--dpi", type=int, metavar="N", help="Dots per inch of PNGs, and of samples in the other formats (default: 300).")
 
@@ -44,11 +49,14 @@ def add_run_arguments(parser: argparse._ActionsContainer) -> None:
         "--out",
         type=Path,
         metavar="DIR",
-        help="Folder of the study, whose results are kept; with card, of the card (default: WHAT, if that is one).",
+        help=(
+            "Folder of the study, in which finished results are kept; for card, folder of the card (default: WHAT, if it "
+            "is a folder)."
+        ),
     )
     datasets = (
-        "Datasets in place of those of the study, separated by commas or each by a flag of its own: embedded ones, local "
-        "folders or Hub ids."
+        "Datasets in place of those of the study, separated by commas or in repeated flags: embedded ones, local folders "
+        "or Hub ids."
     )
     add("--dataset_name", action="append", metavar="NAME", help=datasets)
     executors = (
@@ -58,7 +66,10 @@ def add_run_arguments(parser: argparse._ActionsContainer) -> None:
         "of this machine, or ray, on a cluster; runs lost when a worker dies, hangs or runs out of memory are repeated."
     )
     add("--executor", metavar="NAME", help=executors)
-    stack_size = "Most runs in a stack; 1 with pool and ray runs each alone, as local does (default: 20; 256 on a GPU)."
+    stack_size = (
+        "Largest number of runs in a stack; with pool and ray, 1 trains each run alone, as local does (default: 20; 256 on "
+        "a GPU)."
+    )
     add("--stack_size", type=int, metavar="N", help=stack_size)
     workers = "Workers of pool and ray, which share the cores (default: one per GPU, else one per core)."
     add("--workers", type=int, metavar="N", help=workers)
@@ -126,7 +137,7 @@ def run(options: argparse.Namespace, program: str) -> None:
     """Runs the study `options.what`; `program` is the command up to it, for the report."""
     require_extra("study", "A study")
     if options.out is None and not options.dry_run:
-        raise LabError("--out DIR is missing. Give a new folder, or that of the study to go on with.")
+        raise LabError("--out DIR is missing. Give a new folder, or the folder of the study to continue.")
     if not options.dry_run and (page := _finished_before(options, program)):
         say(f"This study is finished. Its report: {page}")
         return

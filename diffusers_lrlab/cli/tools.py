@@ -25,12 +25,18 @@ def plan(options: argparse.Namespace) -> None:
 def scale_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--learning_rate", type=float, required=True, metavar="LR", help="Rate that is known to be good.")
-    add("--base_batch_size", type=int, default=64, metavar="B", help="Images per update there (default: %(default)s).")
+    add(
+        "--base_batch_size",
+        type=int,
+        default=64,
+        metavar="B",
+        help="Images per update at that rate (default: %(default)s).",
+    )
     add("--train_batch_size", type=int, metavar="B", help="Images per process and micro-batch of the new run.")
     add("--gradient_accumulation_steps", type=int, default=1, metavar="g", help="Its micro-batches (default: %(default)s).")
     add("--num_processes", type=int, default=1, metavar="n", help="Its processes (default: %(default)s).")
     add("--adam_beta2", type=float, default=0.999, metavar="X", help="beta2 of the known run (default: %(default)s).")
-    add("--adam_weight_decay", type=float, metavar="X", help="Its weight decay, decoupled from the gradient.")
+    add("--adam_weight_decay", type=float, metavar="X", help="Weight decay of the known run, decoupled from the gradient.")
     add("--max_train_steps", type=int, metavar="N", help="Updates of the known run, with --adam_weight_decay.")
     add("--width_base", type=int, metavar="N", help="Show the rates at other widths, where this is the width of LR.")
     add("--width", type=int, metavar="W", help="Width of the new model, with --width_base.")
@@ -57,11 +63,11 @@ def scale(options: argparse.Namespace) -> None:
     if options.width_base is not None:
         if batch is not None:
             raise LabError(
-                f"--train_batch_size {batch} has no effect with --width_base, whose table is of widths. Hint: leave one of "
+                f"--train_batch_size {batch} has no effect with --width_base, whose table lists widths. Hint: leave one of "
                 "them out."
             )
         if options.adam_weight_decay is not None:
-            raise LabError("--adam_weight_decay has no effect with --width_base, whose table has factors. Leave it out.")
+            raise LabError("--adam_weight_decay has no effect with --width_base, whose table lists factors. Leave it out.")
         say(width_table(options.learning_rate, options.width_base, options.width))
         return
     known = Settings(options.learning_rate, options.adam_beta2, options.adam_weight_decay)
@@ -102,7 +108,7 @@ def upstream_patch(options: argparse.Namespace) -> None:
 
 def plugin_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="The trainer: ai-toolkit.")
-    parser.add_argument("dir", type=Path, metavar="DIR", help="The folder where it is installed.")
+    parser.add_argument("dir", type=Path, metavar="DIR", help="Folder where the trainer is installed.")
 
 
 def plugin(options: argparse.Namespace) -> None:

@@ -49,6 +49,6 @@ def train_main(prog: str | None = None) -> int:
 
 
 def find_lr_main() -> int:
-    """The same for the finder."""
+    """Like [`train_main`], for the finder."""
     announce_loading()
     return exit_status(lambda: find_lr(sys.argv[1:]), all_ranks=False)

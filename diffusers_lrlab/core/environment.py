@@ -53,8 +53,8 @@ def describe_environment() -> dict[str, Any]:
 
 def missing_packages() -> dict[str, list[str]]:
     """
-    Optional dependencies of users that are not installed, or are too old, by the extra that brings them. Nothing where this
-    package runs from its source without having been installed, since what it depends on is part of what pip installs.
+    Optional dependencies that are not installed or too old, by the extra that installs them. Empty if this package runs from
+    its source without being installed, since only an installed package lists its dependencies.
     """
     from packaging.requirements import Requirement
 

@@ -1,4 +1,4 @@
-"""Errors that users can mend, and the exit status of programs.
+"""Errors that users can fix, and the exit status of programs.
 
 Each message names the value, what is allowed and the remedy.
 """
@@ -27,7 +27,7 @@ NEGATIVE_NUMBER = re.compile(r"-\.?\d")
 
 
 class LabError(ValueError):
-    """An error that the user can mend. Programs print it without a traceback and exit with 2."""
+    """An error that the user can fix. Programs print it without a traceback and exit with 2."""
 
     as_argument: str | None = None  # the text with the name of an argument in place of a flag
 
@@ -39,13 +39,13 @@ class DiskFull(LabError):
         what, remedy = ("No room to write", "Free some space") if is_full else ("Cannot write", "Make the folder writable")
         self.event = f"{what} {str(path)!r} ({reason}). No partial file was left there. {remedy};"
         super().__init__(
-            f"{self.event} then go on by --resume_from_checkpoint latest if there is a checkpoint, or start again by "
-            "--overwrite_output_dir."
+            f"{self.event} then continue with --resume_from_checkpoint latest if there is a checkpoint, or start again "
+            "with --overwrite_output_dir."
         )
 
 
 class Diverged(LabError):
-    """A loss or a weight of a run is no longer finite."""
+    """The error for a run whose loss or weights are no longer finite."""
 
 
 class Interrupted(Exception):
@@ -99,9 +99,9 @@ def system_errors_explained() -> Iterator[None]:
         if of_worker and (not is_raised or _NO_MEMORY.search(last) or _NO_SHARED_MEMORY.search(last)):
             what = f"failed ({last})" if is_raised else f"has died ({text.rstrip('. ')})"
             raise LabError(
-                f"A process that decodes images {what}, probably because memory, or shared memory (/dev/shm), was full. Use "
-                "fewer --dataloader_num_workers (0 needs no shared memory) or a lower --in_memory_limit_mb, then go on by "
-                "--resume_from_checkpoint latest."
+                f"A process that decodes images {what}, probably because memory, or shared memory (/dev/shm), was full. "
+                "Use fewer --dataloader_num_workers (0 needs no shared memory) or a lower --in_memory_limit_mb, then "
+                "continue with --resume_from_checkpoint latest."
             ) from error
         if is_out_of_memory(error):
             raise LabError(
@@ -205,7 +205,7 @@ def report_error(error: BaseException, all_ranks: bool = True) -> int:
 def exit_status(
     program: Callable[[], int | None], expected: tuple[type[Exception], ...] = (LabError, OSError), all_ranks: bool = True
 ) -> int:
-    """Runs a program. Returns 0, 2 after an error that the user can mend, or 128 + the number of a signal."""
+    """Runs a program. Returns 0, 2 after an error that the user can fix, or 128 + the number of a signal."""
     interrupts_as_usual()
     try:
         return program() or 0

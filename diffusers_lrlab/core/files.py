@@ -41,8 +41,8 @@ def full_disk_explained(path: Path) -> Iterator[None]:
     except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
         where = path if path.is_dir() else next((parent for parent in path.parents if parent.is_file()), path)
         raise LabError(
-            f"{str(path)!r} cannot be written: {str(where)!r} is in its way ({error.strerror}). Hint: move that away, and "
-            "give the same command again; a run goes on by --resume_from_checkpoint latest."
+            f"{str(path)!r} cannot be written: {str(where)!r} is in its way ({error.strerror}). Hint: move that away and "
+            "repeat the command; a run continues with --resume_from_checkpoint latest."
         ) from error
     except Exception as error:
         found = _NUMBER.search(str(error))
@@ -100,7 +100,7 @@ def atomic_folder(path: Path, shared: bool = False) -> Iterator[Path]:
 def _check_replaceable(path: Path) -> None:
     check_kinds([], [path])
     if path.is_symlink():
-        raise LabError(f"{str(path)!r} is a link, which is not replaced. Hint: remove it, or give what it leads to.")
+        raise LabError(f"{str(path)!r} is a link, and links are not replaced. Hint: remove it, or give its target.")
 
 
 def put_aside(folder: Path) -> Path:
@@ -120,7 +120,7 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers_of_the_dead(path: Path) -> None:
-    """Removes temporary files beside `path` of processes of this machine that no longer run."""
+    """Removes temporary files beside `path` that belong to processes of this machine which no longer run."""
     for leftover in path.parent.glob(f"{TEMPORARY}*-{glob.escape(path.name)}"):
         process = leftover.name.removeprefix(TEMPORARY).removesuffix(f"-{path.name}")
         if process.isdigit() and not _is_running(int(process)):
@@ -186,10 +186,10 @@ def check_kinds(files: Iterable[Path], folders: Iterable[Path], option: str = ""
     remedy = f"Hint: move it away{other}; nothing of yours is replaced."
     for path in files:
         if path.is_dir():
-            raise LabError(f"{str(path)!r} is a folder, in the way of a file to be written. {remedy}")
+            raise LabError(f"{str(path)!r} is a folder where a file must be written. {remedy}")
     for path in folders:
         if (path.exists() and not path.is_dir()) or (path.is_symlink() and not path.exists()):
-            raise LabError(f"{str(path)!r} is not a folder, and a folder is to be made there. {remedy}")
+            raise LabError(f"{str(path)!r} is not a folder, but a folder must be made there. {remedy}")
 
 
 def folder_beside(folder: Path, ending: str) -> Path:

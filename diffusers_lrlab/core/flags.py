@@ -5,7 +5,7 @@ from typing import Any
 
 
 class JoinedValues(argparse._StoreAction):
-    """A flag that may be repeated: spec strings are joined by `|`. Those of a file are replaced, as for other flags."""
+    """A flag that may be repeated: spec strings are joined by `|`. Like other flags, they replace the value in a file."""
 
     _given_to: argparse.Namespace | None = None  # by this command line
 

@@ -26,8 +26,8 @@ class Held:
 
 def held_against_manifest(folder: Path, kind: str, only: Callable[[str], bool] = lambda name: True) -> Held:
     """
-    Verifies the folder of a "run", "study", "dataset" or "schedule", or a "download" of one: of the files in its manifest,
-    `only` these.
+    Verifies the folder of a "run", "study", "dataset" or "schedule", or a "download" of one, against its manifest; `only`
+    selects the files to verify.
 
     An edited card is a note, and so is a finished result without a manifest. While the record says that a run is not
     finished, its manifest is out of date.

@@ -1,4 +1,4 @@
-"""Limits for the client of the Hub: how long it waits for an answer, and no tokens in its errors."""
+"""Limits of the Hub's client: how long it waits for an answer; and removal of tokens from its errors."""
 
 from __future__ import annotations
 

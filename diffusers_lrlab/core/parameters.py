@@ -34,7 +34,7 @@ class Parameter:
 
     @cached_property
     def interval(self) -> Range | None:
-        """`range` as one of numbers."""
+        """`range` as an interval of numbers."""
         return None if self.range is None else Range(self.range)
 
     @property

@@ -16,7 +16,7 @@ def random_states(with_devices: bool = True) -> dict[str, Any]:
 
 def raw_random_states(with_devices: bool = True) -> dict[str, Any]:
     """
-    The same as copies in memory, a hundred times as fast.
+    The same states as copies in memory, a hundred times as fast.
 
     A forked process cannot use its parent's devices, so it passes `with_devices=False`.
     """

@@ -33,7 +33,7 @@ def unusable(wanted: str, value: Any) -> Unusable:
 
 
 def note_registered(noun: str, name: str, function: Any) -> bool:
-    """Notes the code that registers a function; whether it is foreign, that is, not in this package."""
+    """Notes the code that registers a function, and returns whether it is foreign, that is, not in this package."""
     module = _registering_module(sys._getframe(1))
     if module == _PACKAGE:
         return False

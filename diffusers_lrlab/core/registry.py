@@ -90,8 +90,8 @@ class Entry:
                 value = given.pop(parameter.name)
                 if value is not None and parameter.name in kwargs and kwargs.get(parameter.same_as) is not None:
                     raise LabError(
-                        f"{self.name!r} got {parameter.name}={value!r} and {parameter.same_as}="
-                        f"{kwargs[parameter.same_as]!r}, two names of one thing. Drop one."
+                        f"{self.name!r} got {parameter.name}={value!r} and "
+                        f"{parameter.same_as}={kwargs[parameter.same_as]!r}, two names of the same parameter. Drop one."
                     )
                 given[parameter.same_as] = given[parameter.same_as] if value is None else value
         return given
@@ -188,7 +188,7 @@ class Registry(Mapping[str, Entry]):
 
     @property
     def aliases(self) -> dict[str, str]:
-        """From other names to the names they stand for."""
+        """Alternative names, with the names they stand for."""
         return dict(self._aliases)
 
     def aliases_of(self, entry: Entry) -> list[str]:

@@ -14,7 +14,7 @@ def plural(noun: str) -> str:
 
 
 def singular(noun: str) -> str:
-    """Of a regular plural in -s."""
+    """The singular of a regular plural in -s."""
     return noun.removesuffix("s")
 
 

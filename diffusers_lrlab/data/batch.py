@@ -14,7 +14,7 @@ from ..core.words import counted
 from .images import normalise
 
 Conditions = Mapping[str, torch.Tensor]
-"""By the keyword of the model's `forward`: `{"class_labels": (n,)}`."""
+"""Conditions by the keyword of the model's `forward`: `{"class_labels": (n,)}`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class Batch:
         return Batch(change(self.data), {keyword: change(values) for keyword, values in self.conditions.items()})
 
     def with_data(self, data: torch.Tensor) -> Batch:
-        """The same conditions with other data."""
+        """A batch with the same conditions and other data."""
         return Batch(data, self.conditions)
 
     def normalised(self) -> Batch:

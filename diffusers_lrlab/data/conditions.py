@@ -53,7 +53,7 @@ class ConditionColumn:
 
 
 ConditionColumns = Mapping[str, ConditionColumn]
-"""By the keyword of the model's `forward`."""
+"""Columns of conditions by the keyword of the model's `forward`."""
 
 
 class Example(NamedTuple):
@@ -79,7 +79,7 @@ def find_conditions(dataset: Any, asked: Mapping[str, str] | None) -> dict[str, 
 
 
 def no_conditions(columns: ConditionColumns) -> dict[str, torch.Tensor]:
-    """The conditions of no rows: `(0,)` each."""
+    """Empty conditions, without rows: `(0,)` each."""
     return {keyword: torch.empty(0, dtype=column.dtype) for keyword, column in columns.items()}
 
 

@@ -100,7 +100,7 @@ def _write(folder: Path, decoder: _Decoder, skip_corrupt: bool) -> None:
     if needed + _SPARE > free:
         raise LabError(
             f"--cache_decoded needs {needed / 2**30:,.1f} GiB in {str(folder.parent)!r}, where {free / 2**30:,.1f} are "
-            "free, and 1 is to stay so. Choose a folder on another disk by --cache_dir, or leave it out."
+            "free, and 1 must stay free. Choose a folder on another disk with --cache_dir, or leave --cache_decoded out."
         )
     warn(f"--cache_decoded writes about {needed / 2**20:,.1f} MiB into {str(folder)!r}.")
     sizes: list[tuple[int, ...]] = []

@@ -76,7 +76,7 @@ def load_image_data(
 
 
 def fingerprint_of(config: DataConfig, dataset: datasets.Dataset) -> str:
-    """Changes with the data."""
+    """A text that changes with the data."""
     if (embedded := image_set(config.dataset_name)) is None:
         return dataset._fingerprint
     return f"{embedded.name}-{config.resolution}" if "made" in embedded.traits else embedded.name
@@ -98,7 +98,7 @@ def find_image_column(dataset: datasets.Dataset, asked: str | None) -> str:
             "read from one column of lists of numbers."
         )
     if len(columns) > 1:
-        raise LabError(f"The dataset has several columns of images: {', '.join(columns)}. Choose by --image_column.")
+        raise LabError(f"The dataset has several columns of images: {', '.join(columns)}. Choose one with --image_column.")
     return columns[0]
 
 

@@ -39,8 +39,8 @@ def _check_set(value: Any, *_: Any) -> ImageSet:
 IMAGE_DATASETS = Registry(
     "image data set",
     traits={
-        "made": "any number of images of any size between 16 and 256 pixels is made, by a seed",
-        "factors": "images are made from independent factors, which are read back from samples",
+        "made": "generates any number of images of 16 to 256 pixels from a seed",
+        "factors": "generates images from independent factors, which can be read back from samples",
     },
     shown_facts={"classes": "classes", "licence": "licence"},
     returns=_check_set,
@@ -89,7 +89,7 @@ _register(
     "shapes:make_shapes_set",
     ("circle", "triangle", "square", "star"),
     {"resolution": 16, "image_channels": 3, **_SMALL},
-    description="one coloured shape on white, made from independent factors: kind, hue, size, x, y, rotation",
+    description="one coloured shape on white, generated from independent factors: kind, hue, size, x, y, rotation",
     source="this package; after dSprites (L. Matthey et al. 2017)",
     licence="Apache 2.0",
     traits=("made", "factors"),
@@ -99,7 +99,7 @@ _register(
     "glyphs:make_glyphs_set",
     tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
     {"resolution": 16, "image_channels": 1, **_SMALL},
-    description="capital letters in the fonts that matplotlib ships; the split test has other families of fonts",
+    description="capital letters in the fonts that matplotlib ships; the test split has other font families",
     source="this package; DejaVu, Computer Modern and STIX fonts",
     licence="Apache 2.0; fonts: those of matplotlib",
     traits=("made",),
@@ -117,7 +117,7 @@ def has_factors(name: str | None) -> bool:
 
 
 def check_resolution(name: str, resolution: int, called: str = "--resolution") -> None:
-    """Raises a `LabError` for a size that a set with the trait "made" is not made in."""
+    """Raises a `LabError` for an image size that a set with the trait "made" does not have."""
     low, high = _SIZES
     if "made" in IMAGE_DATASETS[name].traits and not low <= resolution <= high:
         hint = (
@@ -139,10 +139,11 @@ def load_image_dataset(
 
     Args:
         name (`str`): One of `lrlab list images`.
-        n (`int`, *optional*): Images; 10,000 of a set that is made, all of another, of which fewer are a random selection.
-        seed (`int`, *optional*): Of a set that is made, 42 if not given; the first images of a larger set are the same.
-        split (`"train"` or `"test"`): Independent images of a set that is made; other sets have "train" alone.
-        resolution (`int`, *optional*): Pixels of a side of a set that is made, 16 to 256; 16 if not given.
+        n (`int`, *optional*): Number of images: by default 10,000 for a generated set, and all for another, of which fewer
+            are a random selection.
+        seed (`int`, *optional*): For a generated set, 42 if not given; the first images of a larger set are the same.
+        split (`"train"` or `"test"`): Independent images of a generated set; other sets have only "train".
+        resolution (`int`, *optional*): Side of the images of a generated set in pixels, 16 to 256; 16 if not given.
     """
     entry = IMAGE_DATASETS[name]
     size = entry.facts["defaults"]["resolution"] if resolution is None else resolution
@@ -154,7 +155,7 @@ def load_image_dataset(
         fixed = entry.facts["defaults"]["resolution"]
         for argument, value, only in (("split", split, "train"), ("resolution", size, fixed), ("seed", seed, None)):
             if value != only:
-                raise must_be(argument, value, f"{only!r} for {name!r}, which is not made to order", "leave it out")
+                raise must_be(argument, value, f"{only!r} for {name!r}, which is not generated", "leave it out")
         made = entry()
         Range(f"[1, {len(made.labels)}]", whole=True).check(
             "n", len(made.labels) if n is None else n, "leave it out for all"

@@ -89,10 +89,10 @@ def find_label_column(dataset: Any, config: DataConfig) -> dict[str, ConditionCo
     name, feature = config.label_column, features.get(config.label_column)
     if not str(getattr(feature, "dtype", "")).startswith(("int", "uint", "bool")):
         got = f"{name!r} of type {getattr(feature, 'dtype', None) or feature}" if name in features else ""
-        hint = f"the columns are {listing}; `datasets` makes integers of texts by class_encode_column()"
+        hint = f"the columns are {listing}; class_encode_column() of `datasets` turns texts into integers"
         raise must_be("--label_column", name, "a column of whole numbers or class labels", hint, got=got)
     if config.num_classes is None and config.streaming and not getattr(feature, "num_classes", None):
-        hint = f"labels of {name!r} are read one by one, so that the largest is unknown; give the number of classes"
+        hint = f"labels of {name!r} are read one by one, so the largest is unknown; give the number of classes"
         raise must_be("--num_classes", None, "given for a stream of whole numbers without names", hint)
     return label_column(name, map(str, getattr(feature, "names", None) or ()), config)
 

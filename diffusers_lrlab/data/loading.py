@@ -22,7 +22,7 @@ from .streams import ShardedStream
 
 
 class Transform(Protocol):
-    """From a cell of the dataset to a tensor; [`ImageTransform`] and [`PointTransform`] are transforms."""
+    """Transforms a cell of the dataset to a tensor; [`ImageTransform`] and [`PointTransform`] are transforms."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -91,7 +91,7 @@ class TrainingData:
 
     @property
     def examples(self) -> Any:
-        """The training images with their conditions: a sequence, or what can be iterated over for a stream."""
+        """The training images with their conditions: a sequence, or an iterable for a stream."""
         if self.num_images is None:
             return self.train
         return Examples(self.train[self.column] if self.decoded is None else self.decoded, self.conditions)
@@ -114,7 +114,9 @@ class TrainingData:
 def select_columns(
     dataset: Any, column: str, columns: ConditionColumns, is_stream: bool
 ) -> tuple[Any, dict[str, torch.Tensor]]:
-    """A dataset with `column` only, or with those of the conditions too if it is a stream; and values, none of a stream."""
+    """
+    A dataset with only `column` (for a stream also those of the conditions), and the conditions' values (none for a stream).
+    """
     values = {} if is_stream else read_conditions(dataset, columns)
     names = dict.fromkeys([column, *(each.name for each in columns.values() if is_stream)])
     return dataset.select_columns(list(names)), values

@@ -70,8 +70,8 @@ class DataConfig:
     )
     label_column: str | None = option(
         None,
-        "Column of class labels, whole numbers from 0 or a datasets.ClassLabel, that the model is told; of latents, the one "
-        "that lrlab data encode stored (default: none).",
+        "Column of class labels for the model: whole numbers from 0 or a datasets.ClassLabel; for latents, the column that "
+        "lrlab data encode stored (default: none).",
         OBJECTIVE,
         kinds=SIZED,
     )
@@ -85,7 +85,7 @@ class DataConfig:
     )
     label_dropout: float = option(
         0.0,
-        "Probability that an image is trained on without its label, as guidance needs; 0.1 is usual.",
+        "Probability of training on an image without its label, which guidance needs; 0.1 is usual.",
         DRAWS,
         range="[0, 1)",
         needs=(LABELS,),
@@ -99,7 +99,8 @@ class DataConfig:
     )
     resolution: int | None = option(
         None,
-        "Size in pixels: images are resized to it on the shorter side, then cropped (default: 64, or the set's own).",
+        "Size in pixels: the shorter side of each image is resized to it, then the image is cropped (default: 64, or the "
+        "set's own).",
         SOURCE,
         range="[1, 16384]",
         kinds=SIZED,
@@ -112,14 +113,14 @@ class DataConfig:
     random_flip: bool = option(False, "Flip half of the images horizontally.", DATA, kinds=IMAGES)
     preserve_input_precision: bool = option(
         True,
-        "Keep the precision of 16- and 32-bit images; off, they are rounded to 8 bits, as upstream by default.",
+        "Keep the precision of 16- and 32-bit images; if off, they are rounded to 8 bits, the default upstream.",
         DATA,
         kinds=IMAGES,
     )
     decoding: Literal["float", "uint8", "draft"] = option(
         "float",
-        "Resizing: float (float32), uint8 (8 bits, faster, differs by one level), or draft: uint8 that also decodes "
-        "JPEGs at a fraction of their size, at least 4 times the resolution.",
+        "Resizing: float (float32), uint8 (8 bits, faster, differs by one level), or draft (uint8 that also decodes JPEGs "
+        "at a reduced size, at least 4 times the resolution).",
         DATA,
         kinds=IMAGES,
     )
@@ -132,7 +133,8 @@ class DataConfig:
     )
     vae: str | None = option(
         None,
-        "Autoencoder that decodes samples of latents, a Hub id or a folder, if it has moved since lrlab data encode.",
+        "Autoencoder that decodes samples of latents, as a Hub id or a folder; needed only if it has moved since lrlab "
+        "data encode.",
         SPEED,
         kinds=("latents",),
         is_path=True,
@@ -154,8 +156,8 @@ class DataConfig:
     )
     cache_decoded: bool = option(
         False,
-        "Store the resized images in a file in --cache_dir, as large as their pixels; later runs on the same data "
-        "read it instead of decoding.",
+        "Store the resized images uncompressed in a file in --cache_dir; later runs on the same data read that file "
+        "instead of decoding.",
         SPEED,
         needs=(NOT_STREAMING, NOT_TOY, EIGHT_BITS),
         kinds=IMAGES,
@@ -165,8 +167,8 @@ class DataConfig:
     )
     dataloader_num_workers: int | None = option(
         None,
-        "Worker processes that read and decode data not in memory; 0 for the main process (default: the spare cores "
-        "for runs of 5,000 images or more; 0 for points).",
+        "Worker processes that read and decode data not in memory; 0 to do this in the main process (default: the spare "
+        "cores for runs of 5,000 images or more; 0 for points).",
         SPEED,
         range="[0, 1024]",
         needs=(WORKERS,),

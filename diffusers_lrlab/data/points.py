@@ -24,7 +24,7 @@ TOY_SEED, TOY_POINTS = 42, 100_000
 
 @dataclass(frozen=True)
 class PointTransform:
-    """From a list of numbers to a point, without randomness."""
+    """The transform from a list of numbers to a point, without randomness."""
 
     dimension: int
     column: str  # for errors

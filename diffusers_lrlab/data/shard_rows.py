@@ -28,10 +28,9 @@ def find_rows(
     keep: Callable[[list[Any]], Any],
 ) -> list[tuple[str, Any]]:
     """
-    For each shard a digest of its rows' facts, and `keep` of their locations.
-
-    `rows_of` gives location and facts of each row of a shard. Results are appended shard by shard to the file `path`, which
-    must be specific to these data.
+    For each shard, a digest of the facts about its rows, and the result of `keep` for their locations. `rows_of` gives the
+    location and the facts of each row of a shard. Results are appended shard by shard to the file `path`, which must be
+    specific to these data.
     """
     from tqdm.auto import tqdm
 

@@ -32,7 +32,7 @@ def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
         if is_saved_dataset(config):
             if config.dataset_config_name is not None or config.dataset_split != "train":
                 raise LabError(
-                    f"{_name(config)!r} was written by save_to_disk, without configurations and splits. Leave "
+                    f"{_name(config)!r} was written by save_to_disk, which stores no configurations or splits. Leave "
                     "--dataset_config_name and --dataset_split out."
                 )
             saved = hf_datasets.load_from_disk(str(Path(_name(config)).expanduser()))
@@ -166,7 +166,7 @@ def find_point_column(config: DataConfig) -> str | None:
     if not columns or any(isinstance(feature, Image) for feature in features.values()):
         return None
     if len(columns) > 1:
-        raise LabError(f"The dataset has several columns of numbers: {', '.join(columns)}. Choose by --point_column.")
+        raise LabError(f"The dataset has several columns of numbers: {', '.join(columns)}. Choose one with --point_column.")
     return columns[0]
 
 

@@ -131,7 +131,7 @@ class ShardReader:
         passed = read_with_retries(
             lambda: self._advance(key, shard, rows),
             failure=f"Shard {shard} of {self.source.name!r} could not be read",
-            remedy="Go on by --resume_from_checkpoint latest when it can be read again.",
+            remedy="Continue with --resume_from_checkpoint latest when it can be read again.",
         )
         return [example for example in passed if example is not None]
 
@@ -165,7 +165,7 @@ class BlockReader:
         self._blocks: dict[int, tuple[tuple[int, int], list[Example]]] = {}  # by lane: epoch and block, and its examples
 
     def find(self, numbers: list[int]) -> Iterator[tuple[list[Example], int]]:
-        """For each number the examples of its block in their order, and its index among them."""
+        """For each image number, the examples of its block in order, and its index among them."""
         found = self.order.blocks(np.asarray(numbers, np.int64))
         for epoch, lane, block, index in zip(*(part.tolist() for part in found), strict=True):
             if self._blocks.get(lane, (None,))[0] != (epoch, block):

@@ -103,7 +103,7 @@ def line(n: int, rng: np.random.Generator) -> np.ndarray:
     return rng.uniform((-2, -4), (2, 4), (n, 2))
 
 
-@_register("moons", "two half circles, one in the other", f"{_TEMPLATE}; sklearn.datasets.make_moons")
+@_register("moons", "two interleaving half circles", f"{_TEMPLATE}; sklearn.datasets.make_moons")
 def moons(n: int, rng: np.random.Generator) -> np.ndarray:
     """scikit-learn's, with a noise of 0.03 before it is scaled."""
     require_extra("train", "The toy data set 'moons'", ["sklearn"])
@@ -184,7 +184,7 @@ _BLACK = np.array([(x, y) for x in range(-4, 4, 2) for y in range(-4, 4, 2) if (
 _BLACK_LOG_PROB = partial(densities.rectangles_log_prob, corners=_BLACK, size=(2, 2))
 
 
-@_register("checkerboard", "the black squares of a board of 4x4", _FFJORD, _BLACK_LOG_PROB)
+@_register("checkerboard", "the black squares of a 4x4 board", _FFJORD, _BLACK_LOG_PROB)
 def checkerboard(n: int, rng: np.random.Generator) -> np.ndarray:
     return _BLACK[rng.integers(len(_BLACK), size=n)] + rng.uniform(0, 2, (n, 2))
 
@@ -211,7 +211,7 @@ _RADII, _RING_NOISE = np.array([1.0, 2.0, 3.0, 4.0]), 0.1
 _RINGS_LOG_PROB = partial(densities.rings_log_prob, radii=_RADII, scale=_RING_NOISE)
 
 
-@_register("rings", "four circles around one another, with noise", _FFJORD, _RINGS_LOG_PROB)
+@_register("rings", "four concentric circles, with noise", _FFJORD, _RINGS_LOG_PROB)
 def rings(n: int, rng: np.random.Generator) -> np.ndarray:
     radius, angle = _RADII[rng.integers(4, size=n)], rng.uniform(0, 2 * math.pi, n)
     return _at(radius, angle) + _RING_NOISE * rng.normal(size=(n, 2))

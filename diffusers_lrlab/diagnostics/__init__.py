@@ -1,1 +1,1 @@
-"""What a run's log says by noise level, by gradient and of the learning rate."""
+"""Diagnostics of a run: losses and gradients by noise level, and warnings about the learning rate."""

@@ -81,8 +81,8 @@ def gradient_norms(losses: torch.Tensor, parameters: Sequence[torch.Tensor], sca
     """
     Gradient norms of single images, by a backward pass for each: of shape `(num_images,)`.
 
-    `losses` `(num_images,)` have their graph, which does not change, nor do the gradients of training. The factor of a
-    `scaler` keeps gradients in float16 from vanishing.
+    `losses` `(num_images,)` keep their graph; the gradients of training do not change. The factor of a `scaler` keeps
+    gradients in float16 from vanishing.
     """
     scale = scaler.scale if scaler is not None else lambda value: value
     norms = []

@@ -109,7 +109,7 @@ def _validation_lines(axes: Axes, rows: _Rows) -> None:
 
 
 def floor_in_words(loss: float, floor: float) -> str:
-    """The part of a loss that is left to no model. Few held-out images can have a loss below the floor, by chance."""
+    """The part of a loss that no model can avoid. The loss on few held-out images can be below the floor by chance."""
     if loss < floor:
         return f"the loss of {loss:.3g} is below the floor of {floor:.3g}"
     return f"of the loss of {loss:.3g}, {floor:.3g} is noise that nobody can predict"

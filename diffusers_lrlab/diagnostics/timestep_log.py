@@ -168,7 +168,7 @@ class TimestepLog:
     def add_means(
         self, update: int, counts: np.ndarray, means: np.ndarray, variances: np.ndarray, expected: np.ndarray | None
     ) -> list[int]:
-        """The same from numbers, means and variances of the losses in each bin: each of shape `(bins,)`."""
+        """Adds a row from numbers, means and variances of the losses in each bin: each of shape `(bins,)`."""
         spikes = self._spikes.flag(means).tolist()
         self.last_means = dict(zip(self.labels, means.tolist(), strict=True))
         asked = [None] * len(means) if expected is None else np.add.reduceat(expected, self.starts[:-1]).tolist()
@@ -208,7 +208,7 @@ class TimestepLog:
         self._add(update, {"loss_floor": _without_nan(floor)})
 
     def restore(self, table: pa.Table, update: int) -> None:
-        """Restores the rows of the time after `update` updates."""
+        """Restores the rows that existed after `update` updates."""
         import pyarrow.compute as pc
 
         # Rows of losses have the number of their last update; other rows, the number of updates done before.

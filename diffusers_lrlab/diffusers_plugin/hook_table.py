@@ -133,7 +133,7 @@ HOOKS: dict[str, HookEntry] = {
                 name="extend",
                 value_type=int,
                 metavar="N",
-                help="Go on from a checkpoint of the run of this command to N updates, in a folder beside its own.",
+                help="Continue the run of this command from its checkpoint to N updates, in a folder beside its own.",
             ),
         ),
         settings=(
@@ -142,8 +142,10 @@ HOOKS: dict[str, HookEntry] = {
                 value_type=float,
                 metavar="W",
                 range=Range("(0, inf)"),
-                help="Raise the rate in W updates, or a fraction of the added ones, to that of the same schedule over N "
-                "updates.",
+                help=(
+                    "Raise the rate over W updates, or a fraction of the added ones, to that of the same schedule over N "
+                    "updates."
+                ),
             ),
             HookOption(
                 name="then",
@@ -155,7 +157,10 @@ HOOKS: dict[str, HookEntry] = {
                 value_type=float,
                 metavar="X",
                 range=Range("[0, 1]"),
-                help="Share of the peak by which rates before the checkpoint may differ from those over N updates (0.01).",
+                help=(
+                    "Largest difference, as a share of the peak, between the rates before the checkpoint and those over N "
+                    "updates (0.01)."
+                ),
             ),
         ),
     ),
@@ -288,8 +293,10 @@ HOOKS: dict[str, HookEntry] = {
             HookOption(
                 name="find_lr",
                 value_type=bool,
-                help="Instead of training, raise the learning rate over the first updates and suggest one, by the losses of "
-                "batches or, with --validation_fraction, of held-out rows.",
+                help=(
+                    "Instead of training, raise the learning rate over the first updates and suggest one, based on the "
+                    "losses of batches or, with --validation_fraction, of held-out rows."
+                ),
                 acts_in_range_test=True,
             ),
         ),

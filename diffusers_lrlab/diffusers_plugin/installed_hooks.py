@@ -45,7 +45,9 @@ class InstalledHooks:
         return cast(FindLrHook | None, self.made.get("find_lr"))
 
     def check_used(self) -> None:
-        """After the script's end: a hook that must act and never did is an error; with `--strict`, any hook."""
+        """
+        After the script's end: a hook that must act and never did is an error; with `--strict`, this holds for every hook.
+        """
         for name, hook in self.made.items():
             if HOOKS[name].must_act and not hook.num_seen:
                 raise LabError(hook.report())
@@ -57,7 +59,7 @@ class InstalledHooks:
             raise LabError(f"{' '.join(unused)} (--strict)")
 
     def report(self) -> str:
-        """The lines of all hooks but those that ended in an error; empty in a range test, which is no training."""
+        """The lines of all hooks but those that ended in an error; empty in a range test, which does not train."""
         if self.find_lr is not None:
             return ""
         acted = [hook for name, hook in self.made.items() if hook.num_seen or not HOOKS[name].must_act]

@@ -59,7 +59,7 @@ TRAINERS: dict[str, Trainer] = {
         package="library",
         instead={
             "validation_fraction": "its own --validation_split and --validate_every_n_steps hold out images",
-            "log_timesteps": "no row shows the loss of each image",
+            "log_timesteps": "no hook sees the loss of each image",
         },
     ),
     "musubi-tuner": Trainer(
@@ -70,7 +70,7 @@ TRAINERS: dict[str, Trainer] = {
         package="musubi_tuner",
         instead={
             "validation_fraction": "it has no held-out loss, and its latents are cached outside of the program",
-            "log_timesteps": "--show_timesteps of its own plots its density",
+            "log_timesteps": "its own --show_timesteps plots its density",
         },
     ),
     "SimpleTuner": Trainer(
@@ -83,7 +83,7 @@ TRAINERS: dict[str, Trainer] = {
             "loss_weighting": "its own --snr_gamma weights losses",
             "ema": "its own --use_ema averages, LoRA included",
             "validation_fraction": "its own eval data sets (--eval_dataset_id) are held out",
-            "log_timesteps": "no row shows the loss of each image",
+            "log_timesteps": "no hook sees the loss of each image",
         },
     ),
     "ai-toolkit": Trainer(
@@ -93,10 +93,10 @@ TRAINERS: dict[str, Trainer] = {
         files=("toolkit/config_modules.py", "jobs/process/BaseSDTrainProcess.py"),
         package="toolkit",
         instead={
-            "loss_weighting": "its table of timesteps does not tell which of them a batch has",
+            "loss_weighting": "its table of timesteps does not tell which timesteps a batch has",
             "ema": "its own train.ema_config averages",
             "validation_fraction": "it has no held-out loss",
-            "log_timesteps": "its table of timesteps does not tell which of them a batch has",
+            "log_timesteps": "its table of timesteps does not tell which timesteps a batch has",
         },
     ),
     "OneTrainer": Trainer(
@@ -109,7 +109,7 @@ TRAINERS: dict[str, Trainer] = {
             "loss_weighting": "its own loss_weight_fn weights losses",
             "ema": "its own ema averages",
             "validation_fraction": "its own validation concepts are held out",
-            "log_timesteps": "no row shows the loss of each image",
+            "log_timesteps": "no hook sees the loss of each image",
         },
     ),
     "diffusion-pipe": Trainer(
@@ -119,10 +119,10 @@ TRAINERS: dict[str, Trainer] = {
         files=("utils/common.py", "utils/saver.py", "models/base.py"),
         package="utils",
         instead={
-            "loss_weighting": "its loss function does not get the timesteps",
+            "loss_weighting": "its loss function does not receive the timesteps",
             "ema": "DeepSpeed's engine has the weights in its own groups",
             "validation_fraction": "its own eval_datasets are held out",
-            "log_timesteps": "its loss function does not get the timesteps",
+            "log_timesteps": "its loss function does not receive the timesteps",
         },
     ),
 }

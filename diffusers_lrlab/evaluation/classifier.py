@@ -1,4 +1,4 @@
-"""Small classifiers of images, trained on the spot, and the share of samples that they read as the class asked for."""
+"""Small classifiers of images, trained on the spot, and the share of samples that they assign to the requested class."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fit_classifier(inputs: np.ndarray, labels: np.ndarray) -> Any:
 
 
 def classifier_input(name: str) -> Callable[[torch.Tensor], np.ndarray]:
-    """From images of an embedded set in [-1, 1] to rows of pixels, 8x8 for `digits` and else 16x16, in its channels."""
+    """Images of an embedded set in [-1, 1] as rows of pixels, 8x8 for `digits` and else 16x16, in its channels."""
     side = 8 if name == "digits" else SIDE
     return partial(_reduced, side=side, channels=IMAGE_DATASETS[name].facts["defaults"]["image_channels"])
 

@@ -32,9 +32,9 @@ def energy_distance(first: np.ndarray, second: np.ndarray) -> float:
     r"""
     The energy distance \(2 E|X - Y| - E|X - X'| - E|Y - Y'|\) (Székely and Rizzo 2013), of the sets as they are.
 
-    In the unit of the coordinates. The means are over all pairs, those of a point with itself too (a V-statistic), so it is
-    0 for equal sets and never negative; for two sets of n points of one distribution it is about \(2 E|X - X'| / n\). Time
-    grows with the product of the sizes: half a second or so for 10,000 points each.
+    In the unit of the coordinates. The means are over all pairs, including those of a point with itself (a V-statistic), so
+    it is 0 for equal sets and never negative; for two sets of n points of one distribution it is about \(2 E|X - X'| / n\).
+    Time grows with the product of the sizes: half a second or so for 10,000 points each.
     """
     first, second = as_points(first, second)
     between = _mean_of_pairs(first, second, lambda distances: distances)
@@ -99,7 +99,7 @@ def sliced_wasserstein(first: np.ndarray, second: np.ndarray, num_projections: i
     """
     first, second = as_points(first, second)
     _PROJECTIONS.check("num_projections", num_projections, "the error falls with their number")
-    SEED.check("seed", seed, "it is of the random directions")
+    SEED.check("seed", seed, "it seeds the random directions")
     dimension = first.shape[1]
     if dimension == 2:
         angles = (np.arange(num_projections) + 0.5) * math.pi / num_projections
@@ -130,7 +130,7 @@ def exact_wasserstein(first: np.ndarray, second: np.ndarray) -> float:
     if len(first) != len(second) or len(first) > MAX_EXACT_POINTS:
         raise LabError(
             f"The exact Wasserstein distance is between sets of equally many points, {MAX_EXACT_POINTS} at most; got "
-            f"{len(first)} and {len(second)}. Take parts of them, or sliced_wasserstein."
+            f"{len(first)} and {len(second)}. Use subsets of them, or sliced_wasserstein."
         )
     distances = cdist(first, second)
     largest = distances.max()

@@ -23,8 +23,8 @@ def evaluate(
     The metrics of a trained run (a [`RunState`]) besides those in its log: these `names`, or all but those that are computed
     on request.
 
-    `samples` are of its averaged weights; without them, metrics that need some are omitted. `as_samples` makes arrays of the
-    form of samples from data.
+    `samples` are of its averaged weights; without them, metrics that need some are omitted. `as_samples` converts data to
+    arrays in the form of samples.
     """
     evaluation = Evaluation(run, samples)
     results: dict[str, Any] = {}
@@ -104,7 +104,7 @@ def _is_in_unit_range(images: np.ndarray) -> bool:
 
 
 def sizes_for(metric: Metric, num_real: int, num_generated: int) -> tuple[int, int]:
-    """How many real and generated samples of so many a metric compares."""
+    """How many of these real and generated samples a metric compares."""
     num_generated = min(num_generated, metric.num_generated or num_generated)
     num_real = min(num_real, metric.num_real or num_generated)
     if metric.equal_sizes:

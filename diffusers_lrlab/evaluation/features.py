@@ -1,4 +1,4 @@
-"""Features of images by functions of one's own, each with a Fréchet distance."""
+"""Features of images from your own functions, each with a Fréchet distance."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,8 +22,8 @@ def register_features(name: str, *, description: str, source: str) -> Callable[[
         return images.mean(axis=(1, 2))
     ```
 
-    The metric is the Fréchet distance between features of samples and of as many training images, see
-    [`frechet_distance`]. Beside it is what held-out images score in the place of samples.
+    The metric is the Fréchet distance between features of samples and of as many training images, see [`frechet_distance`].
+    Beside it stands the distance of held-out images in place of samples.
 
     Args:
         name (`str`): The metric is `frechet_NAME`.

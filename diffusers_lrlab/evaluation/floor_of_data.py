@@ -1,4 +1,4 @@
-"""The loss of a perfect model on a data set, by bin of timesteps, and what it says of the losses of a run."""
+"""The loss of a perfect model on a data set, by bin of timesteps, and what it says about the losses of a run."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ class Floor:
         notes = [
             f"Training set: lowest loss on {self.num_images:,}{of} training examples, known to {error:.2g}; only a model "
             f"that memorises reaches it. Half as many examples lower the mean by {less:.2g}.",
-            "Upper bound: held-out error of the training set's posterior mean or of a linear prediction, the lower one. "
-            "The best loss on new examples lies between the two columns.",
+            "Upper bound: held-out error of the training set's posterior mean or of a linear prediction, whichever is "
+            "lower. The best loss on new examples lies between the two columns.",
         ]
         best = self.upper_bound if self.exact is None or np.isnan(self.exact).any() else self.exact
         loss = self.training if self.validation is None else self.validation

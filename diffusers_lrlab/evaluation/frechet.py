@@ -30,7 +30,7 @@ def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:
         if features.ndim != 2 or len(features) < 2:
             raise LabError(f"Expected features of shape (at least 2, dimension), got {features.shape}.")
     if first.shape[1] != second.shape[1]:
-        raise LabError(f"The sets have {first.shape[1]} and {second.shape[1]} features; they must have the same.")
+        raise LabError(f"The sets have {first.shape[1]} and {second.shape[1]} features; these numbers must be equal.")
     covariances = [np.atleast_2d(np.cov(features, rowvar=False)) for features in (first, second)]
     # The trace of the root needs only the eigenvalues of the product, which are real and not negative but for rounding.
     eigenvalues = np.linalg.eigvals(covariances[0] @ covariances[1]).real

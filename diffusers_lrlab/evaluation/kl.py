@@ -36,7 +36,7 @@ def as_points(first: np.ndarray, second: np.ndarray, at_least: int = 1) -> tuple
             raise must_be(f"point {row}", points[row].tolist(), wanted, "leave it out", of=f"the {name} set")
     if sets[0].shape[1] != sets[1].shape[1]:
         raise LabError(
-            f"The sets have {sets[0].shape[1]} and {counted(sets[1].shape[1], 'dimension')}; they must have the same."
+            f"The sets have {sets[0].shape[1]} and {counted(sets[1].shape[1], 'dimension')}; these must be equal."
         )
     return sets[0], sets[1]
 

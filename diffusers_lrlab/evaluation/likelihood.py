@@ -11,7 +11,7 @@ from ..core.ranges import COUNT
 from ..objective.process import NoiseProcess
 
 NUM_STEPS = 40
-"""Of the probability-flow ODE, each of four evaluations of the model."""
+"""Steps of the probability-flow ODE, each of four evaluations of the model."""
 
 
 class _NoisePrediction:
@@ -69,12 +69,12 @@ def log_likelihood(
     r"""
     The log-density of points under the distribution that the model's probability-flow ODE makes of Gaussian noise.
 
-    With \(\bar x = x / \sqrt{\bar\alpha}\) and \(\sigma = \sqrt{(1 - \bar\alpha) / \bar\alpha}\) the ODE is
-    \(d\bar x / d\sigma = \epsilon(\bar x, \sigma)\) (DDIM, arXiv 2010.02502, eq. 14), along which \(\log p\) changes by
-    \(-\mathrm{div}\,\epsilon\,d\sigma\) (arXiv 2011.13456, eq. 39). It is integrated for
-    \(\bar x / \sqrt{1 + \sigma^2}\), from the noise level of the first timestep to that of the last in even steps of
-    \(\log \sigma\), by the classical Runge-Kutta method; the timestep is interpolated linearly. A process that ends in pure
-    noise, such as flow matching, has even steps of \(-\mathrm{arsinh}(1 / \sigma)\) instead, which end at 0.
+    With \(\bar x = x / \sqrt{\bar\alpha}\) and \(\sigma = \sqrt{(1 - \bar\alpha) / \bar\alpha}\) the ODE is \(d\bar x /
+    d\sigma = \epsilon(\bar x, \sigma)\) (DDIM, arXiv 2010.02502, eq. 14), along which \(\log p\) changes by
+    \(-\mathrm{div}\,\epsilon\,d\sigma\) (arXiv 2011.13456, eq. 39). It is integrated for \(\bar x / \sqrt{1 + \sigma^2}\),
+    from the noise level of the first timestep to that of the last, in even steps of \(\log \sigma\), by the classical
+    Runge-Kutta method; the timestep is interpolated linearly. A process that ends in pure noise, such as flow matching, has
+    even steps of \(-\mathrm{arsinh}(1 / \sigma)\) instead, which end at 0.
 
     At the last timestep this variable has the standard normal density of the noise that sampling starts from. So this is
     the density of what the deterministic sampler (DDIM, or Euler's method of flow matching) makes with many steps, with the
@@ -136,7 +136,7 @@ def exact_kl(log_prob: np.ndarray, model_log_prob: np.ndarray, half_steps: np.nd
     """
     first, second = np.asarray(log_prob, np.float64), np.asarray(model_log_prob, np.float64)
     if first.shape != second.shape or first.ndim != 1 or len(first) < 2:
-        raise ValueError(f"Expected two arrays of as many numbers, 2 at least; got shapes {first.shape} and {second.shape}.")
+        raise ValueError(f"Expected two arrays of the same length, at least 2; got shapes {first.shape} and {second.shape}.")
     differences = (first - second) / math.log(2)
     squared_error = differences.var(ddof=1) / len(differences)
     if half_steps is not None:

@@ -1,4 +1,4 @@
-r"""The loss of a perfect model at each noise level, below which no training comes (arXiv 2506.13763).
+r"""The loss of a perfect model at each noise level, which no training can go below (arXiv 2506.13763).
 
 A prediction is best if it is the mean of the data given the noisy input. For a finite set, that mean is a softmax over its
 members. Here \(y = x + \sigma \epsilon\), with \(\sigma^2\) the inverse of the SNR, and errors are those of the data

@@ -39,7 +39,7 @@ class Evaluation:
         self.samples = np.empty(0) if samples is None else samples  # metrics that need some are not asked without
 
     def some_real(self, num: int) -> Batch:
-        """The first ones of these with their conditions, for which no others are decoded."""
+        """The first of these images with their conditions; no others are decoded."""
         data = self.run.data
         return data.random_sample(len(data.in_memory) if data.in_memory is not None else num, MOST_REAL)
 
@@ -111,7 +111,7 @@ def _images_of(evaluation: Evaluation) -> Any:
     facts={
         "card_title": "Fréchet distance of samples to held-out images",
         "besides": {
-            "of_training_images": "the same, of as many training images",
+            "of_training_images": "the same, of equally many training images",
             "of_two_real_halves": "the same, between two halves of the real images",
             "of_decoded_latents": "the same, of held-out images encoded and decoded",
         },
@@ -169,7 +169,7 @@ def _part_of_class_accuracy(evaluation: Evaluation) -> float:
 
 @register_metric(
     "class_accuracy",
-    description="Share of samples that a classifier reads as the class asked for",
+    description="Share of samples that a classifier assigns to the requested class",
     source="a classifier of the training images; after the classification accuracy score, arXiv 1905.10887",
     traits=("on_hub",),
     facts={
@@ -205,11 +205,11 @@ def _part_of_factors(evaluation: Evaluation) -> float:
 
 @register_metric(
     "factor_divergence",
-    description="Mean Jensen-Shannon divergence of the factors of shapes from the true ones",
+    description="Mean Jensen-Shannon divergence between the factors of sampled shapes and the true ones",
     source="J. Lin, IEEE Trans. Inf. Theory 37, 1991; histograms of factors read from pixels",
     facts={
         "besides": {
-            "of_true_images": "the same, of as many true images in the place of samples",
+            "of_true_images": "the same, of equally many true images in place of samples",
             "of_pairs": "mean divergence of pairs of factors",
             "of_pairs_of_true_images": "mean divergence of pairs of factors, of true images",
             "readable_share": "share of samples that show one whole shape",

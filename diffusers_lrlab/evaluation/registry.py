@@ -136,7 +136,7 @@ def better_of(name: str) -> Better:
 
 
 def word_for(diff: float, metric: str) -> str:
-    """A difference in a word: "better" or "worse", "higher" or "lower" where it is no merit."""
+    """A difference in a word: "better" or "worse", "higher" or "lower" where neither is better."""
     better = better_of(metric)
     if better == "neither":
         return "higher" if diff > 0 else "lower"

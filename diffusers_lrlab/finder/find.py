@@ -1,4 +1,4 @@
-"""From a configuration or a trainer to a learning rate and the evidence for it."""
+"""Finds a learning rate for a configuration or a trainer, with the evidence for it."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def find_lr(config: TrainingConfig, settings: FinderConfig | None = None) -> Fin
 
 def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = None) -> tuple[FinderResult, Path]:
     """
-    [`find_lr`] that saves its result in `lrlab/` of the run's folder, for the run and its card, or of a folder beside it if
-    that holds a run already.
+    Calls [`find_lr`] and saves the result in `lrlab/` of the run's folder, for the run and its card. If that folder holds a
+    run already, a folder beside it is used.
     """
     from ..training.prepare import prepare_resolved, resolve_and_check
 

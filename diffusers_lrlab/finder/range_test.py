@@ -67,7 +67,11 @@ class FinderConfig:
         10.0, "A test ends when its smoothed loss is this many times the minimum so far.", THIS_START, range="(1, 1e308]"
     )
     probe_size: int = option(
-        None, "Fixed images of the probe, at most (default: two batches).", THIS_START, range="[8, 1e7]", needs=(PROBE,)
+        None,
+        "Largest number of fixed images for the probe (default: two batches).",
+        THIS_START,
+        range="[8, 1e7]",
+        needs=(PROBE,),
     )
     rule: Literal["minimum_tenth", "steepest", "valley"] = option(
         "minimum_tenth", "Rule that picks the learning rate.", THIS_START
@@ -83,7 +87,9 @@ class FinderConfig:
         if self.start_lr is None or self.end_lr is None:
             return
         if self.start_lr >= self.end_lr:
-            raise LabError(f"--start_lr {self.start_lr:g} is not below --end_lr {self.end_lr:g}. Lower it, or raise that.")
+            raise LabError(
+                f"--start_lr {self.start_lr:g} is not below --end_lr {self.end_lr:g}. Lower the first, or raise the second."
+            )
         if self.end_lr < _NARROWEST * self.start_lr:
             raise LabError(
                 f"--end_lr {self.end_lr:g} is too close to --start_lr {self.start_lr:g} to compare rates. Make it at least "
@@ -98,7 +104,7 @@ class FinderConfig:
         return self.start_lr * 10 ** (decades * np.arange(most))
 
     def is_read_after(self, done: int) -> bool:
-        """Whether a loss is read after so many updates: after each in a classic test, after every fourth with a probe."""
+        """Whether a loss is read after this many updates: after each in a classic test, after every fourth with a probe."""
         # More often in a short test, as rules need some readings.
         every = 1 if self.mode == "classic" else min(_UPDATES_PER_READING, max(1, self.num_updates // 8))
         return done % every == 0 or done in (self.num_updates, len(self.lrs()))

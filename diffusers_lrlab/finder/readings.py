@@ -39,7 +39,7 @@ class Readings:
         self._best = math.inf
 
     def start(self, lrs: np.ndarray, loss: float, bins: np.ndarray) -> None:
-        """Adds a reading before the first update, at the rate before these; it does not count for the end."""
+        """Adds a reading before the first update, at the rate before these; it does not affect the end of the test."""
         self._note(lrs[0] ** 2 / lrs[1], loss, bins)
 
     def _note(self, lr: float, loss: float, bins: np.ndarray) -> None:
@@ -48,7 +48,7 @@ class Readings:
         self._bins.append(bins)
 
     def add(self, done: int, lr: float, loss: float, bins: np.ndarray) -> bool:
-        """Adds a reading after `done` updates, the last at rate `lr`. Returns whether to go on."""
+        """Adds a reading after `done` updates, the last at rate `lr`. Returns whether the test continues."""
         self._note(lr, loss, bins)
         if not math.isfinite(loss):
             self.ended = f"the loss was not finite at a rate of {lr:.3g}"

@@ -70,8 +70,8 @@ def minimum_tenth(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
     """
     A tenth of the rate at the middle of the smoothed loss's flat bottom: the usual rule of thumb.
 
-    At the bottom, the loss is above its minimum by less than 5 % of the whole fall; the position of the minimum in it is
-    chance. Args and returns as [`steepest`]; the interval is a tenth of both ends of the bottom.
+    At the bottom, the loss is above its minimum by less than 5 % of the whole fall; the position of the minimum within it is
+    due to chance. Args and returns as [`steepest`]; the interval is a tenth of both ends of the bottom.
     """
     curve = _prepare(lrs, losses)
     if isinstance(curve, Suggestion):

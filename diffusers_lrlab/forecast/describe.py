@@ -112,10 +112,10 @@ def _time_lines(plan: Plan, seconds: TimeForecast, device: str) -> list[str]:
         lines.append(f"{'':>13}  of the evaluation: {most}")
     parts = "validation, sampling and evaluation by small parts of each"
     if seconds.guessed:
-        parts += f"; no time for {' and '.join(seconds.guessed)}, roughly estimated from the updates"
+        parts += f"; no time to measure {' and '.join(seconds.guessed)}, roughly estimated from the updates"
     lines.append(f"{'':>13}  measured in {duration(seconds.measured)}: {parts}")
     if seconds.unknown:
-        lines.append(f"{'':>13}  not counted, for lack of time or of a part to measure: {', '.join(seconds.unknown)}")
+        lines.append(f"{'':>13}  not counted, as there was no time or nothing to measure: {', '.join(seconds.unknown)}")
     if plan.config.auto_learning_rate:
         settings = FinderConfig()
         tests = settings.repeats * settings.num_updates
@@ -130,7 +130,7 @@ def _disk_lines(plan: Plan, pipeline: int, checkpoint: int, trained: int) -> lis
     config = plan.config
     kept, for_good = _num_checkpoints(plan)
     checkpoints = f"{counted(kept, 'checkpoint')} of {_size(checkpoint)}"
-    checkpoints += f", {for_good} of them for good by --keep_every" if config.keep_every else ""
+    checkpoints += f", {for_good} of them kept permanently by --keep_every" if config.keep_every else ""
     folder = Path(config.output_dir).absolute()
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     total, more = pipeline + kept * checkpoint, ""

@@ -44,7 +44,7 @@ class Check:
     def error(self) -> float:
         """
         The mean error of choosing a law: in each trial, that of the model with the smallest mean error in the others, since
-        the error that a model was chosen by is too good.
+        the error by which a model was chosen is too low.
         """
         table = np.array([*self.errors.values()])
         others = table.sum(axis=1, keepdims=True) - table
@@ -65,9 +65,9 @@ class Check:
             outcome = f"A chosen law beats both baselines, so {self.best.name!r} is used."
         else:
             outcome = (
-                f"No forecast: a chosen law has an error of {self.error:.3%} on losses that it has not seen, and the "
-                f"baseline {self.best_naive!r} has {self.naive[self.best_naive].mean():.3%}. Hint: give runs of more "
-                "schedules, or longer ones that are validated more often."
+                f"No forecast: a chosen law has an error of {self.error:.3%} on unseen losses, and the baseline "
+                f"{self.best_naive!r} has {self.naive[self.best_naive].mean():.3%}. Hint: give runs of more schedules, or "
+                "longer ones that are validated more often."
             )
         return "\n".join([f"Error of {self.held_out}:", aligned(rows), *self.notes, outcome])
 
@@ -106,7 +106,7 @@ def check_laws(curves: Sequence[LossCurve], floor: Floor, law: str | None = None
     check_input(curves, law)
     models, notes = models_for(curves, floor, law)
     if len(curves) < _WHOLE:
-        notes.append(f"With fewer than {_WHOLE} schedules none is left out, so the check says nothing about others.")
+        notes.append(f"With fewer than {_WHOLE} schedules none is left out, so the check does not cover other schedules.")
     trials = list(_trials(curves))
     errors: dict[Model, list[float]] = {model: [] for model in models}
     naive: dict[str, list[float]] = {LAST_VALUE: [], POWER_OF_UPDATES.name: []}
@@ -148,7 +148,7 @@ def models_for(curves: Sequence[LossCurve], floor: Floor, law: str | None) -> tu
             models += [Model(each, True, True) for each in by_part]
         elif by_part:
             notes.append(
-                "No floor below the losses of each noise level is known, so no law by noise level is fitted above one."
+                "The floor of the loss at each noise level is not known, so laws by noise level are fitted without one."
             )
     elif floor is not None:
         lowest = min(curve.losses.min() for curve in curves)

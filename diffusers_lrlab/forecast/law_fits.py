@@ -66,10 +66,8 @@ class Fit:
 
 def fit_law(law: Law, curves: Sequence[LossCurve], floor: float = 0.0) -> Fit:
     """
-    A law fitted to the losses above a floor: Huber's loss of their logarithms, from a grid of starts.
-
-    At each start, exponents on a grid, the coefficients follow by least squares; the best starts are fitted to the end.
-    All losses must be above the floor.
+    A law fitted to the losses above a floor, by Huber's loss of their logarithms. Starting points are exponents on a grid,
+    with coefficients by least squares; the best of them are optimised to the end. All losses must be above the floor.
     """
     from scipy.optimize import least_squares, nnls
 

@@ -117,7 +117,7 @@ def _interval(center: float, values: Sequence[float]) -> tuple[float, float]:
 
 
 def extrapolations(candidate: Candidate, curves: Sequence[LossCurve]) -> list[str]:
-    """In what a schedule goes beyond those of the curves."""
+    """The ways in which a schedule goes beyond those of the curves."""
     found, lrs, peak = [], candidate.lrs, float(candidate.lrs.max())
     longest, shortest = (pick(curve.num_updates for curve in curves) for pick in (max, min))
     if len(lrs) > longest:
@@ -127,7 +127,7 @@ def extrapolations(candidate: Candidate, curves: Sequence[LossCurve]) -> list[st
     peaks = [curve.peak for curve in curves]
     if not min(peaks) * (1 - 1e-6) <= peak <= max(peaks) * (1 + 1e-6):
         known = f"{min(peaks):g}" if min(peaks) == max(peaks) else f"{min(peaks):g} to {max(peaks):g}"
-        found.append(f"peak {peak:g}, where those of the runs are {known}")
+        found.append(f"peak {peak:g}, while the runs have {known}")
     lowest = min(float(curve.lrs[-1] / curve.peak) for curve in curves)
     if (low := float(lrs[min(candidate.warmup_updates, len(lrs) - 1) :].min() / peak)) < lowest - _DEEPER:
         found.append(f"falls to {low:.0%} of the peak, the runs to {lowest:.0%}")

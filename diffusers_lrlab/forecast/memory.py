@@ -79,7 +79,7 @@ def forecast_memory(
 
 
 def trained_bytes(plan: Plan, weights: int) -> int:
-    """Those of all `weights` that are trained, of which there are gradients, averages and checkpoints: float32."""
+    """Bytes of the `weights` that are trained, which have gradients, averages and checkpoints, in float32."""
     return weights if plan.config.lora_rank is None else 4 * plan.num_trained_parameters
 
 

@@ -55,7 +55,7 @@ class TimeForecast(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Without the time to plot and write the results."""
+        """The total time, except for plotting and writing the results."""
         return self.floor + self.compiling + self.training + self.validation + self.sampling + self.evaluation
 
 

@@ -23,11 +23,11 @@ T = TypeVar("T")
 _LONGEST_WAIT = 120  # seconds of waiting between attempts; the Hub may ask for longer, which is an error
 _MEANINGS = {
     401: "The Hub does not accept the token: it is wrong, or it has expired.",
-    403: "The Hub refuses: this token has no right to write there.",
+    403: "The Hub refuses: this token may not write there.",
     404: "There is no such repository or revision on the Hub, or this token may not see it.",
-    409: "The repository is in another state than was expected.",
+    409: "The repository is not in the expected state.",
     412: "The repository has a newer commit than the one that this upload is based on.",
-    413: "The Hub takes no files of this size.",
+    413: "The Hub does not accept files of this size.",
     429: "The Hub limits requests, and there were too many.",
 }
 _REMEDIES = {
@@ -75,16 +75,16 @@ def check_can_write(target: Target, dry_run: bool = False) -> Target:
     from huggingface_hub import get_token
 
     if not (target.token or get_token()):
-        raise LabError(f"{target.asked_by} needs a token with the right to write. Run `hf auth login`, or set HF_TOKEN.")
+        raise LabError(f"{target.asked_by} needs a token with write permission. Run `hf auth login`, or set HF_TOKEN.")
     check_repo_id(target.repo_id, f"{target.id_option} ")
     with hub_errors(target):
         who = with_retries(target.api.whoami, "Asking whose token it is", attempts=2)
         token = (who.get("auth") or {}).get("accessToken") or {}
         if token.get("role") == "read":
             raise LabError(
-                f"{target.asked_by} needs the right to write, and the token {token.get('displayName', 'in use')!r} of "
-                f"{who['name']!r} may only read. Make one of the type 'write' in the settings of the Hub, then run "
-                "`hf auth login` or set HF_TOKEN."
+                f"{target.asked_by} needs write permission, and the token {token.get('displayName', 'in use')!r} of "
+                f"{who['name']!r} is read-only. Make one of the type 'write' in the settings of the Hub, then run `hf auth "
+                "login` or set HF_TOKEN."
             )
         if "/" not in target.repo_id:
             target = dataclasses.replace(target, repo_id=f"{who['name']}/{target.repo_id}")
@@ -160,7 +160,7 @@ def explain(error: BaseException, target: Target) -> str:
     text = without_tokens(str(error), target.token)
     if status is None:
         what = f"The Hub cannot be reached for {target.asked_by}: {text}"
-        limit = f"It waits {seconds_for_one():g} s for an answer, which is twice HF_HUB_DOWNLOAD_TIMEOUT."
+        limit = f"The limit is {seconds_for_one():g} s for an answer, which is twice HF_HUB_DOWNLOAD_TIMEOUT."
         return f"{what}\nCheck the network and HF_ENDPOINT, or try again later. {limit}"
     meaning, remedy = "The Hub has an internal error.", "Push again later."
     if status < 500:

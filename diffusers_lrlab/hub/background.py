@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..training.config import ResolvedConfig
 
 _PATIENCE = 600  # seconds at the end of the run, for an upload that is still running
-_LATER = "Training goes on; the upload at the end takes everything."
+_LATER = "Training continues; the upload at the end includes everything."
 
 
 class BackgroundUploads:
@@ -68,7 +68,7 @@ class BackgroundUploads:
     def _command(self, update: int) -> list[str]:
         return [
             *(sys.executable, "-m", "diffusers_lrlab.cli.main", "push", str(self._snapshot), "--unfinished"),
-            *("--repo_id", self.target.repo_id, "--message", f"Update {update}, training goes on"),
+            *("--repo_id", self.target.repo_id, "--message", f"Update {update}, training continues"),
         ]  # no --private: the repository was created before training
 
     def _environment(self) -> dict[str, str]:

@@ -34,7 +34,7 @@ from .records import read_json
 
 # Markdown for a LoRA beside the pipeline; the classes of models that have no LoRA in diffusers inherit its loader.
 _LORA_EXAMPLE = """
-This loads the weights without the LoRA that was trained, which lies beside them. With it, by `peft`:
+This loads the weights without the trained LoRA, which is stored beside them. To load both with `peft`:
 
 ```python
 {package}from diffusers import DiffusionPipeline
@@ -131,8 +131,8 @@ def _example(kind: DataKind, record: dict[str, Any], folder: Path) -> str:
         example += section.without_package.format(location=location)
     elif has_own_code(denoiser):
         example = (
-            f"The denoiser is code of its author, `{component}/diffusers_lrlab.py`, which needs diffusers_lrlab. Read "
-            f"it, and import a copy of it first.\n\n{example}"
+            f"The denoiser is third-party code, `{component}/diffusers_lrlab.py`, which needs diffusers_lrlab. Read it, "
+            f"and import a copy of it first.\n\n{example}"
         )
     if (folder / LORA_FILE).is_file():
         library, model = read_json(folder / "model_index.json")[component]
@@ -162,7 +162,7 @@ def _result_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
         num = results["class_accuracy_num_samples"]
         right, error = round(num * results["class_accuracy"]), results["class_accuracy_error_of_classifier"]
         text = f"{right:,} of {num:,}, by a classifier that misreads {100 * error:.2g} % of held-out images"
-        rows.append(("Samples read as the class asked for", text))
+        rows.append(("Samples classified as the requested class", text))
         rows.append(("Classifier", results["class_accuracy_classifier"]))
     return rows
 
@@ -191,12 +191,12 @@ def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
     )
     for rollback in train["rollbacks"]:
         text += (
-            f"The run diverged around update {rollback['diverged_at']}, went back to update {rollback['back_to']}, and took "
-            f"{rollback['lr_factor']:g} of this curve from there on. "
+            f"The run diverged around update {rollback['diverged_at']}, went back to update {rollback['back_to']}, and "
+            f"continued at {rollback['lr_factor']:g} of this curve. "
         )
     if skipped := train["skipped_updates"]:
         were = agreeing(skipped, "was", "were")
-        text += f"{counted(skipped, 'update')} {were} left out, as the gradients were not finite. "
+        text += f"{counted(skipped, 'update')} {were} skipped, as the gradients were not finite. "
     if "feedback" in SCHEDULERS[config["lr_scheduler"]].traits:
         return text + "The rate follows the validation loss."
     deviation = train["schedule_audit"]["largest_lr_deviation"]

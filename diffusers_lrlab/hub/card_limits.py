@@ -1,4 +1,4 @@
-"""What a model card says of the data, of limits, and of metrics beside what real data score."""
+"""Parts of a model card on the data, on limits, and on metrics beside the scores of real data."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from ..training.kinds.base import DataKind
 from .cards import as_code
 
 _REAL = {  # in place of samples, by the end of a result's name
-    "of_training_images": "as many training images",
+    "of_training_images": "equally many training images",
     "of_held_out_images": "held-out images",
     "of_held_out_points": "held-out points",
     "of_held_out_data": "held-out data",
@@ -27,8 +27,8 @@ def compared_with_real_data(results: dict[str, Any]) -> str:
         score, real = next(((score, what) for score, what in found if score is not None), (None, ""))
         if name in results and score is not None:
             return (
-                f"{metric.label}: {results[name]:.3g} for samples of the model, {score:.3g} for {real}. "
-                "Smaller is better; but for chance, no model comes closer than real data do."
+                f"{metric.label}: {results[name]:.3g} for samples of the model, {score:.3g} for {real}. Smaller is better; "
+                "except by chance, no model scores better than real data."
             )
     return ""
 
@@ -42,7 +42,7 @@ def data_facts(config: dict[str, Any], is_on_hub: bool) -> str:
     if name in TOY_DATASETS:
         return f"`{name}`: {TOY_DATASETS[name].description}. Source: {TOY_DATASETS[name].source}."
     if is_on_hub:
-        return f"[{name}](https://huggingface.co/datasets/{name}): its own card has source and licence."
+        return f"[{name}](https://huggingface.co/datasets/{name}): see its card for source and licence."
     return (
         f"{as_code(Path(name).name)}, a folder that is not published with the model. Ask its author for source and licence."
     )
@@ -63,10 +63,10 @@ def limits_of(config: dict[str, Any], train: dict[str, Any], kind: DataKind) -> 
         f"It was trained on {seen} ({train['data_shape']}){' and makes only such samples' * is_new}.",
         f"One run with one seed ({config['seed']}): another run may be better or worse by chance.",
         "Not tested: whether it repeats training data, and which biases of the data it has learned.",
-        "It is for research on training. Do not use it for decisions about people, or where a sample must be true.",
+        "It is for research on training. Do not use it for decisions about people, or where samples must be accurate.",
     ]
     if not is_new:
-        limits.append("Limits and licence of the weights that it started from apply, too.")
+        limits.append("The limits and the licence of the weights that it started from also apply.")
     return limits
 
 

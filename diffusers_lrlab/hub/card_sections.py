@@ -25,7 +25,7 @@ pipeline = DiffusionPipeline.from_pretrained("{location}")
 
 
 _WITHOUT_PACKAGE = """
-Without diffusers_lrlab, by the code that lies beside the weights; read it first:
+Without diffusers_lrlab, with the code that is stored beside the weights; read it first:
 
 ```python
 from diffusers import DiffusionPipeline
@@ -131,11 +131,11 @@ One token of ones stands for the text. The pooled embedding is the class label, 
 """
 
 _SD3_GUIDANCE = {
-    "dropped labels": "Zeros, those of the label 1000 in this code, stand for no label.\n",
+    "dropped labels": "Zeros, as for label 1000 in this code, mean no label.\n",
     "all labels": """Keep `guidance_scale=1.0`, which turns guidance off; the pipeline's default is 7. Guidance needs
 predictions for zeros, which the model has not learned without `--label_dropout`.
 """,
-    "no labels": "Zeros, as here, stand for no label. Guidance has no effect: the model was trained without labels.\n",
+    "no labels": "Zeros, as here, mean no label. Guidance has no effect: the model was trained without labels.\n",
 }
 
 

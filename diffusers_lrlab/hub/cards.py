@@ -82,8 +82,8 @@ def card_for_study(folder: Path, repo_id: str, revision: str) -> str:
 
 
 _OF_A_STUDY = (
-    "The report of a study made by diffusers_lrlab, as one page: `index.html`. Its summary is in `summary.json`, what was\n"
-    "asked for in `spec.yaml`."
+    "The report of a study made by diffusers_lrlab, as one page: `index.html`. Its summary is in `summary.json`, its\n"
+    "specification in `spec.yaml`."
 )
 
 
@@ -107,7 +107,7 @@ def space_of_study(summary: Mapping[str, Any], repo_id: str, revision: str, is_p
         "Every number, as JSON": "summary.json", "The specification": "spec.yaml", "The curves": "curves.csv",
         "The value of each seed": "seeds.csv",
     }  # fmt: skip
-    links = {"The report, on the whole page": place}
+    links = {"The report as a full page": place}
     links |= {text: f"{place}/blob/{revision}/{file}" for text, file in files.items()}
     links |= {f"Tested: {claim['source']}": claim["link"] for claim in summary.get("claims") or () if claim["link"]}
     command = command_of_card(str(study["command"]), str(study["name"]), is_preset)

@@ -63,9 +63,13 @@ class Contents:
 def type_of_folder(folder: Path) -> str:
     """The type of a folder: "run", "study", "schedule" or "dataset"; raises a `LabError` for any other."""
     if not folder.is_dir():
-        raise LabError(f"{str(folder)!r} is not a folder. Give that of a run, a study, an exported dataset or a schedule.")
+        raise LabError(
+            f"{str(folder)!r} is not a folder. Give the folder of a run, a study, an exported dataset or a schedule."
+        )
     if is_latents_folder(folder):
-        raise LabError(f"{str(folder)!r} holds latents, which are not uploaded. Hint: push the run that they trained.")
+        raise LabError(
+            f"{str(folder)!r} holds latents, which are not uploaded. Hint: push the run that was trained on them."
+        )
     for what, marker in _MARKERS.items():
         if next(folder.glob(marker), None) is not None:
             return what
@@ -100,7 +104,7 @@ def contents_of(
     if include_checkpoints and holds not in ("run", "study"):
         raise LabError(f"--include_checkpoints has no effect: {str(folder)!r} holds a {holds}. Leave it out.")
     if unfinished and holds != "run":
-        raise LabError(f"--unfinished is about runs, and {str(folder)!r} holds a {holds}. Leave it out.")
+        raise LabError(f"--unfinished is for runs, and {str(folder)!r} holds a {holds}. Leave it out.")
     if holds == "page":
         return Contents("space", _files(folder, _SPACE_FILES), _SPACE_FILES, "A page")
     if holds == "run":
@@ -177,8 +181,8 @@ def _run(folder: Path, repo_id: str, revision: str, include_checkpoints: bool, u
     status, command = record["run"]["status"], record["run"]["command"]
     if status != "finished" and not unfinished:
         raise LabError(
-            f"The run in {str(folder)!r} is not finished (status: {status}). Go on with it by --resume_from_checkpoint "
-            "latest, or push what there is by --unfinished."
+            f"The run in {str(folder)!r} is not finished (status: {status}). Continue it with --resume_from_checkpoint "
+            "latest, or push it as it is with --unfinished."
         )
     patterns = _run_patterns(folder) + (_CHECKPOINTS if include_checkpoints else ())
     files = _files(folder, patterns, () if include_checkpoints else _WITH_CHECKPOINTS)
@@ -186,7 +190,7 @@ def _run(folder: Path, repo_id: str, revision: str, include_checkpoints: bool, u
         raise LabError(f"{str(folder)!r} holds no pipeline yet (model_index.json). Let the run save one first.")
     for checkpoint in RunFolder(folder).checkpoints() if include_checkpoints else ():
         if damage := find_damage(checkpoint):
-            raise LabError(f"{damage}, so {checkpoint.name} is not uploaded. Hint: `lrlab check` says what is whole.")
+            raise LabError(f"{damage}, so {checkpoint.name} is not uploaded. Hint: `lrlab check` lists what is intact.")
     done, total = updates_done(folder, record), record["train"]["num_updates"]
     card = card_for_run(folder, record, repo_id, revision, done)
     length = counted(total, "update")
@@ -196,7 +200,7 @@ def _run(folder: Path, repo_id: str, revision: str, include_checkpoints: bool, u
 
 def _study(folder: Path, repo_id: str, revision: str, space: bool, include_weights: bool) -> Contents:
     if not (folder / "summary.json").exists():
-        raise LabError(f"{str(folder)!r} has no summary yet. Finish the study by `lrlab study run`, then push it.")
+        raise LabError(f"{str(folder)!r} has no summary yet. Finish the study with `lrlab study run`, then push it.")
     try:
         summary = read_json(folder / "summary.json")
         title = str(summary["study"]["title"])
@@ -205,7 +209,7 @@ def _study(folder: Path, repo_id: str, revision: str, space: bool, include_weigh
     if space:
         page = folder / "report" / "index.html"
         if not page.exists():
-            raise LabError(f"{str(folder)!r} has no report. Make one by `lrlab study report {folder}`.")
+            raise LabError(f"{str(folder)!r} has no report. Make one with `lrlab study report {folder}`.")
         of_space = space_of_study(summary, repo_id, revision, is_preset(folder))
         made: dict[str, Path | bytes] = {"index.html": page, "README.md": of_space.encode()}
         files = made | _files(page.parent, ("*.csv",)) | _files(folder, ("summary.json", "spec.yaml"))

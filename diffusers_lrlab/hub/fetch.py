@@ -38,7 +38,7 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None, expected: str
     Weights are downloaded as safetensors only; code beside them is not downloaded, and nothing is run. Raises a `LabError`
     for a file that cannot be trusted.
     """
-    check_new_folder(folder, "Give a new one by --out")
+    check_new_folder(folder, "Give a new one with --out")
     target, info = _find(repo_id, revision)
     announced = {_checked(repo_id, file).rfilename: file for file in info.siblings or []}
     files = check_files(repo_id, [(name, file.size or 0) for name, file in announced.items()])
@@ -79,7 +79,7 @@ def _download(target: Target, announced: Any, revision: str | None, to: Path) ->
             return
     raise LabError(
         f"{target.repo_id!r}: {name!r}: {wrong}. Nothing was kept. Hint: pull again, or another --revision; if this "
-        "stays, its owner has to upload the file again."
+        "persists, its owner has to upload the file again."
     )
 
 
@@ -162,7 +162,7 @@ def check_files(repo_id: str, files: list[tuple[str, int]]) -> list[str]:
         if path.parts[0].startswith("checkpoint-"):
             continue  # states of training, not results
         if ending in _PICKLED:
-            raise refused(f"{name!r}, a format that can run code when it is read. Only safetensors are taken")
+            raise refused(f"{name!r}, a format that can run code when it is read. Only safetensors are accepted")
         if ending in _CODE or path.name in _IGNORED or ending not in _LARGEST:
             continue
         if size > _LARGEST[ending]:

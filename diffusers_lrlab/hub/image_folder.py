@@ -1,4 +1,4 @@
-"""A made set of labelled images as a folder that `load_dataset` and the Hub understand."""
+"""A generated set of labelled images as a folder that `load_dataset` and the Hub understand."""
 
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ def export_image_dataset(
     name: str, folder: Path, n: int = 10_000, n_test: int = 1_000, seed: int = 42, resolution: int | None = None
 ) -> None:
     """
-    Writes a made set of images into a new folder, whole or not at all: parquet files, a card that says how it was made, a
-    plot of some images.
+    Writes a generated set of images into a new folder, whole or not at all: parquet files, a card that says how it was made,
+    a plot of some images.
 
     `n` and `n_test` are the images of the splits `train` and `test`; `n_test=0` leaves it out. `resolution` is that of
     [`load_image_dataset`].

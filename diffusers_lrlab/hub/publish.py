@@ -56,7 +56,7 @@ def push_folder(folder: Path, target: Target, message: str | None = None, **opti
     Uploads the folder of a run, a study, a toy dataset or a schedule: the files that its users need.
 
     The type of the repository follows from what the folder holds; `options` are those of [`contents_of`]. Raises a
-    `LabError` before anything is sent if the upload cannot work, or with the command that goes on if it fails.
+    `LabError` before anything is sent if the upload cannot work, or, if it fails, with the command that resumes it.
     """
     sums = {} if is_page(folder) else _refuse_damaged(folder, options.get("unfinished", False))  # a page has no manifest
     contents = contents_of(folder, target.repo_id, target.revision, **options)

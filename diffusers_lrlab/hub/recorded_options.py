@@ -16,7 +16,7 @@ def recorded_options(
     also: Sequence[str] = (),
 ) -> dict[str, Any]:
     """
-    The options of a run, as they were resolved; those that were added since have their defaults.
+    The resolved options of a run; options that were added since then have their defaults.
 
     Args:
         record (`dict`): The record of the run.

@@ -37,7 +37,7 @@ class Comparison:
 
     @property
     def is_exact(self) -> bool:
-        """Whether everything is equal to the bit, the log and at least one of results and weights among it."""
+        """Whether everything is equal to the bit, including the log and at least one of results and weights."""
         largest = self.largest
         enough = largest["losses"] is not None and (largest["results"] is not None or largest["weights"] is not None)
         return enough and not self.settings and all(value in (0.0, None) for value in largest.values())
@@ -88,8 +88,8 @@ def repeated_options(folder: Path, trains: bool = True) -> dict[str, Any]:
     options = recorded_options(record, str(folder), repeated=True)
     if trains and (changed := (record["run"].get("parent") or {}).get("changed")):
         raise LabError(
-            f"The run in {str(folder)!r} was branched with other settings of the optimizer ({', '.join(changed)}), which "
-            "a run from the start would have from its start. Repeat its parent, then branch that by the recorded command."
+            f"The run in {str(folder)!r} was branched with other settings of the optimizer ({', '.join(changed)}), which a "
+            "rerun would use from its first update. Repeat its parent, then branch that with the recorded command."
         )
     return options
 
@@ -169,7 +169,7 @@ def _compare_rows(
     if not then:
         return "the record has no log", None
     if [row["update"] for row in then] != [row["update"] for row in now]:
-        return f"{counted(len(then), 'row')} of the log in the record and {len(now)} now, of other updates", math.inf
+        return f"{counted(len(then), 'row')} of the log in the record and {len(now)} now, at other updates", math.inf
     largest, first, where = 0.0, None, ""
     for column in columns:
         for old, new in zip(then, now, strict=True):
@@ -182,7 +182,7 @@ def _compare_rows(
                 largest, where = apart, f"{column} at update {old['update']}: {old[column]:.6g} then, {new[column]:.6g} now"
     if first is None:
         return "equal", 0.0
-    return f"apart from update {first} on, by {largest:.2g} of the value at most ({where})", largest
+    return f"different from update {first} on, by at most {largest:.2g} of the value ({where})", largest
 
 
 def _compare_results(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, float | None]:

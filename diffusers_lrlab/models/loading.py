@@ -20,7 +20,7 @@ def read_model_config(model_class: Any, name_or_path: str, cache_dir: str | None
     path = Path(name_or_path).expanduser()
     is_path = path.suffix == ".json" or name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
     if is_path and not path.exists():
-        wanted = "a folder with a config.json, such a file, or a Hub id (USER/NAME)"
+        wanted = "a folder with a config.json, a config.json file, or a Hub id (USER/NAME)"
         raise must_be("--model_config_name_or_path", name_or_path, wanted, "no such file or folder exists")
     try:
         if path.is_file():
@@ -34,8 +34,8 @@ def read_model_config(model_class: Any, name_or_path: str, cache_dir: str | None
     except (OSError, ValueError) as error:
         reason = without_tokens(str(error))
         raise LabError(
-            f"--model_config_name_or_path {name_or_path!r} cannot be read: {reason} Give a folder with a config.json, "
-            "such a file, or a Hub id."
+            f"--model_config_name_or_path {name_or_path!r} cannot be read: {reason} Give a folder with a config.json, a "
+            "config.json file, or a Hub id."
         ) from None
 
 

@@ -42,8 +42,8 @@ class MLPDenoiser(ModelMixin, ConfigMixin):
         dimension (`int`, *optional*, defaults to 2): Coordinates of a point.
         hidden_size (`int`, *optional*, defaults to 256): Width of the residual blocks.
         num_layers (`int`, *optional*, defaults to 3): Number of residual blocks.
-        embedding_size (`int`, *optional*, defaults to 128): Numbers that a coordinate or the timestep becomes; even, and
-            4 at least.
+        embedding_size (`int`, *optional*, defaults to 128): Size of the embedding of a coordinate or the timestep; even, and
+            at least 4.
         coordinate_scale (`float`, *optional*, defaults to 25.0): Factor on coordinates before they are embedded: the
             network easily sees details down to a size of about 1 / `coordinate_scale`.
     """

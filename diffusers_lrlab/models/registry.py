@@ -27,14 +27,20 @@ DENOISERS.register(
     parameters=(
         Parameter("hidden_size", int, 256, "width of the residual blocks", "[1, inf)"),
         Parameter("num_layers", int, 3, "number of residual blocks", "[0, inf)"),
-        Parameter("embedding_size", int, 128, "numbers that a coordinate or the timestep becomes; even", "[4, inf)"),
+        Parameter("embedding_size", int, 128, "size of the embedding of a coordinate or the timestep; even", "[4, inf)"),
         Parameter("coordinate_scale", float, 25.0, "factor on coordinates before they are embedded", "(0, inf)"),
     ),
 )("diffusers_lrlab.models.mlp_denoiser:MLPDenoiser")
 _SIZES_OF_TRANSFORMERS = (
-    Parameter("hidden_size", int, None, "numbers of a patch; derived from the number of images: 64 to 384", "[4, 1e5]"),
+    Parameter(
+        "hidden_size",
+        int,
+        None,
+        "size of the embedding of a patch; derived from the number of images: 64 to 384",
+        "[4, 1e5]",
+    ),
     Parameter("num_layers", int, None, "transformer blocks; derived from the number of images: 4 to 12", "[1, 1e4]"),
-    Parameter("num_heads", int, None, "attention heads; derived: heads of 32 numbers", "[1, 1e4]"),
+    Parameter("num_heads", int, None, "attention heads; derived: heads of size 32", "[1, 1e4]"),
     Parameter(
         "patch_size",
         int,
@@ -54,8 +60,10 @@ DENOISERS.register(
 
 DENOISERS.register(
     "sd3",
-    description="transformer of Stable Diffusion 3 with class labels for texts, by flow matching on latents: "
-    "SD3Transformer2DModel",
+    description=(
+        "transformer of Stable Diffusion 3 with class labels in place of texts, trained by flow matching on latents: "
+        "SD3Transformer2DModel"
+    ),
     source="Stable Diffusion 3, arXiv 2403.03206",
     parameters=_SIZES_OF_TRANSFORMERS,
     facts={"architecture": "diffusers_lrlab.models.sd3:SD3"},
@@ -110,7 +118,9 @@ def _check_class(name: str, model_class: Any, parameters: list[str]) -> None:
     if _is_of_diffusers(model_class):  # its code is not saved
         return
     if model_class.__name__ in dir(sys.modules[_PACKAGE]):
-        raise LabError(f"The denoiser {name!r} cannot be a class {model_class.__name__}: there is one. Choose another name.")
+        raise LabError(
+            f"The denoiser {name!r} cannot be a class {model_class.__name__}: that name is taken. Choose another name."
+        )
     file = inspect.getfile(inspect.unwrap(model_class.forward))
     if not Path(file).is_file():
         raise LabError(

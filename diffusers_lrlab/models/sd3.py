@@ -33,7 +33,7 @@ class SD3(DiT):
 
     def check_run(self, objective: str, latents: Any) -> None:
         if objective != "flow_matching":
-            hint = "its pipeline in diffusers samples no other; --denoiser dit learns any objective"
+            hint = "its pipeline in diffusers supports no other; --denoiser dit learns any objective"
             raise must_be("--objective", objective, "flow_matching for the denoiser 'sd3'", hint)
         has_shift = latents is not None and bool(latents.shift_factor)
         if not has_shift or latents.autoencoder["class_name"] != "AutoencoderKL":
@@ -47,7 +47,7 @@ class SD3(DiT):
     def check_start(self, arguments: Mapping[str, Any], model: str) -> None:
         for name, wanted in {"pooled_projection_dim": NUM_CLASSES, "joint_attention_dim": TEXT_SIZE}.items():
             if arguments[name] != wanted:
-                hint = "class labels stand for texts here; start from weights that were trained so"
+                hint = "class labels replace texts here; start from weights that were trained this way"
                 raise must_be(name, arguments[name], str(wanted), hint, of=f"the model {model!r}")
 
     def prepared(self, model: Any) -> Any:

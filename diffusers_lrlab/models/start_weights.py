@@ -82,8 +82,8 @@ def find_start_weights(
     name_or_path: str, revision: str | None, cache_dir: str | None, class_name: str, component: str
 ) -> StartWeights:
     """
-    The weights of a model of a class in a folder or on the Hub, whose files are downloaded. Of a pipeline they are those of
-    the part with this class, by preference of the one named `component`.
+    The weights of a model of a class in a folder or on the Hub, whose files are downloaded. From a pipeline, they are those
+    of the part with this class, preferably the one named `component`.
     """
     path = Path(name_or_path).expanduser()
     if path.exists():
@@ -126,7 +126,7 @@ def _download(repo_id: str, revision: str | None, cache_dir: str | None, pattern
     except (HTTPError, OSError, ValueError) as error:
         reason = without_tokens(str(error)).partition("\n")[0]
         of_revision = f", with the revision {revision!r}" if revision else ""
-        raise must_be(OPTION, repo_id, wanted + of_revision, f"no such folder exists, and of the Hub: {reason}") from None
+        raise must_be(OPTION, repo_id, wanted + of_revision, f"no such folder exists, and the Hub says: {reason}") from None
 
 
 def _part(top: Path, name: str, class_name: str, component: str) -> Path:
@@ -134,7 +134,7 @@ def _part(top: Path, name: str, class_name: str, component: str) -> Path:
     if (top / LORA_FILE).is_file():
         base = Path(name).expanduser() / component
         alone = f"its base alone, {str(base)!r}" if base.is_dir() else "the weights that it was trained on"
-        hint = f"start from {alone}, or train it anew with --merge_lora"
+        hint = f"start from {alone}, or train it again with --merge_lora"
         raise must_be(OPTION, name, "a pipeline or a model without a LoRA beside it", hint, got=f"one with {LORA_FILE}")
     if (top / "model_index.json").is_file():
         index = _read(top / "model_index.json", name)
@@ -167,7 +167,7 @@ def _read(file: Path, name: str) -> dict[str, Any]:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(data, dict):
-            raise ValueError("it is no mapping")
+            raise ValueError("it is not a mapping")
     except (OSError, ValueError, RecursionError) as error:
         raise LabError(f"{OPTION} {name!r}: {file.name} cannot be read: {error}. Hint: restore it.") from None
     return data

@@ -95,7 +95,7 @@ def width_rule(model_class: Any) -> WidthRule:
     name = model_class.__name__
     reason = "no rule says which of its parameters follow the width"
     if "UNet" in name:
-        reason = "a UNet has a width for each level, which its skip connections join, so that no one number is its width"
+        reason = "a UNet has a width for each level, and skip connections join the levels, so no single number is its width"
     raise LabError(f"{OPTION}: a {name} has no rule for its width: {reason}. Hint: use {' or '.join(WIDTH_RULES)}.")
 
 

@@ -80,7 +80,7 @@ class DDPM(NoiseProcess):
     def contradictions(self, saved: Mapping[str, Any]) -> list[str]:
         name = str(saved.get("_class_name"))
         if name.startswith("FlowMatch"):
-            return [f"is a {name}, of flow matching. Choose that by --objective flow_matching, or another model."]
+            return [f"is a {name}, which is for flow matching. Choose --objective flow_matching, or another model."]
         return super().contradictions(saved)
 
     def prediction_losses(

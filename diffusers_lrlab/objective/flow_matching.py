@@ -71,12 +71,12 @@ class FlowMatching(NoiseProcess):
     def contradictions(self, saved: Mapping[str, Any]) -> list[str]:
         name = saved.get("_class_name", type(self.scheduler).__name__)
         if "FlowMatch" not in name:
-            return [f"is a {name}, of another objective than flow matching. Choose that by --objective, or another model."]
+            return [f"is a {name}, which is not for flow matching. Choose its objective with --objective, or another model."]
         found = super().contradictions(saved)
         if saved.get("use_dynamic_shifting"):
             found.append(
-                "has use_dynamic_shifting=True, and this run has one shift. Give the one that it was sampled with: shift of "
-                "--objective is exp(mu) in the usual exponential form."
+                "has use_dynamic_shifting=True, but a run has a single shift. Give the one that it was sampled with: shift "
+                "of --objective is exp(mu) in the usual exponential form."
             )
         return found
 

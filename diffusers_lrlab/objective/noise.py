@@ -63,7 +63,7 @@ def immiscible(noise: torch.Tensor, images: torch.Tensor, generator: torch.Gener
 
 @NOISES.register(
     "offset",
-    description="plus a constant for each image and channel, so that the mean brightness is noisy too",
+    description="standard normal plus a constant for each image and channel, so that the mean brightness is noisy too",
     source="N. Guttenberg, Diffusion with offset noise, 2023",
     parameters=(Parameter("strength", float, 0.1, "standard deviation of the constant", "(0, inf)"),),
     traits=("spatial",),
@@ -81,11 +81,11 @@ def offset(
 
 @NOISES.register(
     "pyramid",
-    description="plus noise of ever lower resolution, brought back to a variance of 1",
+    description="standard normal plus noise of ever lower resolution, rescaled to a variance of 1",
     source="J. Whitaker, Multi-resolution noise for diffusion model training, 2023",
     parameters=(
         Parameter("discount", float, 0.8, "factor on the strength at each halving of the resolution", "(0, 1)"),
-        Parameter("num_levels", int, 10, "halvings at most; they end at one pixel", "[1, inf)"),
+        Parameter("num_levels", int, 10, "largest number of halvings; they end at one pixel", "[1, inf)"),
     ),
     traits=("spatial",),
 )

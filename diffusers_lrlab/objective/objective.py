@@ -155,8 +155,8 @@ class Objective:
         found = entry(noise, others, generator, **kwargs)
         if random_states() != before:
             raise LabError(
-                f"{entry.title} draws global random numbers, which are other ones in each process, and shift those of "
-                f"dropout. Draw from the `generator` that it gets.{entry.where}"
+                f"{entry.title} draws global random numbers, which differ between processes and shift those of dropout. "
+                f"Draw from the given `generator`.{entry.where}"
             )
         if not found.isfinite().all():
             raise LabError(f"{entry.title} gives numbers that are not finite, such as nan.{entry.where}")
@@ -172,8 +172,9 @@ class Objective:
 
     def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
         """
-        Shows samplers and weightings that follow the losses those of an update, the same everywhere: timesteps of the whole
-        global batch, unweighted losses of this process's images, micro-batch after micro-batch.
+        Shows the losses of an update to samplers and weightings that follow them, identically in all processes. `timesteps`
+        are those of the whole global batch; `losses` are the unweighted losses of this process's images, micro-batch after
+        micro-batch.
         """
         if not self.follows_losses:
             return

@@ -67,7 +67,7 @@ OBJECTIVES.register(
     description="the velocity from data to noise, along straight lines",
     source="rectified flow, arXiv 2209.03003; the shift: Stable Diffusion 3, arXiv 2403.03206, section 5.3.2",
     parameters=(
-        Parameter("shift", float, 1.0, "above 1 more of the timesteps have much noise, below 1 fewer", "(0, 1000]"),
+        Parameter("shift", float, 1.0, "above 1, more of the timesteps have much noise; below 1, fewer", "(0, 1000]"),
         Parameter(
             "base_resolution",
             int,
@@ -98,13 +98,13 @@ def check_first(model: Any, prediction: torch.Tensor, noisy: torch.Tensor) -> No
 
     if torch.is_grad_enabled() and not prediction.requires_grad:
         raise LabError(
-            f"{_called(model)} returns a prediction without a gradient, from which nothing is learned. Do not detach it, "
-            f"and let it depend on parameters that are trained.{_where(model)}"
+            f"{_called(model)} returns a prediction without a gradient, so nothing would be learned. Do not detach it, and "
+            f"make it depend on trained parameters.{_where(model)}"
         )
     if not prediction.isfinite().all() and noisy.isfinite().all():
         raise LabError(
-            f"{_called(model)} returns predictions that are not finite (nan or inf) before the first update, of input that "
-            f"is finite. Look at its forward() and its initial weights, or use another --mixed_precision.{_where(model)}"
+            f"{_called(model)} returns predictions that are not finite (nan or inf) before the first update, for finite "
+            f"input. Look at its forward() and its initial weights, or use another --mixed_precision.{_where(model)}"
         )
 
 

@@ -165,7 +165,7 @@ def _without_names(each: Any) -> Any:
 
 
 def optimizer_parts(optimizer: Any) -> dict[str, Any] | None:
-    """Which parameters `muon` treats how, for records; `None` for optimizers that treat all alike."""
+    """The parameters that `muon` orthogonalises and the others, for records; `None` for optimizers that treat all alike."""
     while hasattr(optimizer, "optimizer"):  # accelerate's wrapper
         optimizer = optimizer.optimizer
     return getattr(optimizer, "parts", None)
@@ -268,7 +268,7 @@ OPTIMIZERS.register(
 
 OPTIMIZERS.register(
     "rmsprop",
-    description="gradients over the root of their mean square; half of Adam's memory",
+    description="gradients divided by their root mean square; half of Adam's memory",
     source=f"{_TORCH}.RMSprop",
     parameters=(
         Parameter("alpha", float, 0.99, "decay of the mean of squared gradients", "[0, 1)"),
@@ -281,7 +281,10 @@ OPTIMIZERS.register(
 
 OPTIMIZERS.register(
     "adafactor",
-    description="Adam with the mean of squares by rows and columns; 3x3 kernels take 2.7 bytes, matrices next to none",
+    description=(
+        "Adam with mean squared gradients kept by row and column; 2.7 bytes per parameter of 3x3 kernels, almost none for "
+        "matrices"
+    ),
     source="transformers.optimization.Adafactor; arXiv 1804.04235",
     parameters=(
         _beta1(None, "decay of the mean of gradients; none, and no memory for it, if not given"),
@@ -298,7 +301,7 @@ OPTIMIZERS.register(
     description="the sign of a mean of gradients; half of Adam's memory, a tenth to a third of its rate",
     source="lion-pytorch; arXiv 2302.06675",
     parameters=(
-        _beta1(0.9, "weight of the mean of gradients beside the fresh one"),
+        _beta1(0.9, "weight of the mean of gradients against the newest gradient"),
         Parameter("beta2", float, 0.99, "decay of the mean of gradients", "[0, 1)"),
         _weight_decay(),
         _CAUTIOUS,
@@ -318,7 +321,7 @@ OPTIMIZERS.register(
         _beta1(0.9, "AdamW's"),
         Parameter("beta2", float, 0.999, "AdamW's", "[0, 1)"),
         _weight_decay(0.01),
-        Parameter("chunks", bool, True, "orthogonalise each block of a fused projection by itself"),
+        Parameter("chunks", bool, True, "orthogonalise each block of a fused projection separately"),
         Parameter("hidden", list, (), "patterns of names to orthogonalise, in any layer", items=str),
         Parameter("adamw", list, (), "patterns of names for AdamW to train", items=str),
         _CAUTIOUS,
@@ -334,7 +337,7 @@ OPTIMIZERS.register(
     description="AdamW that averages the weights instead of lowering the rate; takes no schedule but warm-up, and no EMA",
     source="schedulefree; arXiv 2405.15682, decoupling arXiv 2507.09846",
     parameters=(
-        _beta1(0.9, "weight of the mean of the weights where gradients are taken"),
+        _beta1(0.9, "weight of the averaged weights in the point where gradients are taken"),
         _BETA2,
         _EPS,
         _weight_decay(),
@@ -370,7 +373,7 @@ OPTIMIZERS.register(
         _EPS,
         _weight_decay(),
         Parameter("d_coef", float, 1.0, "factor on the rate that it finds", "(0, inf)"),
-        Parameter("safeguard_warmup", bool, True, "do not take the low rate of warm-up for a small distance"),
+        Parameter("safeguard_warmup", bool, True, "do not mistake the low rate of warm-up for a small distance"),
         *_SQUARES_IN_IMAGES,
     ),
     facts={"state_bytes": 16, "package": "prodigyopt", "learning_rate": 1.0},

@@ -79,7 +79,7 @@ class Settings(NamedTuple):
     weight_decay: float | None = None
 
     def at(self, batch: int, base: int) -> "Settings":
-        """Those of another batch: the rate by the rule "sqrt", beta2 and decay by their timescales in images."""
+        """The settings for another batch: the rate by the rule "sqrt", beta2 and decay by their timescales in images."""
         rate = scaled_learning_rate(self.learning_rate, "sqrt", batch, base)
         beta2 = beta_of(half_life_of(self.beta2, base), batch)
         if self.weight_decay is None:
@@ -122,12 +122,13 @@ def decay_in_words(known: Settings, base_batch: int, num_updates: int | None) ->
 
 
 def accumulation_in_words(known: Settings, base_batch: int, micro_batch: int, accumulation: int) -> str:
-    """What accumulation costs on one device: updates, for a smaller gradient noise that smaller rates have, too."""
+    """The cost of accumulation on one device: fewer updates, for less gradient noise, which a lower rate gives too."""
     alone, images = known.at(micro_batch, base_batch), micro_batch * accumulation
     return (
         f"On one device, accumulation makes 1 update of {counted(images, 'image')} in about the time of "
         f"{counted(accumulation, 'update')} of {micro_batch}. In arXiv 2507.07101 (language models), small batches were as "
-        f"good or better for as many tokens, with beta2 by its half-life.\nTry --train_batch_size {micro_batch} "
-        f"--gradient_accumulation_steps 1 --learning_rate {alone.learning_rate:.3g} --adam_beta2 {alone.beta2:.6g}, and "
-        f"--max_train_steps multiplied by {accumulation}; the rate is that of sqrt, and should be tuned."
+        "good or better for the same number of tokens, with beta2 set by its half-life.\nTry --train_batch_size "
+        f"{micro_batch} --gradient_accumulation_steps 1 --learning_rate {alone.learning_rate:.3g} --adam_beta2 "
+        f"{alone.beta2:.6g}, and --max_train_steps multiplied by {accumulation}; the rate is that of sqrt, and should be "
+        "tuned."
     )

@@ -40,7 +40,7 @@ IMAGES = Parameter(
     IMAGES_PER_UPDATE,
     int,
     None,
-    "effective batch size, for parameters in images; known in `lrlab train` and in most scripts",
+    "effective batch size, for parameters in images; filled in by `lrlab train` and in most scripts",
     "[1, 1e9]",
     is_added=True,
 )
@@ -59,7 +59,7 @@ def half_life_of(beta: float, images_per_update: int) -> float:
 
 def weight_decay_of(tau: float, learning_rate: float, images_per_update: int, of: str = "") -> float:
     """The decoupled weight decay that shrinks a weight to 1/e over `tau` images at a learning rate."""
-    POSITIVE.check("lr", learning_rate, "tau is a timescale at the learning rate, which decay is multiplied by")
+    POSITIVE.check("lr", learning_rate, "tau is a timescale at the learning rate, which multiplies the decay")
     if tau < images_per_update:
         wanted = f"at least the {counted(images_per_update, 'image')} of an update"
         raise must_be(TAU.name, tau, wanted, "it counts images; weights would be gone after an update", of=of)
@@ -124,20 +124,20 @@ class DecayTimescale(NamedTuple):
 
     @classmethod
     def of(cls, learning_rate: float, weight_decay: float, lrs: Any) -> "DecayTimescale":
-        """That of a peak and of the rates of all updates, an array."""
+        """The effect of a peak rate and of the rates of all updates, an array."""
         import numpy as np
 
         shares = np.clip(1 - np.asarray(lrs, dtype=np.float64) * weight_decay, 0.0, None)
         return cls(tau_of(weight_decay, learning_rate, 1), float(1 - np.prod(shares)))
 
     def in_words(self, num_updates: int) -> str:
-        """That weights are forgotten over so many updates, and what this does in a run."""
-        words = f"weights are forgotten over {rounded_updates(self.updates)}, of a run of {num_updates:,}"
+        """The number of updates over which weights are forgotten, and its effect in a run, in words."""
+        words = f"weights are forgotten over {rounded_updates(self.updates)}, in a run of {num_updates:,}"
         if self.removed < NO_EFFECT:
-            return f"{words}: it does nothing"
+            return f"{words}: the decay does nothing"
         if self.updates < SHORT * num_updates:
-            return f"{words}: they remember its last updates alone"
-        return f"{words}: it removes {100 * self.removed:.2g} % of the first ones"
+            return f"{words}: they remember only its last updates"
+        return f"{words}: the decay removes {100 * self.removed:.2g} % of the first weights"
 
 
 def rounded_updates(updates: float) -> str:

@@ -50,7 +50,7 @@ def _load(reference: Reference, cache_dir: str | None) -> Any:
 
 
 def save_with_references(pipeline: Any, references: dict[str, Reference], folder: Path) -> None:
-    """Saves a pipeline, which is not used any more, with the sources of these parts in place of their weights."""
+    """Saves a pipeline, which is not used afterwards, with the sources of these parts in place of their weights."""
     if not references:
         pipeline.save_pretrained(folder)
         return

@@ -136,7 +136,10 @@ def _times(rate: float, other: float) -> str:
 
 
 def weight_decay(subject: Subject) -> str | None:
-    """A weight decay that does nothing in a run of this length, or leaves only its end. That of the defaults is not told."""
+    """
+    A weight decay that does nothing in a run of this length, or leaves only its end. The default weight decay is not
+    reported.
+    """
     config, plan, timescale = subject.config, subject.plan, subject.plan.decay_timescale
     if timescale is None or not has_chosen_decay(config):
         return None

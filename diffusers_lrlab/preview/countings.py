@@ -1,7 +1,6 @@
-"""How programs count: the steps that they make a schedule for, those of its warm-up, and those that an update takes of it.
-
-Where these disagree, another curve runs than the one that was asked for. Each row is what `lrlab audit` found in the
-program's own code (docs/trainers, docs/reference/diffusers-scripts.md).
+"""How programs count the steps of a schedule: its length, its warm-up, and its steps per update. Where these disagree, a
+different curve runs from the one that was requested. Each row is what `lrlab audit` found in the program's own code
+(docs/trainers, docs/reference/diffusers-scripts.md).
 """
 
 from collections.abc import Callable
@@ -15,8 +14,7 @@ from ..core.progress import Progress
 @dataclass(frozen=True)
 class Counting:
     """
-    A program's counting of a schedule: functions of the updates that were asked for, of the accumulation and of the number
-    of processes.
+    A program's counting of a schedule: functions of the requested updates, the accumulation and the number of processes.
     """
 
     length: Callable[[int, int, int], int]
@@ -26,11 +24,11 @@ class Counting:
     one_process_only: bool  # others were not tested
 
     def is_tested(self, name: str, num_processes: int) -> bool:
-        """Whether it is known what the program does with the schedule `name` on so many processes."""
+        """Whether it is known what the program does with the schedule `name` on this many processes."""
         return (self.schedules is None or name in self.schedules) and not (self.one_process_only and num_processes > 1)
 
     def clock(self, num_updates: int, warmup_updates: int, accumulation: int, num_processes: int) -> Progress:
-        """The progress that the program's schedule sees at each update, `(num_updates,)`, of a run that was asked for."""
+        """The progress that the program's schedule sees at each update, `(num_updates,)`, for the requested run."""
         layout = accumulation, num_processes
         return Progress(
             np.arange(num_updates) * self.steps(num_processes),

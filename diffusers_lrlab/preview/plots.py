@@ -114,16 +114,15 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 }
 _WIDEST = 38  # letters of arguments above a small plot
 _CAPTION = (
-    f"Relative to the optimizer's learning rate, over {counted(_RUN.num_updates, 'update')}, "
-    f"{_RUN.num_warmup_steps} of them warm-up "
-    f"where there is one. Arguments are the defaults unless shown; momentum starts at {_RUN.beta1}.\n"
-    "Schedules with a dotted line react to the validation loss: here to a made-up one (on a scale of its own), shown to "
-    f"them every {_VALIDATE_EVERY} updates."
+    f"Relative to the optimizer's learning rate, over {counted(_RUN.num_updates, 'update')}, {_RUN.num_warmup_steps} of "
+    "them warm-up where there is one. Arguments are the defaults unless shown; momentum starts at "
+    f"{_RUN.beta1}.\nSchedules with a dotted line react to the validation loss: here to an invented one (on its own "
+    f"scale), which they receive every {_VALIDATE_EVERY} updates."
 )
 
 
 def plot_gallery(path: Path) -> None:
-    """Every schedule in a panel of its own: learning rate relative to the peak, and momentum if the schedule sets it."""
+    """Every schedule in a separate panel: learning rate relative to the peak, and momentum if the schedule sets it."""
     names = sorted(SCHEDULERS, key=lambda name: "feedback" in SCHEDULERS[name].traits)
     rows = math.ceil(len(names) / _COLUMNS)
     figure = new_figure(9, 1.2 * rows + 0.8, dpi=200)

@@ -36,7 +36,7 @@ class MeasuredLosses:
 
 @dataclass(frozen=True)
 class Losses:
-    """Validation losses: predicted ones by the spec string of the schedule, and those that were measured of others."""
+    """Validation losses: predicted ones by the spec string of the schedule, and measured ones of others."""
 
     predicted: Mapping[str, Points]
     intervals: Mapping[str, tuple[float, float]]  # of the last predicted one, for some
@@ -163,14 +163,14 @@ def _percent(share: float) -> str:
 def _compare(asked: Curves, host: Curves, run: Run) -> str:
     top = asked.lr.max()
     ends, should_end = _percent(host.lr[-1] / top), _percent(asked.lr[-1] / top)
-    parts = [f"ends at {ends} of the peak" + (", as asked" if ends == should_end else f" instead of {should_end}")]
+    parts = [f"ends at {ends} of the peak" + (", as requested" if ends == should_end else f" instead of {should_end}")]
     # Highest at the end, and below the peak: it is still warming up.
     if host.peak_update == run.num_updates - 1 and host.lr[-1] < top * (1 - 1e-9):
-        parts.append(f"never reaches it, where update {asked.peak_update} was asked")
+        parts.append(f"never reaches it, instead of at update {asked.peak_update}")
     elif host.peak_update != asked.peak_update:
         parts.append(f"reaches it at update {host.peak_update} instead of {asked.peak_update}")
     elif asked.peak_update:
-        parts.append(f"reaches it at update {asked.peak_update}, as asked")
+        parts.append(f"reaches it at update {asked.peak_update}, as requested")
     if host.beta1 is not None and asked.beta1 is not None:
         parts.append(f"beta1 ends at {host.beta1[-1]:.3g} instead of {asked.beta1[-1]:.3g}")
     return "; ".join(parts)

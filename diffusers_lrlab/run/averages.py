@@ -49,7 +49,7 @@ class RunSnapshots:
         return self.snapshots[-1].end
 
     def combination(self, width: float) -> Combination:
-        """The coefficients for a width; a `LabError` if the snapshots cannot give it, a warning if they give it badly."""
+        """The coefficients for a width; a `LabError` if the snapshots cannot give it, a warning if they fit it poorly."""
         if warning := check_target(width, self.widths):
             warn(warning)
         return combine(self.profiles, Profiles.of_widths([self.end], [width]))
@@ -87,7 +87,7 @@ class RunSnapshots:
 
 
 def no_snapshots(folder: Path) -> LabError:
-    """The error for a run without snapshots, which says what can be done still."""
+    """The error for a run without snapshots, which says what can still be done."""
     checkpoints = RunFolder(folder).checkpoints()
     still = "train again with --ema posthoc"
     if len(checkpoints) > 1:
@@ -117,5 +117,5 @@ def _check_same_run(snapshot: Snapshot, record: Mapping[str, Any], folder: Path)
     if differing:
         name = differing[0]
         got = f"one of a run with {name}={snapshot.of[name]!r}, not {own[name]!r}"
-        hint = f"put back its own, or remove {snapshot.folder.name} to go without it"
+        hint = f"restore the run's own, or remove {snapshot.folder.name} to do without it"
         raise must_be("the snapshot", str(snapshot.folder), f"of the run in {str(folder)!r}", hint, got=got)

@@ -1,4 +1,4 @@
-"""`lrlab branch`: cool-downs from checkpoints of a run with a plateau, each a run of its own."""
+"""`lrlab branch`: cool-downs from checkpoints of a run with a plateau, each a separate run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DECAY = "1-sqrt"  # of a run whose schedule has no cool-down of its own
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch to train, and what it is in words."""
+    """A branch to train, and its description."""
 
     child: Child
     meaning: str
@@ -46,20 +46,20 @@ def branch(
     dry_run: bool = False,
 ) -> list[Path]:
     """
-    Cools a run with a plateau down from checkpoints of it, each in a folder of its own; the run itself stays as it is.
+    Cools down a run with a plateau from its checkpoints, each in a separate folder; the run itself does not change.
 
     A branch at the update `n` is, to the bit, the run whose `warmup_stable_decay` begins its decay there.
 
     Args:
         run (`str` or `Path`): The folder of a run whose learning rate is constant for a while; it may still be training.
         at (`int`, `str` or `list` of `int`): Updates of its checkpoints, or `"latest"`.
-        cooldown (`float`): Updates of a cool-down, or below 1 its share of the whole branch.
-        decay (`str`, *optional*): Its shape (default: that of the run's own cool-down, else `1-sqrt`).
+        cooldown (`float`): Updates of a cool-down, or below 1 as a fraction of the whole branch.
+        decay (`str`, *optional*): Shape of the cool-down (default: that of the run's own, else `1-sqrt`).
         optimizer_kwargs (`dict`, *optional*): Parameters of the optimizer during the cool-down, such as `{"beta2": 0.9995}`.
         output_dir (`str` or `Path`, *optional*): Folder of the branches (default: that of the run, followed by `-branches`).
-        workers (`int`, *optional*, defaults to 1): Branches that are trained at the same time, each in a process of its own.
+        workers (`int`, *optional*, defaults to 1): Branches that are trained at the same time, each in a separate process.
         address (`str`, *optional*): Of a running Ray cluster to train on, or `"auto"`; its nodes share the folders.
-        dry_run (`bool`, *optional*, defaults to `False`): Print the curves and train nothing.
+        dry_run (`bool`, *optional*, defaults to `False`): Print the curves without training.
 
     Returns:
         `list` of `Path`: the folders of the branches, `DIR/at-UPDATE-cooldown-UPDATES`.
@@ -131,7 +131,7 @@ def _branch(parent: Parent, at: int, cooldown: float, shape: str, changed: dict[
     child = Child(parent, at, new, out / f"at-{at}-cooldown-{num_decay}", "branched", changed)
     as_if = ""
     if not changed and not child.rollbacks and agreeing_updates(curve, new) >= at:
-        as_if = f", to the bit the run with {new.text!r} from the start"
+        as_if = f", identical to the bit to a run with {new.text!r} from the start"
     meaning = f"the rate of update {at - 1}, cooled down by {shape} in {counted(num_decay, 'update')}{as_if}"
     return Branch(child, meaning)
 
@@ -140,7 +140,9 @@ def _train_in_processes(branches: list[Branch], workers: int, address: str | Non
     """Trains branches in processes, so many at a time; raises a `LabError` for those that failed, once all have ended."""
     statuses = run_side_by_side([_command(each.child, shape) for each in branches], workers, address)
     if failed := [str(each.child.output_dir) for each, status in zip(branches, statuses, strict=True) if status]:
-        raise LabError(f"{counted(len(failed), 'branch')} did not finish: {', '.join(failed)}. The same command goes on.")
+        raise LabError(
+            f"{counted(len(failed), 'branch')} did not finish: {', '.join(failed)}. Repeat the command to continue."
+        )
 
 
 def _command(child: Child, shape: str) -> list[str]:

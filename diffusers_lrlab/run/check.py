@@ -20,7 +20,7 @@ def check_folder(folder: Path, repair: bool = False) -> Finding:
     """
     Verifies the folder of a run, study, toy dataset, schedule or set of latents, also a downloaded one.
 
-    `repair` renames damaged files of a run or study, so that it goes on from intact ones. It deletes only unfinished files
+    `repair` renames damaged files of a run or study, so that it continues from intact ones. It deletes only unfinished files
     of killed processes.
     """
     check, repaired = _CHECKS[_kind(folder)], []
@@ -66,7 +66,7 @@ def _check_dataset(folder: Path) -> Finding:
     finding.note("README.md", lambda: parsed_card((folder / "README.md").read_text(encoding="utf-8"), "README.md"))
     finding.hold(folder)
     if finding.damaged:
-        finding.remedy = "make it again by the command in its README.md, or download it again"
+        finding.remedy = "make it again with the command in its README.md, or download it again"
     return finding
 
 
@@ -75,7 +75,7 @@ def _check_schedule(folder: Path) -> Finding:
     finding.note("schedule.json", partial(read_schedule_file, folder / "schedule.json"))
     finding.hold(folder)
     if finding.damaged:
-        finding.remedy = "make it again by lrlab schedule, or download it again"
+        finding.remedy = "make it again with lrlab schedule, or download it again"
     return finding
 
 
@@ -89,7 +89,7 @@ def _check_latents(folder: Path) -> Finding:
         num = f"{manifest.num_encoded} of {counted(manifest.num_images, 'image')}"
         finding.status = f"finished, {num}" if manifest.is_whole else f"not finished, {num}"
         if finding.damaged or not manifest.is_whole:
-            finding.remedy = "give the lrlab data encode command that made it again, which encodes what is missing"
+            finding.remedy = "repeat the lrlab data encode command that made it; it encodes what is missing"
     else:
         finding.remedy = "remove the folder and encode the images again"
     return finding

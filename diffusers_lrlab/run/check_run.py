@@ -24,7 +24,7 @@ from .finding import Finding, leftovers_in, problem_of, quarantine, read_parquet
 
 
 def check_run(path: Path) -> Finding:
-    """Intact and damaged files of a run, and the checkpoint that it goes on from."""
+    """Intact and damaged files of a run, and the checkpoint that it continues from."""
     folder = RunFolder(path)
     finding = Finding("run", str(path), _status(folder), leftovers=leftovers_in(*_folders(folder)))
     finding.note("record", partial(read_record, path))
@@ -44,7 +44,7 @@ def check_run(path: Path) -> Finding:
     is_done = finding.status.startswith("finished") and (path / "model_index.json").exists()
     if finding.damaged or not is_done:
         start = good.name if good else "update 0, as no checkpoint is intact"
-        finding.remedy = f"--resume_from_checkpoint latest goes on from {start}"
+        finding.remedy = f"--resume_from_checkpoint latest continues from {start}"
     if finding.damaged:
         finding.remedy += f"; lrlab check {shlex.quote(str(path))} --repair renames damaged files"
     return finding
@@ -86,7 +86,7 @@ def repair_run(path: Path) -> Iterator[str]:
         record = folder.read_record()
         record["run"].pop("manifest", None)
         write_text(folder.lab / "run.json", json.dumps(record, indent=2) + "\n")
-        yield f"the record names no {MANIFEST} any more: files are readable, but not verified"
+        yield f"the record no longer names a {MANIFEST}: files are readable, but not verified"
         return
     for name in damaged:
         # The pipeline as a whole: a run that goes on replaces all of its parts.

@@ -45,7 +45,9 @@ def check_study(path: Path) -> Finding:
         if not of_run.damaged:
             finding.whole.append(f"averages/{run.name}")
         else:
-            finding.notes.append(f"averages are made again with their run: remove runs/{run.name}.json before the command")
+            finding.notes.append(
+                f"averages are computed again with their run: remove runs/{run.name}.json before you give the command"
+            )
     for name, read in (("summary.json", read_json), ("summary.parquet", read_parquet)):
         if (path / name).exists():
             finding.note(name, partial(read, path / name))

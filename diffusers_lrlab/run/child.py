@@ -1,4 +1,4 @@
-"""The folder of a run that goes on from another one: made once, then resumed like any run."""
+"""The folder of a run that continues from another run: made once, then resumed like any run."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ _OPTIMIZER = "optimizer.bin"
 
 @dataclass(frozen=True)
 class Child:
-    """A run that takes the state of another one after the update `at`, and goes on with its own curve."""
+    """A run that takes the state of another run after the update `at`, and continues with its own curve."""
 
     parent: Parent
     at: int
@@ -53,7 +53,7 @@ class Child:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What `run.json` says of the parent, under `parent`."""
+        """The entry `parent` of `run.json`: facts about the parent."""
         parent, before = self.parent, self.parent.config.optimizer_kwargs
         changed = {name: [before.get(name), value] for name, value in self.changed.items()}
         return {
@@ -70,7 +70,7 @@ class Child:
 
     @property
     def rollbacks(self) -> list[dict[str, Any]]:
-        """Those of the parent before `at`, whose factor stays on the rates."""
+        """The parent's rollbacks before `at`, whose factor still applies to the rates."""
         return list(read_state(self.parent.checkpoints[self.at])["rollbacks"])
 
     def is_prepared(self) -> bool:
@@ -177,10 +177,10 @@ def check_changes(parent: Parent, changed: dict[str, Any]) -> dict[str, Any]:
     name, before = parent.config.optimizer, parent.config.optimizer_kwargs
     old, resolved = OPTIMIZERS[name].resolve(before), OPTIMIZERS[name].resolve(_with_changes(parent, changed))
     if "cautious" in changed and resolved.get("cautious") != old.get("cautious"):
-        raise LabError(f"--with cautious is not a setting that {name!r} can change on the way. Leave it out.")
+        raise LabError(f"--with cautious is not a setting that {name!r} can change during a run. Leave it out.")
     fresh = [_fresh_settings(parent, each) for each in ({}, changed)]
     if fixed := [key for key in changed if old.get(key) != resolved.get(key) and fresh[0] == fresh[1]]:
-        raise LabError(f"--with {', '.join(fixed)} is not a setting that {name!r} can change on the way. Leave it out.")
+        raise LabError(f"--with {', '.join(fixed)} is not a setting that {name!r} can change during a run. Leave it out.")
     if fresh[0] == fresh[1]:
         raise LabError(
             f"--with {', '.join(changed)} changes nothing: the optimizer of the run, {name!r}, has these values already."
@@ -188,7 +188,7 @@ def check_changes(parent: Parent, changed: dict[str, Any]) -> dict[str, Any]:
     if parent.curve.schedule.sets_momentum and {"beta1", "momentum"} & changed.keys():
         raise LabError("--with beta1 has no effect on a run whose schedule sets the momentum. Leave it out.")
     if not (parent.checkpoints[parent.newest] / _OPTIMIZER).is_file():
-        raise LabError("--with needs the optimizer in one file, and the checkpoints of a sharded run have its shards.")
+        raise LabError("--with needs the optimizer in one file, but the checkpoints of a sharded run split it into shards.")
     return {key: resolved.get(key, value) for key, value in changed.items()}
 
 

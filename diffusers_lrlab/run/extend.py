@@ -1,4 +1,4 @@
-"""`lrlab extend`: a run goes on past its end, with the curve that its schedule has over the new length or another one."""
+"""`lrlab extend`: continues a run past its end, with its schedule over the new length or with another schedule."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def extend(
     dry_run: bool = False,
 ) -> Path | None:
     """
-    Trains a run for longer, in a folder of its own; the run itself stays as it is.
+    Trains a run for longer, in a separate folder; the run itself does not change.
 
-    A schedule whose rates agree over both lengths up to a checkpoint goes on from there, and the result is that of a run
-    which had the new length from the start, to the bit. Any other curve has to be asked for. The curve is printed first.
+    A schedule whose rates agree over both lengths up to a checkpoint continues from there, and the result equals a run of
+    the new length from the start, to the bit. Any other curve has to be requested. The curve is printed first.
 
     Args:
         run (`str` or `Path`): The folder of a finished or stopped run.
-        max_train_steps (`int`): The new length in optimizer updates, those of the run included.
-        rewarm (`float`, *optional*): Updates, or a fraction of the added ones, in which the rate rises from that of the last
-            update to that of the same schedule over the new length, which it then follows.
+        max_train_steps (`int`): The new total length, in optimizer updates.
+        rewarm (`float`, *optional*): Updates, or a fraction of the added ones, over which the rate rises from that of the
+            last update to the same schedule over the new length, which it then follows.
         then (`str`, *optional*): A schedule that takes over at the last checkpoint, scaled to the rate there.
-        tolerance (`float`, *optional*, defaults to 0.01): Share of the peak by which the rates before the checkpoint may
-            differ from those of the same schedule over the new length; 0 allows equal rates alone.
+        tolerance (`float`, *optional*, defaults to 0.01): Largest difference, as a share of the peak, allowed between the
+            rates before the checkpoint and those of the same schedule over the new length; 0 requires equal rates.
         output_dir (`str` or `Path`, *optional*): The new folder (default: that of the run, followed by the new length). If
-            it holds the same extended run, training goes on.
-        dry_run (`bool`, *optional*, defaults to `False`): Print the curve and train nothing.
+            it holds the same extended run, training continues.
+        dry_run (`bool`, *optional*, defaults to `False`): Print the curve without training.
 
     Returns:
         `Path`: the folder of the extended run; `None` after `dry_run`.
 
     Raises:
-        LabError: for a run that cannot go on so; before anything is written, unless the data have changed.
+        LabError: for a run that cannot be continued this way; before anything is written, unless the data have changed.
     """
     path = Path(run)
     parent = read_parent(path)
@@ -62,7 +62,7 @@ def extend(
 
 
 def go_on(child: Child, meaning: str, dry_run: bool = False) -> Path | None:
-    """Announces a run that goes on from another one, makes its folder unless it is there, and trains it to its end."""
+    """Announces a run that continues from another run, makes its folder unless it exists, and trains it to its end."""
     from .train import run_training
 
     parent = child.parent
@@ -89,8 +89,8 @@ def go_on(child: Child, meaning: str, dry_run: bool = False) -> Path | None:
         if error.names != ["data"]:
             raise
         raise LabError(
-            f"The data of {str(parent.folder.path)!r} have changed since it was trained, so that its order of samples "
-            f"cannot go on. Hint: put back what they were; then the same command goes on in {str(folder)!r}."
+            f"The data of {str(parent.folder.path)!r} have changed since it was trained, so its order of samples cannot "
+            f"continue. Hint: restore the data, then repeat the command, which continues in {str(folder)!r}."
         ) from None
     return folder
 
@@ -110,7 +110,7 @@ def describe_child(child: Child, meaning: str) -> str:
     """The announcement: where a run comes from, what it means, and its curve."""
     curve, at, parent = child.curve, child.at, child.parent
     again = min(parent.newest, curve.num_updates) - at if child.how == "extended" else 0
-    repeated = f", {again} of which the run has done already" if again > 0 else ""
+    repeated = f", of which the run has already done {again}" if again > 0 else ""
     changed = ", ".join(f"{name} {before} -> {now}" for name, (before, now) in child.facts.get("changed", {}).items())
     lines = {
         child.how: f"{parent.folder.path} ({counted(parent.num_updates, 'update')}) from its checkpoint-{at}, to "
@@ -129,7 +129,7 @@ def describe_child(child: Child, meaning: str) -> str:
 
 def _as_if_in_words(child: Child) -> str:
     """What the run equals; a run of another length may diverge elsewhere, or not at all."""
-    exact = ", to the bit" if not child.rollbacks else ", but for what its rollback changed"
+    exact = ", to the bit" if not child.rollbacks else ", except for what its rollback changed"
     return f": as if it had been that long from the start{exact}"
 
 
@@ -153,7 +153,7 @@ def _kept_rows_in_words(child: Child) -> str:
     every = {config.logging_steps, config.validation_steps or 1}
     if child.at < end or not any(end % interval for interval in every):
         return ""
-    return f"keeps its rows of update {end}, where the run ended and which no interval of the log reaches"
+    return f"keeps its log rows of update {end}, which were written only because the run ended there"
 
 
 def _snapshots_in_words(child: Child) -> str:
@@ -161,7 +161,7 @@ def _snapshots_in_words(child: Child) -> str:
     if child.parent.config.posthoc is None:
         return ""
     num = len(inheritable(child.parent.folder, child.at))
-    return f"{num} of the averages up to update {child.at} are copied; the rest of the run takes its own"
+    return f"{num} of the averages up to update {child.at} are copied; the rest of the run adds its own"
 
 
 def _memory_in_words(child: Child) -> str:
@@ -173,6 +173,6 @@ def _memory_in_words(child: Child) -> str:
     if memory * 2 < num:
         return ""
     return (
-        f"its average remembers about {counted(round(memory), 'update')}, the cool-down has {num}: averaged weights will "
-        "show undecayed ones; compare the raw weights too"
+        f"its average remembers about {counted(round(memory), 'update')}, but the cool-down has {num}: averaged weights "
+        "will contain undecayed ones; compare the raw weights too"
     )

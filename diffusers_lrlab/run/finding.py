@@ -1,4 +1,4 @@
-"""The result of verifying a folder: intact and damaged files, and how to go on."""
+"""The result of verifying a folder: intact and damaged files, and how to continue."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field

@@ -60,7 +60,10 @@ def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
     if config.posthoc is not None:
         accelerator.print(f"Averages of other widths: lrlab ema {folder.path} --sweep, or --sigma_rel 0.075.")
     if config.lora_rank is not None and not config.merge_lora:
-        accelerator.print(f"The pipeline has no LoRA: it lies beside it, in {LORA_FILE}. The card shows how to load both.")
+        accelerator.print(
+            f"The pipeline does not contain the LoRA, which is saved beside it in {LORA_FILE}. The card shows how to load "
+            "both."
+        )
 
 
 def _show_results(trainer: Trainer, figures: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ def loss_floor(config: TrainingConfig, max_images: int, run: Path | None = None)
     table = read_timesteps(RunFolder(run).timesteps_file) if run is not None else None
     if table is not None and not len(table):
         raise LabError(
-            f"{str(run)!r} has no lrlab/timesteps.parquet, and so no losses by noise level. Hint: train with "
+            f"{str(run)!r} has no lrlab/timesteps.parquet, so it has no losses by noise level. Hint: train with "
             "--log_timestep_bins, or leave out --run and give the options of its data."
         )
     num_bins = min(_NUM_BINS, process.num_train_timesteps) if table is None else int(table["bin"].to_numpy().max()) + 1

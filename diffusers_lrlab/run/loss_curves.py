@@ -60,7 +60,9 @@ class MeasuredRun:
 
     @cached_property
     def curve(self) -> LossCurve:
-        """Its losses after warm-up, and its rates up to the last of them: a run may have been stopped before its end."""
+        """
+        The losses after warm-up, and the rates up to the last of these losses: a run may have been stopped before its end.
+        """
         warmup, lrs = self.rates.warmup_updates, self.rates.lrs[: int(self.updates.max())]
         label = f"{self.rates.text}, {counted(len(lrs), 'update')}, peak {self.rates.lr:g}"
         parts = None if self.by_bin is None else merged_parts(self.by_bin)
@@ -162,7 +164,7 @@ def _read_study(folder: Path, arms: Sequence[str], dataset: str | None) -> list[
         raise must_be("--from", str(folder), "a study with finished runs", "run it with `lrlab study run`", got="none")
     datasets, known = ([*dict.fromkeys(getattr(one, name) for one in results)] for name in ("dataset", "arm"))
     if dataset is None and len(datasets) > 1:
-        raise LabError(f"{str(folder)!r} has runs on {', '.join(datasets)}, which have laws of their own. Give --dataset.")
+        raise LabError(f"{str(folder)!r} has runs on {', '.join(datasets)}, which need separate laws. Give --dataset.")
     for flag, asked, among in (("--dataset", [dataset] if dataset else [], datasets), ("--arm", arms, known)):
         if unknown := [one for one in asked if one not in among]:
             raise must_be(
@@ -177,7 +179,9 @@ def _measured(record: _Record, metric: str) -> MeasuredRun:
     num_updates, batch = train["num_updates"], train["global_batch"]
     schedule = _schedule(options, batch)
     if why := schedule.more_than_a_curve:
-        raise _Unusable(f"{name}: its schedule {describe_schedule(schedule)} {why}, and a law knows only rates of the clock")
+        raise _Unusable(
+            f"{name}: its schedule {describe_schedule(schedule)} {why}, and a law needs rates that depend on the clock only"
+        )
     updates, losses = (np.array(record.validations.get(key, []), float) for key in ("update", metric))
     if not np.isfinite(losses).any():
         raise _Unusable(f"{name} has no {metric} of its held-out data")
@@ -228,6 +232,6 @@ def _check_same(runs: Sequence[MeasuredRun]) -> None:
         values = Counter(str(run.options[name]) for run in runs)
         if len(values) > 1:
             raise LabError(
-                f"--from: the runs must differ in schedule, learning rate, length and seed alone, got {name} "
+                f"--from: the runs must differ only in schedule, learning rate, length and seed, got {name} "
                 f"{' and '.join(list(values)[:3])}. Hint: choose runs, or arms of a study by --arm."
             )

@@ -29,7 +29,10 @@ def merge_checkpoints(folder: Path, last: int, weights: str, out: Path) -> dict[
         raise must_be("--weights", weights, f"one of {', '.join(MERGES)}", "1-sqrt weighs the oldest checkpoint most")
     pipeline, checkpoints = SavedPipeline.of(folder), _last_checkpoints(folder, last)
     if read_state(checkpoints[-1])["config"].get("merge_lora"):
-        raise LabError("--merge_lora added the LoRA to the pipeline, so its checkpoints cannot be put there. Train without.")
+        raise LabError(
+            "--merge_lora added the LoRA to the pipeline, so its checkpoints cannot be merged into it. Train without "
+            "--merge_lora."
+        )
     updates = [checkpoint_update(path) for path in checkpoints]
     check_constant(folder, checkpoints)
     shares = merge_weights(updates, weights)
@@ -55,7 +58,7 @@ def check_constant(folder: Path, checkpoints: list[Path]) -> None:
     """
     Raises a `LabError` if the learning rate changed between the first and the last of these checkpoints.
 
-    A merge stands for a decay. After one that ran, it would be a second one, of checkpoints that hardly differ.
+    A merge takes the place of a decay. After a decay it would be a second one, over checkpoints that hardly differ.
     """
     first, last = checkpoint_update(checkpoints[0]), checkpoint_update(checkpoints[-1])
     rates = _rates(folder, read_state(checkpoints[-1]))[first:last]

@@ -1,4 +1,4 @@
-"""The run that an extended or a branched one goes on from: its settings, curve and checkpoints."""
+"""The run that an extended or a branched run continues from: its settings, curve and checkpoints."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,7 +29,7 @@ _NUM_COMPARED = 33  # densities of timesteps, over a run
 
 @dataclass(frozen=True)
 class Parent:
-    """A run to go on from."""
+    """A run to continue from."""
 
     folder: RunFolder
     record: dict[str, Any]
@@ -54,8 +54,8 @@ class Parent:
         if schedule.follows_metric:
             raise LabError(
                 f"{str(self.folder.path)!r}: the schedule {self.config.lr_scheduler!r} follows the validation loss, so its "
-                "rates are not known before the run, and none of another length can be announced. Hint: train with a "
-                "schedule of the clock, such as constant_with_warmup or warmup_stable_decay."
+                "rates over another length are not known in advance. Hint: train with a schedule of the clock, such as "
+                "constant_with_warmup or warmup_stable_decay."
             )
         warmup = self.record["train"]["warmup_updates"]
         return RunCurve(schedule, peak, self.config.start_momentum, warmup, self.num_updates)
@@ -84,7 +84,7 @@ class Parent:
         }
 
     def check_timesteps(self, num_updates: int, at: int) -> None:
-        """Raises a `LabError` if a curriculum of timesteps would be another one in a run of this length."""
+        """Raises a `LabError` if a curriculum of timesteps would differ in a run of this length."""
         spec = objective_spec(self.config)
         process = spec.make_process()
         samplers = [spec.make_sampler(process, num) for num in (self.num_updates, num_updates)]
@@ -94,13 +94,13 @@ class Parent:
         if any(not samplers[0].probabilities(int(n)).equal(samplers[1].probabilities(int(n))) for n in updates):
             raise LabError(
                 f"--timestep_sampler {self.config.timestep_sampler}: its curriculum follows the length of the run, which "
-                f"was {counted(self.num_updates, 'update')}; in one of {num_updates} the timesteps before update {at} would "
-                "have been drawn from other densities. Hint: start a run of the new length."
+                f"was {counted(self.num_updates, 'update')}. With {num_updates}, the timesteps before update {at} would "
+                "come from a different density. Hint: start a run of the new length."
             )
 
 
 def read_parent(path: Path) -> Parent:
-    """The run in a folder; raises a `LabError` if no other run can go on from it."""
+    """The run in a folder; raises a `LabError` if no other run can continue from it."""
     if not path.is_dir():
         raise must_be("RUN", str(path), "the folder of a run", "such as the --output_dir of `lrlab train`", got="none")
     record, folder = read_record(path), RunFolder(path)
@@ -114,9 +114,9 @@ def read_parent(path: Path) -> Parent:
         warn(f"{damage}. This checkpoint is not used.")
     if not checkpoints:
         raise LabError(
-            f"{str(path)!r} has no {'intact ' if damaged else ''}checkpoint, and a run goes on from a checkpoint: its "
-            "weights alone lack the state of the optimizer and of the clock. Hint: keep checkpoint-N folders of a run, or "
-            "start from its weights by --pretrained_model_name_or_path."
+            f"{str(path)!r} has no {'intact ' if damaged else ''}checkpoint to continue from: the weights alone lack the "
+            "state of the optimizer and of the clock. Hint: keep the checkpoint-N folders of a run, or start from its "
+            "weights with --pretrained_model_name_or_path."
         )
     state = read_state(checkpoints[max(checkpoints)])
     return Parent(folder, record, state, checkpoints, _config_of(path, record, state))
@@ -128,7 +128,10 @@ def _config_of(path: Path, record: dict[str, Any], state: dict[str, Any]) -> Res
 
     options = recorded_options(record, str(path), state["config"], repeated=True, also=_KEPT)
     if (made_by := record["meta"]["versions"].get("diffusers_lrlab", "unknown")) != __version__:
-        warn(f"{str(path)!r} was made by diffusers_lrlab {made_by}, and this is {__version__}: bits may differ.")
+        warn(
+            f"{str(path)!r} was made by diffusers_lrlab {made_by}, and this is {__version__}: results may differ in their "
+            "last bits."
+        )
     if options.get("max_train_steps") is not None:
         options.pop("num_epochs", None)
     return resolve_config(TrainingConfig(**options | {"output_dir": str(path)}))

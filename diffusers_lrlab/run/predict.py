@@ -57,8 +57,8 @@ class LossForecast:
         warmup: float | None = None,
     ) -> Candidate:
         """
-        A schedule by name or spec string, over so many updates (default: those of the longest run), from a peak learning
-        rate (that of the first run) with a warm-up in updates or as a fraction (as in the runs).
+        A schedule by name or spec string, with its length in updates (default: that of the longest run), its peak learning
+        rate (that of the first run) and its warm-up in updates or as a fraction (as in the runs).
         """
         schedule = predictable(spec)
         num_updates = self.longest if num_updates is None else num_updates
@@ -138,7 +138,7 @@ class LossForecast:
         if any(one.interval for one in predicted):
             notes.append("The interval shows how much the fit depends on the seeds.")
         else:
-            notes.append("There is no interval over seeds, which takes two seeds that all schedules have.")
+            notes.append("There is no interval over seeds: it needs two seeds that all schedules share.")
         notes.append(f"The law itself is off by {self.forecaster.check.error:.3%} in its check.")
         return "\n".join([f"Predicted {self.metric} at the end:", aligned(rows), *notes])
 
@@ -153,8 +153,8 @@ class LossForecast:
 
     def losses_to_draw(self, predicted: Sequence[Predicted]) -> Losses:
         """
-        Predicted losses, numbered in order, and measured ones: in the colour of the prediction for the same rates, or in
-        one of their own.
+        Predicted losses, numbered in order, and measured ones: in the colour of the prediction for the same rates, or else
+        in a separate colour.
         """
         numbers = {one.candidate.lrs.tobytes(): index for index, one in enumerate(predicted)}
         measured = []

@@ -111,7 +111,7 @@ def training_figures(trainer: Trainer) -> dict[str, Any]:
 
 
 def never_began(plan: Plan) -> str:
-    """What to print after a run whose density of the timesteps has waited for losses to the end."""
+    """A message for a run whose density of the timesteps waited for losses until the end and never began."""
     name, before = plan.config.timestep_sampler, plan.config.timestep_sampler_kwargs["before"]
     updates = counted(plan.num_updates, "update", ",")
     return f"{name}: its own density of the timesteps never began; {before} was used for {updates}."
@@ -178,7 +178,7 @@ def _write_end(trainer: Trainer, record: dict[str, Any], room: Path) -> None:
             record["train"]["loss_spikes"] = observer.log.num_spikes
             observer.write()
         if names := make_writable(record):
-            raise LabError(f"JSON cannot hold {', '.join(names)} of the record, which has texts instead.")
+            raise LabError(f"JSON cannot hold {', '.join(names)}, which the record has as text instead.")
         if record["run"]["status"] == "finished":
             trainer.folder.write_manifest(record)
     except LabError as error:

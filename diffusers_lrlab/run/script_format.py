@@ -29,7 +29,9 @@ class ScriptFormat:
 
     @classmethod
     def of(cls, output: Path) -> ScriptFormat | None:
-        """That of a script's output folder; `None` for any other folder. A `LabError` for a script that did not end."""
+        """
+        The format of a script's output folder; `None` for any other folder. A `LabError` for a script that did not end.
+        """
         snapshots, saved = output / LAB / OF_SCRIPT, output / LAB / "ema"
         if (output / RECORD).is_file() or not snapshots.is_dir():
             return None
@@ -38,7 +40,7 @@ class ScriptFormat:
             places = {str(name): (str(file), str(there)) for name, (file, there) in found.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise LabError(
-                f"{str(snapshots / PLACES)!r} cannot be read ({error}), so that the script's format is unknown: it is "
+                f"{str(snapshots / PLACES)!r} cannot be read ({error}), so the script's format is unknown: this file is "
                 "written when the script ends. Hint: resume the script, and let it end."
             ) from None
         inside = {path.relative_to(saved).as_posix() for path in saved.rglob("*") if path.is_file()}

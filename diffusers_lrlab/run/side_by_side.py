@@ -15,7 +15,7 @@ from ..core.extras import require_extra
 
 def run_side_by_side(commands: Sequence[Sequence[str]], workers: int, address: str | None = None) -> list[int]:
     """
-    Runs commands, each in a process of its own, and waits for all; returns their exit statuses.
+    Runs commands, each in a separate process, and waits for all; returns their exit statuses.
 
     Args:
         commands (`list` of `list` of `str`): The arguments of `python -m diffusers_lrlab`.

@@ -1,4 +1,4 @@
-"""Curves that go on from another one: how far two agree, and the schedules of extended and branched runs."""
+"""Curves that continue another one: how far two agree, and the schedules of extended and branched runs."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -71,8 +71,8 @@ def rewound(curve: RunCurve, num_updates: int, at: int) -> RunCurve:
 
 def rewarmed(curve: RunCurve, num_updates: int, at: int, num_warmup: int) -> RunCurve:
     """
-    The curve of a run whose rate goes from the one before update `at`, in `num_warmup` updates and along a line, to the one
-    that the same schedule over `num_updates` has there, and follows that schedule.
+    The curve of a run that warms up again from update `at`: over `num_warmup` updates, its rate moves along a line to the
+    same schedule over `num_updates`, which it then follows.
     """
     longer = curve.lasting(num_updates)
     start, end = (float(value / curve.lr) for value in (curve.lrs[at - 1], longer.lrs[at + num_warmup]))
@@ -84,8 +84,8 @@ def rewarmed(curve: RunCurve, num_updates: int, at: int, num_warmup: int) -> Run
 
 def followed_by(curve: RunCurve, num_updates: int, at: int, spec: str, level: float = 1.0) -> RunCurve:
     """
-    The curve of a run that another schedule takes over at the update `at`, with a clock of its own and a peak of `level`, a
-    share of that of the run.
+    The curve of a run that another schedule takes over at the update `at`, with its own clock and a peak of `level`, as a
+    share of the run's peak.
     """
     part = resolve_schedule(spec)
     if why := part.more_than_a_curve:
@@ -131,8 +131,8 @@ def _as_part(curve: RunCurve) -> str:
     schedule = curve.schedule
     if why := schedule.more_than_a_curve:
         raise LabError(
-            f"The schedule {curve.text!r} {why}, so that no other can follow it. Only runs whose learning rate is a "
-            "function of the clock alone can go on with another curve."
+            f"The schedule {curve.text!r} {why}, so no other curve can follow it. Only runs whose learning rate is a "
+            "function of the clock alone can continue with another curve."
         )
     kwargs = dict(schedule.kwargs)
     if (floor := kwargs.pop("min_lr", None)) is not None:

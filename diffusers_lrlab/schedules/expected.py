@@ -33,7 +33,7 @@ def resolve_length(schedule: Schedule, num_warmup_steps: float, num_training_ste
         num_training_steps = ENDLESS
     if "no_warmup" in traits and num_warmup_steps and schedule.momentum is None:
         raise LabError(
-            f"{name!r} has no warm-up, but {num_warmup_steps} warm-up steps were asked for. Use 0"
+            f"{name!r} has no warm-up, but {num_warmup_steps} warm-up steps were requested. Use 0"
             + (", or 'constant_with_warmup'." if name == "constant" else ".")
         )
     return resolve_warmup_updates(num_warmup_steps, num_training_steps), num_training_steps

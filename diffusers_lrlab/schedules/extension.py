@@ -1,4 +1,4 @@
-"""How a run goes on past its end: what a longer schedule means for it, and from which checkpoint."""
+"""How a run continues past its end: what a longer schedule means for it, and from which checkpoint."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def choose_extension(
     flag: str = "--max_train_steps",
 ) -> Extension:
     """
-    How a run goes on to another length; a `LabError` if that is not possible as asked.
+    How a run continues to another length; a `LabError` if that is not possible as requested.
 
     Args:
         curve ([`RunCurve`]): Of the run so far, over the length that it had.
         checkpoints (`list` of `int`): The updates of its checkpoints, at least one.
         num_updates (`int`): The new length.
-        rewarm (`float`, *optional*): Updates, or a fraction of the added ones, in which the rate rises to that of the same
+        rewarm (`float`, *optional*): Updates, or a fraction of the added ones, over which the rate rises to the same
             schedule over the new length.
         then (`str`, *optional*): A schedule that takes over at the last checkpoint.
-        tolerance (`float`, *optional*, defaults to 0.01): Share of the peak by which earlier rates may differ.
+        tolerance (`float`, *optional*, defaults to 0.01): Largest difference of earlier rates, as a share of the peak.
         flag (`str`, *optional*): The option that asks for `num_updates`, for errors.
     """
     newest = max(checkpoints)
@@ -73,8 +73,8 @@ def choose_extension(
         apart = max(abs(curve.lrs[:at] - longer.lrs[:at])) / curve.lr
         meaning = (
             f"rewound: before update {at} the rates of {curve.text!r} over {curve.num_updates} and "
-            f"{counted(num_updates, 'update')} differ by at most {apart:.2g} of the peak; it follows the longer one "
-            "from there on"
+            f"{counted(num_updates, 'update')} differ by at most {apart:.2g} of the peak; from there on it follows the "
+            "longer one"
         )
         return Extension(rewound(curve, num_updates, at), at, meaning)
     raise _no_checkpoint(flag, curve, longer, checkpoints, (agree, near), tolerance)
@@ -85,14 +85,13 @@ def _no_checkpoint(
 ) -> LabError:
     oldest, newest = min(checkpoints), max(checkpoints)
     has, would = curve.lrs[newest - 1] / curve.lr, longer.lrs[newest] / curve.lr
-    then = ", --then SPEC goes on with another one" if has >= _LEAST_LEVEL else ""
+    then = ", --then SPEC continues with another one" if has >= _LEAST_LEVEL else ""
     keep = "--keep_every N keeps some" if flag == "--max_train_steps" else "keep more"
     return LabError(
-        f"{flag} {longer.num_updates}: {curve.text!r} over this length has the rates of the run only up to "
-        f"update {agree[0]} ({agree[1]} within {tolerance:g} of the peak), and its oldest checkpoint is from update "
-        f"{oldest}. At update {newest} the rate of the run is {has:.2g} of the peak, that of the longer schedule "
-        f"{would:.2g}. Hint: "
-        f"--rewarm raises it to the longer schedule{then}; next time, {keep} to go on from."
+        f"{flag} {longer.num_updates}: {curve.text!r} over this length matches the rates of the run only up to update "
+        f"{agree[0]} ({agree[1]} within {tolerance:g} of the peak), and its oldest checkpoint is from update {oldest}. At "
+        f"update {newest} the rate of the run is {has:.2g} of the peak, that of the longer schedule {would:.2g}. Hint: "
+        f"--rewarm raises it to the longer schedule{then}; next time, {keep} to continue from."
     )
 
 
@@ -100,18 +99,18 @@ def _rewarmed(curve: RunCurve, num_updates: int, at: int, rewarm: float, agree: 
     if agree >= at:
         raise LabError(
             f"--rewarm {rewarm:g} has no effect: {curve.text!r} has the same rates over both lengths up to update {at}, so "
-            "it goes on as it is. Leave it out."
+            "it continues unchanged. Leave it out."
         )
     Range("(0, inf)").check("--rewarm", rewarm, "it counts updates, or is a fraction of the added ones")
     num_warmup = max(1, resolve_updates(rewarm, num_updates - at, "--rewarm"))
     if at + num_warmup >= num_updates:
-        raise must_be("--rewarm", rewarm, f"less than {counted(num_updates - at, 'update')}", "so many are added")
+        raise must_be("--rewarm", rewarm, f"less than {counted(num_updates - at, 'update')}", "the extension adds that many")
     new = rewarmed(curve, num_updates, at, num_warmup)
     end = float(new.lrs[at + num_warmup] / curve.lr)
     meaning = (
-        f"re-warmed: in {counted(num_warmup, 'update')} from {curve.lrs[at - 1] / curve.lr:.2g} to {end:.2g} of the peak, "
-        f"because {curve.text!r} over {counted(num_updates, 'update')} is there at update {at + num_warmup}; it follows "
-        "that one to the end"
+        f"re-warmed: over {counted(num_warmup, 'update')} from {curve.lrs[at - 1] / curve.lr:.2g} to {end:.2g} of the peak, "
+        f"where {curve.text!r} over {counted(num_updates, 'update')} is at update {at + num_warmup}; it follows that "
+        "schedule to the end"
     )
     return Extension(new, at, meaning)
 
@@ -122,8 +121,8 @@ def _followed(curve: RunCurve, num_updates: int, at: int, then: str, flag: str) 
         earlier = "branch from" if flag == "--max_train_steps" else "let --resume_from_checkpoint name"
         branched = f"; or {earlier} a checkpoint before the decay" if last_update_on_plateau(curve) else ""
         raise LabError(
-            f"--then {then}: it starts from the present rate, and after update {at - 1} that is {level:.2g} of the peak, "
-            f"too low to go on from. Hint: --rewarm raises it again{branched}."
+            f"--then {then}: it starts from the current rate, which after update {at - 1} is {level:.2g} of the peak, too "
+            f"low to continue from. Hint: --rewarm raises it again{branched}."
         )
     meaning = (
         f"{then!r} takes over from {curve.text!r} at update {at}, over the rest of the run, from {level:.4g} of the peak"

@@ -36,7 +36,7 @@ def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empt
 
 
 def own_parameters(entry: Entry) -> list[inspect.Parameter]:
-    """The parameters of a schedule as those of a function."""
+    """The parameters of a schedule as parameters of a function."""
     parameters = []
     for own in (*entry.parameters, *entry.common):
         default = list(own.default) if isinstance(own.default, tuple) else own.default

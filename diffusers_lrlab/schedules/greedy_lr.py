@@ -1,4 +1,4 @@
-"""transformers' schedule that follows a metric, in a module of its own, since only this one needs transformers."""
+"""transformers' schedule that follows a metric, in a separate module, since only this schedule needs transformers."""
 
 from typing import Any
 

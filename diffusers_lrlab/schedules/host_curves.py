@@ -117,7 +117,7 @@ def read_step_rules(step_rules: str) -> tuple[np.ndarray, np.ndarray]:
 
 @SCHEDULERS.register(
     "piecewise_constant",
-    description="multipliers that hold up to given updates",
+    description="multipliers, each of which holds up to a given update",
     source=f"{DIFFUSERS}.get_piecewise_constant_schedule",
     parameters=(Parameter("step_rules", str, "1.0", "'1:500,0.1:900,0.01' holds 1 to update 500, 0.1 to 900, then 0.01"),),
     without=_NO_WARMUP,
@@ -137,7 +137,7 @@ def piecewise_constant(progress: Progress, step_rules: str) -> Any:
     description="falls with the inverse square root of the update",
     source=f"{TRANSFORMERS}.get_inverse_sqrt_schedule; arXiv 2106.04560",
     parameters=(
-        Parameter("timescale", int, None, "updates of the scale; derived: the warm-up, or 10,000 without one", "[1, inf)"),
+        Parameter("timescale", int, None, "time scale in updates; derived: the warm-up, or 10,000 without one", "[1, inf)"),
     ),
 )
 def inverse_sqrt(progress: Progress, timescale: int | None) -> Any:
@@ -163,7 +163,10 @@ SCHEDULERS.register(
 
 @SCHEDULERS.register(
     "cosine_warmup_with_min_lr",
-    description="the same, one update earlier: it does not start at 0, and reaches its floor at the last update",
+    description=(
+        "half a cosine from the peak to a floor, one update earlier: it does not start at 0, and reaches the floor at the "
+        "last update"
+    ),
     source=f"{TRANSFORMERS}.get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
     parameters=(
         _MIN_LR_RATE,
@@ -197,7 +200,13 @@ _DECAY = Parameter(
     source=f"{TRANSFORMERS}.get_wsd_schedule; arXiv 2404.06395, cool-downs arXiv 2405.18392",
     parameters=(
         _DECAY,
-        Parameter("num_stable_steps", float, None, "updates at the peak, or a fraction; derived: the rest", "[0, inf)"),
+        Parameter(
+            "num_stable_steps",
+            float,
+            None,
+            "updates at the peak, or a fraction; derived: the updates that are left",
+            "[0, inf)",
+        ),
         Parameter("decay_type", str, "cosine", "shape of the cool-down", choices=tuple(COOLDOWNS)),
         Parameter("num_cycles", float, 0.5, "waves of the cosine cool-down", "(0, inf)", only_with=("decay_type", "cosine")),
     ),

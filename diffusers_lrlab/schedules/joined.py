@@ -62,7 +62,7 @@ def parts_of_join(
 
 
 def values_of_parts(progress: Progress, edges: list[int], curves: Sequence[Callable[[], Any]]) -> Any:
-    """The value of the part that is due, or of each update where `progress` has many; parts change at `edges`."""
+    """The value of the active part, or of each update where `progress` has many; parts change at `edges`."""
     if isinstance(progress.update, int):
         return curves[bisect_right(edges, progress.update)]()
     result = curves[0]()
@@ -81,7 +81,7 @@ def values_of_parts(progress: Progress, edges: list[int], curves: Sequence[Calla
             "boundaries", list, (0.5,), "start of the second and each later one: updates or fractions of the run",
             "(0, inf)",
         ),
-        Parameter("scales", list, None, "peak of each, relative to that of the whole; 1 if not given", "[0, 1]"),
+        Parameter("scales", list, None, "peak of each, relative to the peak of the whole; 1 if not given", "[0, 1]"),
     ),
 )  # fmt: skip
 def join(progress: Progress, schedules: list[str], boundaries: list[float], scales: list[float] | None) -> Any:

@@ -25,9 +25,12 @@ from .torch_curves import ONE_CYCLE_MOMENTA, ONE_CYCLE_PHASES, ONE_CYCLE_RISE, O
 _DEMON, _MDLRC = "Demon, arXiv 1910.04952, eq. 4", "arXiv 2404.07946, as read by an implementation that cites it"
 _FLOOR = Parameter("min_momentum", float, 0.0, "lower bound of the momentum", "[0, 1)")
 _FORM = Parameter(
-    "momentum_form", str, "ema", "weight of a new gradient in the optimizer: 1 - momentum (Adam) or 1 (SGD), for which "
-    "the compensation raises the rate", choices=("ema", "heavy_ball"),
-)  # fmt: skip
+    "momentum_form",
+    str,
+    "ema",
+    "weight of a new gradient in the optimizer: 1 - momentum (Adam) or 1 (SGD), where the compensation raises the rate",
+    choices=("ema", "heavy_ball"),
+)
 
 
 @MOMENTUM_SCHEDULERS.register("constant", description="constant momentum", source="–")
@@ -36,7 +39,7 @@ def constant(progress: Progress, momentum: float) -> tuple[Any, Any]:
 
 
 @MOMENTUM_SCHEDULERS.register(
-    "demon", description="momentum decay from the optimizer's own to 0", source=_DEMON, parameters=(_FLOOR,)
+    "demon", description="momentum that decays from the optimizer's own value to 0", source=_DEMON, parameters=(_FLOOR,)
 )
 def demon(progress: Progress, momentum: float, min_momentum: float) -> tuple[Any, Any]:
     r"""\(b = b_0 (1 - p) / ((1 - b_0) + b_0 (1 - p))\)."""
@@ -51,7 +54,7 @@ def _compensation(start: float, momentum: Any, form: str) -> Any:
 
 @MOMENTUM_SCHEDULERS.register(
     "mdlrc",
-    description="demon, with the learning rate lowered by the factor that new gradients gain",
+    description="demon, with the learning rate lowered by the factor by which new gradients gain weight",
     source=_MDLRC,
     parameters=(_FLOOR, _FORM),
     traits=("compensates",),
@@ -64,7 +67,7 @@ def mdlrc(progress: Progress, momentum: float, min_momentum: float, momentum_for
 
 @MOMENTUM_SCHEDULERS.register(
     "mdlrc_lr_only",
-    description="the compensation of mdlrc with constant momentum: its control",
+    description="the control for mdlrc: its change of the learning rate, with constant momentum",
     source=_MDLRC,
     parameters=(_FLOOR, _FORM),
     traits=("compensates",),
@@ -191,7 +194,7 @@ def initial_lrs(optimizer: Any) -> list[float]:
 
 
 def default_lr(optimizer: Any) -> float | None:
-    """The learning rate of an optimizer for groups without one of their own."""
+    """The learning rate of an optimizer for groups that have none."""
     lr = optimizer.defaults.get("lr")
     return None if lr is None else float(lr)
 

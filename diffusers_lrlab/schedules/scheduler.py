@@ -101,8 +101,8 @@ class CurveLR(LRScheduler):
             differing = [f"{key} {saved.get(key)!r} -> {new!r}" for key, new in self.plan.items() if saved.get(key) != new]
         if differing:
             raise LabError(
-                f"The saved schedule is another one: {', '.join(differing)}. Resume with the arguments of the checkpoint, "
-                "or create a new optimizer and schedule and load only the model."
+                f"The saved schedule is a different one: {', '.join(differing)}. Resume with the arguments of the "
+                "checkpoint, or create a new optimizer and schedule and load only the model."
             )
         super().load_state_dict(state_dict)
         # The optimizer ends up with the values of this update, whether its state is restored before or after this.

@@ -15,7 +15,7 @@ from .schedule import Schedule
 
 @SCHEDULERS.register(
     "splice",
-    description="schedules cut short or taken up in the middle, one after another, as of an extended run",
+    description="schedules one after another, each of which may be cut short or start in its middle, as in an extended run",
     source="diffusers_lrlab",
     parameters=(
         Parameter("schedules", list, ("constant_with_warmup", "cosine"), "spec strings, in order", items=str),
@@ -27,7 +27,7 @@ from .schedule import Schedule
             "lengths", list, None, "updates of the run whose clock each part keeps, warm-up included; 0 or not given: only "
             "the updates from its boundary to the next", "[0, inf)",
         ),
-        Parameter("scales", list, None, "peak of each, relative to that of the whole; 1 if not given", "[0, 1]"),
+        Parameter("scales", list, None, "peak of each, relative to the peak of the whole; 1 if not given", "[0, 1]"),
     ),
     without=("warmup_type", "warmup_start_ratio"),
     traits=("rises",),
@@ -54,8 +54,8 @@ def splice(
     if edges and not 0 < edges[0] <= edges[-1] < total or warmup >= shortest:
         raise LabError(
             f"splice has boundaries at the updates {edges} of {total}, and its shortest part with the "
-            f"{counted(warmup, 'update')} of warm-up has {shortest}. Boundaries lie inside the run, and no such part is "
-            "shorter than the warm-up."
+            f"{counted(warmup, 'update')} of warm-up has {shortest}. Boundaries must lie inside the run, and no such part "
+            "may be shorter than the warm-up."
         )
     parts, begins, ends = parts_of("splice", tuple(schedules), ("min_lr",)), [0, *edges], [*edges, total]
 

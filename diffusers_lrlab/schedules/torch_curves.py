@@ -133,10 +133,12 @@ def cyclic(progress: Progress, step_size_up: int | None, step_size_down: int | N
 
 
 ONE_CYCLE_RISE = Parameter(
-    "pct_start", float, None, "share of the run that rises; derived: what is asked for as warm-up, or 0.3 without", "(0, 1)"
+    "pct_start", float, None, "share of the run that rises; derived: the requested warm-up, or 0.3 without one", "(0, 1)"
 )
 ONE_CYCLE_STRATEGY = Parameter("anneal_strategy", str, "cos", "shape of rise and fall", choices=("cos", "linear"))
-ONE_CYCLE_PHASES = Parameter("three_phase", bool, False, "fall as fast as it rose, then go on from the start's rate")
+ONE_CYCLE_PHASES = Parameter(
+    "three_phase", bool, False, "fall as fast as the rise, then continue from the rate at the start"
+)
 ONE_CYCLE_MOMENTA = (
     Parameter("base_momentum", float, 0.85, "momentum at the peak", "[0, 1)"),
     Parameter("max_momentum", float, 0.95, "momentum at start and end", "[0, 1)"),
@@ -181,15 +183,15 @@ def _one_cycle_phases(
 
 @SCHEDULERS.register(
     "one_cycle",
-    description="from a low rate up to the peak and down to next to nothing, with the momentum in the opposite direction",
+    description="from a low rate up to the peak and down to almost nothing, with the momentum in the opposite direction",
     source=f"{TORCH}.OneCycleLR; arXiv 1708.07120",
     parameters=(
         ONE_CYCLE_RISE,
         ONE_CYCLE_STRATEGY,
         Parameter("cycle_momentum", bool, True, "whether the momentum is cycled too"),
         *_CYCLED_MOMENTA,
-        Parameter("div_factor", float, 25.0, "the peak over the rate at the start", "[1, inf)"),
-        Parameter("final_div_factor", float, 1e4, "the rate at the start over that at the end", "[1, inf)"),
+        Parameter("div_factor", float, 25.0, "the peak divided by the rate at the start", "[1, inf)"),
+        Parameter("final_div_factor", float, 1e4, "the rate at the start divided by the rate at the end", "[1, inf)"),
         ONE_CYCLE_PHASES,
     ),
     without=("warmup_type", "warmup_start_ratio"),

@@ -135,7 +135,7 @@ def _run(
             runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
             if unknown := folder.unknown_files([*tuning, *runs]):
                 where = folder.path / "runs"
-                study.progress.log(f"{len(unknown)} results in {where} are of other studies and are ignored.")
+                study.progress.log(f"{len(unknown)} results in {where} belong to other studies and are ignored.")
             _do_missing(runs, study, executor, workers, "study")
         # All runs are finished: leftovers here belong to runs of earlier specifications.
         shutil.rmtree(folder.stacks, ignore_errors=True)
@@ -145,8 +145,8 @@ def _run(
 
 def check_plans(runs: Sequence[RunSpec], study: StudyContext) -> list[str]:
     """
-    Plans each arm on each data set, which raises the errors of their options, and returns warnings: of densities of the
-    timesteps that are not likely to begin in runs that short.
+    Plans each arm on each data set, which raises the errors of their options. Returns warnings about densities of the
+    timesteps that are not likely to begin in such short runs.
     """
     found = []
     for run in {(run.arm, run.dataset): run for run in runs}.values():

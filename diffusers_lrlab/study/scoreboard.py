@@ -23,7 +23,7 @@ def read_scoreboard() -> list[Study]:
 
 
 def as_text(studies: list[Study], width: int | None = None) -> str:
-    """For a terminal: under each study its claims, with verdict and effects."""
+    """The scoreboard for a terminal: the claims of each study, with verdict and effects."""
     return "\n\n".join("\n".join(_text_of(study, width)) for study in studies)
 
 

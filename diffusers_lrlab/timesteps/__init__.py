@@ -1,6 +1,6 @@
 """Which noise levels are trained when, and how strongly: samplers, curricula, loss weightings, rates by noise level.
 
-Importing this room fills its registries; what is imported here are the modules with entries, in the order of the tables.
+Importing this package fills its registries: the modules imported here have the entries, in the order of the tables.
 """
 
 # isort: off

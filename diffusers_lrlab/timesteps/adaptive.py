@@ -59,8 +59,7 @@ def finite_losses(losses: torch.Tensor, timesteps: torch.Tensor) -> tuple[torch.
     """Losses as float32, 0 where they are not finite, and where they are finite."""
     if losses.shape != timesteps.shape:
         raise LabError(
-            f"{counted(len(losses), 'loss')} cannot go with {counted(len(timesteps), 'timestep')}. Give one "
-            f"loss for each image."
+            f"Got {counted(len(losses), 'loss')} for {counted(len(timesteps), 'timestep')}. Give one loss for each image."
         )
     losses = losses.detach().float()
     usable = losses.isfinite()
@@ -117,7 +116,7 @@ class LearnedLogVariance:
     Weights `exp(-u_t)` with `u_t` trained to minimise `loss_t exp(-u_t) + u_t` (arXiv 2312.02696).
 
     The minimum is at `exp(u_t) = E[loss_t]`, or below where single losses are more than ten times that: their pull is
-    limited. `u` is linear in random Fourier features of `log(sigma) / 4`, as there, and starts at 0. An Adam of its own
+    limited. `u` is linear in random Fourier features of `log(sigma) / 4`, as in the paper, and starts at 0. A separate Adam
     trains it, whatever optimizer trains the model; its gradient is written out, since it needs no graph.
     """
 

@@ -23,7 +23,9 @@ TIMESTEP_LRS.register(
 )(None)
 TIMESTEP_LRS.register(
     "banded",
-    description="each update takes its timesteps from one band, and its learning rate times the factor of that band",
+    description=(
+        "each update takes its timesteps from one band, and its learning rate is multiplied by the factor of that band"
+    ),
     source="own",
 )(None)
 
@@ -41,7 +43,7 @@ def band_edges(num_bands: int, edges: list[float], num_train_timesteps: int) -> 
     if (np.diff(starts) < 1).any():
         raise LabError(
             f"A band without timesteps: of {counted(num_train_timesteps, 'timestep')}, the bands begin at "
-            f"{starts[:-1].tolist()}. Give edges that rise, or fewer bands."
+            f"{starts[:-1].tolist()}. Give increasing edges, or fewer bands."
         )
     return starts
 

@@ -99,7 +99,7 @@ class Beginning:
             return f"its first density is due at update {guards.first_refresh} (warmup_updates, refresh_every)"
         if seen < (needed := guards.min_count * len(guards.masses)):
             parts = f"{counted(len(guards.masses), 'part')} with {counted(guards.min_count, 'loss')} each"
-            return f"{parts} take {counted(needed, 'image', ',')} and {seen:,} are seen before its last update"
+            return f"{parts} take {counted(needed, 'image', ',')}, but {seen:,} are seen before its last update"
         return ""
 
     def warning(self, name: str, before: str) -> str | None:
@@ -128,7 +128,7 @@ class Beginning:
             by = Guards(guards.masses, count, guards.warmup_updates, guards.refresh_every).update_of(LIKELY, self.batch_size)
             low, high = (count, high) if by is not None and by <= middle else (low, count)
         if low:
-            return f"min_count={low} begins by the middle of the run, as a smaller num_bins may, or train for longer"
+            return f"set min_count={low}, with which it begins by the middle of the run, lower num_bins, or train for longer"
         return "lower num_bins, or train for longer or with larger batches"
 
 

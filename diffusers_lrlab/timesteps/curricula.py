@@ -18,7 +18,7 @@ from .noise_levels import NoiseLevels
 from .registries import EDGES, TIMESTEP_SAMPLERS
 from .samplers import gaussian, logit_normal
 
-CLTS = "the idea: arXiv 2404.07946; the formula: as intended in SpeeD's code, mended"
+CLTS = "idea: arXiv 2404.07946; formula: SpeeD's code, corrected to what it intends"
 
 
 def _gaussian_parameters(sigma: float) -> tuple[Parameter, ...]:
@@ -65,14 +65,16 @@ def _share(progress: Progress, lambda_max: float, ramp_share: float, ramp: str, 
     share = lambda_max * (1 - height if reverse else height)
     if after == "uniform":
         if ramp_share == 1:
-            raise LabError("after='uniform' has no effect with ramp_share=1.0: nothing follows. Lower that, or drop it.")
+            raise LabError(
+                "after='uniform' has no effect with ramp_share=1.0: nothing follows. Lower ramp_share, or leave after out."
+            )
         share = np.where(np.asarray(progress.fraction) > ramp_share, 0.0, share)
     return share
 
 
 @TIMESTEP_SAMPLERS.register(
     "clts",
-    description="from uniform to a Gaussian at less noise: ever fewer of the easy, noisy timesteps",
+    description="from uniform to a Gaussian at less noise: the easy, noisy timesteps become rarer",
     source=CLTS,
     parameters=(*_gaussian_parameters(0.3), *_RAMP),
     traits=("curriculum", "epsilon"),
@@ -97,7 +99,7 @@ TIMESTEP_SAMPLERS.register(
 
 @TIMESTEP_SAMPLERS.register(
     "clts_static",
-    description="where clts ends, from the first update on: whether the curriculum matters at all",
+    description="the last density of clts at every update; a control that shows whether the curriculum matters at all",
     source="a control of clts",
     parameters=_gaussian_parameters(0.3),
     traits=("epsilon",),
@@ -108,7 +110,7 @@ def clts_static(progress: Progress, levels: NoiseLevels, lambda_max: float, **de
 
 @TIMESTEP_SAMPLERS.register(
     "clts_reversed",
-    description="clts backwards, from the Gaussian to uniform: whether its direction matters",
+    description="clts backwards, from the Gaussian to uniform; a control that shows whether its direction matters",
     source="a control of clts",
     parameters=(*_gaussian_parameters(0.3), *_RAMP[:2]),
     traits=("curriculum", "epsilon"),
@@ -121,11 +123,11 @@ def clts_reversed(
 
 @TIMESTEP_SAMPLERS.register(
     "easy_to_hard",
-    description="the noisiest timesteps alone at first, then ever more of the others, then all",
-    source="arXiv 2403.10348, by the clock where the paper waits for the loss to stop falling",
+    description="only the noisiest timesteps at first, then more and more of the others, then all",
+    source="arXiv 2403.10348, by the clock, while the paper waits for the loss to stop falling",
     parameters=(
-        Parameter("num_clusters", int, 20, "parts that the timesteps are added in", "[1, inf)"),
-        Parameter("ramp_share", float, 0.5, "the share of the run after which all are there", "(0, 1]"),
+        Parameter("num_clusters", int, 20, "number of parts in which the timesteps are added", "[1, inf)"),
+        Parameter("ramp_share", float, 0.5, "the share of the run after which all parts are in use", "(0, 1]"),
     ),
     traits=("curriculum", "restricted", "epsilon"),
 )
@@ -145,7 +147,7 @@ def easy_to_hard(progress: Progress, levels: NoiseLevels, num_clusters: int, ram
 
 @TIMESTEP_SAMPLERS.register(
     "banded",
-    description="uniform, all of an update from one of several bands, which take turns",
+    description="uniform within one of several bands at each update; the bands take turns",
     source="own",
     parameters=(Parameter("num_bands", int, 4, "how many", "[1, inf)"), EDGES),
     traits=("restricted",),
@@ -159,11 +161,13 @@ def banded(progress: Progress, levels: NoiseLevels, num_bands: int, edges: list[
 
 TIMESTEP_SAMPLERS.register(
     "loss_second_moment",
-    description="in proportion to the root mean square of each timestep's last losses, uniform until it has seen them; "
-    "takes ten times as many images as there are timesteps to begin",
+    description=(
+        "in proportion to the root mean square of each timestep's last losses; uniform until it has seen these, which "
+        "takes ten times as many images as there are timesteps"
+    ),
     source="improved DDPM, arXiv 2102.09672, section 3.3",
     parameters=(
-        Parameter("history", int, 10, "losses kept of each timestep", "[1, inf)"),
+        Parameter("history", int, 10, "number of losses kept for each timestep", "[1, inf)"),
         Parameter("uniform_share", float, 0.001, "share that stays uniform", "(0, 1]"),
         Parameter("unbiased", bool, True, "as for the others; without it the objective changes"),
     ),
@@ -174,13 +178,13 @@ TIMESTEP_SAMPLERS.register(
     "infonoise",
     description="where the error of the data says most about them: in proportion to the rate at which their entropy rises "
     "with ln sigma, divided by the weight of that error; another density until it has seen every noise level",
-    source="InfoNoise, arXiv 2602.18647; numbers of bins, updates and losses are own choices",
+    source="InfoNoise, arXiv 2602.18647; numbers of bins, updates and losses are our own choices",
     parameters=(
         Parameter("num_bins", int, 64, "equal parts of ln sigma, with one density each", "[1, 1000]"),
         Parameter("warmup_updates", int, 500, "updates before the first density of its own", "[0, inf)"),
         Parameter("refresh_every", int, 100, "updates between two densities", "[1, inf)"),
-        Parameter("min_count", int, 20, "losses of a bin that make a mean", "[1, inf)"),
-        Parameter("ema_decay", float, 0.7, "of the moving average of these means", "[0, 1)"),
+        Parameter("min_count", int, 20, "number of losses of a bin that are averaged into a mean", "[1, inf)"),
+        Parameter("ema_decay", float, 0.7, "decay of the moving average of these means", "[0, 1)"),
         Parameter(
             "onset",
             float,
@@ -188,15 +192,15 @@ TIMESTEP_SAMPLERS.register(
             "share of the largest error / sigma^3 that bounds the noise levels below the pivot",
             "(0, 1)",
         ),
-        Parameter("uniform_share", float, 0.01, "share that stays uniform, so that no mean grows old", "[0, 1)"),
-        Parameter("before", str, "uniform", "the density until then, a spec string"),
+        Parameter("uniform_share", float, 0.01, "share that stays uniform, so that no mean becomes outdated", "[0, 1)"),
+        Parameter("before", str, "uniform", "the density before its own begins, as a spec string"),
     ),
     traits=("feedback",),
 )("diffusers_lrlab.timesteps.infonoise:InfoNoise")
 
 
 _LOGIT_NORMAL = (
-    Parameter("mean", float, 0.8, "of the first phase's logit_normal; above 0 prefers noise", "(-inf, inf)"),
+    Parameter("mean", float, 0.8, "mean of the first phase's logit_normal; above 0 prefers noise", "(-inf, inf)"),
     Parameter("std", float, 1.0, "its width", "(0, inf)"),
     Parameter("switch", float, 0.4, "the share of the run with that density", "(0, 1)"),
 )
@@ -211,7 +215,7 @@ def _phases(progress: Progress, levels: NoiseLevels, is_first: Any, mean: float,
 
 @TIMESTEP_SAMPLERS.register(
     "logit_normal_then_uniform",
-    description="Curriculum Sampling: more of the noisy middle first, then all timesteps alike",
+    description="Curriculum Sampling: more of the noisy middle first, then all timesteps equally",
     source="arXiv 2603.12517, for flow matching: from 60,000 of 150,000 updates on",
     parameters=_LOGIT_NORMAL,
     traits=("curriculum",),
@@ -222,7 +226,10 @@ def logit_normal_then_uniform(progress: Progress, levels: NoiseLevels, mean: flo
 
 @TIMESTEP_SAMPLERS.register(
     "uniform_then_logit_normal",
-    description="logit_normal_then_uniform backwards, with phases of the same lengths: whether their order matters",
+    description=(
+        "logit_normal_then_uniform backwards, with phases of the same lengths; a control that shows whether their order "
+        "matters"
+    ),
     source="a control of logit_normal_then_uniform",
     parameters=_LOGIT_NORMAL,
     traits=("curriculum",),

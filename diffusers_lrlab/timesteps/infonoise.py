@@ -146,7 +146,7 @@ class InfoNoise:
         return torch.where(above, self.places, -math.inf).max()
 
     def held(self) -> str:
-        """The spec string of the sampler that holds the density of now; empty before the first one."""
+        """The spec string of a sampler with the current density, fixed; empty before the first one."""
         if not self.is_adapted:
             return ""
         densities = [float(f"{value:.{_DIGITS}g}") for value in (self.density * len(self.density)).tolist()]
@@ -156,7 +156,7 @@ class InfoNoise:
         )
 
     def guards(self) -> Guards:
-        """What its first density waits for: losses of every part that has a weight, at the noise levels that have one."""
+        """Conditions for its first density: losses of every part that has a weight, at the noise levels that have one."""
         trained = self.weights() > 0
         parts = [(self.bins == number) & trained for number in self.filled]
         masses = [float(self.before[part].sum()) for part in parts if part.any()]
@@ -183,7 +183,7 @@ def _fixed_density(spec: str, levels: NoiseLevels) -> np.ndarray:
     name, kwargs = resolve_spec(spec, None, TIMESTEP_SAMPLERS)
     entry = TIMESTEP_SAMPLERS[name]
     if entry.traits & {"feedback", "curriculum", "restricted"} or kwargs["unbiased"] or kwargs["draw"] != "independent":
-        wanted = "a density that stays as it is and draws every timestep, without draw and unbiased"
+        wanted = "a density that does not change and draws every timestep, without draw and unbiased"
         raise must_be("before", spec, wanted, "such as uniform or logit_normal:mean=0.8", of="'infonoise'")
     own = {key: value for key, value in kwargs.items() if key not in ("draw", "unbiased")}
     weights = np.asarray(entry(Progress(0, 1), levels, **own), np.float64)

@@ -1,4 +1,7 @@
-"""The registries of what is trained when and how strongly. Importing the room (`timesteps/__init__.py`) fills them."""
+"""
+The registries of timestep samplers, loss weightings and learning rates per timestep. Importing the package
+(`timesteps/__init__.py`) fills them.
+"""
 
 from typing import Any
 
@@ -33,8 +36,9 @@ TIMESTEP_SAMPLERS = Registry(
     returns=_check_density,
     common=(
         Parameter(
-            "draw", str, "independent", "how the timesteps of a batch depend on each other: not at all, one from each equal "
-            "part of the density, or in pairs from opposite ends of it; each of them alone has the same density",
+            "draw", str, "independent",
+                "how the timesteps of a batch depend on each other: not at all, one from each equal part of the density, "
+                "or in pairs from its opposite ends; the density of a single timestep is always the same",
             choices=DRAWS,
         ),
         Parameter(
@@ -80,20 +84,24 @@ LOSS_WEIGHTINGS = Registry(
 )  # fmt: skip
 """
 Entries are functions `f(levels, **parameters) -> weights` of shape `(T,)` on the squared error of the predicted noise, as
-they were published; [`convert_weights`] makes those of other predictions of them.
+they were published; [`convert_weights`] converts them for other predictions.
 """
 
 register_loss_weighting = LOSS_WEIGHTINGS.register
 """Registers a loss weighting, such a function, with the arguments of [`Registry.register`]."""
 
 EDGES = Parameter(
-    "edges", list, (), "where bands meet, rising, as shares of the timesteps; bands of equal width if not given", "(0, 1)"
+    "edges",
+    list,
+    (),
+    "edges between the bands, increasing, as shares of the timesteps; bands of equal width if not given",
+    "(0, 1)",
 )
 
 TIMESTEP_LRS = Registry(
     "per-timestep learning rate",
     common=(
-        Parameter("factors", list, (), "a factor for each band, from the least to the most noise; needed", "(0, inf)"),
+        Parameter("factors", list, (), "a factor for each band, from the least to the most noise; required", "(0, inf)"),
         EDGES,
     ),
 )

@@ -29,13 +29,13 @@ _DRAW = Parameter("draw", str, None, "as for the others", choices=DRAWS)
 
 TIMESTEP_SAMPLERS.register(
     "uniform",
-    description="every timestep alike, as diffusers' scripts draw them",
+    description="all timesteps equally likely, as in diffusers' scripts",
     source="DDPM, arXiv 2006.11239, algorithm 1",
     traits=("uniform",),
 )(uniform)
 TIMESTEP_SAMPLERS.register(
     "stratified",
-    description="uniform, one timestep from each of as many equal parts as the batch has images",
+    description="uniform and stratified: one timestep from each of N equal parts, for a batch of N images",
     source="the low-discrepancy sampler of VDM, arXiv 2107.00630",
     parameters=(replace(_DRAW, default="stratified"),),
     traits=("uniform",),
@@ -65,7 +65,7 @@ def _mass(cumulative: np.ndarray) -> np.ndarray:
 
 @TIMESTEP_SAMPLERS.register(
     "logit_normal",
-    description="the sigmoid of a normal variable: the middle of the timesteps",
+    description="the sigmoid of a normal variable; favours the middle of the timesteps",
     source=f"{SD3}, section 3.1",
     parameters=(
         Parameter(
@@ -89,11 +89,11 @@ def logit_normal(progress: Progress, levels: NoiseLevels, mean: float, std: floa
 
 @TIMESTEP_SAMPLERS.register(
     "mode",
-    description="heavier in the middle, or for negative scales at the ends; never 0",
+    description="higher in the middle, or at the ends if the scale is negative; never 0",
     source=f"{SD3}, section 3.1",
     parameters=(
         # Beyond 2 / (pi - 2) the map of the paper is not monotone.
-        Parameter("scale", float, 1.29, "how much heavier; 0 is uniform", "[-1, 1.75]"),
+        Parameter("scale", float, 1.29, "how much higher; 0 is uniform", "[-1, 1.75]"),
     ),
     traits=("middle",),
 )
@@ -109,7 +109,7 @@ def mode(progress: Progress, levels: NoiseLevels, scale: float) -> np.ndarray:
 
 @TIMESTEP_SAMPLERS.register(
     "cosine_map",
-    description="as if the noise schedule were a cosine: a little more of the middle",
+    description="as if the noise schedule were a cosine; slightly favours the middle",
     source=f"{SD3}, section 3.1",
     traits=("middle",),
 )
@@ -138,7 +138,7 @@ def truncated_normal(progress: Progress, levels: NoiseLevels, mean: float, std: 
 @TIMESTEP_SAMPLERS.register(
     "beta",
     description="a beta density over t / T; less than 1 for alpha prefers little noise",
-    source="B-TTDM, ECCV 2024: beta = 1 and alpha < 1, of which no numbers could be found",
+    source="B-TTDM, ECCV 2024: beta = 1 and alpha < 1, whose values could not be found",
     parameters=(
         Parameter("alpha", float, 0.85, "below 1, the density is high at little noise", "(0, inf)"),
         Parameter("beta", float, 1.0, "below 1, the density is high at much noise", "(0, inf)"),
@@ -200,10 +200,16 @@ def laplace(progress: Progress, levels: NoiseLevels, mean: float, scale: float) 
 
 @TIMESTEP_SAMPLERS.register(
     "piecewise",
-    description="a density over ln sigma, constant in equal parts; held, such as the last one of infonoise",
+    description="a fixed density over ln sigma, constant in equal parts, such as the last one of infonoise",
     source="a plain choice, for comparison",
     parameters=(
-        Parameter("densities", list, (1.0,), "of the parts, from the least noise; the scale does not matter", "[0, inf)"),
+        Parameter(
+            "densities",
+            list,
+            (1.0,),
+            "densities of the parts, from the least noise; their scale does not matter",
+            "[0, inf)",
+        ),
         Parameter("low", float, None, "ln sigma where the first part begins; the least noise if not given", "(-inf, inf)"),
         Parameter("high", float, None, "ln sigma where the last part ends; the most noise if not given", "(-inf, inf)"),
         Parameter("uniform_share", float, 0.0, "share that is uniform over the timesteps", "[0, 1)"),
@@ -224,7 +230,7 @@ def piecewise(
     log_sigma = LogSigma(levels)
     edges = log_sigma.edges(len(densities), low, high)
     if edges[0] >= edges[-1]:
-        raise LabError(f"'piecewise' from low={edges[0]:g} to high={edges[-1]:g} holds nothing. Let high be above low.")
+        raise LabError(f"'piecewise' from low={edges[0]:g} to high={edges[-1]:g} is empty. Make high larger than low.")
     mass = log_sigma.overlaps(edges) @ np.asarray(densities, np.float64)
     total = mass.sum()
     if not total > 0:

@@ -64,14 +64,14 @@ class TimestepSampler(LossFeedback):
 
     def losses_are(self, prediction_type: str, table: Callable[[], torch.Tensor] | None = None) -> None:
         """
-        Says what [`observe`] gets: squared errors of a prediction, of the noise unless this is called, times the weights
+        Sets what [`observe`] gets: squared errors of a prediction (of the noise, unless this is called), times the weights
         `table()` of all timesteps, `(T,)`, if given. Only samplers that need the error of the data ask for it.
         """
         if hasattr(self.state, "losses_are"):
             self.state.losses_are(prediction_type, table)
 
     def held(self) -> str:
-        """The spec string of a sampler that holds the density of now; empty if there is none."""
+        """The spec string of a sampler with the current density, fixed; empty if there is none."""
         return str(self.state.held()) if hasattr(self.state, "held") else ""
 
     def beginning(self, batch_size: int, num_updates: int) -> Beginning | None:
@@ -111,8 +111,8 @@ class TimestepSampler(LossFeedback):
                 stays where it is.
 
         Returns:
-            `torch.Tensor`: float64 of shape `(T,)` that sums to 1; `(num_updates, T)` for an array. A pure function of
-            the update, but for samplers that follow the losses: theirs is that of now.
+            `torch.Tensor`: float64 of shape `(T,)` that sums to 1; `(num_updates, T)` for an array. A pure function of the
+            update, except for samplers that follow the losses, which return their current density.
         """
         if not np.issubdtype(np.asarray(update).dtype, np.integer) or np.min(update, initial=0) < 0:
             wanted = "a whole number in [0, inf), or an array of them"
@@ -244,6 +244,6 @@ def contradiction(name: str, prediction_type: str) -> str | None:
         else f"For prediction_type={prediction_type!r} high noise is the hard end"
     )
     return (
-        f"{name!r} takes high noise for easy, which holds for a model that predicts the noise, as the noisy image nearly "
-        f"is its answer. {here}. Use 'uniform' or 'stratified'."
+        f"{name!r} assumes that high noise is easy. That holds for a model that predicts the noise, as the noisy image is "
+        f"nearly the answer. {here}. Use 'uniform' or 'stratified'."
     )

@@ -17,7 +17,7 @@ MIN_SNR = "Min-SNR, arXiv 2303.09556"
 
 @LOSS_WEIGHTINGS.register(
     "none",
-    description="the plain error of what the model predicts; that of images times SNR, as in diffusers' example",
+    description="the plain error of the prediction; times SNR if the model predicts images, as in diffusers' example",
     source="DDPM, arXiv 2006.11239, eq. 14; arXiv 2202.00512, section 4",
     traits=("plain",),
 )
@@ -27,9 +27,9 @@ def none(levels: NoiseLevels) -> np.ndarray:
 
 @LOSS_WEIGHTINGS.register(
     "min_snr",
-    description="on images min(SNR, gamma): less of the almost clean ones",
+    description="min(SNR, gamma) on the error of images: less weight on almost clean ones",
     source=MIN_SNR,
-    parameters=(Parameter("gamma", float, 5.0, "the SNR above which images count no more", "(0, inf)"),),
+    parameters=(Parameter("gamma", float, 5.0, "the SNR above which the weight of an image no longer rises", "(0, inf)"),),
     traits=("image", "middle"),
 )
 def min_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
@@ -39,9 +39,9 @@ def min_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
 
 @LOSS_WEIGHTINGS.register(
     "soft_min_snr",
-    description="on images SNR gamma / (SNR + gamma): the same without the kink",
+    description="SNR gamma / (SNR + gamma) on the error of images: min_snr without the kink",
     source="Hourglass Diffusion Transformers, arXiv 2401.11605",
-    parameters=(Parameter("gamma", float, 4.0, "the SNR around which images begin to count no more", "(0, inf)"),),
+    parameters=(Parameter("gamma", float, 4.0, "the SNR around which the weight of an image levels off", "(0, inf)"),),
     traits=("image", "middle"),
 )
 def soft_min_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
@@ -51,9 +51,9 @@ def soft_min_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
 
 @LOSS_WEIGHTINGS.register(
     "max_snr",
-    description="on images max(SNR, gamma): the noisiest count as much as those at gamma",
+    description="max(SNR, gamma) on the error of images: the noisiest count as much as those at gamma",
     source=MIN_SNR,
-    parameters=(Parameter("gamma", float, 5.0, "the SNR below which images count no less", "(0, inf)"),),
+    parameters=(Parameter("gamma", float, 5.0, "the SNR below which the weight of an image no longer falls", "(0, inf)"),),
     traits=("image",),
 )
 def max_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
@@ -71,10 +71,10 @@ def truncated_snr(levels: NoiseLevels) -> np.ndarray:
 
 @LOSS_WEIGHTINGS.register(
     "p2",
-    description="1 / (k + SNR)^gamma: less of little noise",
+    description="1 / (k + SNR)^gamma: less weight on low noise",
     source="P2, arXiv 2204.00227",
     parameters=(
-        Parameter("gamma", float, 1.0, "0 is plain; with k = 1, a half weights by the noise rate", "[0, inf)"),
+        Parameter("gamma", float, 1.0, "0 is plain; with k = 1, 0.5 weights by the noise rate", "[0, inf)"),
         Parameter("k", float, 1.0, "limits the weight of pure noise", "(0, inf)"),
     ),
 )
@@ -85,9 +85,9 @@ def p2(levels: NoiseLevels, gamma: float, k: float) -> np.ndarray:
 
 @LOSS_WEIGHTINGS.register(
     "debiased",
-    description="1 / sqrt(SNR): more of the noise, by a factor of 150 at the end of the linear noise schedule",
+    description="1 / sqrt(SNR): more weight on high noise, by a factor of 150 at the end of the linear noise schedule",
     source="arXiv 2310.08442",
-    parameters=(Parameter("min_snr", float, 0.0, "the SNR below which weights rise no more", "[0, inf)"),),
+    parameters=(Parameter("min_snr", float, 0.0, "the SNR below which weights no longer rise", "[0, inf)"),),
 )
 def debiased(levels: NoiseLevels, min_snr: float) -> np.ndarray:
     r"""\(w = 1 / \sqrt{\text{SNR}}\) on the error of the noise."""
@@ -97,7 +97,7 @@ def debiased(levels: NoiseLevels, min_snr: float) -> np.ndarray:
 
 @LOSS_WEIGHTINGS.register(
     "edm",
-    description="EDM's, made for its sampler; on images SNR + 1 / sigma_data^2",
+    description="EDM's weight, made for its sampler: SNR + 1 / sigma_data^2 on the error of images",
     source="EDM, arXiv 2206.00364, table 1",
     parameters=(Parameter("sigma_data", float, 0.5, "standard deviation of the images", "[0.001, 1000]"),),
     traits=("image",),
@@ -113,7 +113,7 @@ def edm(levels: NoiseLevels, sigma_data: float) -> np.ndarray:
 
 @LOSS_WEIGHTINGS.register(
     "sigma_sqrt",
-    description="on the velocity of flow matching 1 / sigma^2: more of little noise, by a factor of T^2",
+    description="1 / sigma^2 on the velocity of flow matching: more weight on low noise, by a factor of T^2",
     source="Stable Diffusion 3, arXiv 2403.03206; diffusers' compute_loss_weighting_for_sd3",
     traits=("velocity",),
 )
@@ -124,7 +124,7 @@ def sigma_sqrt(levels: NoiseLevels) -> np.ndarray:
 
 @LOSS_WEIGHTINGS.register(
     "cosmap",
-    description="on the velocity of flow matching 2 / (pi (1 - 2 sigma + 2 sigma^2)): a little more of the middle",
+    description="2 / (pi (1 - 2 sigma + 2 sigma^2)) on the velocity of flow matching: slightly more weight on the middle",
     source="Stable Diffusion 3, arXiv 2403.03206, section 3.1; diffusers' compute_loss_weighting_for_sd3",
     traits=("velocity", "middle"),
 )
@@ -136,10 +136,16 @@ def cosmap(levels: NoiseLevels) -> np.ndarray:
 
 LOSS_WEIGHTINGS.register(
     "learned_log_variance",
-    description="1 / exp(u), with u learned as the log of the expected loss at each noise level, so that all count alike",
+    description="1 / exp(u), with u learned as the log of the expected loss at each noise level, so that all count equally",
     source="EDM2, arXiv 2312.02696; here with an Adam of its own",
     parameters=(
-        Parameter("num_features", int, 128, "random Fourier features of the noise level that u is linear in", "[1, inf)"),
+        Parameter(
+            "num_features",
+            int,
+            128,
+            "number of random Fourier features of the noise level, in which u is linear",
+            "[1, inf)",
+        ),
         Parameter("learning_rate", float, 0.01, "of u", "(0, inf)"),
     ),
     traits=("feedback",),

@@ -146,7 +146,9 @@ def parse_arguments(arguments: Sequence[str], description: str, prog: str | None
 
 
 def parse_with(arguments: Sequence[str], description: str, *more_groups: Any, prog: str | None = None) -> tuple[Any, ...]:
-    """The same with further dataclasses of options: the training configuration, then one of each."""
+    """
+    Like [`parse_arguments`], with further dataclasses of options: returns the training configuration, then one of each.
+    """
     parser = make_parser(description, more_groups, prog)
     sources = [("the command line", list(arguments))]
     if path := parser.parse_known_args(arguments)[0].config:

@@ -139,7 +139,7 @@ class ResolvedConfig(TrainingConfig):
 
 
 def complete_options(recorded: dict[str, Any]) -> dict[str, Any]:
-    """The options of a record or a checkpoint; those that were added since have their defaults."""
+    """The options of a record or a checkpoint; options that were added since then have their defaults."""
     return {**defaults_of(TrainingConfig), **recorded}
 
 

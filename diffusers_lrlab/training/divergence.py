@@ -19,7 +19,7 @@ from .sharding import local_shard
 
 
 class DivergenceGuard:
-    """Decides when a run has diverged, and which checkpoint it goes back to."""
+    """Decides when a run has diverged, and which checkpoint it returns to."""
 
     def __init__(self, run: RunState, checkpoints: CheckpointWriter):
         self.run, self.checkpoints, self.folder = run, checkpoints, checkpoints.folder
@@ -33,7 +33,7 @@ class DivergenceGuard:
         self.checkpoints.finish()  # the message names the last one
         run, last = self.run, self.folder.checkpoints()
         lr = run.current_lr * self.lr_factors(run.update)
-        go_on = f"go on from {last[-1]} by --resume_from_checkpoint latest" if last else "give"
+        go_on = f"continue from {last[-1]} with --resume_from_checkpoint latest" if last else "give"
         or_else = "" if self.rule else f"; or {go_on} --on_divergence rollback"
         return Diverged(
             f"{what} around update {run.update} at learning rate {lr:.3g}: training has diverged. Lower --learning_rate, "
@@ -71,8 +71,8 @@ class DivergenceGuard:
         if len(self.rollbacks) >= self.rule["max_rollbacks"]:
             at = ", ".join(str(rollback["back_to"]) for rollback in self.rollbacks)
             raise Diverged(
-                f"{reason} It went back to update {at} before, as often as max_rollbacks of --on_divergence allows; "
-                "that may be raised with --resume_from_checkpoint latest."
+                f"{reason} The run has already gone back to update {at}, as often as max_rollbacks of --on_divergence "
+                "allows. To allow more, raise max_rollbacks and add --resume_from_checkpoint latest."
             ) from None
         # The main process decides, before any process changes the folder.
         values = [self._newest() if self.folder.is_writer else None]
@@ -96,8 +96,8 @@ class DivergenceGuard:
         rollback = {"diverged_at": diverged_at, "back_to": back_to, "lr_factor": factor, "reason": what}
         self._set_rollbacks([*earlier, rollback])
         warn(
-            f"{what}. Back to update {back_to}, and on from there at {factor:g} of the scheduled learning rate (rollback "
-            f"{number} of {self.rule['max_rollbacks']})."
+            f"{what}. Back to update {back_to}, continuing from there at {factor:g} of the scheduled learning rate "
+            f"(rollback {number} of {self.rule['max_rollbacks']})."
         )
 
     def _set_rollbacks(self, rollbacks: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Gives the checkpoint of a run to another one, which goes on from it with a curve of its own."""
+"""Hands the checkpoint of a run over to another run, which continues from it with its own curve."""
 
 import dataclasses
 import json
@@ -40,10 +40,10 @@ def hand_over(
     Args:
         checkpoint (`Path`): A checkpoint of the run `giver`.
         giver ([`RunFolder`]): The run whose state it is.
-        taker ([`RunFolder`]): The run that goes on from it.
+        taker ([`RunFolder`]): The run that continues from it.
         config ([`ResolvedConfig`]): The settings of that run.
         warmup_updates (`int`): Its warm-up.
-        num_updates (`int`): Its length, that of the other run until the checkpoint included.
+        num_updates (`int`): Its length, including the updates before the checkpoint.
         more (`dict`, *optional*): Values to replace or add in `trainer.json`.
         change (`Callable`, *optional*): Changes the copied files of the checkpoint in the folder that it is given.
 

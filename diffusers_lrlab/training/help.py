@@ -55,7 +55,7 @@ def _first_options(parser: argparse.ArgumentParser, first: Set[str]) -> str:
             formatter.end_section()
         hidden = [action for action in group._group_actions if action not in shown and _is_listed(action)]
         others += [f"{group.title} ({len(hidden)})"] if hidden else []
-    formatter.add_text(f"--help all shows the other options, too: {'; '.join(others)}.")
+    formatter.add_text(f"--help all also shows the other options: {'; '.join(others)}.")
     return formatter.format_help()
 
 

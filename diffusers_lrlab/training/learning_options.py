@@ -96,7 +96,7 @@ class ModelConfig:
     )
     lora_alpha: float | None = option(
         None,
-        "Scale of the LoRA: its product of matrices is added times lora_alpha / lora_rank (default: lora_rank).",
+        "Scale of the LoRA: its product of matrices is multiplied by lora_alpha / lora_rank (default: lora_rank).",
         UPDATE,
         range="(0, 1e6]",
         needs=(LORA,),
@@ -211,8 +211,8 @@ class TimestepConfig:
     )
     log_loss_floor: bool = option(
         False,
-        "Compute the lowest possible loss of each bin before training, as lrlab floor does, for lrlab/timesteps.parquet and "
-        "its plot. For data in memory; --dry_run tells the time.",
+        "Compute the lowest possible loss of each bin before training, as lrlab floor does, for lrlab/timesteps.parquet "
+        "and its plot. For data in memory; --dry_run shows how long it takes.",
         BIN_LOG,
         needs=(BINS, HELD_OUT),
     )

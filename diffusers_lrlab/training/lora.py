@@ -63,7 +63,7 @@ def lora_targets(model: Any, patterns: str | None) -> list[str]:
 
 
 def add_lora(model: Any, config: ResolvedConfig) -> Any:
-    """The model with a LoRA, if one is asked for, and all else frozen."""
+    """The model with a LoRA, if one is requested, and all else frozen."""
     if config.lora_rank is None:
         return model
     from peft import LoraConfig, inject_adapter_in_model
@@ -84,7 +84,7 @@ def has_lora(model: Any) -> bool:
 
 
 def trained_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
-    """What optimizer, average and checkpoints have of a model, by name: all of its parameters, or those of its LoRA."""
+    """The parameters that optimizer, average and checkpoints contain, by name: all of a model, or those of its LoRA."""
     named = dict(model.named_parameters())
     return {name: value for name, value in named.items() if value.requires_grad} if has_lora(model) else named
 

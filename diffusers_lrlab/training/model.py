@@ -38,7 +38,7 @@ def build_model(config: ResolvedConfig, arguments: dict[str, Any]) -> Any:
 
 
 def make_model(config: ResolvedConfig, arguments: dict[str, Any], start: StartWeights | None = None) -> Any:
-    """The model with these arguments, and the weights that it begins with; with a LoRA, if one is asked for."""
+    """The model with these arguments, and the weights that it begins with; with a LoRA, if one is requested."""
     model = build_model(config, arguments)
     if start is not None:
         start.load_into(model)
@@ -49,7 +49,7 @@ def make_model(config: ResolvedConfig, arguments: dict[str, Any], start: StartWe
 
 def find_start(config: ResolvedConfig, checkpoint: Path | None = None) -> StartWeights | None:
     """
-    The weights that a run starts from, `None` for random ones. A run that goes on from a checkpoint does not read them
+    The weights that a run starts from, `None` for random ones. A run that resumes from a checkpoint does not read them
     again: the checkpoint has the weights, and the folder of the run those beside a LoRA.
     """
     if config.pretrained_model_name_or_path is None:
@@ -96,7 +96,7 @@ def _config_of_start(config: ResolvedConfig, start: StartWeights, architecture: 
         given = kind.check_model_config(config, given) or given
     else:
         architecture.check_start(given, start.name_or_path)
-        why = "as --resolution and --image_channels say" if latents_folder(config) is None else "as of the latents"
+        why = "as --resolution and --image_channels say" if latents_folder(config) is None else "as the latents have"
         _check_shape(config, given, _known_arguments(config), why)
     # Errors of weights and LoRA come before data are read.
     if start.folder is not None:

@@ -30,8 +30,8 @@ class OptimizerConfig:
     max_grad_norm: float = option(1.0, "Norm to which gradients are clipped; 0 for no clipping.", UPDATE, range="[0, 1e9]")
     skip_bad_updates: int | None = option(
         None,
-        "Skip updates with non-finite gradients, at most this many in a row: weights, optimizer and EMA stay, clock "
-        "and data advance. Synchronizes the device at every update (default: off).",
+        "Skip updates with non-finite gradients, at most this many in a row: weights, optimizer and EMA stay unchanged, "
+        "while clock and data advance. Synchronizes the device at every update (default: off).",
         WHOLE_RUN,
         study="no",
         range="[1, 1e9]",
@@ -45,7 +45,7 @@ class OptimizerConfig:
     ema: str | None = option(
         None,
         "Decay of the EMA, as a name or spec string, instead of the --ema_* options (default: warmup_power with those "
-        "options). Several averages by several --ema, or A|B in one: the first is validated, sampled and saved as the "
+        "options). Repeat --ema, or write A|B, for several averages: the first is validated, sampled and saved as the "
         "pipeline, the others are saved beside it. Names: {names}.",
         WHOLE_RUN,
         registry="averaging.forms:EMA_FORMS",

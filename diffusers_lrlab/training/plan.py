@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def decay_timescale(self) -> DecayTimescale | None:
-        """What weight decay does; `None` if there is none, or if it is not decoupled from the gradient."""
+        """The effect of weight decay; `None` if there is none, or if it is not decoupled from the gradient."""
         decay = self.optimizer_kwargs.get("weight_decay")
         if not decay or "decoupled" not in OPTIMIZERS[self.config.optimizer].traits:
             return None
@@ -143,7 +143,7 @@ class Plan:
 
     @property
     def sampling_cost(self) -> float:
-        """A step of sampling over the training of an item; guidance calls the model twice."""
+        """Cost of a step of sampling relative to training on one item; guidance calls the model twice."""
         return self.kind.sampling_cost * (1 if self.config.guidance_scale == 1 else 2)
 
     @cached_property
@@ -191,7 +191,7 @@ class Plan:
 
     @cached_property
     def num_trained_parameters(self) -> int:
-        """Those that are trained: all, or those of the LoRA."""
+        """Parameters that are trained: all, or those of the LoRA."""
         return sum(parameter.numel() for parameter in trained_parameters(self.model_on_meta).values())
 
     @property
@@ -245,7 +245,7 @@ def make_plan(
     _check_data(config, layout, num_images, num_held_out, data.in_memory is not None)
     num_updates = config.max_train_steps or math.ceil((config.num_epochs or 0) * (num_images or 0) / layout.global_batch)
     if not num_updates:
-        raise LabError("The run has no length. Give --max_train_steps, or --num_epochs for data that are no stream.")
+        raise LabError("The run has no length. Give --max_train_steps, or --num_epochs for data that are not a stream.")
     lrs, momenta = schedule_curves(schedule, peak, config.start_momentum, config.lr_warmup_steps, num_updates)
     images_seen = sys.maxsize if measures_in_full else num_updates * layout.global_batch
     samples = kind.measured_samples(images_seen, num_held_out, num_images)
@@ -293,8 +293,8 @@ def _scale_warnings(data: TrainingData, kind: DataKind) -> tuple[str, ...]:
     if 0.1 <= spread <= 10:
         return ()
     return (
-        f"The {kind.name} have a standard deviation of up to {spread:.3g}, and the noise one of 1: rescale the {kind.name} "
-        "to about 1, or little is learned.",
+        f"The {kind.name} have a standard deviation of up to {spread:.3g}, while the noise has 1. Rescale the {kind.name} "
+        "to about 1, or the model learns little.",
     )
 
 
@@ -312,7 +312,7 @@ def _check_data(
     if config.log_loss_floor and (not in_memory or num_held_out < 2 or (num_images or 0) < 4):
         raise must_be(
             "--log_loss_floor", True, "left out for data that are not in memory, or with fewer than 10 images",
-            "lrlab floor --run DIR computes it after the run, for a part of large data",
+            "lrlab floor --run DIR computes it after the run, for a sample of large data",
         )  # fmt: skip
     if config.timestep_grad_every and not num_held_out:
         raise LabError(

@@ -224,12 +224,12 @@ def _timestep_warnings(plan: Plan) -> list[str | None]:
     if "middle" in TIMESTEP_SAMPLERS[sampler].traits & LOSS_WEIGHTINGS[weighting].traits:
         warnings.append(
             f"{sampler!r} samples the middle noise levels more often and {weighting!r} weights them more: together they "
-            "leave little of the rest. Use one of them."
+            "leave little weight on the rest. Use one of them."
         )
     needed, seen = kwargs.get("history", 0) * config.num_train_timesteps, plan.num_updates * plan.layout.global_batch
     if seen < needed:
         warnings.append(
-            f"{sampler!r} stays uniform until all {counted(config.num_train_timesteps, 'timestep')} were drawn "
+            f"{sampler!r} stays uniform until all {counted(config.num_train_timesteps, 'timestep')} have been drawn "
             f"{times(kwargs['history'])}. That takes over {counted(needed, 'image')}, and this run sees {seen}. Lower "
             "history, or train for longer."
         )

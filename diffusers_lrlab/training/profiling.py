@@ -31,8 +31,8 @@ def check_profile(num_profiled: int | None, num_updates: int) -> None:
         return
     remedy = f"Give {most} or less" if most > 0 else f"It takes {counted(_BEFORE + _WARM_UP + 1, 'update')} at least"
     raise LabError(
-        f"--profile {num_profiled} begins after {counted(_BEFORE + _WARM_UP, 'update')}, and only {num_updates} are to be "
-        f"done. {remedy}, or leave --profile out."
+        f"--profile {num_profiled} begins after {counted(_BEFORE + _WARM_UP, 'update')}, but only {num_updates} are left "
+        f"to do. {remedy}, or leave --profile out."
     )
 
 
@@ -53,9 +53,9 @@ def profiled_updates(trainer: Trainer, num: int) -> Iterator[int]:
         with atomic_file(path) as temporary:
             profiler.export_chrome_trace(str(temporary))
     except (OSError, RuntimeError, MemoryError) as error:
-        warn(f"No profile: {type(error).__name__}: {error}. Training goes on.")
+        warn(f"No profile: {type(error).__name__}: {error}. Training continues.")
     else:
-        said = f"{counted(num, 'update')}, which the profiler makes slower; all that they did is in {path}:"
+        said = f"{counted(num, 'update')}, which the profiler makes slower; their full trace is in {path}:"
         tqdm.write(f"{said}\n{_table(profiler, trainer)}")
     yield from updates
 

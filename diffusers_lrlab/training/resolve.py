@@ -124,7 +124,7 @@ def _resolve_optimizer(config: TrainingConfig) -> dict[str, Any]:
 
 
 def has_chosen_decay(config: ResolvedConfig) -> bool:
-    """Whether the weight decay of a run is another than the default."""
+    """Whether the weight decay of a run differs from the default."""
     given = config.optimizer_kwargs.get("weight_decay")
     entry = OPTIMIZERS[config.optimizer]
     usual = {parameter.name: parameter.default for parameter in entry.parameters}.get("weight_decay")
@@ -202,7 +202,7 @@ def _resolve_start(config: TrainingConfig) -> dict[str, Any]:
         names = ", ".join(given)
         raise LabError(
             f"--denoiser {config.denoiser}: must be given without parameters beside --pretrained_model_name_or_path, got "
-            f"{names}. Hint: the configuration of the model is that of its weights."
+            f"{names}. Hint: the weights determine the configuration of the model."
         )
     resolved: dict[str, Any] = {} if config.denoiser is None else {"denoiser_kwargs": {}}
     if config.lora_rank is not None:

@@ -47,7 +47,9 @@ def check_writable(path: Path) -> None:
         raise LabError(f"--output_dir {str(path)!r} is a file. Give the name of a folder.")
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise LabError(f"--output_dir {str(path)!r} cannot be written: {str(existing)!r} is no folder you may write to.")
+        raise LabError(
+            f"--output_dir {str(path)!r} cannot be written: {str(existing)!r} is not a folder that you can write to."
+        )
 
 
 def find_checkpoint(config: ResolvedConfig) -> Path | None:
@@ -144,8 +146,8 @@ def _check_nothing_is_lost(folder: RunFolder) -> None:
     """Allows a run without any checkpoint to start again; raises a `LabError` if that would replace a result."""
     if (folder.path / "model_index.json").exists():
         raise LabError(
-            f"There is no checkpoint to resume from in {str(folder.path)!r}, but a pipeline that was trained. Start a new "
-            f"run: {ANEW}."
+            f"There is no checkpoint to resume from in {str(folder.path)!r}, only a trained pipeline. Start a new run: "
+            f"{ANEW}."
         )
     check_fresh(folder, overwrite=True)
     warn(f"there is no checkpoint to resume from in {str(folder.path)!r}: the run starts at update 0.")
@@ -170,8 +172,8 @@ def check_fresh(folder: RunFolder, overwrite: bool, config: ResolvedConfig | Non
         return
     if not folder.holds_run():
         raise LabError(
-            f"--output_dir {str(path)!r} holds other files and no run. Give a new or empty folder; nothing is ever "
-            "overwritten unasked."
+            f"--output_dir {str(path)!r} holds other files and no run. Give a new or empty folder; other files are never "
+            "overwritten."
         )
     status = folder.read_record().get("run", {}).get("status", "unknown")
     if not overwrite:
@@ -182,7 +184,7 @@ def check_fresh(folder: RunFolder, overwrite: bool, config: ResolvedConfig | Non
 
 def _what_to_do(folder: RunFolder, status: str, config: ResolvedConfig | None) -> str:
     """The remedy for a folder that holds a run; names a resume only if one is possible."""
-    instead = "eplace it by --overwrite_output_dir, or choose another folder"
+    instead = "eplace it with --overwrite_output_dir, or choose another folder"
     try:
         newest = folder.newest_checkpoint()
     except LabError:  # all are damaged
@@ -197,7 +199,7 @@ def _what_to_do(folder: RunFolder, status: str, config: ResolvedConfig | None) -
                 f"The run in it has other settings ({', '.join(error.names)}). R{instead}; to resume it, give its settings "
                 "and --resume_from_checkpoint latest."
             )
-    return f"Go on with it by --resume_from_checkpoint latest, r{instead}."
+    return f"Continue it with --resume_from_checkpoint latest, r{instead}."
 
 
 def _is_free(folder: RunFolder) -> bool:
@@ -269,7 +271,7 @@ def _remedy_for(names: list[str], folder: RunFolder) -> str:
     if folder.is_finished():
         reason, resume = "That run has finished. ", "Start"
     if names == ["data"]:
-        reason, resume = "The data have changed. ", "Put back what they were, or start"
+        reason, resume = "The data have changed. ", "Restore them, or start"
     if not {"--max_train_steps", "--num_epochs"}.isdisjoint(names):
-        reason += "The learning rates of a run follow from its length, so one of another length is another run. "
+        reason += "The learning rates of a run depend on its length, so a run of another length is a different run. "
     return f"{reason}{resume} a new one: {ANEW}."

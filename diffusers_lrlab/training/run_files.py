@@ -43,20 +43,20 @@ def check_kinds_of_own(path: Path, logging_dir: str) -> None:
 
 
 def check_names_of_checkpoints(path: Path) -> None:
-    """Raises a `LabError` for a path in the folder of a run that has the name of a checkpoint and is none."""
+    """Raises a `LabError` for a path in the folder of a run that has the name of a checkpoint but is not one."""
     for checkpoint in sorted(path.glob("checkpoint-*")):
         if re.fullmatch(r"checkpoint-\d+", checkpoint.name):
             check_own_checkpoint(checkpoint)
 
 
 def check_own_checkpoint(path: Path) -> None:
-    """Raises a `LabError` if a path where a checkpoint is to be written exists and is no checkpoint of a run."""
+    """Raises a `LabError` if a path where a checkpoint is to be written exists but is not a checkpoint of a run."""
     is_own = path.is_dir() and (is_checkpoint(path) or not any(path.iterdir()))
     if path.is_symlink() or (path.exists() and not is_own):
         what = "a link" if path.is_symlink() else "a folder" if path.is_dir() else "a file"
         raise LabError(
-            f"{str(path)!r} is {what} and no checkpoint of a run, and this run writes its checkpoints there. Hint: move it "
-            "away, or give another --output_dir; nothing of yours is replaced."
+            f"{str(path)!r} is {what} and not a checkpoint of a run, but this run writes its checkpoints there. Hint: move "
+            "it away, or give another --output_dir; nothing of yours is replaced."
         )
 
 

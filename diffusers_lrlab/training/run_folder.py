@@ -125,7 +125,7 @@ class RunFolder:
             if log is not None:
                 warn(
                     f"{str(self.metrics_file)!r} has changed since update {update}, and rows may be lost: {len(rows)} are "
-                    "left. Training resumes, since it needs none of them; plots of the log will lack them."
+                    "left. Training resumes, since it needs no rows; plots of the log will lack the lost ones."
                 )
         write_text(self.metrics_file, text)
         self._log_size = self.metrics_file.stat().st_size
@@ -201,7 +201,7 @@ class RunFolder:
         if damaged:
             raise LabError(
                 f"No checkpoint in {str(self.path)!r} is intact: {'; '.join(damaged)}. Hint: restore one from a copy, or "
-                "start again by --overwrite_output_dir in place of --resume_from_checkpoint."
+                "start again with --overwrite_output_dir in place of --resume_from_checkpoint."
             )
         return None
 
@@ -235,8 +235,8 @@ class RunFolder:
 
 def _disturbed(what: str) -> LabError:
     return LabError(
-        f"{what} while the run was writing there. Hint: leave the folder of a run alone; go on by --resume_from_checkpoint "
-        "latest, which starts again if no checkpoint is left."
+        f"{what} while the run was writing there. Hint: do not change the folder of a run while it trains; continue with "
+        "--resume_from_checkpoint latest, which starts again if no checkpoint is left."
     )
 
 

@@ -107,7 +107,7 @@ class RunLog:
         run.follow_loss(losses["validation_loss"])
 
     def warn_of_lr(self) -> None:
-        """Shows what the rows say of the learning rate, each warning once."""
+        """Shows warnings about the learning rate from the rows so far, each once."""
         plan, objective = self.run.plan, self.run.objective
         still = not (objective.sampler.moves or objective.follows_losses)
         rows, max_norm = self.folder.read_metrics(), self.run.config.max_grad_norm

@@ -55,15 +55,16 @@ class LoopConfig:
     )
     compile: bool = option(
         False,
-        "Train with torch.compile, applied to the model's repeated blocks if it declares any: faster after a first "
-        "minute, with other rounding. `accelerate launch --dynamo_backend` chooses a backend other than inductor.",
+        "Train with torch.compile, applied to the model's repeated blocks if it declares any: faster after a first minute, "
+        "with different rounding. `accelerate launch --dynamo_backend` chooses a backend other than inductor.",
         UPDATE,
         may_change_on_resume=True,  # what was used is compared
         study="no",
     )
     channels_last: bool = option(
         False,
-        "Keep convolutions and images in channels-last layout, the fastest for 16-bit convolutions on GPUs; other rounding.",
+        "Keep convolutions and images in channels-last layout, the fastest for 16-bit convolutions on GPUs; with different "
+        "rounding.",
         UPDATE,
         kinds=SIZED,
     )
@@ -142,8 +143,8 @@ class OutputConfig:
     )
     save_model_epochs: int | None = option(
         None,
-        "Epochs between saves of the pipeline, besides the one at the end (default: none, as checkpoints guard the "
-        "run; upstream 10).",
+        "Epochs between saves of the pipeline, besides the one at the end (default: none, as checkpoints protect the run; "
+        "upstream 10).",
         OUTPUT,
         range="[1, 1e9]",
     )
@@ -180,7 +181,8 @@ class OutputConfig:
     )
     checkpointing_min_seconds: float = option(
         0.0,
-        "Shortest time between checkpoints in seconds, for slow disks; earlier ones are skipped, except the last.",
+        "Shortest time between checkpoints in seconds, for slow disks; checkpoints that come sooner are skipped, except "
+        "the last.",
         OUTPUT,
         range="[0, 1e6]",
         needs=(NO_ROLLBACK,),
@@ -190,8 +192,8 @@ class OutputConfig:
     )
     keep_every: int | None = option(
         None,
-        "Updates between checkpoints that are kept for good, besides the newest ones, for `lrlab branch` and `lrlab extend` "
-        "(default: none).",
+        "Updates between checkpoints that are kept permanently, besides the newest ones, for `lrlab branch` and `lrlab "
+        "extend` (default: none).",
         OUTPUT,
         range="[1, 1e9]",
     )
@@ -243,7 +245,7 @@ class OutputConfig:
     )
     dry_run: bool = option(
         False,
-        "Print the plan of the run with its memory, time and disk space, and train nothing.",
+        "Print the plan of the run with its memory, time and disk space, without training.",
         THIS_START,
         is_first=True,
     )

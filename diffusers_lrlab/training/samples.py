@@ -18,8 +18,8 @@ SHOWN = "samples"  # random stream of the samples to look at
 
 def sample_conditions(run: RunState, num: int, is_shown: bool = False) -> dict[str, torch.Tensor]:
     """
-    Labels of samples by the model's keyword, if the data have any: in the proportions of the data for samples to measure,
-    and class after class, `num` at most, for those to show.
+    Labels of samples by the model's keyword, if the data have any. Samples to measure have the proportions of the data;
+    samples to show go through the classes in order, at most `num` of them.
     """
     classes = run.plan.classes
     return {} if classes is None else {KEYWORD: classes.to_show(num) if is_shown else classes.to_measure(num)}

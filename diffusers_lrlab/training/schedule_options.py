@@ -70,8 +70,8 @@ class ScheduleConfig:
         WHOLE_RUN,
         range="[0, 1e9]",
     )
-    lr_num_cycles: float | None = option(None, "num_cycles of the schedules that take it.", WHOLE_RUN, range="(0, 1e9]")
-    lr_power: float | None = option(None, "power of the schedules that take it.", WHOLE_RUN, range="(0, 1000]")
+    lr_num_cycles: float | None = option(None, "num_cycles, for the schedules that take it.", WHOLE_RUN, range="(0, 1e9]")
+    lr_power: float | None = option(None, "power, for the schedules that take it.", WHOLE_RUN, range="(0, 1000]")
     momentum_scheduler: str | None = option(
         None,
         "Schedule of the momentum (beta1), as a name or spec string (default: constant momentum). Names: {names}.",
@@ -85,8 +85,8 @@ class ScheduleConfig:
     on_divergence: str = option(
         "stop",
         "When loss or weights are no longer finite: stop, or rollback:factor=0.5,max_rollbacks=3 to return to the last "
-        "checkpoint (the one before it if that did not help) with the learning rate times factor, at most max_rollbacks "
-        "times. Weights that are not finite are never checkpointed.",
+        "checkpoint (the one before it if that did not help) with the learning rate multiplied by factor, at most "
+        "max_rollbacks times. Weights that are not finite are never checkpointed.",
         WHOLE_RUN,
         may_change_on_resume=True,  # until the run has gone back once
         study="no",

@@ -43,16 +43,16 @@ def check_sharding(config: ResolvedConfig, finder: bool = False) -> None:
     for name, shown in (("DEEPSPEED", "DeepSpeed"), ("MEGATRON_LM", "Megatron-LM")):
         if _is_asked_for(name):
             raise LabError(
-                f"{shown} is asked for, and cannot be used here: it steps and clips by itself, so that neither the learning "
-                "rate nor the moving average would be those of the run. Launch with `--use_fsdp --fsdp_version 2` for a "
-                "model that does not fit, or with `--multi_gpu`; `accelerate config` changes what is in a file."
+                f"{shown} cannot be used here: it steps and clips by itself, so neither the learning rate nor the moving "
+                "average would be those of the run. Launch with `--use_fsdp --fsdp_version 2` for a model that does not "
+                "fit, or with `--multi_gpu`; `accelerate config` changes what is in a file."
             )
     if not fsdp_is_asked_for():
         return
     if os.environ.get("FSDP_VERSION", "1") != "2":
         raise LabError(
-            "FSDP 1 is asked for, which hides the parameters that the moving average and the checkpoints need. Launch with "
-            "`--use_fsdp --fsdp_version 2`, or write fsdp_version: 2 into the fsdp_config of accelerate's file."
+            "FSDP 1 cannot be used here: it hides the parameters that the moving average and the checkpoints need. Launch "
+            "with `--use_fsdp --fsdp_version 2`, or write fsdp_version: 2 into the fsdp_config of accelerate's file."
         )
     if int(os.environ.get("WORLD_SIZE", 1)) < 2:
         raise LabError("FSDP shards a model over processes, and there is one. Give --num_processes 2 or more, or no FSDP.")

@@ -24,13 +24,13 @@ from .sharding import whole_values
 
 
 def identity_of(config: dict[str, Any]) -> dict[str, Any]:
-    """The options that make a run another one, from its record or its configuration."""
+    """The options that distinguish one run from another, from its record or its configuration."""
     names = names_where(TrainingConfig, decides_result=True, may_change_on_resume=False)
     return {name: config[name] for name in names if name in config}
 
 
 def inherit_snapshots(giver: RunFolder, taker: RunFolder, update: int, config: dict[str, Any]) -> None:
-    """Copies the snapshots of a run up to an update, for one of this configuration that goes on from there."""
+    """Copies the snapshots of a run up to an update, for one of this configuration that continues from there."""
     for source in inheritable(giver, update):
         if damage := find_damage(source):
             warn(f"The snapshot {source.name} is damaged, and is not copied: {damage}.")
@@ -49,7 +49,7 @@ class SnapshotWriter:
     the main process writes the copy. A `with` block waits at its end for it.
 
     With `plan` and `until`, the snapshots are those of another run, which leaves this one after that update. The writers of
-    such runs are `leaving`, and do what this one is told.
+    such runs are in `leaving`, and follow the calls of this one.
     """
 
     def __init__(
@@ -127,8 +127,8 @@ class SnapshotWriter:
         past |= {update for update in self.updates if inherited < update <= self.run.update}
         if lost := [str(update) for update in sorted(past) if find_damage(snapshot_folder(self.path, update))]:
             warn(
-                f"snapshots of the averages at updates {', '.join(lost)} are missing or damaged. Training resumes, since it "
-                "needs none of them; averages of other widths will be less exact."
+                f"snapshots of the averages at updates {', '.join(lost)} are missing or damaged. Training resumes, since "
+                "it does not need them; averages of other widths will be less exact."
             )
 
 

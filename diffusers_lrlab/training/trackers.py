@@ -27,7 +27,7 @@ def tracker_names(logger: str) -> list[str]:
     for name in names:
         if name not in KNOWN:
             wanted = f"'none', or trackers of accelerate with commas between them: {', '.join(sorted(KNOWN))}"
-            raise must_be("--logger", logger, wanted, did_you_mean(name, KNOWN).strip() or f"{name!r} is none of them")
+            raise must_be("--logger", logger, wanted, did_you_mean(name, KNOWN).strip() or f"{name!r} is not one of them")
     return names
 
 

@@ -22,7 +22,9 @@ GROUP = "hidden"  # the group of hidden and output matrices, in the log: `lr_hid
 
 # Why optimizers of this package have no rule.
 _REASONS = {
-    **dict.fromkeys(("adam", "rmsprop"), "its weight decay is an L2 penalty, whose share of gradients follows the width"),
+    **dict.fromkeys(
+        ("adam", "rmsprop"), "its weight decay is an L2 penalty, whose share of the gradient depends on the width"
+    ),
     **dict.fromkeys(("sgd", "nesterov"), "its steps grow with the gradient, whose size follows the width by other rules"),
     "muon": "it orthogonalises the steps of matrices, whose size follows the width by another rule",
     "prodigy": "it finds one rate for all parameters by itself",
@@ -58,7 +60,7 @@ def planned_width(config: ResolvedConfig, arguments: dict[str, Any]) -> Width | 
 
 
 def width_groups(named: Mapping[str, Any], width: Width, learning_rate: float) -> list[dict[str, Any]]:
-    """Parameter groups of a model: what keeps the learning rate, and what has it times a factor. Equal factors are one."""
+    """Parameter groups of a model by their factor on the learning rate; equal factors share a group."""
     names = {id(parameter): name for name, parameter in named.items()}
     factors = {width.factor(role) for role in ROLES}
 

@@ -76,7 +76,7 @@ def _refuse_split_batches(script: ScheduleSource) -> None:
     of_one = "it splits batches, so that accelerate steps the schedule once per update:"
     if "num_processes" in script.lengths or "_for_scheduler" in script.lengths:
         raise NotPatched(f"{of_one} its schedule is too long by the number of processes, also with #8312")
-    raise AlreadyRight(f"{of_one} the lengths without the number of processes are right")
+    raise AlreadyRight(f"{of_one} the lengths are right without the number of processes")
 
 
 def _is_right(script: ScheduleSource, donor: ScheduleSource) -> bool:

@@ -65,8 +65,8 @@ CHANGES = {
         MUSUBI_TUNER,
         "30c658c",
         "Start the warm-up of `rex` at its lowest rate",
-        "At the first update the scheduler is not yet in its warm-up, and its place after it, which is negative, wrapped "
-        "around: with a warm-up of 500 of 1,000 steps the first update ran at the full learning rate.",
+        "At the first update the scheduler is not yet in its warm-up, so its position after the warm-up was negative and "
+        "wrapped around: with a warm-up of 500 of 1,000 steps the first update ran at the full learning rate.",
         (
             Edit(
                 MUSUBI_TUNER.marker,
@@ -128,7 +128,7 @@ CHANGES = {
         SIMPLETUNER,
         "bc8e6ab",
         "Let `cosine` fall once over the run, after its warm-up",
-        "`cosine` took lr_warmup_steps for the half period of a wave that never ends, and had no warm-up: with 500 of 1,800 "
+        "`cosine` used lr_warmup_steps as the half period of a wave that never ends, and had no warm-up: with 500 of 1,800 "
         "steps it reached its lowest value at update 500 and the peak again at 1,000.",
         (
             Edit(

@@ -77,5 +77,5 @@ def _edited(text: str, edit: Edit) -> str | None:
 
 
 def checksum(lines: list[str]) -> str:
-    """Of lines without their common indentation, so that a moved block is still the same."""
+    """Lines without their common indentation, so that a moved block is still the same."""
     return hashlib.sha256(textwrap.dedent("".join(lines)).encode()).hexdigest()[:16]

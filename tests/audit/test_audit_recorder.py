@@ -320,7 +320,7 @@ def test_two_programs_of_a_command_are_told_apart(tmp_path):
     for program in ("train(adam(), 5)", "train(adam(), 7)"):
         audit = audit_of(program, tmp_path)
     assert only(audit).num_updates == 5
-    assert "the first program of the command that trained; 1 other process did, too" in " ".join(lines_of(audit, ""))
+    assert "the first program of the command that trained; 1 other process also trained" in " ".join(lines_of(audit, ""))
 
 
 @pytest.mark.slow
@@ -382,4 +382,4 @@ def test_two_processes_are_compared_and_the_main_one_reports(tmp_path):
     other = ACCELERATE.replace("o = adam()", "import os; o = adam(1e-3 * (1 + int(os.environ['RANK'])))")
     audit = audit_of(other, tmp_path / "other", processes=2)
     assert audit.differing_process == (1, 1)
-    assert "process 1 had another learning rate" in " ".join(lines_of(audit, ""))
+    assert "process 1 had a different learning rate" in " ".join(lines_of(audit, ""))

@@ -170,7 +170,7 @@ def test_code_of_ones_own_is_recorded_and_needed_again(tmp_path, quick):
     rerun = ["-m", "diffusers_lrlab", "rerun", folder, "--out", tmp_path / "again", "--compare"]
     status, _, stderr = started.run(*rerun, env=runs.environment())
     assert status == 2
-    assert f"This run used {file}, whose code its record does not hold." in stderr
+    assert f"This run used {file}, whose code is not in its record." in stderr
     status, stdout, stderr = started.run(*rerun, "--import", file, env=runs.environment())
     assert status == 0, stderr
     assert "reproduced, to the bit" in stdout

@@ -110,7 +110,7 @@ def test_resolve_fills_in_defaults_and_converts(registry):
         ({"dry": 1}, "dry=1 of 'red': must be True or False"),
         ({"mixture": [0.5, 2]}, "mixture=[0.5, 2] of 'red': must be a list of numbers in [0, 1]"),
         ({"layers": [1]}, "layers=[1] of 'red': must be a list of texts"),
-        ({"shine": 0.5, "gloss": 0.1}, "shine=0.5 and gloss=0.1, two names of one thing"),
+        ({"shine": 0.5, "gloss": 0.1}, "shine=0.5 and gloss=0.1, two names of the same parameter"),
         ({"shda": 1}, "does not take 'shda': it takes shade, coats, kind, dry, mixture, layers, shine, gloss. Did you mean"),
     ],
 )
@@ -165,7 +165,9 @@ def test_every_parameter_refuses_what_is_not_allowed(registry, entry):
 def test_two_names_of_one_thing_and_two_floors_are_refused(registry, entry):
     names = {parameter.name for parameter in (*entry.parameters, *entry.common)}
     for parameter in (parameter for parameter in entry.parameters if parameter.same_as):
-        with pytest.raises(LabError, match=f"{parameter.name}=0.0.* and {parameter.same_as}=0.1, two names of one thing"):
+        with pytest.raises(
+            LabError, match=f"{parameter.name}=0.0.* and {parameter.same_as}=0.1, two names of the same parameter"
+        ):
             entry.resolve({parameter.name: 0.0, parameter.same_as: 0.1})
     if {"min_lr", "min_lr_ratio"} <= names:
         with pytest.raises(LabError, match=r"min_lr=1e-05 and min_lr_ratio=0.1, which both set its floor"):

@@ -122,7 +122,7 @@ def test_factors_are_uniform_and_independent():
         ({"name": "mnist", "n": 5001}, "n.*got 5001"),
         ({"name": "digits", "split": "test"}, "split.*'train'"),
         ({"name": "mnist", "resolution": 32}, "resolution.*28"),
-        ({"name": "digits", "seed": 7}, "seed.*not made to order"),
+        ({"name": "digits", "seed": 7}, "seed.*not generated"),
         ({"name": "shape"}, "shapes"),
     ],
     ids=str,

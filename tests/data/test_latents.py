@@ -174,7 +174,7 @@ REFUSED = {
     "normalised": (["digits", "--vae", "NORMALISED"], "must be an autoencoder with one scaling_factor"),
     "colour": (["shapes"], "the data set 'shapes': must be a data set of grey images, got images in colour"),
     "channels": (["digits", "--vae", "FOUR"], "must be an autoencoder of grey or RGB images, got 4 channels"),
-    "size": (["digits", "--resolution", "9"], "--resolution 9: must be a size that the autoencoder gives back"),
+    "size": (["digits", "--resolution", "9"], "--resolution 9: must be a size that the autoencoder reproduces"),
     "label": (["digits", "--label_column", "kind"], "--label_column 'kind': must be a column of whole numbers"),
     "dtype": (["digits", "--dtype", "float8"], "--dtype 'float8': must be one of float32, float16, bfloat16"),
     "batch": (["digits", "--batch_size", "0"], "--batch_size 0: must be a whole number"),

@@ -168,7 +168,7 @@ def test_without_a_column_of_images_the_columns_are_listed(tmp_path):
 
 def test_two_columns_of_images_need_a_choice(tmp_path):
     folder = write_parquet(tmp_path / "parquet", mask=[numbered_image(100 + number) for number in range(20)])
-    with pytest.raises(LabError, match=r"several columns of images: image, mask\. Choose by --image_column"):
+    with pytest.raises(LabError, match=r"several columns of images: image, mask\. Choose one with --image_column"):
         load(folder)
     assert all_levels(load(folder, image_column="mask")) == list(range(100, 120))
 

@@ -382,7 +382,7 @@ def test_the_only_column_of_lists_of_numbers_is_that_of_points(tmp_path, form, b
 
 def test_several_columns_of_numbers_are_to_choose_from(tmp_path):
     folder = table(tmp_path / "set", first=numbers().tolist(), second=numbers().tolist(), label=[0] * 20)
-    with pytest.raises(LabError, match=r"several columns of numbers: first, second. Choose by --point_column"):
+    with pytest.raises(LabError, match=r"several columns of numbers: first, second. Choose one with --point_column"):
         settle(folder)
     assert settle(folder, point_column="second") == "second"
 

@@ -66,8 +66,8 @@ def test_the_card_of_a_study_has_what_the_viewer_and_its_readers_need(name):
     assert all(f"](https://arxiv.org/abs/{number})" in text for number in numbers)
     assert f'load_dataset("{name}"' in text
     heads = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
-    assert {"How far this carries", "Use", "Repeat the study", "Cost", "Versions and hardware"} <= {*heads} | (
-        {"How far this carries"} if len(summary["study"]["seeds"]) == 1 else set()  # nothing was tested
+    assert {"Strength of the evidence", "Use", "Repeat the study", "Cost", "Versions and hardware"} <= {*heads} | (
+        {"Strength of the evidence"} if len(summary["study"]["seeds"]) == 1 else set()  # nothing was tested
     )
     assert f"--out {summary['study']['name']}\n" in text or f"--out {summary['study']['name']} " in text
     shown = {file for _, file in re.findall(r"!\[(.*?)\]\((.*?)\)", text)}

@@ -156,7 +156,9 @@ def test_parts_of_the_noise_levels_have_laws_of_their_own():
     assert [model.name for model in models][-1] == "annealing, above the floor, by noise level"
     models, notes = models_for(curves, np.array([0.01, 10.0]) / 20, "annealing")
     assert [model.name for model in models][-1] == "annealing, above the floor"
-    assert notes == ["No floor below the losses of each noise level is known, so no law by noise level is fitted above one."]
+    assert notes == [
+        "The floor of the loss at each noise level is not known, so laws by noise level are fitted without one."
+    ]
     fitted = models[1].fit(curves, None)
     assert len(fitted.fits) == 2
     whole = np.mean([fit_law(LAWS["annealing"], [curve.part(i) for curve in curves]).predict(
@@ -183,7 +185,7 @@ def test_one_schedule_is_checked_on_its_later_losses():
     assert "what came before" in check.held_out
     assert check.notes == (
         "multi-power needs 2 schedules to fit.",
-        "With fewer than 3 schedules none is left out, so the check says nothing about others.",
+        "With fewer than 3 schedules none is left out, so the check does not cover other schedules.",
     )
 
 
@@ -270,7 +272,7 @@ def test_intervals_are_over_seeds():
         ("rex", LENGTH, PEAK, []),
         ("rex", 2 * LENGTH, PEAK, ["2 times as long as the longest run"]),
         ("rex", LENGTH // 2, PEAK, ["0.5 times as long as the shortest run"]),
-        ("rex", LENGTH, 2 * PEAK, ["peak 0.004, where those of the runs are 0.002"]),
+        ("rex", LENGTH, 2 * PEAK, ["peak 0.004, while the runs have 0.002"]),
         ("cosine_with_restarts:num_cycles=2", LENGTH, PEAK, ["rises again, which no run does"]),
     ],
 )

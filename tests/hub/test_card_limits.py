@@ -36,7 +36,7 @@ def test_samples_are_compared_with_real_data_in_words(results, expected):
         ({"dataset_name": "dino"}, "Source: "),
         (
             {"dataset_name": "somebody/faces"},
-            "[somebody/faces](https://huggingface.co/datasets/somebody/faces): its own card",
+            "[somebody/faces](https://huggingface.co/datasets/somebody/faces): see its card",
         ),
         ({"dataset_name": None, "train_data_dir": "/home/me/a`b"}, "- Data: `a b`, a folder that is not published"),
     ],
@@ -64,4 +64,4 @@ def test_a_model_that_started_from_others_is_not_said_to_make_only_such_samples(
     record["train"]["started_from"] = {"name_or_path": "somebody/unet", "commit": "a" * 40, "sha256": "b" * 64}
     card = model_card_text(tmp_path, record)
     assert "makes only such samples" not in card
-    assert "licence of the weights that it started from apply" in card
+    assert "licence of the weights that it started from also apply" in card

@@ -77,7 +77,7 @@ def test_a_run_on_points_loads_by_its_id_with_and_without_this_package(tmp_path)
         told = run(SCRIPT, *small, *push, "--output_dir", tmp_path / "run", env=hub.env, cwd=tmp_path).stderr
         repo = hub.model("user/circle")
         # Uploads beside the training were left out or failed, and were told; the one at the end took everything.
-        assert "training goes on" in told.lower()
+        assert "training continues" in told.lower()
         # What is recommended is there: the run, and not the copy that was uploaded.
         assert f"lrlab push {tmp_path / 'run'} --repo_id" in told
         assert not list((tmp_path / "run").glob(".tmp-*"))
@@ -214,7 +214,7 @@ except LabError as error:
 @pytest.mark.parametrize(
     ("env", "arguments", "message"),
     [
-        ({"HF_TOKEN": ""}, [], "needs a token with the right to write. Run `hf auth login`"),
+        ({"HF_TOKEN": ""}, [], "needs a token with write permission. Run `hf auth login`"),
         ({"HF_TOKEN": "hf_wrong"}, [], "does not accept the token"),
         ({}, ["--hub_token", "hf_wrong"], "Invalid user token"),
         ({"HF_ENDPOINT": "http://127.0.0.1:9"}, [], "cannot be reached"),

@@ -66,7 +66,7 @@ def test_another_version_is_named_and_gets_a_tolerance(pair):
     assert found.agrees
     assert not found.is_exact
     assert "torch: '2.13.0+cpu' in the record, '9.9' now" in found.describe()
-    assert "losses: apart from update 9 on" in found.describe()
+    assert "losses: different from update 9 on" in found.describe()
     assert "confirmed within 5%, in another environment; weights are exempt" in found.describe()
     assert not compare_runs(*pair, tolerance=1e-5).agrees
 
@@ -131,7 +131,7 @@ def test_another_setting_is_another_run(pair):
 @pytest.mark.parametrize(
     ("spoil", "part", "text"),
     [
-        (lambda folder: change_log(folder, "lr", 2.0, at=1209), "learning rate", "apart from update 1209 on"),
+        (lambda folder: change_log(folder, "lr", 2.0, at=1209), "learning rate", "different from update 1209 on"),
         (lambda folder: (folder / "lrlab" / "metrics.jsonl").unlink(), "losses", "rows of the log in the record and 0 now"),
         (lambda folder: (folder / WEIGHTS).unlink(), "weights", "in the record only"),
         (
@@ -303,12 +303,13 @@ def test_a_run_is_done_again(tmp_path):
     other = ("--out", str(tmp_path / "other"))
     _, _, told = rerun(*other, expect=2)
     assert (
-        f"--out '{tmp_path / 'other'}' already holds a run (status: finished). Replace it by --overwrite_output_dir" in told
+        f"--out '{tmp_path / 'other'}' already holds a run (status: finished). Replace it with --overwrite_output_dir"
+        in told
     )
     rerun(*other, "--overwrite_output_dir")
     change(tmp_path / "other", lambda record: record["run"].update(status="cancelled"))
     _, _, told = rerun(*other, expect=2)
-    assert "Go on with it by --resume_from_checkpoint latest" in told
+    assert "Continue it with --resume_from_checkpoint latest" in told
     _, told, _ = rerun(*other, "--compare", "--resume_from_checkpoint", "latest")
     assert "Resumed at update 6" in told
     assert "equal" in told
@@ -320,7 +321,7 @@ def test_a_run_that_is_not_reproduced_is_an_error(pair, monkeypatch, capsys):
     monkeypatch.setattr("diffusers_lrlab.run.train.run_training", lambda config: pair[1])
     assert main(["rerun", str(pair[0]), "--compare", "--out", "again"]) == 2
     told = capsys.readouterr()
-    assert "losses: apart from update 1209 on" in told.out
+    assert "losses: different from update 1209 on" in told.out
     assert "was not reproduced; both are kept" in told.err
 
 

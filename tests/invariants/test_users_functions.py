@@ -82,7 +82,7 @@ SAYS = {
     "denoiser_detached": "gradient",
     "denoiser_one_value_in_evaluation": r"\(1, 2\).* not .*\(1, 1\)",
     "denoiser_not_built": "failed at .* LookupError: .*only on paper",
-    "sampler_state_raises": "failed at .* KeyError: .*nothing is learned",
+    "sampler_state_raises": "failed at .* KeyError: .*nothing would be learned",
     "kind_cannot_sample": "failed at .* AttributeError",
 }
 

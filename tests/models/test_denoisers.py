@@ -182,7 +182,7 @@ def test_a_class_of_diffusers_is_registered_as_it_is(tmp_path):
     assert sorted(path.name for path in (run / "unet").iterdir()) == ["config.json", "diffusion_pytorch_model.safetensors"]
     assert json.loads((run / "model_index.json").read_text())["unet"] == ["diffusers", "UNet2DModel"]
     assert DDPMPipeline.from_pretrained(run).unet.config.block_out_channels == [32] * 4
-    assert "code of its author" not in (run / "README.md").read_text()
+    assert "third-party code" not in (run / "README.md").read_text()
 
 
 @pytest.mark.slow

@@ -239,7 +239,7 @@ def test_wrong_input_is_refused_before_data_are_read(options, message):
         ({"shift": 1.0}, r"has shift=1.0, this run has shift of --objective 3.0\. "),
         ({"num_train_timesteps": 1000}, "has num_train_timesteps=1000, this run has num_steps of --objective 20"),
         ({"shift": 3.0, "use_dynamic_shifting": True}, r"has use_dynamic_shifting=True, .* exp\(mu\)"),
-        ({"_class_name": "DDPMScheduler"}, "is a DDPMScheduler, of another objective"),
+        ({"_class_name": "DDPMScheduler"}, "is a DDPMScheduler, which is not for flow matching"),
     ],
 )
 def test_another_scheduler_beside_the_model_contradicts(saved, message):
@@ -262,4 +262,4 @@ def test_a_scheduler_of_flow_matching_contradicts_ddpm():
     process = DDPM(DDPMScheduler(20))
     saved = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 20}
     (found,) = process.contradictions(saved)
-    assert_matches(found, "is a FlowMatchEulerDiscreteScheduler, of flow matching. .*--objective flow_matching")
+    assert_matches(found, "is a FlowMatchEulerDiscreteScheduler, which is for flow matching. .*--objective flow_matching")

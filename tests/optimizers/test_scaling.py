@@ -108,7 +108,9 @@ def test_the_calculator_knows_beta2_and_weight_decay(capsys):
         assert decay == pytest.approx(batch / (rate * tau), rel=5e-3)
     assert f"beta2_half_life={half_life:.4g}" in shown
     assert "adamw:tau=3.2e+06" in shown
-    assert "weights are forgotten over 100,000 updates, of a run of 3,000: it removes 3 % of the first ones." in shown
+    assert (
+        "weights are forgotten over 100,000 updates, in a run of 3,000: the decay removes 3 % of the first weights." in shown
+    )
     assert "accumulation" not in shown
 
 

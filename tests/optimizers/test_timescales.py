@@ -96,13 +96,13 @@ def test_what_decay_does_in_a_run():
     assert timescale.removed == pytest.approx(1 - left, rel=1e-12)
     assert timescale.updates == 2000
     assert timescale.in_words(5000).startswith(
-        "weights are forgotten over 2,000 updates, of a run of 5,000: it removes 71 %"
+        "weights are forgotten over 2,000 updates, in a run of 5,000: the decay removes 71 %"
     )
     little = DecayTimescale.of(1e-4, 0.01, np.full(3000, 1e-4))
-    assert little.in_words(3000) == "weights are forgotten over 1,000,000 updates, of a run of 3,000: it does nothing"
+    assert little.in_words(3000) == "weights are forgotten over 1,000,000 updates, in a run of 3,000: the decay does nothing"
     much = DecayTimescale.of(1e-2, 100, np.full(3000, 1e-2))
     assert much.removed == 1
-    assert "they remember its last updates alone" in much.in_words(3000)
+    assert "they remember only its last updates" in much.in_words(3000)
 
 
 # --- optimizers -------------------------------------------------------------------------------------------------------
@@ -214,4 +214,4 @@ def test_a_run_knows_the_images_of_its_updates(layout):
     assert "images_per_update" not in plan.config.ema
     told = describe_plan(plan)
     assert f": beta2 {expected['beta2']:.6g} and weight decay {expected['weight_decay']:.6g} for " in told
-    assert f"weights are forgotten over {round(100_000 / images):,} updates, of a run of 50: it " in told
+    assert f"weights are forgotten over {round(100_000 / images):,} updates, in a run of 50: the decay " in told

@@ -125,12 +125,12 @@ DESERVED = {
     "weight_decay": [
         (
             {"max_train_steps": 300, "learning_rate": 1e-4, "adam_weight_decay": 0.01},
-            "At the learning rate 0.0001 and weight decay 0.01, weights are forgotten over 1,000,000 updates, of a run of "
-            "300: it does nothing. Use tau=1.92e+04 of --optimizer, the images of the run, or a weight decay of 0.",
+            "At the learning rate 0.0001 and weight decay 0.01, weights are forgotten over 1,000,000 updates, in a run of "
+            "300: the decay does nothing. Use tau=1.92e+04 of --optimizer, the images of the run, or a weight decay of 0.",
         ),
         ({"optimizer": "adamw:tau=1e8"}, "weights are forgotten over 1,562,000 updates"),
-        ({"max_train_steps": 2000, "adam_weight_decay": 100}, "they remember its last updates alone"),
-        ({"optimizer": "muon:weight_decay=0.001"}, "of a run of 200: it does nothing"),
+        ({"max_train_steps": 2000, "adam_weight_decay": 100}, "they remember only its last updates"),
+        ({"optimizer": "muon:weight_decay=0.001"}, "in a run of 200: the decay does nothing"),
     ],
     "times_seen": [({"max_train_steps": 30_000}, "will be seen 1,246 times")],
 }

@@ -127,7 +127,7 @@ def test_the_line_about_diffusers_own_script():
 
 def test_a_peak_that_diffusers_own_script_never_reaches():
     shown = preview("cosine", Run(18, 5, accumulation=4))
-    assert "ends at 85 % of the peak instead of 1.5 %; never reaches it, where update 5 was asked" in shown.notes[0]
+    assert "ends at 85 % of the peak instead of 1.5 %; never reaches it, instead of at update 5" in shown.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,10 @@ def test_equal_to_the_run_with_that_cooldown_from_the_start(trunk, capsys):
     branches = branch(trunk, "8,16", 0.2, decay="linear")
     names = ["at-8-cooldown-2", "at-16-cooldown-4"]
     assert branches == [trunk.with_name("trunk-branches") / name for name in names]
-    assert "to the bit the run with 'warmup_stable_decay:num_decay_steps=2.0,decay_type=linear'" in capsys.readouterr().out
+    assert (
+        "identical to the bit to a run with 'warmup_stable_decay:num_decay_steps=2.0,decay_type=linear'"
+        in capsys.readouterr().out
+    )
     for run, at, num in zip(branches, (8, 16), (2, 4), strict=True):
         assert_same_end(from_the_start(run), run, at + num)
         assert applied_is(run, 3e-4 * np.concatenate([[0], np.ones(at - 1), 1 - np.arange(num) / num]))
@@ -111,7 +114,7 @@ def test_settings_in_images(trunk, folder, capsys):
 
 
 REFUSED = [
-    ({"optimizer_kwargs": {"cautious": True}}, "--with cautious is not a setting that 'adamw' can change on the way"),
+    ({"optimizer_kwargs": {"cautious": True}}, "--with cautious is not a setting that 'adamw' can change during a run"),
     ({"at": "7"}, "--at 7: must be the update of a checkpoint of the run (8, 16, 20)"),
     ({"at": "soon"}, "--at 'soon': must be UPDATE, latest or UPDATE,UPDATE,..."),
     ({"at": [], "cooldown": 3}, "--at []: must be"),
@@ -177,7 +180,7 @@ def test_muon_has_settings_for_vectors_too(folder):
     groups = torch.load(run / "checkpoint-7" / "optimizer.bin", weights_only=True)["param_groups"]
     assert [group["betas"] for group in groups if "betas" in group] == [(0.9, 0.9)]
     assert runs.read_record(run)["run"]["parent"]["changed"] == {"beta2": [0.999, 0.9]}
-    with pytest.raises(LabError, match="--with adamw is not a setting that 'muon' can change on the way"):
+    with pytest.raises(LabError, match="--with adamw is not a setting that 'muon' can change during a run"):
         branch(trunk, 5, 3, optimizer_kwargs={"adamw": ["*"]})
 
 

@@ -92,7 +92,7 @@ def test_the_factor_of_a_rollback_is_announced(trunk, folder, capsys):
     shown = capsys.readouterr().out
     assert "0.00015 first (update 20), 0.00015 highest (update 20), 0.00015 last (update 29); 0.00015 before" in shown
     assert "these rates are 0.5 times the schedule's, since the run went back to update 5" in shown
-    assert "from the start, but for what its rollback changed" in shown
+    assert "from the start, except for what its rollback changed" in shown
     assert "to the bit" not in shown
 
 
@@ -117,7 +117,7 @@ def test_a_cosine_is_rewarmed_to_the_longer_one(cosine, capsys):
     rise = np.interp(np.arange(4), [0, 4], [short[19], long[24]])
     assert applied_is(extended, np.concatenate([short, rise, long[24:]]))
     shown = capsys.readouterr().out
-    assert f"re-warmed: in 4 updates from {short[19] / peak:.2g} to {long[24] / peak:.2g} of the peak" in shown
+    assert f"re-warmed: over 4 updates from {short[19] / peak:.2g} to {long[24] / peak:.2g} of the peak" in shown
     assert f"{short[19]:.4g} first (update 20), {long[24]:.4g} highest (update 24), {long[39]:.4g} last (update 39)" in shown
 
 

@@ -97,7 +97,7 @@ def test_other_schedules_lengths_and_peaks_are_predicted(folders, capsys, tmp_pa
     text = predict(capsys, "--from", *folders, "--lr_scheduler=rex", *USUAL).out
     assert "Error of the last fifth of each schedule, predicted from the others:" in text
     assert f"{loss_of('rex', np.array([LENGTH]))[0]:.3g}" in text
-    assert "There is no interval over seeds, which takes two seeds that all schedules have." in text
+    assert "There is no interval over seeds: it needs two seeds that all schedules share." in text
     assert "The law itself is off by" in text
     assert "The interval" not in text
 
@@ -116,7 +116,7 @@ def test_the_best_schedule_is_one_to_run(folders, capsys):
     assert finals[0] <= finals[-1]
     text = predict(capsys, "--from", *folders, "--best", *USUAL).out
     assert f"--lr_scheduler={found[0]['schedule']} --max_train_steps=200" in text.replace("'", "")
-    assert re.search(r"\n\d+ of 85 schedules are predicted within|\nOf 85 schedules, no other one is predicted within", text)
+    assert re.search(r"\n\d+ of 85 schedules are predicted within|\nNo other of the 85 schedules is predicted within", text)
     assert lr_curve(found[0]["schedule"], PEAK, WARMUP, LENGTH)[-1] < PEAK
 
 
@@ -312,7 +312,7 @@ def test_a_study_of_several_data_sets_needs_one(tmp_path, capsys):
     for dataset in ("dino", "moons"):
         study = study_folder(tmp_path / "study", dataset=dataset)
     error = predict(capsys, "--from", study, "--floor=0", status=2).err
-    assert "has runs on dino, moons, which have laws of their own. Give --dataset." in error
+    assert "has runs on dino, moons, which need separate laws. Give --dataset." in error
     for dataset in ("dino", "moons"):
         names = [run.name for run in read_runs([study], dataset=dataset)]
         assert len(names) == 6

@@ -78,7 +78,7 @@ class FailingState:
         return self.density
 
     def observe(self, timesteps, losses):
-        raise KeyError("nothing is learned")
+        raise KeyError("nothing would be learned")
 
 
 sampler("sampler_state_raises", "lrlab_plugin_misbehaving:FailingState", traits=("feedback",))

@@ -59,7 +59,10 @@ REFUSED = {
     "metric without a direction": ({"metric": "sharpness"}, ["a metric with a better direction"]),
     "unknown expectation": ({"expects": "best"}, ["expects='best'", "better or worse or no worse or no difference"]),
     "speed-up that is no worse": ({"metric": "speedup", "expects": "no worse", "within": 0.1}, ["must be better"]),
-    "speed-up of the baseline": ({"metric": "speedup", "arm": "constant", "against": "rex"}, ["speed-ups are of that arm"]),
+    "speed-up of the baseline": (
+        {"metric": "speedup", "arm": "constant", "against": "rex"},
+        ["a speed-up is measured for that arm"],
+    ),
     "speed-up by less than one": ({"metric": "speedup", "by": 0.5}, ["by=0.5", "(1, inf)"]),
     "consistency that is better": ({"metric": "consistency"}, ["must be no difference"]),
     "source without a form": ({"source": "a blog"}, ["source='a blog'", "arXiv NUMBER, doi:10.NUMBER, an address"]),

@@ -47,7 +47,7 @@ def sentence(figures, baseline, metric="kl", **counts):
         ),
         (
             [1.0], [1.5], {},
-            "cosine and constant share only one seed on dino (difference -0.5): a test takes two.",
+            "cosine and constant share only one seed on dino (difference -0.5): a test needs two.",
         ),
         (
             [None, None], [1.5, 1.4], {"cosine": 2},
@@ -173,7 +173,7 @@ def test_numbers_in_words():
         ),
         (
             (1, 0, 1.1, None, None, None),
-            "a and b share only one seed on dino (1.1 times as fast): a test takes two.",
+            "a and b share only one seed on dino (1.1 times as fast): a test needs two.",
         ),
         ((1, 1, 1.1, None, None, None), "a never reached the final quality of b on dino, in 1 run."),
         ((0, 0, None, None, None, None), "a and b have no runs on dino that could be compared by the updates they need."),

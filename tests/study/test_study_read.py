@@ -326,7 +326,7 @@ def test_a_card_that_cannot_be_written(reported, done, tmp_path, capsys):
     mine.mkdir()
     (mine / "thesis.tex").write_text("mine")
     assert main(["study", "card", str(reported), f"--out={mine}"]) == 2
-    assert "holds files that are no card of a study" in capsys.readouterr().err
+    assert "holds files that are not a card of a study" in capsys.readouterr().err
     assert [path.name for path in mine.iterdir()] == ["thesis.tex"]
     card = tmp_path / "cloned"
     assert main(["study", "card", str(reported), f"--out={card}"]) == 0

@@ -47,7 +47,7 @@ def test_a_changed_study_is_not_mixed_in(home, done, capsys):
     before = contents(done)
     study(home, done, **ONE, base={**BASE, "learning_rate": 2e-3})
     assert "8 results" in (told := capsys.readouterr().out)
-    assert "are of other studies and are ignored" in told
+    assert "belong to other studies and are ignored" in told
     after = contents(done)
     assert before.items() <= after.items()
     assert len(after) == len(before) + 2 * 2

@@ -69,7 +69,7 @@ def test_the_chance_is_that_of_counts_of_draws():
             100,
             "due at update 100 .* lower warmup_updates and refresh_every to 25",
         ),
-        ({"min_count": 20}, 9, "4 parts with 20 losses each take 80 images and 64 are seen"),
+        ({"min_count": 20}, 9, "4 parts with 20 losses each take 80 images, but 64 are seen"),
         ({"masses": [0.5, 0.0, 0.5]}, 100, "uniform never draws 1 of its 3 parts"),
     ],
 )
@@ -86,7 +86,10 @@ def test_a_run_of_16_images_an_update_is_told_what_it_lacks():
     spec = "infonoise:warmup_updates=200,refresh_every=50"
     warning = get_timestep_sampler(spec, noise_scheduler=FLOW).beginning(16, 1000).warning("infonoise", "uniform")
     assert "with 16 images an update, half of all runs begin by update 1,750" in warning
-    assert "This run has 1,000 updates and begins with a probability of below 1 %. Hint: min_count=2 begins" in warning
+    assert (
+        "This run has 1,000 updates and begins with a probability of below 1 %. Hint: set min_count=2, with which it begins"
+        in warning
+    )
     helped = get_timestep_sampler(f"{spec},min_count=2", noise_scheduler=FLOW).beginning(16, 1000)
     assert helped.warning("infonoise", "uniform") is None
     assert helped.guards.update_of(0.9, 16) <= 500

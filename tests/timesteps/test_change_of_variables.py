@@ -177,7 +177,7 @@ def test_a_shift_moves_the_mean_of_a_logit_normal_by_its_logarithm(shift):
     np.testing.assert_allclose(found[:-1], expected, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:.* takes high noise for easy")
+@pytest.mark.filterwarnings("ignore:.* assumes that high noise is easy")
 @cases("name", TIMESTEP_SAMPLERS)
 def test_traits_say_which_densities_are_over_the_noise_level(name):
     """The others have one probability for each timestep, whatever its noise."""

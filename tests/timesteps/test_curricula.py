@@ -168,7 +168,7 @@ def test_losses_that_are_not_finite_are_as_if_they_had_not_been(bad):
 
 def test_there_is_a_loss_for_each_timestep():
     sampler = get_timestep_sampler("loss_second_moment", num_train_timesteps=4)
-    with pytest.raises(LabError, match="1 loss cannot go with 2 timesteps"):
+    with pytest.raises(LabError, match="Got 1 loss for 2 timesteps"):
         sampler.observe(torch.arange(2), torch.ones(1))
 
 

@@ -211,7 +211,7 @@ def test_the_density_before_is_one_that_stays(before):
     [
         ("piecewise:densities=[]", "got no densities"),
         ("piecewise:densities=[1|-1]", "densities"),
-        ("piecewise:low=2,high=1", "Let high be above low"),
+        ("piecewise:low=2,high=1", "Make high larger than low"),
         ("piecewise:low=100,high=101", "gives no timestep any probability"),
         ("piecewise:densities=[0|0]", "gives no timestep any probability"),
     ],

@@ -126,9 +126,12 @@ ERRORS = {
     "one factor that is no list": (["--timestep_lr=banded:factors=2"], ["factors=2", "a list of numbers"]),
     "edges that do not rise": (
         ["--timestep_lr=banded:factors=[1|2|3],edges=[0.6|0.4]"],
-        ["[0, 600, 400]", "edges that rise"],
+        ["[0, 600, 400]", "increasing edges"],
     ),
-    "edges that are equal": (["--timestep_lr=weight:factors=[1|2|3],edges=[0.5|0.5]"], ["[0, 500, 500]", "edges that rise"]),
+    "edges that are equal": (
+        ["--timestep_lr=weight:factors=[1|2|3],edges=[0.5|0.5]"],
+        ["[0, 500, 500]", "increasing edges"],
+    ),
     "an edge too many": (
         ["--timestep_lr=banded:factors=[1|2],edges=[0.2|0.6]"],
         ["2 bands meet at 1 edges", "edges=[0.2, 0.6]"],

@@ -95,7 +95,7 @@ def test_finite_checkpoints_are_not_displaced(tmp_path, model):
     for checkpoint in left:
         assert all(value.isfinite().all() for value in weights_of(checkpoint).values()), checkpoint
     assert "is not finite around update" in error
-    assert f"or go on from {left[-1]} by --resume_from_checkpoint latest --on_divergence rollback" in error
+    assert f"or continue from {left[-1]} with --resume_from_checkpoint latest --on_divergence rollback" in error
     record = runs.read_record(tmp_path / "run")
     assert record["run"]["status"] == "failed"
     assert "training has diverged" in record["run"]["error"]
@@ -153,7 +153,7 @@ def test_a_run_that_must_diverge_trains_to_its_end(tmp_path, model):
     (rollback,) = record["train"]["rollbacks"]
     assert rollback["diverged_at"] == rollback["back_to"] + 5 > 5
     assert rollback["lr_factor"] == 0.1
-    assert f"Back to update {rollback['back_to']}, and on from there at 0.1 of the scheduled learning rate" in error
+    assert f"Back to update {rollback['back_to']}, continuing from there at 0.1 of the scheduled learning rate" in error
     assert record["run"]["status"] == "finished"
     assert record["train"]["results"]["validation_loss"] < 10
     assert record["train"]["schedule_audit"] == {**record["train"]["schedule_audit"], "num_updates": 100}
@@ -161,7 +161,7 @@ def test_a_run_that_must_diverge_trains_to_its_end(tmp_path, model):
     rows, _ = runs.read_metrics(folder)
     assert [(row["update"], row["lr"], row["rollbacks"]) for row in rows] == [(49, 8 * (49 / 60) * 0.1, 1), (99, 0.8, 1)]
     card = (folder / "README.md").read_text()
-    assert f"went back to update {rollback['back_to']}, and took 0.1 of this curve from there on" in card
+    assert f"went back to update {rollback['back_to']}, and continued at 0.1 of this curve" in card
     runs.run(*command(folder, model, **HOT, on_divergence=rule), LATEST)
 
 
@@ -252,7 +252,7 @@ def test_a_rate_that_is_not_the_changed_one_is_noticed(tmp_path, model):
 
 def test_after_so_many_rollbacks_it_stops(tmp_path, model):
     trainer = make_trainer(tmp_path, model, bad=(7,), on_divergence="rollback:factor=0.1,max_rollbacks=3")
-    with pytest.raises(Diverged, match=r"It went back to update 6, 3, 6 before, as often as max_rollbacks"):
+    with pytest.raises(Diverged, match=r"The run has already gone back to update 6, 3, 6, as often as max_rollbacks"):
         list(trainer.updates(show_progress=False))
     assert checkpoints(tmp_path) == ["checkpoint-0", "checkpoint-3", "checkpoint-6"]
     assert [each["lr_factor"] for each in trainer.divergence.rollbacks] == pytest.approx([0.1, 0.01, 0.001])
@@ -265,7 +265,9 @@ def test_a_run_that_stopped_may_go_back_more_often(tmp_path, model):
     whole = make_trainer(tmp_path / "whole", model, **often)
     list(whole.updates(show_progress=False))
     trainer = make_trainer(tmp_path / "run", model, **rare)
-    with pytest.raises(Diverged, match=r"max_rollbacks of --on_divergence allows; that may be raised with --resume"):
+    with pytest.raises(
+        Diverged, match=r"max_rollbacks of --on_divergence allows. To allow more, raise max_rollbacks and add --resume"
+    ):
         list(trainer.updates(show_progress=False))
     trainer = make_trainer(tmp_path / "run", model, **often)
     newest = trainer.folder.newest_checkpoint()
@@ -296,7 +298,9 @@ def test_a_run_does_not_go_on_from_ruins(tmp_path, model):
         list(make_trainer(tmp_path, model, **hot).updates(show_progress=False))
     trainer = make_trainer(tmp_path, model, **hot, on_divergence="rollback")
     trainer.resume(trainer.folder.newest_checkpoint())
-    with pytest.raises(Diverged, match="The loss grew to .* times its first value .* It went back to update"):
+    with pytest.raises(
+        Diverged, match="The loss grew to .* times its first value .* The run has already gone back to update"
+    ):
         list(trainer.updates(show_progress=False))
 
 

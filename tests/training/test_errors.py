@@ -476,7 +476,10 @@ def test_a_checkpoint_of_another_folder(call, finished_run, tmp_path):
 CHANGES = {
     "schedule": (["--lr_scheduler=linear"], ["--lr_scheduler: 'cosine' then, 'linear' now"]),
     "learning rate": (["--learning_rate=0.5"], ["--learning_rate: 0.001 then, 0.5 now"]),
-    "length": (["--max_train_steps=9"], ["--max_train_steps: 3 then, 9 now", "so one of another length is another run."]),
+    "length": (
+        ["--max_train_steps=9"],
+        ["--max_train_steps: 3 then, 9 now", "so a run of another length is a different run."],
+    ),
     "batch": (["--train_batch_size=8"], ["global_batch: 4 then, 8 now"]),
     "data set": (
         ["--train_data_dir=TMP/images", "--resolution=8", "--image_channels=1"],

@@ -18,7 +18,7 @@ from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.resume import find_checkpoint
 
-CHECKPOINT = "and no checkpoint of a run"
+CHECKPOINT = "and not a checkpoint of a run"
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_a_folder_that_is_removed_while_a_checkpoint_is_written(base, tmp_path, 
     remove = functools.partial(remove_when_written, update, tmp_path / "run")
     options = arguments(base, tmp_path / "run", f"--logging_steps={logging_steps}", "--validation_steps=100")
     error = runs.run(*options, before=remove, expect=2)
-    assert "was removed while the run was writing there. Hint: leave the folder of a run alone" in error
+    assert "was removed while the run was writing there. Hint: do not change the folder of a run while it trains" in error
     assert not (tmp_path / "run" / f"checkpoint-{update}").exists()
 
 
@@ -183,7 +183,7 @@ def test_files_and_folders_do_not_replace_each_other(tmp_path):
     for name in ("file/new", "file/a/b"):
         with pytest.raises(LabError, match="file' is in its way"), atomic_file(tmp_path / name) as path:
             path.write_text("new")
-    for name, said in (("file", "is not a folder"), ("link", "is a link, which is not replaced")):
+    for name, said in (("file", "is not a folder"), ("link", "is a link, and links are not replaced")):
         with pytest.raises(LabError, match=said), atomic_folder(tmp_path / name):
             pytest.fail("made for nothing")
     assert snapshot(tmp_path) == before

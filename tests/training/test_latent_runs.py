@@ -309,7 +309,7 @@ def test_a_stream_is_refused(place):
 def test_the_kind_is_found_and_refused_for_other_data(place):
     assert resolved(place).data_kind == "latents"
     assert resolved(place, data_kind="latents", resolution=8).resolution == 8
-    with pytest.raises(LabError, match=r"--data_kind 'latents': must be left out for data that are no folder of latents"):
+    with pytest.raises(LabError, match=r"--data_kind 'latents': must be left out for data that are not a folder of latents"):
         config(dataset_name="digits", data_kind="latents")
     with pytest.raises(LabError, match=r"--vae .* has no effect without a data set of latents"):
         config(dataset_name="digits", vae=str(place / "vae"))
@@ -407,7 +407,7 @@ def test_another_autoencoder_than_that_of_the_latents_is_refused(place, tmp_path
     manifest = read_latents_manifest(moved / "digits")
     gone = dataclasses.replace(manifest, autoencoder={**manifest.autoencoder, "name_or_path": str(moved / "vae")})
     gone.write(moved / "digits")
-    with pytest.raises(LabError, match=r"(?s)cannot be loaded: .*Hint: give its new location by --vae"):
+    with pytest.raises(LabError, match=r"(?s)cannot be loaded: .*Hint: give its new location with --vae"):
         load_data(resolved(moved))
     assert load_data(resolved(moved, vae=str(tmp_path / "moved"))).num_images == 1781
 

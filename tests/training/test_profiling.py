@@ -23,7 +23,7 @@ def test_more_updates_than_there_are_cannot_be_profiled():
     check_profile(3, 10)
     with pytest.raises(LabError, match="--profile 4 begins after 7 updates, and only 10 are.* Give 3 or less"):
         check_profile(4, 10)
-    with pytest.raises(LabError, match="only 2 are to be done. It takes 8 updates at least"):
+    with pytest.raises(LabError, match="only 2 are left to do. It takes 8 updates at least"):
         check_profile(1, 2)
 
 
@@ -41,7 +41,7 @@ def test_a_profiled_run_is_the_run(tmp_path, capsys):
     for each in parts:
         assert set(vars(each)) - ours[id(each)] <= {"norm", "was_skipped", "skips_bad"}
     shown, trace = capsys.readouterr().out, trainer.folder.lab / TRACE
-    assert f"3 updates, which the profiler makes slower; all that they did is in {trace}" in shown
+    assert f"3 updates, which the profiler makes slower; their full trace is in {trace}" in shown
     assert "Self CPU" in shown
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     spans = [event for event in events if event.get("cat") == "user_annotation"]

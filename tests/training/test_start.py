@@ -140,7 +140,7 @@ def remedies(message, arguments):
         found.append([*kept, "--output_dir=new"])
     if "give its settings and --resume_from_checkpoint latest" in message or "Resume with the arguments of" in message:
         found.append([*SMALL, "--output_dir=now", LATEST])
-    elif "by --resume_from_checkpoint latest" in message:
+    elif "with --resume_from_checkpoint latest" in message:
         found.append([*kept, LATEST])
     if given := re.search(r"Give --output_dir (\S+)\.", message):
         found.append([*kept, f"--output_dir={given[1]}"])

@@ -219,8 +219,8 @@ def test_the_record_has_the_ids(tmp_path, services, model):
     ("logger", "words"),
     [
         ("tensorbord", ["--logger 'tensorbord': must be", "Did you mean 'tensorboard'?", "trackio, wandb"]),
-        ("tensorboard,none", ["must be 'none', or trackers of accelerate", "'none' is none of them"]),
-        ("tensorboard,", ["'' is none of them"]),
+        ("tensorboard,none", ["must be 'none', or trackers of accelerate", "'none' is not one of them"]),
+        ("tensorboard,", ["'' is not one of them"]),
         ("tensorboard,comet_ml", ["'comet_ml' is not installed: pip install comet_ml"]),
     ],
 )

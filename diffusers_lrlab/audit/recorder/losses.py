@@ -11,9 +11,9 @@ _PASSED_THROUGH = ("ToCopy", "Alias", "View", "Squeeze", "Reshape", "Clone")
 
 def loss_divisor(tensors: Any, is_scaled: bool) -> float | None:
     """
-    The product of the divisors at the end of the loss's graph; 1 if there is none, `None` if it cannot be told.
+    The product of the divisors at the end of the loss's graph; 1 if there is none, `None` if it is unknown.
 
-    `is_scaled` leaves out one factor, that of a gradient scaler.
+    `is_scaled` leaves out one factor, the scale of a gradient scaler.
     """
     root = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
     node = getattr(root, "grad_fn", None)

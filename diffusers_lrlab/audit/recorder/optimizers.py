@@ -34,7 +34,7 @@ class Watched:
         return self._reference()
 
     def read_lr(self) -> list[Any]:
-        """Reads the learning rates and momenta that the coming step uses."""
+        """Reads the learning rates and momenta that the next step uses."""
         groups = getattr(self.optimizer, "param_groups", [])
         self._lr = _readable_all([group.get("lr") for group in groups])
         betas = [group.get("betas") for group in groups]
@@ -137,7 +137,7 @@ class Optimizers:
         return watched
 
     def without_hooks(self) -> list[Watched]:
-        """Those whose steps no hook has seen, and whose weights no other optimizer updates."""
+        """Optimizers whose steps no hook has seen, and whose weights no other optimizer updates."""
         if all(each.num_hooks for each in self._all):  # the usual case, before every backward pass
             return []
         unseen = [each for each in self if not each.num_hooks and not each.is_wrapper]
@@ -151,7 +151,7 @@ class Optimizers:
                 each.count_backward()
 
     def reset_backward(self, module: Any) -> None:
-        """Starts the count anew for optimizers of a module whose gradients are deleted."""
+        """Restarts the count for optimizers of a module whose gradients are deleted."""
         counted = [each for each in self if each.num_backward]
         if counted:
             weights = {id(weight) for weight in module.parameters()}

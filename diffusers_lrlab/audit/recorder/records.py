@@ -1,6 +1,5 @@
-"""File of records: a line of JSON each, in a file that is mapped into memory.
-
-Writing costs no system call, and what is written stays, however the process ends.
+"""File of records, one line of JSON each, mapped into memory. Writing needs no system call, and written records survive
+however the process ends.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def position(scheduler: Any) -> int:
 
 
 def describe_scheduler(scheduler: Any) -> dict[str, Any]:
-    """Name, length and warm-up of a scheduler, in its own steps; `None` where it does not tell."""
+    """Name, length and warm-up of a scheduler, in its own steps; `None` where they are unknown."""
     known = _arguments(scheduler)
     length = next((known[name] for name in _LENGTH_NAMES if _is_count(known.get(name))), None)
     warmup = next((known[name] for name in _WARMUP_NAMES if _is_count(known.get(name))), None)

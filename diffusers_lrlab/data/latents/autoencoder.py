@@ -47,7 +47,7 @@ def find_autoencoder(name: str, subfolder: str | None, revision: str | None, cac
     class_name = str(config.get("_class_name"))
     model_class = getattr(diffusers, class_name, None)
     if not (isinstance(model_class, type) and hasattr(model_class, "encode") and hasattr(model_class, "decode")):
-        hint = "give the autoencoder itself, of a whole pipeline by --subfolder vae"
+        hint = "give the autoencoder itself; for a whole pipeline, add --subfolder vae"
         raise must_be("--vae", name, "an autoencoder of diffusers", hint, got=f"a {class_name}")
     if config.get("latents_mean") is not None:
         hint = "this one normalises each channel by latents_mean and latents_std; choose another"
@@ -126,5 +126,5 @@ def check_size(model: Any, name: str, channels: int, resolution: int) -> dict[st
         size = " x ".join(map(str, decoded.shape[1:]))
         factor = max(1, round(resolution / latents["mean"].shape[-1]))
         hint = f"--vae {name} would decode to {size}; it reduces images by {factor}"
-        raise must_be("--resolution", resolution, "a size that the autoencoder gives back", hint)
+        raise must_be("--resolution", resolution, "a size that the autoencoder reproduces", hint)
     return {name: tuple(values.shape[1:]) for name, values in latents.items()}

@@ -68,7 +68,7 @@ def encode_dataset(options: EncodeOptions, folder: Path) -> LatentsManifest:
     Encodes all images of a data set into a folder, which is new or holds a part of the same latents.
 
     Each shard is written whole and listed in the manifest before the next is begun. The images of a shard are encoded in
-    batches that begin with it, so a continued encode gives the bits of an uninterrupted one.
+    batches that begin with it, so a continued encode gives the same bits as an uninterrupted one.
     """
     _check_options(options)
     folder = folder.expanduser()
@@ -300,7 +300,7 @@ def _check_finite(stored: dict[str, torch.Tensor], rows: range, manifest: Latent
         finite = values.flatten(1).isfinite().all(dim=1)
         if not finite.all():
             row = rows[int((~finite).nonzero()[0])]
-            wanted = "a type that holds the latents" if manifest.dtype == "float16" else "finite latents"
+            wanted = "a type that can hold the latents" if manifest.dtype == "float16" else "finite latents"
             raise must_be("--dtype", manifest.dtype, wanted, "float32 and bfloat16 hold larger numbers", got=f"row {row}")
 
 

@@ -25,7 +25,7 @@ class LatentRows(Sequence[torch.Tensor]):
     """
     Rows of the shards of a folder: `(parts, channels, height, width)` each, as stored, see [`LatentsManifest.parts`].
 
-    Shards are memory-mapped, and opened anew by each worker.
+    Shards are memory-mapped, and opened again by each worker.
     """
 
     def __init__(self, folder: Path, manifest: LatentsManifest, rows: Sequence[int]):
@@ -66,7 +66,7 @@ def _open(path: Path) -> Any:
 @dataclass(frozen=True)
 class LatentTransform:
     """
-    From a stored row to the latent that a model is trained on, float32 `(channels, height, width)`.
+    The transform from a stored row to the latent that a model is trained on, float32 `(channels, height, width)`.
 
     Flip and draw depend on the seed and the image number in the run only, so they are the same for any number of workers,
     processes and micro-batches, and after a resume; in another epoch an image has another number.

@@ -18,7 +18,7 @@ from ..options import EMBEDDED_DATASETS, DataConfig
 
 LATENTS_FILE = "latents.json"
 _FORMAT = 1
-_AGAIN = "Hint: give the lrlab data encode command that made it again, which encodes what is missing"
+_AGAIN = "Hint: repeat the lrlab data encode command that made it; it encodes what is missing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class LatentsManifest:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All but the shards, as JSON has them."""
+        """All fields except the shards, as in JSON."""
         return json.loads(json.dumps({name: value for name, value in asdict(self).items() if name != "shards"}))
 
     @cached_property
@@ -75,10 +75,10 @@ class LatentsManifest:
         return mean, max(0.0, square - mean**2) ** 0.5
 
     def check_label_column(self, argument: str, column: str | None, of: str = "") -> None:
-        """Raises a `LabError` that names `argument` if labels are asked for that were not encoded."""
+        """Raises a `LabError` that names `argument` if it requests labels that were not encoded."""
         if column is None or column == self.label_column:
             return
-        hint = f"encode these images into a new folder by lrlab data encode ... --label_column {column}"
+        hint = f"encode these images into a new folder with lrlab data encode ... --label_column {column}"
         if self.label_column is None:
             raise must_be(argument, column, "left out for latents that were encoded without labels", hint, of=of)
         raise must_be(argument, column, f"{self.label_column!r}, the column that was encoded", f"give it, or {hint}", of=of)
@@ -92,7 +92,7 @@ def is_latents_folder(folder: str | Path) -> bool:
 
 
 def read_latents_manifest(folder: str | Path) -> LatentsManifest:
-    """The manifest of a folder, also one that is not whole; a `LabError` if it is damaged."""
+    """The manifest of a folder, even of an incomplete one; a `LabError` if it is damaged."""
     file = Path(folder).expanduser() / LATENTS_FILE
     try:
         data = json.loads(file.read_text(encoding="utf-8"))

@@ -225,7 +225,7 @@ class HostClock:
             )
         if not self.counts:
             raise LabError(
-                "The script builds no schedule by diffusers.optimization.get_scheduler, by which updates are counted for "
+                "The script builds no schedule with diffusers.optimization.get_scheduler, which counts the updates for "
                 "timesteps and losses."
             )
         return self.followers[0].scheduler.num_updates if self._counter is None else self._counter.num_done
@@ -245,7 +245,7 @@ class HostClock:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the coming update is already counted."""
+        """Whether the next update is already counted."""
         return self._counter is not None and self._counter.update is not None
 
     # --- the schedule's clock -----------------------------------------------------------------------------------------

@@ -74,9 +74,9 @@ def make(host: Host) -> Hook:
 class EMAHook:
     """
     Averages all trainable parameters after each update, in float32, and writes the average to `lrlab/ema` in the script's
-    output folder at the end, and in each of its checkpoints, with the state for a resume beside it. Of several averages, the
-    first one is that; the others are in `lrlab/ema_2` and so on. `lrlab/ema_snapshots` has snapshots of post-hoc averages,
-    from which `lrlab ema` makes others.
+    output folder at the end, and in each of its checkpoints, with the state for a resume beside it. The first of several
+    averages is saved there; the others are in `lrlab/ema_2` and so on. `lrlab/ema_snapshots` has snapshots of post-hoc
+    averages, from which `lrlab ema` makes others.
 
     `swap` says where the average replaces the weights: in "validation", in the "final" result of the script, or in "both".
     """
@@ -95,7 +95,7 @@ class EMAHook:
 
     @property
     def form(self) -> EMAForm:
-        """That of the first average."""
+        """The form of the first average."""
         return self.averages.forms[0]
 
     @property
@@ -179,7 +179,7 @@ class EMAHook:
             return
         if self.is_swapped:
             raise LabError(
-                f"The script continues to train after {counted(self._num_updates(), 'update')}, when the average had "
+                f"The script continues to train after {counted(self._num_updates(), 'update')}, after the average has "
                 "replaced the weights (--ema_swap). Give its real number of updates: --num_updates N before its name."
             )
         if "final" in self.swaps and self.clock.count_updates() is None:

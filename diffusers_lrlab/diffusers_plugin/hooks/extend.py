@@ -1,7 +1,7 @@
 """
-Goes on with a script's run past its end, as `lrlab extend` does with ours.
+Continues a script's run past its end, as `lrlab extend` does for runs of this package.
 
-The command is that of the run, with --extend before the script's name. It tells the schedule and the length that the run
+The command is that of the run, with --extend before the script's name. It gives the schedule and the length that the run
 had, which its checkpoints must confirm. The script then resumes from a copy of a checkpoint in a folder of its own, so that
 the run stays as it is, and the optimizer's rates are set as by --lr_scheduler.
 """
@@ -56,8 +56,8 @@ def make(host: Host) -> Hook:
     sampler = host.options.timestep_sampler
     if sampler and "curriculum" in TIMESTEP_SAMPLERS[merge_spec(sampler, None, TIMESTEP_SAMPLERS)[0]].traits:
         raise LabError(
-            f"--timestep_sampler {sampler}: its curriculum follows the length of the run, so that with --extend the earlier "
-            "timesteps would have been drawn from other densities. Hint: start a run of the new length."
+            f"--timestep_sampler {sampler}: its curriculum follows the length of the run, so with --extend the earlier "
+            "timesteps would come from a different density. Hint: start a run of the new length."
         )
     return ExtendHook(host)
 
@@ -137,7 +137,7 @@ class ExtendHook:
         }
         if is_first_process():
             if not (self.folder / _RECORD).exists():
-                check_new_folder(self.folder, f"{self.option} goes on in it: move it away")
+                check_new_folder(self.folder, f"{self.option} writes its run there: move it away")
             write_text(self.folder / _RECORD, json.dumps(record, indent=2) + "\n")
             _copy_logs(parent / "lrlab", self.folder / "lrlab", extension.at)
             copy_checkpoint(chosen, self.folder)
@@ -148,7 +148,7 @@ class ExtendHook:
         if self.options.exact_resume and (checkpoint.path / EXACT_STATE).exists():
             return f"{same}, to the bit"
         why = "its checkpoint was written without it" if self.options.exact_resume else "--exact_resume makes them exact"
-        return f"{same}, but for data and random numbers, which the script does not continue ({why})"
+        return f"{same}, except for data and random numbers, which the script does not continue ({why})"
 
     def _check_length(self) -> None:
         """Once the data of a script that counts epochs are prepared."""
@@ -156,8 +156,8 @@ class ExtendHook:
         if self.driver is not None and known not in (None, self.num_updates):
             before = self.options.num_updates
             raise LabError(
-                f"--num_updates {before}: must be the number of updates that the run had, which by the script's data is "
-                f"{before * known // self.num_updates}. The folder {str(self.folder)!r} can be removed."
+                f"--num_updates {before}: must be the number of updates that the run had; according to the script's data, "
+                f"that is {before * known // self.num_updates}. The folder {str(self.folder)!r} can be removed."
             )
 
     def report(self) -> str:
@@ -176,7 +176,7 @@ def _read_record(folder: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
     if differing:
         then = ", ".join(f"{name} {record['asked'].get(name)}" for name in differing)
         raise LabError(
-            f"--extend {asked['extend']}: {str(folder)!r} goes on with the run in another way ({then}). Hint: give that "
+            f"--extend {asked['extend']}: {str(folder)!r} continues the run in another way ({then}). Hint: give that "
             "command, or move the folder away."
         )
     return record

@@ -48,7 +48,7 @@ def make(host: Host) -> Hook:
 
 def _refuse_held_out_rows(reason: NotRecognised) -> NoReturn:
     raise LabError(
-        f"--validation_fraction cannot be used in this script: {reason}. Remove it: --find_lr works without it, by the "
+        f"--validation_fraction cannot be used in this script: {reason}. Remove it: --find_lr works without it, from the "
         "losses of batches."
     ) from None
 
@@ -126,7 +126,9 @@ class FindLrHook:
         if optimizer is None or self._ratios:
             return
         if self._temporary is None:
-            raise LabError("--find_lr: this script does not parse --output_dir by argparse, so its files would stay.")
+            raise LabError(
+                "--find_lr: this script does not parse --output_dir with argparse, so its files could not be removed."
+            )
         self.test.begin(optimizer)
         lrs = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         base = next((lr for lr in lrs if lr), 0.0)

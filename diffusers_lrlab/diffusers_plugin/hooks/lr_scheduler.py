@@ -1,4 +1,4 @@
-"""Replaces the learning rate scheduler of any torch program, for programs with closed lists of schedulers or none.
+"""Replaces the learning rate scheduler of any torch program, for programs with a fixed list of schedulers, or none.
 
 The optimizer's real steps are counted, by torch's hooks around them. Before each, its rates are set to those of the
 schedule. What the program's own schedulers write in between is put back, however they are chained or stepped.
@@ -39,10 +39,10 @@ def recognise(script: HostScript) -> str:
         if (name := ast.unparse(call.func).rpartition(".")[2]) in torch_names or name == "get_scheduler"
     ]
     if made:
-        return f"the schedule is replaced that is made at {lines_of(made)}"
+        return f"the schedule made at {lines_of(made)} is replaced"
     optimizers = [call for call in script.nodes(ast.Call) if {"lr", "betas"} & {keyword.arg for keyword in call.keywords}]
     if optimizers:
-        return f"the optimizer (made at {lines_of(optimizers)}) gets a schedule, of which this file makes none"
+        return f"the optimizer (made at {lines_of(optimizers)}) gets a schedule, as this file makes none"
     return "this file makes no scheduler and no optimizer; those of its modules are found when it runs"
 
 
@@ -180,7 +180,7 @@ class LrSchedulerHook:
         watched.update = driven.before_step()
         if watched.update < self.first_update:
             raise LabError(
-                f"{self.option}: the program trains update {watched.update}, though its checkpoint has done "
+                f"{self.option}: the program is at update {watched.update}, although its checkpoint is at update "
                 f"{self.first_update}. It has not loaded the optimizer of the checkpoint."
             )
 

@@ -74,7 +74,7 @@ class LossesHook:
                 raise LabError(f"The script computes a loss of {of}. Remove --timestep_sampler {self.timesteps.name}.")
             if kwargs.get("reduction", "mean") != "mean" and self.timesteps.prediction_type == "sample":
                 raise LabError(
-                    "The script predicts images and weights their losses itself, by weights that are not known. Remove "
+                    "The script predicts images and weights their losses itself, with unknown weights. Remove "
                     f"--timestep_sampler {self.timesteps.name}."
                 )
             with torch.no_grad():
@@ -140,7 +140,10 @@ class LossesHook:
         self._seen = []
 
     def state_dict(self, is_at_end: bool) -> dict[str, Any]:
-        """The sampler's state and the losses that it has not seen: the same in all processes, so only the first has it."""
+        """
+        The sampler's state and the losses that it has not seen: the same in all processes, so only the first process returns
+        it.
+        """
         sampler = self.timesteps.sampler
         if sampler is None or not self.run.accelerator.is_main_process:
             return self._resumed if sampler is None else {}
@@ -159,8 +162,8 @@ class LossesHook:
         saved = {name: _as_tensor(value) for name, value in state["sampler"].items()}
         if {name: value.shape for name, value in saved.items()} != {k: v.shape for k, v in sampler.state_dict().items()}:
             raise LabError(
-                f"--timestep_sampler {self.timesteps.name}: the checkpoint has the state of other arguments of it. Resume "
-                "with the same ones."
+                f"--timestep_sampler {self.timesteps.name}: the checkpoint has the state of this sampler with other "
+                "arguments. Resume with the same arguments."
             )
         sampler.load_state_dict(saved)
         self._seen, self._update = [torch.tensor(state["seen"], dtype=torch.float64)] * bool(state["seen"]), state["update"]

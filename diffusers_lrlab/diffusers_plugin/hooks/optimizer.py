@@ -61,8 +61,8 @@ class OptimizerHook:
             check_installed(self.name)
         if self.name and "averages" in OPTIMIZERS[self.name].traits:
             raise LabError(
-                f"--optimizer {self.name!r} trains other weights than those to keep, and would need a call at every "
-                "validation and save of the script. Choose another, such as 'prodigy' or 'muon'."
+                f"--optimizer {self.name!r} trains weights other than those to keep, so the script would have to call it "
+                "at every validation and save. Choose another, such as 'prodigy' or 'muon'."
             )
         self.factors = parse_lr_groups(lr_groups) if lr_groups else {}
         given = {"--optimizer": spec, "--lr_groups": lr_groups}

@@ -29,7 +29,9 @@ def recognise(script: HostScript) -> str:
     missing = [name for name in ("save_state", "load_state") if not script.calls(name)]
     if others := [each for each in script.local_modules if missing and any(map(each.calls, missing))]:
         files = ", ".join(os.path.relpath(each.path, os.path.dirname(script.path)) for each in others)
-        raise NotRecognised(f"it writes or reads its checkpoints in another file ({files}), where data are not followed")
+        raise NotRecognised(
+            f"it writes or reads its checkpoints in another file ({files}), where the position in the data is not tracked"
+        )
     if missing:
         raise NotRecognised("it does not both write checkpoints by accelerator.save_state and read them by load_state")
     if skips := script.calls("skip_first_batches"):
@@ -180,7 +182,7 @@ class ResumeHook:
                 self._lacks = []
         if not self._lacks:
             return None
-        return f"checkpoint {folder} has no weights of {len(self._lacks)} trained parameters, such as {self._lacks[0]}"
+        return f"checkpoint {folder} lacks the weights of {len(self._lacks)} trained parameters, such as {self._lacks[0]}"
 
     def _facts(self, loader: WatchedLoader) -> dict[str, int]:
         return {"processes": self.run.accelerator.num_processes} | loader.facts()

@@ -233,7 +233,7 @@ class TimestepHook:
             when = f"began at update {began:,}" if began else "has not begun: it waits for its warm-up and for losses"
             lines.append(f"Its own density of the timesteps {when}.")
         if held:
-            lines.append(f"To hold its last density in another run: --timestep_sampler '{held}'.")
+            lines.append(f"To keep its last density fixed in another run: --timestep_sampler '{held}'.")
         return "".join(f"\n{line}" for line in lines)
 
 

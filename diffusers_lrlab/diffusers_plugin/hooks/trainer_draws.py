@@ -1,4 +1,4 @@
-"""The timesteps that a trainer draws by functions of its own, as a [`hooks.timesteps.TimestepHook`] replaces them."""
+"""Timesteps that a trainer draws with its own functions, replaced by a [`hooks.timesteps.TimestepHook`]."""
 
 from typing import Any, Protocol
 
@@ -76,7 +76,7 @@ class TrainerDraws:
             )
 
     def is_training(self) -> bool:
-        """Not while a trainer computes a loss of its own to validate."""
+        """False while a trainer computes its own validation loss."""
         return not self.run.models or any(model.training for model in self.run.models)
 
     def argument(self, name: str) -> Any:
@@ -88,7 +88,7 @@ class TrainerDraws:
             self.hook.begin(levels)
 
     def set_layout(self, accumulation: int) -> None:
-        """The micro-batches of an update; processes are those of torch."""
+        """Sets the number of micro-batches of an update; the number of processes is torch's."""
         parallel = torch.distributed.is_available() and torch.distributed.is_initialized()
         of_processes = (torch.distributed.get_world_size(), torch.distributed.get_rank()) if parallel else (1, 0)
         self.layout = (accumulation, *of_processes)
@@ -98,7 +98,7 @@ class TrainerDraws:
         return self.hook.replaced(own)
 
     def density(self) -> np.ndarray:
-        """The probabilities of the timesteps of the coming update."""
+        """The probabilities of the timesteps of the next update."""
         self.hook.num_seen += 1
         assert self.hook.sampler is not None
         return self.hook.sampler.probabilities(self.hook.clock.update).numpy()

@@ -55,7 +55,7 @@ class UpdateLog:
         if not self._has_warned:
             self.run.warn(
                 "no gradient is clipped: the script passes accelerator.clip_grad_norm_ a filter() or another iterator that "
-                "was already consumed, such as by its optimizer. Make it a list in the script."
+                "was already consumed, for example by its optimizer. Make it a list in the script."
             )
         self._has_warned = True
 

@@ -43,9 +43,9 @@ def make(host: Host) -> StatefulHook:
 
 class ValidationHook:
     """
-    Computes the loss of a held-out `fraction` of the rows at the start, every `steps` updates and at the end, for schedules
-    that follow a loss too; of the average of `ema`, if it replaces the weights in validation. At the end, also of that many
-    widths `to_sweep` of its post-hoc average.
+    Computes the loss of a held-out `fraction` of the rows at the start, every `steps` updates and at the end, and passes it
+    to schedules that follow a loss. It is the loss of the average of `ema`, if that replaces the weights in validation. At
+    the end, `to_sweep` widths of the post-hoc average are measured too.
     """
 
     def __init__(

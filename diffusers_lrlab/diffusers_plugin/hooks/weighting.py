@@ -40,7 +40,7 @@ def recognise(script: HostScript) -> str:
 
 
 def make(host: Host) -> Hook | None:
-    """Also made without a weighting, for a sampler whose density is corrected by weights."""
+    """The hook; it is also made without a weighting, for a sampler whose density is corrected by weights."""
     timestep_hook = cast(TimestepHook, host.hooks["timesteps"])
     if not host.options.loss_weighting and not timestep_hook.is_unbiased:
         return None

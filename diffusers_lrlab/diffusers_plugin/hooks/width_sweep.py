@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 def sweep_widths(ema: EMAHook, num: int, measure: Callable[[], float]) -> tuple[float, float]:
     """
-    Measures the averages of `num` widths that the snapshots give, and the first average, by `measure` of the weights in the
-    models. Writes `ema_snapshots/sweep.json`, and returns the best width and its loss.
+    Measures the averages of `num` widths that the snapshots give, and the first average, by calling `measure` with their
+    weights in the models. Writes `ema_snapshots/sweep.json`, and returns the best width and its loss.
 
-    All processes call this and get the same. The main process alone reads the snapshots, since others may not see them.
+    All processes call this and get the same result. Only the main process reads the snapshots, since others may not see
+    them.
     """
     from accelerate.utils import broadcast
 

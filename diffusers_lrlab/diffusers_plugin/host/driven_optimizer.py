@@ -77,11 +77,11 @@ class DrivenOptimizer:
 
     @property
     def update(self) -> int:
-        """The coming update."""
+        """The next update."""
         return int(self.curve.last_epoch) if self.curve is not None else 0
 
     def drive(self, schedule: Schedule, num_warmup_steps: int, num_updates: int) -> CurveLR:
-        """Begins to set the rates, at the update where the program goes on after a resume."""
+        """Begins to set the rates, at the update from which the program resumes."""
         groups = self.optimizer.param_groups
         if any(group["lr"] is None for group in groups):
             name = type(self.optimizer).__name__
@@ -148,7 +148,7 @@ class DrivenOptimizer:
         self._parts = self._parts or parts
         if parts != self._parts:
             raise LabError(
-                "--lr_scheduler: the parameter groups of the optimizer are others than at its first step. Either its engine "
+                "--lr_scheduler: the parameter groups of the optimizer are not those of its first step. Either its engine "
                 "updates them one at a time, as ZeRO of DeepSpeed does (use its stage 0, or a single parameter group), or "
                 "the program has added a group, whose rate would follow no schedule."
             )
@@ -161,8 +161,8 @@ class DrivenOptimizer:
             if group["lr"] != lr:
                 raise LabError(
                     f"--lr_scheduler: the program itself set a learning rate of {group['lr']:.4g} where the schedule has "
-                    f"{lr:.4g}, not by a torch scheduler, which would be replaced. Switch that off in the program, or "
-                    "remove --lr_scheduler."
+                    f"{lr:.4g}, but not with a torch scheduler, which would be replaced. Switch that off in the program, "
+                    "or remove --lr_scheduler."
                 )
         return True
 

@@ -44,8 +44,8 @@ def schedule_of(options: argparse.Namespace, arguments: dict[str, Any]) -> tuple
     if spec is None:
         if (given := arguments.get("lr_scheduler")) is None:
             raise LabError(
-                "--extend: the script has no --lr_scheduler that would tell its schedule. Hint: name it before the script, "
-                "by --lr_scheduler SPEC and --num_warmup_steps W."
+                "--extend: the script has no --lr_scheduler that names its schedule. Hint: name it before the script, with "
+                "--lr_scheduler SPEC and --num_warmup_steps W."
             )
         spec, warmup = str(getattr(given, "value", given)), arguments.get("lr_warmup_steps") or 0
         parameter, option = _OWN_OPTIONS.get(spec, ("", ""))
@@ -53,14 +53,13 @@ def schedule_of(options: argparse.Namespace, arguments: dict[str, Any]) -> tuple
     schedule = resolve_schedule(spec, kwargs)
     if schedule.follows_metric:
         raise LabError(
-            f"--extend: the schedule {spec!r} follows a loss, so its rates are not known before the run, and none of "
-            "another length can be announced."
+            f"--extend: the schedule {spec!r} follows a loss, so its rates over another length are not known in advance."
         )
     return schedule, 0 if "no_warmup" in schedule.traits else warmup
 
 
 def length_of(arguments: dict[str, Any], num_updates: int | None) -> int:
-    """The updates of the run so far, as its command has them."""
+    """The updates of the run so far, according to its command."""
     given = num_updates if num_updates is not None else int(arguments.get("max_train_steps") or 0)
     if given > 0:
         return given
@@ -72,7 +71,7 @@ def length_of(arguments: dict[str, Any], num_updates: int | None) -> int:
 
 
 def longer_arguments(arguments: dict[str, Any], num_before: int, num_updates: int) -> dict[str, int]:
-    """The script's arguments for a longer run, told in updates where it has an option for them, else in epochs."""
+    """The script's arguments for a longer run: in updates if it has an option for them, else in epochs."""
     if "max_train_steps" in arguments:
         return {"max_train_steps": num_updates}
     name = next((each for each in _EPOCHS if arguments.get(each)), None)
@@ -100,7 +99,7 @@ def read_checkpoints(folder: Path, named: str | None) -> list[Checkpoint]:
     if not whole:
         what = f"no {found[0].name}" if len(found) == 1 and not found[0].exists() else "no whole checkpoint of accelerate"
         raise LabError(
-            f"--extend: {str(folder)!r} has {what}, and a run goes on from one, with its optimizer in one file "
+            f"--extend: {str(folder)!r} has {what}, but a run continues from one whose optimizer is in one file "
             f"({OPTIMIZER}). Hint: give the command of the run, with its --output_dir."
         )
     return sorted(map(_read_checkpoint, whole), key=lambda checkpoint: checkpoint.update)
@@ -131,22 +130,21 @@ def curve_of(checkpoint: Checkpoint, schedule: Schedule, warmup: float, num_upda
 
 
 def check_rate(checkpoint: Checkpoint, curve: RunCurve) -> None:
-    """Raises a `LabError` if a checkpoint goes on at another rate than the curve that is said to be its own."""
+    """Raises a `LabError` if a checkpoint continues at a different rate from the curve that the command gives it."""
     at, found = checkpoint.update, float(checkpoint.group["lr"])
     if at > curve.num_updates:
         raise LabError(
-            f"--extend: {str(checkpoint.path)!r} has done {counted(at, 'update')}, and by the command the run has "
-            f"{curve.num_updates}. Hint: give the command that the run was started with."
+            f"--extend: {str(checkpoint.path)!r} has done {counted(at, 'update')}, but according to the command the run "
+            f"has {curve.num_updates}. Hint: give the command that the run was started with."
         )
     clock = Progress(at, curve.num_updates, curve.warmup_updates)
     expected = float(curve.schedule.at(clock, curve.lr, curve.momentum)[0])
     if abs(found - expected) > TOLERANCE * curve.lr:
         raise LabError(
-            f"--extend: {str(checkpoint.path)!r} goes on at a learning rate of {found:.4g}, where "
-            f"{describe_schedule(curve.schedule)!r} over {counted(curve.num_updates, 'update')}, "
-            f"{curve.warmup_updates} of them warm-up, has {expected:.4g} at update {at}. Hint: give the command that the "
-            "run was started with; if its schedule counted anything but updates, which --fix_lr_clock corrects, it cannot "
-            "be extended."
+            f"--extend: {str(checkpoint.path)!r} continues at a learning rate of {found:.4g}, where "
+            f"{describe_schedule(curve.schedule)!r} over {counted(curve.num_updates, 'update')}, {curve.warmup_updates} of "
+            f"them warm-up, has {expected:.4g} at update {at}. Hint: give the command that the run was started with; if "
+            "its schedule counted anything but updates, which --fix_lr_clock corrects, it cannot be extended."
         )
 
 

@@ -48,7 +48,7 @@ def get_states(generators: Mapping[str, Any], with_devices: bool = True) -> dict
 
 
 def raw_states(generators: Mapping[str, Any], with_devices: bool = True) -> dict[str, Any]:
-    """The same as copies, cheap enough for every batch; [`as_plain_data`] makes plain data of them."""
+    """The same states as copies, cheap enough for every batch; [`as_plain_data`] makes plain data of them."""
     return raw_random_states(with_devices) | {"others": {name: _state(each) for name, each in generators.items()}}
 
 

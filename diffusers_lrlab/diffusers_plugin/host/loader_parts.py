@@ -12,7 +12,7 @@ from .generators import find_generators, get_states, set_states, variables_of_da
 
 
 class BatchIndices(Sampler[list[int]]):
-    """A sampler's batches of indices from the n-th on. Earlier ones are drawn, and their data not read."""
+    """A sampler's batches of indices from the n-th on. Earlier ones are drawn, but their data are not read."""
 
     def __init__(self, batch_sampler: Any, num_skipped: int):
         self.batch_sampler, self.num_skipped = batch_sampler, num_skipped

@@ -143,8 +143,8 @@ class HostRun:
         is_told = size in (given, num * given) if isinstance(given, int) else size > num
         if not is_told:
             raise LabError(
-                f"{option} counts images, and those of an update are not known in this script. Add images_per_update=N to "
-                "it (batch size x accumulation x processes)."
+                f"{option} counts images, and the number of images per update is not known in this script. Add "
+                "images_per_update=N to it (batch size x accumulation x processes)."
             )
         accumulated = int(self.accelerator.gradient_accumulation_steps)
         if accumulated == 1:  # or without accelerate
@@ -152,7 +152,7 @@ class HostRun:
         return size * accumulated
 
     def must_know_images(self, option: str) -> int:
-        """The same once the script trains, when it must be known."""
+        """The number of images, once the script trains and it must be known."""
         images = self.images_per_update(option)
         if images is None:
             raise LabError(
@@ -169,8 +169,8 @@ class HostRun:
 
     def steps_by_script(self, num_steps: int) -> int:
         """
-        How often the script steps a schedule per update, told by its `num_steps` steps before the first update: if all
-        micro-batches but the last have stepped the schedule, each of them does.
+        How often the script steps a schedule per update, judging by its `num_steps` steps before the first update: if all
+        micro-batches but the last have stepped the schedule, every micro-batch does.
         """
         accumulated = int(getattr(self.accelerator, "gradient_accumulation_steps", 1))
         if accumulated == 1:  # or without accelerate

@@ -32,8 +32,8 @@ def numbered(path: Path, index: int) -> Path:
 
 class ScriptAverages:
     """
-    The averages of `--ema`, stepped together. The first one is validated and saved in the place of the weights; those beside
-    it are saved too, except the wider ones of post-hoc averages, of which there are snapshots: these are copied to the host
+    The averages of `--ema`, stepped together. The first one is validated and saved in place of the weights. The others are
+    saved too, except the wider ones of post-hoc averages, of which there are snapshots. Snapshots are copied to the host
     after an update, and a thread writes the copy.
     """
 
@@ -91,8 +91,8 @@ class ScriptAverages:
 
     def write_snapshot(self, folder: Path, update: int, names: list[str], script: str) -> None:
         """
-        Starts to write a snapshot if one is due after so many updates, into `ema_snapshots/` of a folder. Raises an error of
-        the one before.
+        Starts to write a snapshot, if one is due after this many updates, into `ema_snapshots/` of a folder. Raises an error
+        that the previous snapshot had.
         """
         self._writing.check()
         if (posthoc := self.posthoc) is None or update not in (self.updates or ()):

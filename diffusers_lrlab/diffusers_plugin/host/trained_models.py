@@ -88,7 +88,7 @@ class TrainedModels:
 
     def places_in(self, folder: Path) -> dict[str, tuple[str, str]]:
         """
-        The file, relative to a folder, and the name there of the current values of each trained parameter that it has.
+        For each trained parameter whose current values are in the folder, the file (as a relative path) and the name in it.
 
         A script may save under other names, so any tensor of the same shape and values counts, once each; those whose names
         end in the parameter's are compared first.
@@ -126,7 +126,7 @@ class TrainedModels:
             ) from None
         shapes = {name: value.shape for name, value in zip(self.names, self.parameters, strict=True)}
         if {name: value.shape for name, value in saved.items()} != shapes:
-            raise LabError(f"The average in {path} has other parameters than those that are trained. Remove --ema.")
+            raise LabError(f"The average in {path} does not have the parameters that are trained. Remove --ema.")
         return [saved[name].to(each.device) for name, each in zip(self.names, self.parameters, strict=True)], metadata
 
 

@@ -89,7 +89,7 @@ class WatchedSchedule:
         return (self.scheduler.last_epoch - (0 if self.is_prepared else self.num_steps)) // self.steps_per_update
 
     def takes_step(self) -> bool:
-        """Whether the schedule takes a step that is about to be made, which is counted."""
+        """Counts a step that is about to be made, and returns whether the schedule takes it."""
         if self.is_by_update and self.scheduler.last_epoch >= (self.update or 0):
             return False
         self.num_steps += 1

@@ -37,7 +37,7 @@ def when_imported(host: str, action: Callable[[Any], None]) -> None:
 
 
 def forget(host: str, action: Callable[[Any], None]) -> None:
-    """Takes back an action for a module that was not imported."""
+    """Cancels an action for a module that was not imported."""
     finder = _finder_of(host)
     if finder is not None and action in finder.actions:
         finder.actions.remove(action)

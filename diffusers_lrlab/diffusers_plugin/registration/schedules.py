@@ -101,7 +101,7 @@ def read_call(spec: str, num_training_steps: int | None, kwargs: dict[str, Any])
     """
     The length of the run and the schedule's own parameters, from a trainer's call.
 
-    sd-scripts and musubi-tuner always give `num_decay_steps`, 0 if it was not asked for. ai-toolkit gives the length as
+    sd-scripts and musubi-tuner always give `num_decay_steps`, 0 if it was not requested. ai-toolkit gives the length as
     `total_iters`.
     """
     own = {key: value for key, value in kwargs.items() if value is not None}
@@ -110,8 +110,8 @@ def read_call(spec: str, num_training_steps: int | None, kwargs: dict[str, Any])
     length = own.pop("total_iters", num_training_steps)
     if num_training_steps not in (None, length):
         raise LabError(
-            f"{spec!r} got num_training_steps={num_training_steps!r} and total_iters={length!r}, two names of one thing. "
-            "Drop one."
+            f"{spec!r} got num_training_steps={num_training_steps!r} and total_iters={length!r}, two names of the same "
+            "parameter. Drop one."
         )
     return length, own
 

@@ -51,7 +51,7 @@ def find_loss_code(script: HostScript) -> LossCode:
     backward = script.calls("backward")
     if len(backward) != 1:
         where = f" ({lines_of(backward)})" if backward else ""
-        raise NotRecognised(f"it calls accelerator.backward {times(len(backward))}{where}, where one call is understood")
+        raise NotRecognised(f"it calls accelerator.backward {times(len(backward))}{where}, but only one call is supported")
     if len(backward[0].args) != 1:
         raise NotRecognised(f"its backward call is not accelerator.backward(loss) ({lines_of(backward)})")
     loaders = _loaders(script)

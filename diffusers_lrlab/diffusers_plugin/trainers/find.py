@@ -1,4 +1,6 @@
-"""Which trainer a program belongs to, and whether it has what the rows of the table name: from its files, none of it run."""
+"""
+Finds the trainer that a program belongs to, and checks that it has what the table's rows name, without running any of it.
+"""
 
 import ast
 import functools
@@ -67,7 +69,7 @@ class FoundTrainer:
         return "; ".join(texts)
 
     def loop(self, option: str, value: object = None) -> HostScript:
-        """The module whose text tells what the script's would."""
+        """The module whose text is read in place of the script's."""
         (row,) = self.rows(option, value)
         assert row.shape == LOOP
         return HostScript(str(self.file_of(row)))

@@ -1,4 +1,4 @@
-"""Puts what the rows of the table name under a hook, once the trainer's modules are imported."""
+"""Connects the functions that the table's rows name to a hook, once the trainer's modules are imported."""
 
 import functools
 from types import ModuleType

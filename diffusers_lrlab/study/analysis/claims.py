@@ -84,7 +84,7 @@ def sources_of(study: dict[str, Any]) -> list[str]:
 
 
 def limits_of(claim: Claim, outcomes: list[Outcome], summary: dict[str, Any]) -> list[str]:
-    """What weakens a verdict."""
+    """Reasons that weaken a verdict."""
     tuning, names = summary.get("tuning") or [], (claim.arm, claim.against)
     seeds = len(summary["study"]["seeds"])
     edges = [f"{row['arm']} on {row['dataset']}" for row in tuning if row["at_edge"] and row["arm"] in names]

@@ -57,7 +57,7 @@ def _sentence(row: Row, reference: Row, baseline: str, label: str) -> str:
     if not pairs:
         return f"{arm} and {baseline} share no seed on {dataset}, so they cannot be compared there."
     if row["p"] is None:
-        return f"{arm} and {baseline} share only one seed on {dataset} (difference {signed(diff)}): a test takes two."
+        return f"{arm} and {baseline} share only one seed on {dataset} (difference {signed(diff)}): a test needs two."
     if diff == 0 and row["diff_low"] is None:
         every = "both seeds" if pairs == 2 else f"all {counted(pairs, 'seed')}"
         return f"{arm} and {baseline} have the same {label} on {dataset} with {every}."
@@ -99,7 +99,7 @@ def _speedup_sentence(row: Row, baseline: str, quality: str, target: str) -> str
         return f"{arm} never reached the final {quality} of {baseline} on {dataset}, in {counted(n, 'run')}."
     figures = f"{'at most ' if censored else ''}{number(row['speedup'])} times as fast"
     if row["p_adjusted"] is None:
-        return f"{arm} and {baseline} share only one seed on {dataset} ({figures}): a test takes two."
+        return f"{arm} and {baseline} share only one seed on {dataset} ({figures}): a test needs two."
     if row["ci_low"] is not None:
         figures += f", 95 % interval {number(row['ci_low'])} to {number(row['ci_high'])}"
     figures += f", adjusted {p_value(row['p_adjusted'])}, {counted(n, 'seed')}"
@@ -126,7 +126,7 @@ def signed(value: float) -> str:
 
 
 def p_value(p: float) -> str:
-    """Such as "p = 0.003"; a value below 0.05 is never rounded up to 0.05."""
+    """A p-value as text, such as "p = 0.003"; a value below 0.05 is never rounded up to 0.05."""
     if p < 0.0001:
         return "p < 0.0001"
     texts = (f"{p:.{digits}g}" for digits in range(2, 18))

@@ -1,4 +1,6 @@
-"""What the horizons of a study cost and reach: runs that share their beginning, beside runs of their own for each length."""
+"""
+What the horizons of a study cost and reach: runs that share their beginning, compared with separate runs for each length.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from .verdicts import Row, Verdict
 
 def renewed(spec: StudySpec, summary: dict[str, Any]) -> dict[str, Any]:
     """
-    A summary whose runs were not kept, from its own rows: their statistics stay, the sentences about them are written anew.
+    A summary whose runs were not kept, renewed from its own rows: their statistics stay, the sentences about them are
+    written again.
 
     Args:
         spec (`StudySpec`): The specification of the study.

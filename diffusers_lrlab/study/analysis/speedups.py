@@ -45,7 +45,7 @@ def speedups(curves: Curves, baseline: str, common: bool = False) -> list[dict[s
     ci_low, ci_high, p and p_adjusted; `None` for what cannot be computed and for the baseline itself.
 
     Raises:
-        `LabError`: for a baseline that is no arm, and arrays that are no curve.
+        `LabError`: for a baseline that is not an arm, and arrays that are not a curve.
     """
     if baseline not in curves:
         raise unknown_baseline(baseline, curves)
@@ -65,7 +65,7 @@ def updates_to_reach(updates: ArrayLike, quality: ArrayLike, target: float) -> f
     """
     The update at which a curve first reaches `target`, interpolated linearly between evaluations; `None` if it never does.
 
-    Smaller quality is better; values that are not finite are skipped. Raises a `LabError` for arrays that are no curve.
+    Smaller quality is better; values that are not finite are skipped. Raises a `LabError` for arrays that are not a curve.
     """
     at, values = _curve(updates, quality)
     reached = np.flatnonzero(np.isfinite(values) & (values <= target))

@@ -48,7 +48,7 @@ def compare(values: Values, baseline: str, metric: str, num_resamples: int = 999
     of the baseline itself, spreads of one value, intervals and effects without a spread.
 
     Raises:
-        `LabError`: for a baseline that is no arm, and for values that are not finite.
+        `LabError`: for a baseline that is not an arm, and for values that are not finite.
     """
     if baseline not in values:
         raise unknown_baseline(baseline, values)

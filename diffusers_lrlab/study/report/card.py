@@ -68,7 +68,7 @@ def _check_is_ours(out: Path) -> None:
     if not out.exists():
         return
     if out.is_file() or (not (out / "summary.json").exists() and next(out.iterdir(), None) is not None):
-        raise LabError(f"{str(out)!r} holds files that are no card of a study. Give a new folder.")
+        raise LabError(f"{str(out)!r} holds files that are not a card of a study. Give a new folder.")
     names = sorted(path.name for path in out.iterdir())
     if others := [name for name in names if not any(fnmatchcase(name, pattern) for pattern in _FILES)]:
         raise LabError(

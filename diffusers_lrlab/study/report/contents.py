@@ -70,7 +70,7 @@ class ReportContents:
         )
 
     def conclusions(self) -> list[Conclusion]:
-        """By the primary metric, by speed-ups if there are any, and in brief by the other metrics."""
+        """Conclusions by the primary metric, by speed-ups if there are any, and in brief by the other metrics."""
         found = []
         for metric in [*self.metrics[:1], *([SPEEDUP] if self.summary.get("speedups") else [])]:
             verdicts = self.verdicts.get(metric, [])

@@ -1,4 +1,4 @@
-"""What the script of the page draws: the study as plain values, each as short as a chart needs it."""
+"""Data for the script of the page: the study as plain values, each as short as a chart needs."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from .curves import CurveKind, compared, spans_decades
 from .plot_list import DIFFERENCES, file_of
 
 MOST_BYTES_OF_SAMPLES = 300_000
-"""In a page; samples of the lowest seeds come first."""
+"""Limit on the samples in a page; those of the lowest seeds come first."""
 _MOST_POINTS_OF_A_RUN = 300
 _NOT_OF_A_RUN = ("seed", "output_dir")  # said elsewhere, or a path
 

@@ -27,7 +27,7 @@ class Table(NamedTuple):
 
     @property
     def groups(self) -> list[tuple[str, int]]:
-        """The upper headings and the number of columns of each; none in most tables."""
+        """The upper headings, each with its number of columns; most tables have none."""
         if self.frame.columns.nlevels == 1:
             return []
         return [(name, len([*columns])) for name, columns in groupby(self.frame.columns.get_level_values(0))]
@@ -45,7 +45,7 @@ def number(value: float | None, spec: str = ".4g") -> str:
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """Both ends, to two digits of the width where that is readable."""
+    """Both ends of an interval, to two digits of its width where that is readable."""
     if low is None or high is None:
         return NONE
     spec = _two_digits_of(high - low, max(abs(low), abs(high))) or ".4g"

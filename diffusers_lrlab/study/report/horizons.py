@@ -38,12 +38,12 @@ def horizon_tables(summary: dict[str, Any]) -> list[Table]:
         for row in prices
     ]  # fmt: skip
     price = (
-        "Updates for one seed, as they were computed and if every horizon were a run of its own. For tuning: updates of all "
-        "runs that chose learning rates; a trunk has one rate, that of its longest horizon."
+        "Updates for one seed, as they were computed, and as they would be if every horizon were a separate run. For "
+        "tuning: updates of all runs that chose learning rates; a trunk has one rate, that of its longest horizon."
     )
     return [
         Table("horizons", "Horizons", pd.DataFrame(cells), note, 3),
-        Table("price", "The price of all horizons", pd.DataFrame(priced), price, 2),
+        Table("price", "The cost of all horizons", pd.DataFrame(priced), price, 2),
     ]
 
 

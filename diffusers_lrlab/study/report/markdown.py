@@ -41,7 +41,7 @@ _WITH_RUNS = (
 )
 _REPEAT = (
     "No checkout of the project is needed. `spec.yaml` is the specification as it ran: `lrlab study run spec.yaml --out "
-    "DIR` repeats that where the preset has changed since."
+    "DIR` repeats the study even if the preset has changed since."
 )
 
 
@@ -79,7 +79,7 @@ def _answers(contents: ReportContents, made: list[Plot]) -> list[str]:
         parts += _folded(table) if table else []
         parts += [_image(plot) for plot in made if plot.file == DIFFERENCES and index == 0]
     parts += ["## Limitations", _bullets(contents.limitations)] if contents.limitations else []
-    return parts + (["## How far this carries", _bullets(contents.reach)] if contents.reach else [])
+    return parts + (["## Strength of the evidence", _bullets(contents.reach)] if contents.reach else [])
 
 
 def _details(contents: ReportContents, made: list[Plot]) -> list[str]:

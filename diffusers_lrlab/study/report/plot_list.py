@@ -23,7 +23,7 @@ class Plot(NamedTuple):
 
 
 def plots_of(contents: ReportContents, kept: Collection[str] = ()) -> list[Plot]:
-    """All plots for which there are data, or whose files are `kept`."""
+    """All plots for which there are data, or whose files are in `kept`."""
     found, panels, baseline = [], "a panel for each data set", contents.study["baseline"]
     arms = [arm for arm in contents.study["arms"] if arm != baseline]
     for metric in contents.metrics[:1]:

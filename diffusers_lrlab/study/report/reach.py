@@ -1,4 +1,4 @@
-"""How far the answers of a report carry: noise between seeds, power, agreement of data sets; and the claims of the study."""
+"""The strength of a report's evidence: noise between seeds, power, agreement of data sets; and the claims of the study."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

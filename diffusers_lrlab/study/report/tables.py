@@ -121,7 +121,10 @@ def _ours(summary: dict[str, Any], finished: dict[Cell, list[RunResult]], arm: s
     return plus_minus(float(np.mean(seconds)), std) if seconds else NONE
 
 
-_BOUNDS = "If some runs never reach it, the speed-up is an upper bound and has no interval; if none does, there is none."
+_BOUNDS = (
+    "If some runs never reach it, the speed-up is an upper bound and has no interval; if none reaches it, there is no "
+    "speed-up."
+)
 
 
 def speedup_table(rows: list[Row]) -> Table:

@@ -28,7 +28,9 @@ class Curves:
         return {key: value for key, value in (self._quality or [{}])[-1].items() if key != "update"}
 
     def to_dict(self) -> dict[str, dict[str, list[Any]]]:
-        """For the record: losses as means over equal parts of the run, and quality at some points; 200 points at most."""
+        """
+        Data for the record: losses as means over equal parts of the run, and quality at some points; at most 200 points.
+        """
         parts: dict[int, list[tuple[int, float, float, float | None]]] = {}
         for row in self._losses:
             parts.setdefault(row[0] * _MOST_POINTS // max(self.num_updates, 1), []).append(row)

@@ -47,10 +47,9 @@ def snapshot_writers(
     study: StudyContext,
 ) -> list[SnapshotWriter]:
     """
-    The writers of the snapshots of runs that go on, if their ids are `resumed`, or begin.
-
-    `families` are those of trunks, by their ids. The snapshots of branches are written on the way, at the updates of each:
-    they are those of a run by itself.
+    The writers of the snapshots of runs, which continue if their ids are in `resumed`, and begin otherwise. `families` are
+    those of trunks, by their ids. The snapshots of branches are written while the trunk runs, at the updates of each branch,
+    so they equal those of a separate run.
     """
     writers = []
     for spec, run in runs:

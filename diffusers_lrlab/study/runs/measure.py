@@ -69,7 +69,7 @@ def record_run(
 
 
 def branch_note(trunk: RunSpec, update: int, study: StudyContext) -> dict[str, Any]:
-    """What the record of a run says of the one that it branched off from, as `branch` of its executor."""
+    """The note in the record of a run on the run that it branched off from, as `branch` of its executor."""
     return {"run": trunk.id, "update": update, "git_commit": study.meta.get("git_commit")}
 
 

@@ -74,7 +74,7 @@ def _check_pair(claim: Claim, spec: StudySpec, of: str) -> None:
         hint = f"only tested pairs decide a claim: give {arm} controls: [{against}]"
         raise must_be("against", against, f"the baseline ({baseline}) or a control of {arm}", hint, of=of)
     if claim.metric == SPEEDUP and (arm == baseline or (against, arm) in pairs):
-        raise must_be("arm", arm, f"the arm that is compared with {against}", "speed-ups are of that arm", of=of)
+        raise must_be("arm", arm, f"the arm that is compared with {against}", "a speed-up is measured for that arm", of=of)
 
 
 def _check_metric(claim: Claim, spec: StudySpec, of: str) -> None:

@@ -95,9 +95,8 @@ def _at_horizon(run: RunSpec, spec: StudySpec) -> RunSpec:
 
 def tuned_cells(spec: StudySpec) -> dict[Cell, Cell]:
     """
-    For each arm and data set, the one whose learning rate it has.
-
-    That is itself, but for a branch: its trunk, the longest horizon, as a trunk has one rate.
+    For each arm and data set, the one whose learning rate it uses: itself, or for a branch its trunk, the longest horizon,
+    as a trunk has one rate.
     """
     cells = list(itertools.product(spec.arms, spec.datasets))
     if not spec.horizons:
@@ -172,8 +171,8 @@ def _check_comparable(spec: StudySpec, configs: dict[Cell, ResolvedConfig]) -> N
             if (name != "num_validation_images" or holds_out) and (values := _differing(of_arms, name)):
                 raise LabError(
                     f"{', '.join(losses)} cannot be compared between arms that differ in {name.removesuffix('_kwargs')} "
-                    f"({values} on {dataset!r}), because it measures another quantity for each. Compare samples, such as by "
-                    "kl, or give all arms the same."
+                    f"({values} on {dataset!r}), because it measures a different quantity for each. Compare samples, such "
+                    "as by kl, or give all arms the same."
                 )
 
 

@@ -61,7 +61,7 @@ def without_horizons(datasets: dict[str, dict[str, Any]], horizons: Iterable[int
 
 
 def source_of(dataset: str) -> str:
-    """The data set of which `NAME@UPDATES` is a horizon."""
+    """The data set that `NAME@UPDATES` is a horizon of."""
     return dataset.rpartition("@")[0]
 
 

@@ -33,7 +33,8 @@ def with_datasets(spec: StudySpec, names: Sequence[str]) -> StudySpec:
     A study with these data sets, embedded ones, local folders or Hub ids, in place of its own; the same study for none.
 
     A local folder starts from the current folder, and is stored relative to the study file, if there is one. Raises a
-    `LabError` for a data set that is unknown or there twice, and for data of a kind that the study's settings are not for.
+    `LabError` for a data set that is unknown or listed twice, and for data of a kind that does not suit the study's
+    settings.
     """
     if not names:
         return spec

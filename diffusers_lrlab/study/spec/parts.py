@@ -32,7 +32,7 @@ def list_of(value: Any, what: str) -> list[Any]:
         raise must_be(what, values, f"{_MOST_SEEDS:,} at most", "a study is planned in memory", got=f"{len(values):,}")
     for index, one in enumerate(values):
         if one in values[:index]:
-            raise LabError(f"{what}: {one!r} is there twice. Name each once.")
+            raise LabError(f"{what}: {one!r} is listed twice. Name each once.")
     return values
 
 
@@ -147,7 +147,7 @@ def _controls(arm: str, given: Any, arms: Mapping[str, Any], ending: str, baseli
             hint = did_you_mean(name, [other for other in arms if other not in (arm, baseline)])
             raise LabError(f"The control {name!r} of {arm!r} is not an arm.{hint} They are {', '.join(arms)}.")
         if control in controls:
-            raise LabError(f"controls of {arm!r}: {control!r} is there twice. Name each once.")
+            raise LabError(f"controls of {arm!r}: {control!r} is listed twice. Name each once.")
         if control == arm:
             raise LabError(f"The control {control!r} of {arm!r} is the arm itself. Leave it out.")
         if baseline not in (arm, control):
@@ -191,14 +191,14 @@ def read_datasets(value: Any) -> dict[str, dict[str, Any]]:
 
 
 def read_tuning(value: Any, seeds: tuple[int, ...]) -> Tuning | None:
-    """How learning rates are chosen: by other seeds than those of the comparison."""
+    """How learning rates are chosen: with seeds other than those of the comparison."""
     if value is None:
         return None
     if not isinstance(value, dict):
         raise must_be("tune", value, "a mapping", "its keys are learning_rates, seeds and metric")
     check_keys(value, ("learning_rates", "factors", "seeds", "metric", "extensions"), "tune")
     if ("learning_rates" in value) == ("factors" in value):
-        raise LabError("tune takes learning_rates, or factors of the arm's own learning rate: one of them.")
+        raise LabError("tune takes learning_rates, or factors of the arm's own learning rate, but not both.")
     own = read_seeds(value.get("seeds", [1000, 1001]), "tune: seeds")
     if shared := sorted(set(own) & set(seeds)):
         raise LabError(f"tune: seeds {shared} are also those of the comparison, which would be biased. Use others.")

@@ -23,7 +23,7 @@ class Member:
     A run whose network is computed in a stack; it has its own model, optimizer, schedules and averages.
 
     The stack takes the steps of optimizers that have a `rule`, at the rates of the plan, and updates the averages. The
-    tensors of this run are views of the stack's; its counters follow at [`catch_up`].
+    tensors of this run are views of the stack's; [`catch_up`] updates its counters.
     """
 
     def __init__(self, plan: Plan, data: TrainingData, device: torch.device):

@@ -134,7 +134,7 @@ def slices_by_optimizer(members: list[Member]) -> Iterator[slice]:
 class StackedAverages:
     """
     The averages of all members as rows of matrices. `values` has the first average of each member; its rows of members
-    without an average are unused. The averages beside the first ones have matrices of their own, without unused rows.
+    without an average are unused. Further averages have separate matrices, without unused rows.
     """
 
     def __init__(self, members: list[Member], rows: Rows, weights: torch.Tensor, rates: torch.Tensor):

@@ -106,6 +106,6 @@ _Row = TypeVar("_Row")
 
 
 def row_for(kind: DataKind, rows: Mapping[str, _Row], default: _Row) -> _Row:
-    """The row of a table by kinds; a kind without one has that of the kind that it is a subclass of, or the default."""
+    """The row of a table by kinds; a kind without one uses that of its base class, or the default."""
     names = [getattr(base, "name", "") for base in type(kind).__mro__]
     return next((rows[name] for name in names if name in rows), default)

@@ -77,8 +77,8 @@ class Images(DataKind):
         held_out = _DEFAULTS["num_validation_images"] if held_out is None else held_out
         if asked == 1 or (asked and held_out < 2):
             raise LabError(
-                f"--frechet_samples {asked} against {counted(held_out, 'held-out image')}: both sets need 2 at least. Raise "
-                "--num_validation_images, or leave --frechet_samples out."
+                f"--frechet_samples {asked} against {counted(held_out, 'held-out image')}: both sets need at least 2. "
+                "Raise --num_validation_images, or leave --frechet_samples out."
             )
         if asked and embedded is None:
             raise LabError(

@@ -34,7 +34,7 @@ _NO_EFFECT = {
     "image_column": f"{_ENCODED}; lrlab data encode takes it",
     "dataset_config_name": f"{_ENCODED}; lrlab data encode takes it",
     "dataset_split": f"{_ENCODED}; lrlab data encode takes it",
-    "point_column": "latents are no points",
+    "point_column": "latents are not points",
     "streaming": _READ,
     "in_memory_limit_mb": "latents are memory-mapped and never all in memory",
 }
@@ -55,7 +55,9 @@ class Latents(Images):
         usual, name = defaults_of(TrainingConfig), config.train_data_dir or config.dataset_name
         if latents_folder(config) is None:
             hint = "lrlab data encode makes one"
-            raise must_be("--data_kind", "latents", "left out for data that are no folder of latents", hint, got=f"{name}")
+            raise must_be(
+                "--data_kind", "latents", "left out for data that are not a folder of latents", hint, got=f"{name}"
+            )
         for option, reason in _NO_EFFECT.items():
             if getattr(config, option) != usual[option]:
                 value = getattr(config, option)
@@ -84,7 +86,7 @@ class Latents(Images):
 
     def _check_autoencoder(self, config: ResolvedConfig) -> None:
         """Raises a `LabError` if samples would be decoded by another autoencoder than encoded the latents."""
-        source, hint = self._source(config), "give its new location by --vae if it was moved"
+        source, hint = self._source(config), "give its new location with --vae if it was moved"
         try:
             model = _reference(source).load(config.cache_dir)
         except (OSError, ValueError, RuntimeError, AttributeError) as error:
@@ -123,7 +125,7 @@ class Latents(Images):
         fitting = {"in_channels": (channels,), "out_channels": (channels,), "sample_size": (None, size, [size] * 2)}
         for key, allowed in fitting.items():
             if given[key] not in allowed:
-                raise must_be(key, given[key], f"{allowed[0] or size}, as of the latents", hint, of=of)
+                raise must_be(key, given[key], f"{allowed[0] or size}, as the latents have", hint, of=of)
         return {**given, "sample_size": size}
 
     def pipeline_parts(self, config: ResolvedConfig) -> dict[str, Any]:

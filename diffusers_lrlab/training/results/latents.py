@@ -20,7 +20,7 @@ class LatentResults(ImageResults):
         return make_pipeline(run).decoded(data.to(run.model.device), "np")
 
     def evaluate(self, run: RunState, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
-        """Beside the metrics, which compare with the images themselves, what the autoencoder makes of held-out ones."""
+        """The metrics, which compare with the images themselves, and those of held-out images encoded and decoded."""
         from ...evaluation.frechet import image_features  # needs scikit-learn, training does not
         from ...evaluation.metrics import FEATURES_OF_DECODED
 

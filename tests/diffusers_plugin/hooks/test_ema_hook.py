@@ -461,7 +461,7 @@ def test_averages_of_something_else_and_damaged_ones(tmp_path):
     form = "constant:decay={},start_update=0,update_every=1"
     assert said == [f"the average was {form.format(0.5)} before, and continues as {form.format(0.25)}."]
     other, _ = prepared(tmp_path, Saves(3, 2))
-    with pytest.raises(LabError, match="has other parameters than those that are trained"):
+    with pytest.raises(LabError, match="does not have the parameters that are trained"):
         other._load_state(None, str(tmp_path / "checkpoint"))
     path = tmp_path / "checkpoint" / "lrlab" / "ema.safetensors"
     path.write_bytes(path.read_bytes()[:-4])

@@ -71,7 +71,7 @@ def test_it_goes_on_from_before_the_decay_and_after_a_stop(trained, tmp_path, ca
     assert run(out, *own, options=["--extend=14"]) == 0
     shown = capsys.readouterr().err
     assert "from its checkpoint of update 6, to 14 updates" in shown
-    assert "but for data and random numbers, which the script does not continue" in shown
+    assert "except for data and random numbers, which the script does not continue" in shown
     longer = tmp_path / "out-14"
     extended_rates(longer, 6, curve(spec, 14))
     # As if it had been killed there: the same command goes on from the newest checkpoint.
@@ -89,7 +89,7 @@ def test_it_goes_on_from_before_the_decay_and_after_a_stop(trained, tmp_path, ca
 def test_a_cosine_that_has_ended_is_rewarmed(trained, tmp_path, capsys, options):
     out, own = trained("cosine", "--lr_warmup_steps=2", "--checkpointing_steps=5", options=options)
     assert run(out, *own, options=["--extend=20"]) == 2
-    assert "--extend 20: 'cosine' over this length has the rates of the run only up to update" in capsys.readouterr().err
+    assert "--extend 20: 'cosine' over this length matches the rates of the run only up to update" in capsys.readouterr().err
     assert not (tmp_path / "out-20").exists()
     assert run(out, *own, options=["--extend=20", "--rewarm=4", *options]) == 0
     short, long = (curve("cosine", num, 2) for num in (10, 20))
@@ -126,7 +126,7 @@ REFUSED = [
     (["--extend=0"], [], "--extend 0: must be a whole number"),
     (["--rewarm=3"], [], "--rewarm 3.0 has no effect without --extend"),
     (["--extend=20"], ["--max_train_steps=20"], "goes on at a learning rate of 0, where 'cosine' over 20 updates"),
-    (["--extend=20"], ["--max_train_steps=8"], "has done 10 updates, and by the command the run has 8"),
+    (["--extend=20"], ["--max_train_steps=8"], "has done 10 updates, but according to the command the run has 8"),
     (
         ["--extend=20"],
         ["--max_train_steps=0"],

@@ -206,7 +206,7 @@ def test_data_that_cannot_be_held_back_are_refused_before_the_first_update(tmp_p
     options = ["--find_lr", "--validation_fraction=0.1"]
     stderr = launch(SCRIPTS["resume"], f"--output_dir={tmp_path}", "--stream", options=options, expect=2)
     assert "cannot be used in this script: its data are a stream" in stderr
-    assert "--find_lr works without it, by the losses of batches." in stderr
+    assert "--find_lr works without it, from the losses of batches." in stderr
     assert not [*tmp_path.iterdir()]
 
 

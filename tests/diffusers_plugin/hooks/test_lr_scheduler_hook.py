@@ -355,7 +355,7 @@ class NotOfTorch:
 scheduler = NotOfTorch(optimizer)
 """
         + LOOP,
-        "not by a torch scheduler, which would be replaced",
+        "not with a torch scheduler, which would be replaced",
     ),
     "fused_backward": (
         PROGRAM
@@ -377,7 +377,7 @@ for update in range(3):
         PROGRAM
         + NO_SCHEDULER
         + "    if update == 2: optimizer.add_param_group({'params': [torch.nn.Parameter(torch.ones(1))]})\n",
-        "the parameter groups of the optimizer are others than at its first step",
+        "the parameter groups of the optimizer are not those of its first step",
     ),
     "groups_in_turn": (
         PROGRAM
@@ -504,8 +504,8 @@ def test_explain_tells_what_is_replaced(tmp_path):
         (tmp_path / "program.py").write_text(text)
         return next(line for line in explain(HostScript(str(tmp_path / "program.py"))).splitlines() if " --lr_sch" in line)
 
-    assert "the schedule is replaced that is made at line 18" in told(PROGRAM + COSINE)
-    assert "the optimizer (made at line 17) gets a schedule, of which this file makes none" in told(PROGRAM)
+    assert "the schedule made at line 18 is replaced" in told(PROGRAM + COSINE)
+    assert "the optimizer (made at line 17) gets a schedule, as this file makes none" in told(PROGRAM)
     assert "--lr_scheduler            this file makes no scheduler and no optimizer; those of its modules" in told(
         "import trainer\ntrainer.main()\n"
     )

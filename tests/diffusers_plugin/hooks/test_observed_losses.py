@@ -103,7 +103,7 @@ def test_it_follows_the_losses_of_single_images(tmp_path, name, arguments, spec,
     assert has_adapted(batches_of(done)[update][0], update, spec, scheduler)
     said = [
         "Its own density of the timesteps began at update 2.",
-        "To hold its last density in another run: --timestep_sampler",
+        "To keep its last density fixed in another run: --timestep_sampler",
     ]
     assert [each in stderr for each in said] == [spec == INFONOISE] * 2
 

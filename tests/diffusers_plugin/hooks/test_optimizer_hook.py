@@ -170,7 +170,7 @@ def test_what_cannot_be_grouped(run_hooked):
 
 @OPTIONAL
 def test_an_optimizer_that_averages_is_refused(run_hooked):
-    with pytest.raises(LabError, match="'schedulefree_adamw' trains other weights than those to keep"):
+    with pytest.raises(LabError, match="'schedulefree_adamw' trains weights other than those to keep"):
         run_hooked("schedulefree_adamw")
 
 

@@ -280,7 +280,7 @@ def test_total_iters_is_the_length(library):
     function = table.TYPE_TO_SCHEDULER_FUNCTION[table.SchedulerType("rex:d=0.9")]
     applied = run(function(optimizer, total_iters=N, num_warmup_steps=WARMUP), optimizer, N)
     close(applied[:, 0, 0], lr_curve("rex:d=0.9", BASE, WARMUP, N))
-    with pytest.raises(LabError, match="num_training_steps=9 and total_iters=24, two names of one thing"):
+    with pytest.raises(LabError, match="num_training_steps=9 and total_iters=24, two names of the same parameter"):
         function(optimizer, num_training_steps=9, total_iters=N)
 
 

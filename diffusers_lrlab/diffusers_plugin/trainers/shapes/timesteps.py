@@ -22,7 +22,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 class Draws(Protocol):
-    """What takes a trainer's timesteps and gives others."""
+    """An object that takes a trainer's timesteps and returns others."""
 
     seed: int | None
 
@@ -119,7 +119,7 @@ def noisy_input_and_sigmas(hook: Draws, call: Callable[..., Any], *args: Any, **
 def noisy_input_and_sigmas_for_data(
     hook: Draws, call: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, ...]:
-    """The same for SD 3, which compares data: its model's output is converted by `noisy - sigma * output`."""
+    """sd-scripts, SD 3, whose loss compares data: its model's output is converted by `noisy - sigma * output`."""
     return _mixed_anew(hook, call, 0.0, args, kwargs, converts_to_data=True)
 
 

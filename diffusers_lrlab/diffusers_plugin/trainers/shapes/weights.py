@@ -11,7 +11,7 @@ from .timesteps import trainer_frame
 
 
 class Weights(Protocol):
-    """What gives the weights of the images of the last batch."""
+    """An object that gives the weights of the images of the last batch."""
 
     def has_batch(self) -> bool: ...
     def batch_weights(self) -> torch.Tensor: ...
