@@ -96,6 +96,12 @@ GOOD = (  # claims of the scoreboard that say what is good, for the README: stud
         "The same on images of 16x16, for the same number of updates (four seeds): held-out loss",
     ),
     (
+        "densities-shapes",
+        "logit_normal",
+        "frechet_distance",
+        "Logit-normal timesteps, compared with uniform ones under flow matching (four seeds): Fréchet distance",
+    ),
+    (
         "flow-or-ddpm",
         "flow",
         "energy_distance",
