@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 from ...core.errors import LabError
 from ..script.source import HostScript
@@ -49,13 +49,12 @@ def follow_arguments(patches: Patches, script: HostScript, launcher_options: Ite
                 options["type"] = _schedule(options.get("default"))
         return add_argument(container, *flags, **options)
 
-    def explain_order(error: Any, parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    def explain_order(error: Any, parser: argparse.ArgumentParser, message: str) -> Any:
         unknown = message.removeprefix(_UNKNOWN).split() if message.startswith(_UNKNOWN) else []
         misplaced = [flag for flag in (word.partition("=")[0] for word in unknown) if flag in ours]
         if misplaced:
             message += f". Hint: options of the launcher ({', '.join(misplaced)}) go before the script's name."
-        error(parser, message)
-        raise AssertionError("argparse exits")
+        return error(parser, message)
 
     patches.wrap(argparse._ActionsContainer, "add_argument", add_wider_argument)
     patches.wrap(argparse.ArgumentParser, "error", explain_order)
