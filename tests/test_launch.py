@@ -239,7 +239,7 @@ def test_an_option_of_the_launcher_after_the_scripts_name():
 
 
 def test_a_misspelt_option():
-    assert "'--fix_clock' before the script's name" in (stderr := launch("--fix_clock", "script.py", expect=2))
+    assert "'--fix_clock' is not an option of the launcher" in (stderr := launch("--fix_clock", "script.py", expect=2))
     assert "Did you mean '--fix_lr_clock'?" in stderr
 
 

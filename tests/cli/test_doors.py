@@ -152,7 +152,7 @@ def test_no_command_is_shown_that_lacks_the_programs_own_code(tmp_path, falls_he
     assert f"registered `{falls_here}` itself" in card
     assert "```bash" not in card
     assert cli.main(["rerun", str(folder)]) == 2
-    assert f"registered '{falls_here}', by code" in capsys.readouterr().err
+    assert f"registered '{falls_here}', with code" in capsys.readouterr().err
 
 
 @pytest.mark.slow

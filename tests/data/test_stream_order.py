@@ -341,7 +341,7 @@ def test_tar_files_that_changed_or_are_damaged_are_errors(tar_folder, tmp_path, 
     source = TarShards("tar", [str(path)], "png", tmp_path / "places.json")
     for changed in (b"other" * 9000, whole[: 9 * 1024 + 520], b""):
         path.write_bytes(changed)
-        with pytest.raises(LabError, match=r"Shard 0 of 'tar' could not be read .*, 5 times\. Go on by"):
+        with pytest.raises(LabError, match=r"Shard 0 of 'tar' could not be read .*, 5 times\. Continue with"):
             ShardReader(source).read(0, 0, [9])
     path.write_bytes(whole)
     (tar_folder / "train-00001.tar").write_bytes(whole[:1700])

@@ -203,7 +203,7 @@ def test_a_record_that_json_cannot_hold_has_its_status(finished, monkeypatch, ca
     record = json.loads((finished / "lrlab" / "run.json").read_text())
     assert record["run"]["status"] == "failed"
     assert record["run"]["error"] in capsys.readouterr().err
-    assert "JSON cannot hold train.peak_memory_mb of the record" in record["run"]["error"]
+    assert "JSON cannot hold train.peak_memory_mb, which the record has as text" in record["run"]["error"]
     assert record["train"]["peak_memory_mb"].startswith("'")
 
 

@@ -335,7 +335,7 @@ def test_a_run_that_is_not_reproduced_is_an_error(pair, monkeypatch, capsys):
         (["then", "--compare", "--output_dir", "then"], "'--output_dir' has no effect on a rerun"),
         (["then", "--compare", "--config", "x.yaml"], "'--config' has no effect on a rerun"),
         (["then", "--revision", "v1"], "--revision 'v1' is for repositories"),
-        (["then", "--out", "then"], "is the folder of the record"),
+        (["then", "--out", "then"], "is the folder of the recorded run"),
         (["then", "--out", "now"], "already holds a run"),
         (["then", "--out", "new", "--learning_rte", "1"], "Unknown argument '--learning_rte'"),
     ],

@@ -46,7 +46,7 @@ def test_a_silent_hub_ends_a_command_that_says_why(mine, hub, tmp_path):
     error = in_time("pull", "user/mine", "--out", "new", hub=hub, tmp_path=tmp_path, status=2).stderr
     assert "Looking at the repository: no answer from the Hub; again in 1 s" in error
     assert "The Hub cannot be reached for lrlab pull" in error
-    assert "It waits 2 s for an answer, which is twice HF_HUB_DOWNLOAD_TIMEOUT." in error
+    assert "The limit is 2 s for an answer, which is twice HF_HUB_DOWNLOAD_TIMEOUT." in error
 
 
 @pytest.mark.slow

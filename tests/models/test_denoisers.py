@@ -157,7 +157,7 @@ class NotInAFile(ModelMixin, ConfigMixin):
     "model_class, message",
     [
         (torch.nn.Linear, "must be a class of diffusers' ModelMixin and ConfigMixin"),
-        (type("MLPDenoiser", (NotInAFile,), {}), "cannot be a class MLPDenoiser: there is one"),
+        (type("MLPDenoiser", (NotInAFile,), {}), "cannot be a class MLPDenoiser: that name is taken"),
         (NotInAFile, "is not in a file \\(<a notebook>\\)"),
     ],
 )

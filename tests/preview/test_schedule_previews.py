@@ -121,7 +121,9 @@ def test_the_line_about_diffusers_own_script():
         "update 20 instead of 5\n"
     )
     shown = lrlab("preview", *options, "--num_processes", 5)
-    assert "5 processes x accumulation 1: ends at 0 % of the peak, as asked; reaches it at update 1 instead of 5" in shown
+    assert (
+        "5 processes x accumulation 1: ends at 0 % of the peak, as requested; reaches it at update 1 instead of 5" in shown
+    )
     assert "diffusers" not in lrlab("preview", *options)
 
 

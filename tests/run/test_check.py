@@ -80,7 +80,7 @@ def test_damage_of_a_run_is_named_and_put_aside(tmp_path, capsys, name):
     status, said = check(capsys, run)
     assert status == 1
     assert said_of_it in said
-    assert "goes on from checkpoint-20" in said or "40" not in file
+    assert "continues from checkpoint-20" in said or "40" not in file
     assert "--repair" in said
     status, said = check(capsys, run, "--repair")
     assert f"was renamed to {Path(left).name}" in said

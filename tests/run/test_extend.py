@@ -75,7 +75,7 @@ def test_a_cosine_that_has_ended_is_not_raised_unasked(cosine, folder):
     with pytest.raises(LabError) as error:
         extend(cosine, 40)
     text = str(error.value)
-    assert "has the rates of the run only up to update 2 " in text
+    assert "matches the rates of the run only up to update 2 " in text
     assert "oldest checkpoint is from update 5" in text
     assert "--rewarm" in text
     assert not (folder / "cosine-40").exists()

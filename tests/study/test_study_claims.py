@@ -91,7 +91,7 @@ def test_claims_that_are_refused(name):
 def test_claims_that_are_no_list_or_the_same():
     with pytest.raises(LabError, match="claims='x': must be a list of mappings"):
         read_spec({**STUDY, "claims": "x"}, "study")
-    with pytest.raises(LabError, match="is there twice"):
+    with pytest.raises(LabError, match="is listed twice"):
         study_with({}, {})
 
 

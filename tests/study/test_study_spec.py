@@ -130,14 +130,14 @@ REFUSED = {
         {"arms": {"a": {"learning_rates": [1e-3, 1e-2]}, "a@0.001": {"lr_scheduler": "cosine"}}},
         ["Two arms would be called 'a@0.001'"],
     ),
-    "seed twice": ({"seeds": [0, 1, 0]}, ["seeds: 0 is there twice"]),
+    "seed twice": ({"seeds": [0, 1, 0]}, ["seeds: 0 is listed twice"]),
     "key without a value": ({"title": ""} | {"base": []}, ["base=[]: must be a mapping"]),
     "nearest arms without figures": ({"paper": "nearest"}, ["kl and training_set_loss", "Add both to metrics"]),
     "distances of other numbers of samples": (
         {"arms": {**ARMS, "a": {"lr_scheduler": "linear", "distance_samples": 100}}},
         ["energy_distance cannot be compared", "different numbers of samples", "(100, 200 on 'dino')", "distance_samples"],
     ),
-    "data set twice": ({"datasets": ["dino", "moons", "dino"]}, ["datasets: 'dino' is there twice"]),
+    "data set twice": ({"datasets": ["dino", "moons", "dino"]}, ["datasets: 'dino' is listed twice"]),
     "data set twice by other names": (
         {"datasets": {"a": {"dataset_name": "dino"}, "b": {"dataset_name": "dino"}}},
         ["'constant' on 'a' is the same as 'constant' on 'b'"],
@@ -160,7 +160,7 @@ REFUSED = {
         ["arms that differ in objective (prediction_type=epsilon, prediction_type=v_prediction on", "by kl"],
     ),
     "long name": ({"arms": {"a" * 65: {}}}, ["64 at most"]),
-    "metric twice": ({"metrics": ["kl", "kl"]}, ["metrics: 'kl' is there twice"]),
+    "metric twice": ({"metrics": ["kl", "kl"]}, ["metrics: 'kl' is listed twice"]),
     "no metrics": ({"metrics": []}, ["metrics=[]: must be a list of one or more names", "leave it out"]),
     "a list for a title": ({"title": [1]}, ["title=[1]: must be text"]),
     "how many rates": ({"learning_rates": 5}, ["learning_rates=5: must be", "[1e-4, 3e-4]"]),
@@ -168,7 +168,7 @@ REFUSED = {
         {"arms": {"a": {"learning_rates": 5}}},
         ["learning_rates of 'a' 5: must be", "[1e-4, 3e-4]"],
     ),
-    "rate twice": ({"learning_rates": ["1e-3", 0.001]}, ["learning_rates: 0.001 is there twice"]),
+    "rate twice": ({"learning_rates": ["1e-3", 0.001]}, ["learning_rates: 0.001 is listed twice"]),
     "rates of one name": ({"learning_rates": [0.001, 0.0010000001]}, ["'constant@0.001'", "6 digits"]),
     "rate and rates": (
         {"arms": {"a": {"learning_rate": 1e-3, "learning_rates": [1e-3, 1e-2]}}},
@@ -199,14 +199,14 @@ REFUSED = {
     ),
     "control twice": (
         {"arms": {**ARMS, "a": {"controls": ["cosine", "cosine"]}}},
-        ["controls of 'a': 'cosine' is there twice"],
+        ["controls of 'a': 'cosine' is listed twice"],
     ),
     "control twice by other names": (
         {
             "arms": {"x": {}, "cosine": {"lr_scheduler": "cosine"}, "a": {"controls": ["cosine", "cosine@0.001"]}},
             "learning_rates": [1e-3, 1e-2],
         },
-        ["controls of 'a@0.001': 'cosine@0.001' is there twice"],
+        ["controls of 'a@0.001': 'cosine@0.001' is listed twice"],
     ),
     "no controls": ({"arms": {**ARMS, "a": {"controls": []}}}, ["controls=[] of 'a': must be names of arms", "[cosine]"]),
     "controls without a value": ({"arms": {**ARMS, "a": {"controls": None}}}, ["controls=None of 'a': must be"]),
@@ -290,7 +290,7 @@ REFUSED = {
 TUNE = {"learning_rates": [1e-3, 1e-2], "seeds": [10], "metric": "energy_distance"}
 TUNINGS = {
     "seeds of the comparison": ({"seeds": [1, 7]}, {}, ["seeds [1] are also those of the comparison", "Use others"]),
-    "rates and factors": ({"factors": [1, 2]}, {}, ["learning_rates, or factors", "one of them"]),
+    "rates and factors": ({"factors": [1, 2]}, {}, ["learning_rates, or factors", "but not both"]),
     "neither": ({"learning_rates": None}, {}, ["learning_rates, or factors"]),
     "rates that are compared": ({}, {"learning_rates": [1e-3, 1e-2]}, ["learning_rates and tune exclude each other"]),
     "rates of an arm that are compared": (
@@ -303,7 +303,7 @@ TUNINGS = {
     "unknown metric": ({"metric": "kll"}, {}, ["tune: metric: there is no metric 'kll'", "Did you mean 'kl'?"]),
     "metric that the data lack": ({"metric": "frechet_distance"}, {}, ["tune: metric: 'frechet_distance' is for images"]),
     "misspelt key": ({"learning_rate": 1}, {}, ["no 'learning_rate' in tune", "Did you mean 'learning_rates'?"]),
-    "seed twice": ({"seeds": [10, 10]}, {}, ["tune: seeds: 10 is there twice"]),
+    "seed twice": ({"seeds": [10, 10]}, {}, ["tune: seeds: 10 is listed twice"]),
     "how many rates": ({"learning_rates": 5}, {}, ["tune: learning_rates 5: must be"]),
     "no rates": ({"learning_rates": []}, {}, ["tune: learning_rates []: must be"]),
     "arms that differ in their rate": (

@@ -120,7 +120,7 @@ def test_a_run_that_diverges_meanwhile_keeps_it_and_names_it(tmp_path, disk):
     updates = do_updates(trainer, 4)
     threading.Timer(0.1, disk.set).start()
     trainer.log.sums.fill_(torch.nan)
-    with pytest.raises(Diverged, match=f"go on from {tmp_path}/checkpoint-3"):
+    with pytest.raises(Diverged, match=f"continue from {tmp_path}/checkpoint-3"):
         next(updates)
     assert names(tmp_path) == ["checkpoint-3"]
 

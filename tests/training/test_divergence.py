@@ -283,7 +283,7 @@ def test_a_run_that_stopped_goes_on_by_rollback(tmp_path, model):
     whole = make_trainer(tmp_path / "whole", model, **TWICE)
     list(whole.updates(show_progress=False))
     stops = {**TWICE, "on_divergence": "stop"}
-    with pytest.raises(Diverged, match="The loss of the run is not finite around update 9 .* go on from .*checkpoint-6"):
+    with pytest.raises(Diverged, match="The loss of the run is not finite around update 9 .* continue from .*checkpoint-6"):
         list(make_trainer(tmp_path / "run", model, **stops).updates(show_progress=False))
     trainer = make_trainer(tmp_path / "run", model, **TWICE)
     trainer.resume(trainer.folder.newest_checkpoint())

@@ -597,7 +597,7 @@ print("loaded", {{"torch", "diffusers", "datasets", "accelerate"}} & set(sys.mod
         ({"seed": True}, "seed=True of TrainingConfig(): must be a whole number"),
         ({"lr_scheduler_kwargs": [1]}, "lr_scheduler_kwargs=[1] of TrainingConfig(): must be"),
         ({"lr_scheduler": "cosine_annealing:eta_min=0.1"}, "above --learning_rate"),
-        ({"frechet_samples": 1}, "2 at least"),
+        ({"frechet_samples": 1}, "at least 2"),
         ({"logging_dir": "../elsewhere"}, "inside --output_dir"),
     ],
     ids=str,

@@ -317,7 +317,7 @@ def test_the_kind_is_found_and_refused_for_other_data(place):
 
 def test_a_model_that_does_not_fit_is_refused_before_data_are_read(place, tmp_path):
     for change, message in (
-        ({"in_channels": 1}, r"in_channels=1 of the model .*must be 2, as of the latents"),
+        ({"in_channels": 1}, r"in_channels=1 of the model .*must be 2, as the latents have"),
         ({"sample_size": 8}, r"sample_size=8 of the model .*must be 4"),
         ({"num_class_embeds": 10}, r"takes class labels, and there are none here. Give --label_column"),
     ):

@@ -337,9 +337,7 @@ def test_a_stream_whose_shards_changed_is_not_resumed(tmp_path, model):
     first.write_bytes(contents[1])
     second.write_bytes(contents[0])
     changed = make_trainer(tmp_path / "run", model, **options)
-    with pytest.raises(
-        LabError, match=r"with other settings:\n  data: .*fingerprint[^\n]*\nThe data have changed. Put back"
-    ):
+    with pytest.raises(LabError, match=r"with other settings:\n  data: .*fingerprint[^\n]*\nThe data have changed. Restore"):
         changed.resume(checkpoint)
     for shard in range(4):
         (folder / f"train-{shard}.parquet").unlink()
@@ -391,6 +389,6 @@ def test_points_on_another_scale_than_the_noise_are_told(tmp_path, scale):
     folder = write_points(tmp_path / "data", {"x": points.tolist()})
     config = resolve_config(TrainingConfig(dataset_name=str(folder), point_column="x", cache_dir=str(tmp_path / "cache")))
     data = kind_of(config).load_data(config, 1)
-    assert "rescale the points" in describe_plan(make_plan(config, data, None))
+    assert "Rescale the points" in describe_plan(make_plan(config, data, None))
     config = resolve_config(TrainingConfig(dataset_name="dino"))
     assert "rescale" not in describe_plan(make_plan(config, kind_of(config).load_data(config, 1), None))

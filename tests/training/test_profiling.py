@@ -21,7 +21,7 @@ PARTS = {"data", "timesteps and noise", "forward", "backward", "clip", "optimize
 def test_more_updates_than_there_are_cannot_be_profiled():
     check_profile(None, 1)
     check_profile(3, 10)
-    with pytest.raises(LabError, match="--profile 4 begins after 7 updates, and only 10 are.* Give 3 or less"):
+    with pytest.raises(LabError, match="--profile 4 begins after 7 updates, but only 10 are.* Give 3 or less"):
         check_profile(4, 10)
     with pytest.raises(LabError, match="only 2 are left to do. It takes 8 updates at least"):
         check_profile(1, 2)

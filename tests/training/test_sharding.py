@@ -24,8 +24,8 @@ FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 @pytest.mark.parametrize(
     ("environment", "options", "message"),
     [
-        ({"ACCELERATE_USE_DEEPSPEED": "true"}, {}, "DeepSpeed is asked for.*--use_fsdp --fsdp_version 2"),
-        ({"ACCELERATE_USE_MEGATRON_LM": "true"}, {}, "Megatron-LM is asked for"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, {}, "DeepSpeed cannot be used here.*--use_fsdp --fsdp_version 2"),
+        ({"ACCELERATE_USE_MEGATRON_LM": "true"}, {}, "Megatron-LM cannot be used here"),
         ({"ACCELERATE_USE_FSDP": "true"}, {}, "FSDP 1 cannot be used here.* fsdp_version: 2"),
         ({**FSDP, "WORLD_SIZE": "1"}, {}, "there is one. Give --num_processes 2"),
         ({**FSDP, "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}, {}, "SHARDED_STATE_DICT"),

@@ -125,7 +125,7 @@ def test_several_averages_and_snapshots(tmp_path, capsys):
         assert message in capsys.readouterr().err
     (folder / "ema_snapshots" / "places.json").unlink()
     assert main(["ema", str(tmp_path / "run"), "--sigma_rel", "0.2", "--out", str(tmp_path / "no")]) == 2
-    assert "it is written when the script ends" in capsys.readouterr().err
+    assert "this file is written when the script ends" in capsys.readouterr().err
 
 
 HELD_OUT = ["--validation_fraction=0.1", "--validation_steps=4"]
@@ -265,7 +265,7 @@ def test_weights_that_a_hook_takes_away_and_does_not_save(tmp_path):
     """The average is written by the names of parameters, and a checkpoint without weights is none to resume from exactly."""
     options = ["--ema=warmup_power", "--exact_resume", "--strict"]
     stderr, beside = run(tmp_path, "--hook=drops", "--checkpointing_steps=3", options=options)
-    assert stderr.count("has no weights of 2 trained parameters, such as 0.trained.weight. A resume from it is not") == 1
+    assert stderr.count("lacks the weights of 2 trained parameters, such as 0.trained.weight. A resume from it is not") == 1
     assert "--exact_resume: 0 checkpoints written from which a resume is exact." in stderr
     saved = load_file(tmp_path / "lrlab" / "ema" / "average.safetensors")
     assert same([saved["0.trained.weight"], saved["0.trained.bias"]], of(beside, "ema"))

@@ -82,7 +82,7 @@ def test_it_goes_on_from_before_the_decay_and_after_a_stop(trained, tmp_path, ca
     # Started within an epoch, such a script does an update too many.
     extended_rates(longer, 10, curve(spec, 14), num_more=1)
     assert run(out, *own, options=["--extend=14", "--then=linear"]) == 2
-    assert "goes on with the run in another way (then None)" in capsys.readouterr().err
+    assert "continues the run in another way (then None)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [(), ("--fix_lr_clock",)])
@@ -125,7 +125,7 @@ REFUSED = [
     (["--extend=10"], [], "--extend 10: must be more than 10, got 10"),
     (["--extend=0"], [], "--extend 0: must be a whole number"),
     (["--rewarm=3"], [], "--rewarm 3.0 has no effect without --extend"),
-    (["--extend=20"], ["--max_train_steps=20"], "goes on at a learning rate of 0, where 'cosine' over 20 updates"),
+    (["--extend=20"], ["--max_train_steps=20"], "continues at a learning rate of 0, where 'cosine' over 20 updates"),
     (["--extend=20"], ["--max_train_steps=8"], "has done 10 updates, but according to the command the run has 8"),
     (
         ["--extend=20"],
