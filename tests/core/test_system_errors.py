@@ -121,11 +121,14 @@ OF_WORKERS = {
 
 
 @cases("name", OF_WORKERS)
-def test_what_ends_a_process_that_decodes_images_is_explained(name):
+def test_what_ends_a_process_that_decodes_images_is_explained(monkeypatch, name):
+    # For so long it waits for the process afterwards: 5 s otherwise.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
     failure, kind, text = OF_WORKERS[name]
-    loader = torch.utils.data.DataLoader(_Failing(failure), num_workers=1)
+    batches = iter(torch.utils.data.DataLoader(_Failing(failure), num_workers=1))
     with pytest.raises(kind, match=text), system_errors_explained():
-        list(loader)
+        list(batches)
+    batches._shutdown_workers()
 
 
 @pytest.mark.slow

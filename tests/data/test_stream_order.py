@@ -123,6 +123,7 @@ def test_processes_and_workers_see_the_same_order(processes, num_workers):
         assert torch.equal(seen(Shards(lengths), range(20), layout, num_workers), expected[:, places])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_a_process_reads_its_share_only(processes):
     """Of 320 shards, of which those where two lanes meet are read by both."""

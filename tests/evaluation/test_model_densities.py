@@ -111,6 +111,7 @@ def test_points_start_as_standard_normal_ones_where_signal_is_left():
     np.testing.assert_allclose(log_likelihood(model, DDPM(scheduler), torch.from_numpy(points), 200), exact, atol=3e-3)
 
 
+@pytest.mark.slow
 @rows("timesteps", [100, 1000])
 @every_schedule
 @rows(("mean", "scales"), [*GAUSSIANS, WIDE_GAUSSIAN])
@@ -120,6 +121,7 @@ def test_the_default_number_of_steps_is_enough(mean, scales, beta_schedule, time
     assert logs.mean() == pytest.approx(exact.mean(), abs=1e-3)
 
 
+@pytest.mark.slow
 @every_schedule
 def test_twice_the_steps_have_a_sixteenth_of_the_error(beta_schedule):
     logs, exact = log_likelihoods(beta_schedule, "v_prediction", *GAUSSIANS[2], [40, 80], 1000)

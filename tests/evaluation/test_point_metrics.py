@@ -115,6 +115,7 @@ def test_coordinates_whose_squares_overflow_give_a_number_or_are_refused(metric,
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
+@pytest.mark.slow
 @every_metric
 @settings(deadline=None, max_examples=60, derandomize=True)
 @given(data=st.data())

@@ -87,6 +87,7 @@ def test_of_a_run_only_what_a_user_needs_goes_up(folders, hub, tmp_path):
     assert hub.count(r"^POST .*/commit/main") == 1
 
 
+@pytest.mark.slow
 def test_checkpoints_go_up_if_asked_for(folders, hub, tmp_path):
     options = ("--include_checkpoints", "--message", "All of it")
     lrlab("push", folders / "run", "--repo_id", "user/digits", *options, env=hub.env, cwd=tmp_path)
@@ -338,6 +339,7 @@ def test_tokens_are_found_in_any_file_at_any_place(folders, hub, tmp_path, token
 COMMIT, LARGE_FILE = r"^POST .*/commit/", r"^PUT /lfs/"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "told"),
     [

@@ -175,6 +175,7 @@ def test_without_the_factors_the_changes_grow(make):
     assert all(found[name] > 2 for name in grown), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "name"),
     [(make_mlp, name) for name in ("blocks.0", "blocks.1", "output")]

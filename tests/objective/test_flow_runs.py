@@ -67,6 +67,7 @@ def test_it_trains_samples_and_is_evaluated(finished):
     assert math.isfinite(record["train"]["results"]["exact_kl"])
 
 
+@pytest.mark.slow
 def test_its_pipeline_is_loaded_and_samples(finished):
     pipeline = DiffusionPipeline.from_pretrained(finished)
     assert isinstance(pipeline.scheduler, FlowMatchEulerDiscreteScheduler)

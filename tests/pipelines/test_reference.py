@@ -87,6 +87,7 @@ def test_a_folder_without_the_part_is_whole(run, tmp_path):
     (tmp_path / "kept").replace(run / "model_index.json")
 
 
+@pytest.mark.slow
 def test_the_card_says_how_the_part_is_loaded_also_when_it_is_uploaded(run, reference):
     line = f'`vae=AutoencoderKL.from_pretrained("{reference.name_or_path}", subfolder="part")`'
     assert line in (run / "README.md").read_text()

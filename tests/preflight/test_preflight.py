@@ -317,6 +317,7 @@ def test_decays_are_diffusers_own(power, every, start):
     np.testing.assert_allclose(config.ema_form.decays(300), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"dataset_name": "moons"}, {"optimizer": "sgd", "gradient_accumulation_steps": 2}], ids=str
 )

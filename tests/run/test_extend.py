@@ -34,6 +34,7 @@ def cosine(folder):
     return new_run(folder, "cosine", "cosine:min_lr_ratio=0.05")
 
 
+@pytest.mark.slow
 def test_a_constant_rate_goes_on(trunk, capsys):
     before = sorted((path.relative_to(trunk), path.stat().st_mtime_ns) for path in trunk.rglob("*"))
     extended = extend(trunk, 30)

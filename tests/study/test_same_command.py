@@ -69,6 +69,7 @@ def test_the_same_command_imports_nothing_heavy(home):
     assert "out/report/index.html" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [["--executor", "local"], ["--stack_size", "2"], ["--precision", "tf32"], ["--address", "auto"]]
 )

@@ -508,6 +508,7 @@ def test_a_name_is_never_markup(tmp_path):
         assert not re.search(r"(?<!\\)\$x_1", path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_losses_of_different_objectives_are_not_compared(tmp_path):
     def change(run):
         run.config["objective"] = "flow_matching" if run.arm == "b" else "ddpm"
@@ -958,6 +959,7 @@ def test_the_page_can_be_read_by_everybody(browser, index, scheme):
     assert found == {390: [], 800: [], 1400: []}
 
 
+@pytest.mark.slow
 @needs_chromium
 @pytest.mark.parametrize("width", [320, 390, 800, 1200])
 def test_no_page_scrolls_sideways(browser, index, width):

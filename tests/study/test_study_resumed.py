@@ -246,6 +246,7 @@ def full_disk(num_bytes):
 
 
 # Neither the state of a stack fits, nor the checkpoint of a run by itself.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("executor", "num_bytes", "what"),
     [

@@ -345,6 +345,7 @@ def test_runs_of_data_that_have_changed_are_done_again(home, tmp_path, capsys):
     assert prints[0] != prints[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["stacked", "local"])
 def test_what_was_begun_with_other_data_is_begun_again(home, tmp_path, monkeypatch, executor):
     """Trained, and not yet measured, when the points change."""

@@ -302,6 +302,7 @@ def test_studies_with_a_large_effect_find_it():
     assert all(row["p_adjusted"] < 0.05 and row["diff"] < 0 for row in others)
 
 
+@pytest.mark.slow
 @rows("n", [2, 3, 5, 10])
 def test_t_intervals_cover_the_mean_and_the_difference(n):
     reps = 1000
@@ -322,6 +323,7 @@ def test_the_bootstrap_covers_less_than_it_is_called_as_its_docstring_says(n, co
     assert f"{100 * coverage:.0f} %" in bootstrap_interval.__doc__
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 5, 10])
 def test_hedges_correction_makes_the_effect_size_right_on_average(n):
     samples = np.random.default_rng(n).normal(1, 1, (1500, n))

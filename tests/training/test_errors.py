@@ -366,6 +366,7 @@ def finished_run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_another_run_is_not_touched(call, finished_run):
     before = contents(finished_run)
     outcome = call(*SMALL, f"--output_dir={finished_run}")
@@ -403,6 +404,7 @@ def run_with_foreign_files(finished_run, tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_overwriting_replaces_the_run_and_nothing_else(run_with_foreign_files):
     folder = run_with_foreign_files
     (folder / "lrlab" / "left-over.txt").write_text("of the old run")
@@ -511,6 +513,7 @@ def limit_files(num_bytes):
 
 
 # The weights have 2.7 MiB, the optimizer's state twice that: safetensors fails at the one, torch at the other.
+@pytest.mark.slow
 @pytest.mark.parametrize("mebibytes", [1, 4])
 def test_a_full_disk_leaves_nothing_half_written(tmp_path, mebibytes):
     folder = tmp_path / "run"

@@ -53,6 +53,7 @@ def damaged(file, how):
     file.unlink() if change is None else file.write_bytes(change(file.read_bytes()))
 
 
+@pytest.mark.slow
 def test_nothing_is_pickled_but_what_torch_and_its_optimizers_save(finished):
     names = {path.suffix for path in (finished / "checkpoint-8").rglob("*") if path.is_file()}
     assert names == {".json", ".safetensors", ".bin", ".parquet"}

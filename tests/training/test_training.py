@@ -169,6 +169,7 @@ def test_the_saved_weights_are_the_averaged_ones(finished):
     assert not all(torch.equal(saved[key], raw[key]) for key in saved)
 
 
+@pytest.mark.slow
 def test_validation_and_sampling_do_not_disturb_training(finished, tmp_path):
     more = ["--validation_steps=1", "--save_images_epochs=1", "--eval_batch_size=3", "--checkpointing_steps=1"]
     train_tiny(tmp_path, f"--output_dir={tmp_path / 'run'}", "--seed=3", *more)
@@ -177,6 +178,7 @@ def test_validation_and_sampling_do_not_disturb_training(finished, tmp_path):
     assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == [f"checkpoint-{n}" for n in (2, 3, 4)]
 
 
+@pytest.mark.slow
 def test_another_seed_is_another_run(finished, tmp_path):
     train_tiny(tmp_path, f"--output_dir={tmp_path / 'run'}", "--seed=4")
     assert runs.read_metrics(tmp_path / "run")[0][0]["loss"] != runs.read_metrics(finished)[0][0]["loss"]
@@ -256,6 +258,7 @@ def test_without_held_out_digits_there_is_no_frechet_distance(tmp_path):
     assert "frechet_distance" not in runs.read_record(output)["train"]["results"]
 
 
+@pytest.mark.slow
 def test_the_launchers_environment_cannot_change_the_accumulation(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "3")
     train_tiny(tmp_path, f"--output_dir={tmp_path / 'run'}", "--gradient_accumulation_steps=2")
