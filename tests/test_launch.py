@@ -231,7 +231,25 @@ def test_a_script_may_have_schedules_of_its_own(tmp_path):
     launch(script, f"--output_dir={tmp_path}", "--lr_scheduler=bumpy")
 
 
-def test_an_option_of_the_launcher_after_the_scripts_name():
+def test_a_script_may_handle_names_that_diffusers_lacks(tmp_path):
+    """And its option may be a switch, which has no type."""
+    parser = 'parser.add_argument("--lr_scheduler", default="constant"'
+    script = tmp_path / "script.py"
+    for option, given, expected in (("", "=none", "'none'"), (", action='store_true'", "", "True")):
+        script.write_text(
+            "import argparse\nfrom diffusers.optimization import get_scheduler\n"
+            f"parser = argparse.ArgumentParser()\n{parser}{option})\nchosen = parser.parse_args().lr_scheduler\n"
+            "print('chosen', repr(chosen), chosen == 'none')\n"
+        )
+        status, stdout, stderr = started.run(
+            "-m", "diffusers_lrlab.launch", script, f"--lr_scheduler{given}", env=environment()
+        )
+        assert (status, stdout.startswith(f"chosen {expected}")) == (0, True), stderr
+
+
+def test_an_option_of_the_launcher_after_the_scripts_name(tmp_path):
+    (tmp_path / "script.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    assert "Hint" not in launch(tmp_path / "script.py", options=["--local_rank=0"], expect=2)
     stderr = launch(HOST_SCRIPT, "--output_dir=out", "--ema", "warmup_power", "--strict", expect=2)
     assert "unrecognized arguments: --ema warmup_power --strict" in stderr
     assert "Hint: options of the launcher (--ema, --strict) go before the script's name." in stderr

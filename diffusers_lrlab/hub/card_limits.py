@@ -28,7 +28,7 @@ def compared_with_real_data(results: dict[str, Any]) -> str:
         if name in results and score is not None:
             return (
                 f"{metric.label}: {results[name]:.3g} for samples of the model, {score:.3g} for {real}. Smaller is better; "
-                "except by chance, no model scores better than real data."
+                "except by chance, even a perfect model scores no better than real data."
             )
     return ""
 

@@ -113,7 +113,7 @@ def test_a_repaired_run_goes_on_to_the_same_bits(made, tmp_path, capsys, file):
     content = (folder / file).read_bytes()
     (folder / file).write_bytes(content[:-3])
     status, text = said(capsys, "check", folder, "--repair")
-    assert (status, "failed" in text, "goes on from checkpoint-8" in text) == (0, True, True), text
+    assert (status, "failed" in text, "continues from checkpoint-8" in text) == (0, True, True), text
     config = f"--model_config_name_or_path={made / 'config.json'}"
     runs.run(*OPTIONS, config, f"--output_dir={folder}", "--resume_from_checkpoint=latest")
     assert said(capsys, "check", folder)[0] == 0
@@ -170,7 +170,7 @@ def test_a_run_that_goes_on_is_not_held_against_what_it_was(made, tmp_path, caps
     said(capsys, "train", *options, "--resume_from_checkpoint=checkpoint-6")
     status, text = said(capsys, "check", folder)
     assert (status, "a run, not finished" in text) == (0, True), text
-    assert "goes on from checkpoint-6" in text
+    assert "continues from checkpoint-6" in text
     status, text = said(capsys, "push", folder, "--repo_id=user/x")
     assert (status, "is not finished" in text) == (2, True), text
 

@@ -188,9 +188,12 @@ class TimestepHook:
         return drawn[start : start + size].to(own.device)
 
     def _check_beginning(self, sampler: TimestepSampler, batch_size: int) -> None:
-        """Refuses a density that cannot begin in this run, whose batches are known now, and warns if it may not."""
+        """
+        Refuses a density that cannot begin in this run, whose batches are known now, and warns if it may not. The weights of
+        the loss are not known yet.
+        """
         beginning = sampler.beginning(batch_size, self.clock.count_updates() or 0)
-        if beginning is None or not beginning.num_updates:
+        if beginning is None or not beginning.num_updates or sampler.began():
             return
         before = str(self.kwargs.get("before"))
         beginning.check(sampler.name, before)

@@ -1,7 +1,7 @@
 """The command line of a third-party script, as its own argparse parses it: more schedules, and explained mistakes."""
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from ...core.errors import LabError
@@ -37,7 +37,7 @@ def follow_arguments(patches: Patches, script: HostScript, launcher_options: Ite
     """
     from ...schedules.registries import SCHEDULERS
 
-    ours = {*launcher_options}
+    ours = {*launcher_options} - {"--local_rank", "--local-rank"}  # which is passed on to the script
 
     def add_wider_argument(add_argument: Any, container: Any, *flags: Any, **options: Any) -> Any:
         if _LR_OPTIONS & {*flags}:
@@ -45,8 +45,12 @@ def follow_arguments(patches: Patches, script: HostScript, launcher_options: Ite
                 given = list(options["choices"])
                 names = {str(getattr(choice, "value", choice)) for choice in given}
                 options["choices"] = _WiderChoices([*given, *(name for name in SCHEDULERS if name not in names)])
-            elif script.has_schedules_of_diffusers and options.get("type", str) is str:
-                options["type"] = _schedule(options.get("default"))
+            elif (
+                script.has_schedules_of_diffusers
+                and options.get("type", str) is str
+                and options.get("action", "store") == "store"
+            ):
+                options["type"] = _schedule({options.get("default"), *script.texts})
         return add_argument(container, *flags, **options)
 
     def explain_order(error: Any, parser: argparse.ArgumentParser, message: str) -> Any:
@@ -60,11 +64,11 @@ def follow_arguments(patches: Patches, script: HostScript, launcher_options: Ite
     patches.wrap(argparse.ArgumentParser, "error", explain_order)
 
 
-def _schedule(default: Any) -> Callable[[str], str]:
-    """A type for argparse: a name or a spec string that `get_scheduler` takes, or the script's own default."""
+def _schedule(own: Collection[Any]) -> Callable[[str], str]:
+    """A type for argparse: a name or a spec string that `get_scheduler` takes, or one of the script's `own`."""
 
     def schedule(text: str) -> str:
-        if text != default and (fault := _fault(text)):
+        if text not in own and (fault := _fault(text)):
             raise argparse.ArgumentTypeError(str(fault))
         return text
 

@@ -144,9 +144,14 @@ class HostScript:
 
     @functools.cached_property
     def has_schedules_of_diffusers(self) -> bool:
-        """Whether the script itself imports `get_scheduler` from diffusers, so that it takes its names and no others."""
-        imports = [node for node in self.nodes(ast.ImportFrom) if (node.module or "").startswith("diffusers.")]
+        """Whether the script itself imports `get_scheduler` from diffusers, so that it takes the names of its schedules."""
+        imports = [node for node in self.nodes(ast.ImportFrom) if (node.module or "").split(".")[0] == "diffusers"]
         return any(alias.name == SCHEDULE for node in imports for alias in node.names)
+
+    @functools.cached_property
+    def texts(self) -> set[str]:
+        """The string literals of the script, such as names of schedules that it handles itself."""
+        return {node.value for node in self.nodes(ast.Constant) if isinstance(node.value, str)}
 
     @functools.cached_property
     def indexed_by_step(self) -> list[str]:

@@ -198,7 +198,7 @@ def read_tuning(value: Any, seeds: tuple[int, ...]) -> Tuning | None:
         raise must_be("tune", value, "a mapping", "its keys are learning_rates, seeds and metric")
     check_keys(value, ("learning_rates", "factors", "seeds", "metric", "extensions"), "tune")
     if ("learning_rates" in value) == ("factors" in value):
-        raise LabError("tune takes learning_rates, or factors of the arm's own learning rate, but not both.")
+        raise LabError("tune takes either learning_rates or factors of the arm's own learning rate. Give one of them.")
     own = read_seeds(value.get("seeds", [1000, 1001]), "tune: seeds")
     if shared := sorted(set(own) & set(seeds)):
         raise LabError(f"tune: seeds {shared} are also those of the comparison, which would be biased. Use others.")
