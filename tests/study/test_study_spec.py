@@ -291,7 +291,7 @@ TUNE = {"learning_rates": [1e-3, 1e-2], "seeds": [10], "metric": "energy_distanc
 TUNINGS = {
     "seeds of the comparison": ({"seeds": [1, 7]}, {}, ["seeds [1] are also those of the comparison", "Use others"]),
     "rates and factors": ({"factors": [1, 2]}, {}, ["either learning_rates or factors", "Give one of them"]),
-    "neither": ({"learning_rates": None}, {}, ["learning_rates, or factors"]),
+    "neither": ({"learning_rates": None}, {}, ["either learning_rates or factors"]),
     "rates that are compared": ({}, {"learning_rates": [1e-3, 1e-2]}, ["learning_rates and tune exclude each other"]),
     "rates of an arm that are compared": (
         {},
