@@ -20,7 +20,6 @@ from .core.signals import interrupts_as_usual
 from .diffusers_plugin import hook_options
 from .diffusers_plugin.host.patches import Patches
 from .diffusers_plugin.host.script_arguments import follow_arguments
-from .diffusers_plugin.script.source import HostScript
 
 
 def follow_into_spawned_processes(patches: Patches) -> None:
@@ -65,6 +64,7 @@ def run_script(path: str, arguments: list[str]) -> None:
 def explain_script(path: str) -> None:
     """Prints what our options would do in a script, without running it."""
     from .diffusers_plugin.explain import explain
+    from .diffusers_plugin.script.source import HostScript
 
     _read(path)
     if is_first_process():
@@ -120,7 +120,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Runs the script that the command line names, and exits as it does."""
-    options = make_parser().parse_args(sys.argv[1:])
+    parser = make_parser()
+    options = parser.parse_args(sys.argv[1:])
     if options.local_rank is not None:
         options.arguments = [options.local_rank, *options.arguments]
     try:
@@ -134,11 +135,10 @@ def main() -> None:
     except LabError as error:
         sys.exit(report_error(error))
     with Patches() as patches:
-        _launch(options, patches)
+        _launch(options, parser, patches)
 
 
-def _launch(options: argparse.Namespace, patches: Patches) -> None:
-    follow_arguments(patches, HostScript(options.script), make_parser()._option_string_actions)
+def _launch(options: argparse.Namespace, parser: argparse.ArgumentParser, patches: Patches) -> None:
     follow_into_spawned_processes(patches)
     from .diffusers_plugin.hooks.find_lr import RangeTestDone
     from .diffusers_plugin.installed_hooks import InstalledHooks
@@ -147,6 +147,7 @@ def _launch(options: argparse.Namespace, patches: Patches) -> None:
     try:
         test = _range_test(options) if options.find_lr else None
         hooks = InstalledHooks(options, test, patches)
+        follow_arguments(patches, hooks.host.script, parser._option_string_actions)
         interrupts_as_usual()
         try:
             run_script(options.script, options.arguments)

@@ -157,7 +157,7 @@ COMMANDS = {
         tools.upstream_patch,
     ),
     "plugin": Command(
-        "Write a plug-in for another trainer, so that it takes these schedules by name",
+        "Write a plug-in that lets another trainer use these schedules by name",
         "lrlab plugin ai-toolkit ~/ai-toolkit",
         tools.plugin_arguments,
         tools.plugin,

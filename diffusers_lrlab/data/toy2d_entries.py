@@ -82,7 +82,7 @@ def _circle_directions() -> tuple[np.ndarray, np.ndarray]:
 @_register(
     "circle",
     "16 small discs on a circle of radius 3, and one in the middle with 4 % of the points",
-    f"{_TEMPLATE}, where rounding makes it so",
+    f"{_TEMPLATE}, where rounding causes the discs",
     lambda points: densities.discs_log_prob(
         points, _CIRCLE_RADIUS * _circle_directions()[0], _circle_directions()[1], _CIRCLE_JITTER
     ),

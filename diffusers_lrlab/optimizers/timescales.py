@@ -24,7 +24,7 @@ BETA2_HALF_LIFE = Parameter(
     "beta2_half_life",
     float,
     None,
-    "in place of beta2, images after which half of that mean is forgotten",
+    "in place of beta2: images after which half of that mean is forgotten",
     MOST_IMAGES,
     instead_of="beta2",
 )
@@ -32,7 +32,7 @@ TAU = Parameter(
     "tau",
     float,
     None,
-    "in place of weight_decay, images over which decay at the given learning rate shrinks a weight to 1/e",
+    "in place of weight_decay: images over which it shrinks a weight to 1/e at the given learning rate",
     MOST_IMAGES,
     instead_of="weight_decay",
 )

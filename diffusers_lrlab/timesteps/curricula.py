@@ -176,8 +176,8 @@ TIMESTEP_SAMPLERS.register(
 
 TIMESTEP_SAMPLERS.register(
     "infonoise",
-    description="where the error of the data says most about them: in proportion to the rate at which their entropy rises "
-    "with ln sigma, divided by the weight of that error; another density until it has seen every noise level",
+    description="highest where denoising is most informative: in proportion to the rate at which the entropy of the data "
+    "rises with ln sigma, divided by the weight of their error; another density until it has seen every noise level",
     source="InfoNoise, arXiv 2602.18647; numbers of bins, updates and losses are our own choices",
     parameters=(
         Parameter("num_bins", int, 64, "equal parts of ln sigma, with one density each", "[1, 1000]"),

@@ -123,6 +123,7 @@ class LossesHook:
         hook.sampler.losses_are(
             "sample" if converts else hook.prediction_type, None if weighting is None else lambda: weighting.table
         )
+        hook.check_beginning(hook.sampler)
         self._begun = True
 
     # --- shown --------------------------------------------------------------------------------------------------------

@@ -177,9 +177,7 @@ class TimestepHook:
                 f"The script draws timesteps {times(micro_batch + 1)} in an update of {counted(accumulation, 'micro-batch')}"
                 ", so their purposes cannot be told apart. Remove --timestep_sampler."
             )
-        batch = self._largest_batch * accumulation * num_processes
-        if self.num_seen == 1 and self.follows_losses:
-            self._check_beginning(sampler, batch)
+        batch = self.global_batch()
         window = math.ceil(_STRATA / batch) if sampler.draw == "stratified" else 1
         seed = int(self.run.arguments.get("seed") or self.draws and self.draws.seed or 0)
         generator = stream_generator(seed, "timesteps", update // window)
@@ -187,18 +185,24 @@ class TimestepHook:
         start = update % window * batch + (micro_batch * num_processes + process_index) * self._largest_batch
         return drawn[start : start + size].to(own.device)
 
-    def _check_beginning(self, sampler: TimestepSampler, batch_size: int) -> None:
+    def global_batch(self) -> int:
+        """Images of an update, once a batch was drawn."""
+        accumulation, num_processes, _ = self._layout()
+        return self._largest_batch * accumulation * num_processes
+
+    def check_beginning(self, sampler: TimestepSampler) -> None:
         """
-        Refuses a density that cannot begin in this run, whose batches are known now, and warns if it may not. The weights of
-        the loss are not known yet.
+        Refuses a density that cannot begin in this run, and warns if it may not. Called at the first loss, when batches and
+        weights are known.
         """
-        beginning = sampler.beginning(batch_size, self.clock.count_updates() or 0)
-        if beginning is None or not beginning.num_updates or sampler.began():
+        num_updates = self.clock.count_updates()
+        if num_updates is None or sampler.began():
             return
-        before = str(self.kwargs.get("before"))
-        beginning.check(sampler.name, before)
-        if warning := beginning.warning(sampler.name, before):
-            self.run.warn(warning)
+        if (beginning := sampler.beginning(self.global_batch(), num_updates)) is not None:
+            before = str(self.kwargs.get("before"))
+            beginning.check(sampler.name, before)
+            if warning := beginning.warning(sampler.name, before):
+                self.run.warn(warning)
 
     def _layout(self) -> tuple[int, int, int]:
         """Micro-batches of an update, processes, and the index of this process."""
