@@ -22,7 +22,7 @@ from diffusers_lrlab.audit.diagnoses import DIAGNOSES
 from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.cli.main import COMMANDS, _parser
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.core.project import CITATION
+from diffusers_lrlab.core.project import CITATION, REPOSITORY
 from diffusers_lrlab.core.registry import Entry, Registry, markdown_table
 from diffusers_lrlab.data.image_sets import IMAGE_DATASETS
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
@@ -57,15 +57,9 @@ def readme_command(number: int) -> str:
     return [block for block in blocks if "venv" in block][number]
 
 
-def repository() -> str:
-    """The address in `pyproject.toml`, or a word that stands for it."""
-    address = re.search(r'^Repository = "(.+)"$', (DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
-    return address[1].rstrip("/") if address else "REPOSITORY"
-
-
 def install_command() -> str:
     """What installs the package without a clone, with the versions that are tested."""
-    address = repository()
+    address = REPOSITORY or "REPOSITORY"
     command = f'pip install "diffusers_lrlab[train] @ git+{address}" -c {address}/raw/main/constraints.txt'
     return f"```bash\n{command}\n```"
 
