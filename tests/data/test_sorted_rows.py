@@ -65,6 +65,7 @@ def test_rows_that_are_sorted_by_label_are_told_and_others_are_not(tmp_path, kin
     assert found_in(tmp_path / "shuffled", options) is None
 
 
+@pytest.mark.slow
 def test_a_folder_of_images_by_class_is_sorted_and_one_of_a_single_class_is_not(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "data" / name).mkdir(parents=True)

@@ -383,6 +383,7 @@ def test_a_density_integrates_to_one(name):
     np.testing.assert_allclose(masses.sum() / fraction, 1, rtol=2e-3 if fraction == 1 else 0.02)
 
 
+@pytest.mark.slow
 @cases("name", WITH_DENSITY)
 def test_a_density_is_nothing_where_no_points_are(name):
     """Not inside the square of all sets either: what is far from every point of a large draw counts for 0.1 % at most."""

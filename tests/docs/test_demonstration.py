@@ -82,6 +82,7 @@ def test_the_page_is_in_order_without_a_browser(folder):
     assert (folder / "index.html").stat().st_size < 1.5e6
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_choices_change_what_is_shown(page):
     said = "document.getElementById('told').textContent"

@@ -155,6 +155,7 @@ def test_noise_of_the_steps_is_not_taken_for_a_bias():
 MIXTURE = np.array([[-2.0, 0.0], [1.0, 1.5], [1.0, -1.5]])
 
 
+@pytest.mark.slow
 @every_prediction
 def test_the_density_of_a_mixture(prediction_type):
     """A perfect model gives back the density of the data with the noise of the first timestep."""
@@ -185,6 +186,7 @@ class Network(torch.nn.Module):
         return SimpleNamespace(sample=torch.tanh(inputs @ self.weights[0]) @ self.weights[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("prediction_type", "width"), [("epsilon", 900), ("v_prediction", 12)])
 def test_the_density_of_any_network_integrates_to_1(prediction_type, width):
     """Nothing but the flow makes it so. A network that predicts little noise leaves points as wide as the last level."""

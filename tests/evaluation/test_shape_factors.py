@@ -17,6 +17,7 @@ def test_the_estimator_reads_true_images(resolution):
     assert errors["rotation"] < 0.01
 
 
+@pytest.mark.slow
 def test_what_is_no_shape_is_not_readable():
     images = render_shapes(draw_factors(200, 5), 16) / 255
     blends, noise = (images[:100] + images[100:]) / 2, np.random.default_rng(0).random((100, 16, 16, 3))

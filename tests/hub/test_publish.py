@@ -97,6 +97,7 @@ def test_checkpoints_go_up_if_asked_for(folders, hub, tmp_path):
     assert repo.messages[-1] == "All of it"
 
 
+@pytest.mark.slow
 def test_what_is_stale_goes_and_what_is_not_ours_stays(folders, hub, tmp_path):
     hub.put("user/digits", {"LICENSE": b"mine", "denoiser/old.safetensors": b"old", "lrlab/old.png": b"old"})
     lrlab("push", folders / "run", "--repo_id", "user/digits", env=hub.env, cwd=tmp_path)
@@ -567,6 +568,7 @@ def test_an_unfinished_run_says_so(folders, hub, tmp_path):
     assert "model-index" not in card
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     [

@@ -78,6 +78,7 @@ def test_its_pipeline_is_loaded_and_samples(finished):
     assert output.frame_timesteps == sorted(output.frame_timesteps, reverse=True)
 
 
+@pytest.mark.slow
 def test_it_has_a_card(finished):
     card = (finished / "README.md").read_text()
     assert "| Objective | `flow_matching` |\n| Noise schedule | 100 timesteps, shift 3 |" in card

@@ -109,6 +109,7 @@ def test_a_model_that_ignores_labels_samples_as_in_diffusers_own_pipeline():
     assert np.array_equal(found, expected)
 
 
+@pytest.mark.slow
 @cases("labels", [[2, 0], ["fox", "cat"], [2, "cat"], (2, 0), torch.tensor([2, 0]), np.array([2, 0])])
 @pytest.mark.parametrize("pipeline_class", PIPELINES)
 def test_labels_are_numbers_or_names(labels, pipeline_class):

@@ -74,6 +74,7 @@ def rows_of(browser, chart):
     return browser.evaluate(f"{chart}.panels.flatMap(panel => panel.rows.map(row => row.shown))")
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_click_hides_an_arm_everywhere_and_another_shows_it(page):
     lines = f"{LOSS_CHART}.grid.querySelectorAll('path[d^=M], g[stroke=\"#0072B2\"] > path').length"
@@ -86,6 +87,7 @@ def test_a_click_hides_an_arm_everywhere_and_another_shows_it(page):
     assert page.evaluate(lines) == before
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_seeds_and_means_are_hidden_by_a_click(page):
     click(page, text_box("seed 1"))
@@ -95,6 +97,7 @@ def test_seeds_and_means_are_hidden_by_a_click(page):
     assert {row["seed"] for row in rows_of(page, LOSS_CHART)} == {0, 2}
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_point_shows_its_values_and_opens_its_run(page, study):
     run = study[0][0]
@@ -119,6 +122,7 @@ def test_a_point_shows_its_values_and_opens_its_run(page, study):
     page.wait("!document.querySelector('dialog')")
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_the_keyboard_reaches_every_run(page, study):
     page.evaluate(
@@ -128,6 +132,7 @@ def test_the_keyboard_reaches_every_run(page, study):
     assert page.evaluate("document.querySelector('dialog h2').textContent") == f"{run.arm}, {run.dataset}, seed {run.seed}"
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_rectangle_zooms_and_a_button_shows_the_whole_again(page, tmp_path):
     domain = f"{LOSS_CHART}.grid.firstChild.scale('x').domain"
@@ -144,6 +149,7 @@ def test_a_rectangle_zooms_and_a_button_shows_the_whole_again(page, tmp_path):
     assert page.evaluate(domain) == whole
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_axes_turn_logarithmic(page):
     kinds = f"['x', 'y'].map(name => {LOSS_CHART}.grid.firstChild.scale(name).type)"
@@ -153,6 +159,7 @@ def test_axes_turn_logarithmic(page):
     assert page.evaluate(kinds) == ["log", "linear"]
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_what_is_seen_can_be_saved(page, tmp_path):
     page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
@@ -173,6 +180,7 @@ def test_what_is_seen_can_be_saved(page, tmp_path):
     assert (tmp_path / "seeds_kl.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_tables_are_sorted_by_a_click(page):
     table = "document.querySelector('#summary ~ .scroll table')"
@@ -229,6 +237,7 @@ def test_no_other_script_runs(browser, index):
     browser.errors.clear()
 
 
+@pytest.mark.slow
 @needs_axe
 def test_a_run_can_be_read_by_everybody(page):
     page.evaluate("showRun(study.runs[0])")

@@ -59,6 +59,7 @@ def test_presets_on_other_data(preset, names):
     assert {run.config.max_train_steps for run in runs} >= {*own.horizons}
 
 
+@pytest.mark.slow
 def test_the_flag_may_be_repeated_and_hold_several(bare, home, tmp_path):
     out = study(home, tmp_path / "out", "--dataset_name=line", "--dataset_name=moons,circle", seeds=1, arms={"constant": {}})
     assert {record["run"]["dataset"] for record in records(out).values()} == {"line", "moons", "circle"}

@@ -119,6 +119,7 @@ def test_a_diverged_run_keeps_nothing(home, tmp_path):
         assert not list((out / "averages").glob("*"))
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_see_the_folder_sends_them(home, averaged, tmp_path):
     spec = next(run for run in expand(load_spec(write_spec(home, **EMAS))) if run.arm == "several")
     outcome = worker.do_job(worker.Setup(tmp_path / "elsewhere", "fp32", ""), worker.Job(run_local, [spec]), lambda *_: None)

@@ -127,6 +127,7 @@ def test_a_card_makes_its_own_tables(reported, tmp_path, capsys, monkeypatch):
     assert {run.id: run.results for run in values} == {name: run["train"]["results"] for name, run in expected.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["beyond", "with_hot"])
 def test_the_table_of_runs_has_those_that_tuned_and_diverged(request, name, tmp_path):
     out, card = request.getfixturevalue(name), tmp_path / "card"

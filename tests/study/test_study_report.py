@@ -876,6 +876,7 @@ def index(tmp_path_factory):
     return write_report(tmp_path_factory.mktemp("browser"), results, summary)
 
 
+@pytest.mark.slow
 def test_the_page_is_in_order_without_a_browser(index, tmp_path):
     assert mistakes(index) == []
     text = index.read_text(encoding="utf-8")
@@ -888,6 +889,7 @@ def test_the_page_is_small(index):
     assert index.stat().st_size < 1.5e6
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_the_page_opens_from_disk_without_network(browser, index):
     browser.errors.clear()
