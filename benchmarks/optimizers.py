@@ -19,7 +19,8 @@ from common import UNET, machine, make_parser, parse
 from diffusers import DiTTransformer2DModel, UNet2DModel
 
 from diffusers_lrlab.models.unet import default_unet_config
-from diffusers_lrlab.optimizers.entries import OPTIMIZERS, get_optimizer, optimizer_state_bytes
+from diffusers_lrlab.optimizers.build import get_optimizer, optimizer_state_bytes
+from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 
 # DiT: as many layers and heads as `--denoiser dit` has for digits.
 DIT = {"num_layers": 4, "num_attention_heads": 2, "attention_head_dim": 32, "norm_num_groups": 1}

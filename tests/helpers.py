@@ -10,7 +10,7 @@ from PIL import Image
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.options import DataConfig
-from diffusers_lrlab.optimizers.entries import check_installed
+from diffusers_lrlab.optimizers.build import check_installed
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.resolve import resolve_config

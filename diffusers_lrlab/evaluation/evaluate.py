@@ -9,8 +9,9 @@ from tqdm.auto import tqdm
 
 from ..core.errors import LabError
 from ..data.image_sets import has_factors
-from .metrics import METRICS, MOST_REAL, NEIGHBOUR, Evaluation
+from .metrics import METRICS
 from .registry import Metric
+from .subject import MOST_REAL, NEIGHBOUR, Evaluation
 
 
 def evaluate(

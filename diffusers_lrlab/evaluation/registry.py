@@ -147,3 +147,26 @@ def metrics_table() -> str:
     """All metrics as a markdown table."""
     rows = [(f"`{m.name}`", m.label, m.better, m.form or "all data") for m in METRICS.values()]
     return markdown_table(("metric", "what it is", "better", "of"), rows)
+
+
+# --- what validation logs, and no function computes ---------------------------------------------------------------------
+
+register_metric(
+    "validation_loss_ema",
+    description="Loss of the EMA weights on held-out data",
+    source="the objective of the run",
+    traits=("is_loss", "on_hub"),
+    facts={
+        "of": "log",
+        "hub_type": "mse",
+        "card_title": "Validation loss, EMA weights (the ones saved)",
+        "needs": ("held_out", "ema"),
+    },
+)(None)
+register_metric(
+    "validation_loss",
+    description="Loss of the raw weights on held-out data",
+    source="the objective of the run",
+    traits=("is_loss", "on_hub"),
+    facts={"of": "log", "hub_type": "mse", "card_title": "Validation loss, raw weights", "needs": ("held_out",)},
+)(None)

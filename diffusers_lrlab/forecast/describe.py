@@ -14,7 +14,7 @@ import torch
 from ..core.errors import Diverged
 from ..core.words import counted, duration
 from ..finder.range_test import FinderConfig
-from ..optimizers.entries import optimizer_state_bytes
+from ..optimizers.build import optimizer_state_bytes
 from ..preflight.run import run_checks
 from ..training.plan_text import slow_precision
 from .memory import MemoryForecast, available_bytes, batch_that_fits, forecast_memory, optimizer_bytes, trained_bytes

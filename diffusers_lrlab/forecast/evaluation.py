@@ -9,8 +9,8 @@ import numpy as np
 
 from ..core.errors import failures_located
 from ..evaluation.evaluate import metrics_of, sizes_for
-from ..evaluation.metrics import NEIGHBOUR, Evaluation
 from ..evaluation.registry import Metric
+from ..evaluation.subject import NEIGHBOUR, Evaluation
 from ..training.results.base import results_of
 from .probes import Budget, grow, power_of
 

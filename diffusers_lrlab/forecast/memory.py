@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ..data.batch import Batch
-from ..optimizers.entries import OPTIMIZERS, get_optimizer, optimizer_state_bytes
+from ..optimizers.build import get_optimizer, optimizer_state_bytes
+from ..optimizers.entries import OPTIMIZERS
 from ..training.lora import trained_parameters
 from ..training.plan import Plan
 from ..training.resolve_timesteps import objective_spec

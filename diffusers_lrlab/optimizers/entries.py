@@ -1,24 +1,17 @@
-"""Optimizers by name. An optional package is required only if one of its optimizers is chosen."""
+"""The registry of optimizers. An optional package is required only if one of its optimizers is chosen."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import LabError, must_be
-from ..core.extras import require_version
 from ..core.registered import unusable
-from ..core.registry import Entry, Parameter, Registry
-from ..core.signatures import checked
-from ..core.spec import resolve_spec
-from .timescales import BETA2_HALF_LIFE, IMAGES, TAU, per_update
+from ..core.registry import Parameter, Registry
+from .timescales import BETA2_HALF_LIFE, IMAGES, TAU
 
 if TYPE_CHECKING:
-    import torch
     from torch.optim import Optimizer
 
 
@@ -76,136 +69,6 @@ def _beta1(default: float | None = 0.9, help: str = "decay of the mean of gradie
 def _weight_decay(default: float = 0.0, decoupled: bool = True) -> Parameter:
     help = "weight decay, decoupled from the gradient" if decoupled else "L2 penalty, added to the gradient"
     return Parameter("weight_decay", float, default, help, "[0, inf)")
-
-
-def list_optimizers() -> list[str]:
-    """The names that `get_optimizer` and `--optimizer` take."""
-    return [*OPTIMIZERS, *OPTIMIZERS.aliases]
-
-
-@checked
-def get_optimizer(
-    name: str,
-    params: Iterable[torch.nn.Parameter] | Iterable[tuple[str, torch.nn.Parameter]] | Iterable[dict[str, Any]],
-    lr: float,
-    images_per_update: int | None = None,
-    **kwargs: Any,
-) -> Optimizer:
-    """
-    An optimizer by name.
-
-    Args:
-        name (`str`): A name of [`list_optimizers`] or a spec string such as `"sgd:momentum=0.95"`.
-        params (`Iterable` of `torch.nn.Parameter`, of `tuple[str, torch.nn.Parameter]` or of `dict`): Parameters,
-            `model.named_parameters()`, or parameter groups as in torch, which may hold either. Optimizers that treat
-            parameters by their names, such as `"muon"`, need the names.
-        lr (`float`): The learning rate, for groups without one of their own.
-        images_per_update (`int`, *optional*): Over all micro-batches and processes, for parameters that count images, such
-            as `beta2_half_life` and `tau`.
-        **kwargs: The optimizer's own parameters.
-    """
-    name, resolved = resolve_spec(name, kwargs, OPTIMIZERS)
-    check_installed(name)
-    resolved = per_update(OPTIMIZERS[name], resolved, lr, images_per_update)
-    entry, groups = OPTIMIZERS[name], [_with_a_list(each) for each in params]
-    if "named" not in entry.traits:
-        groups = [_without_names(each) for each in groups]
-    if resolved.get("cautious"):
-        _check_decays(name, resolved["weight_decay"], groups)
-    if entry.is_foreign:
-        _check_step(entry, lr, resolved)
-    return entry(groups, lr, **resolved)
-
-
-def _check_decays(name: str, weight_decay: float, groups: list[Any]) -> None:
-    """Raises a `LabError` if no group has weight decay that could be cautious."""
-    if not weight_decay and not any(each.get("weight_decay") for each in groups if isinstance(each, dict)):
-        raise must_be("cautious", True, "left out without weight decay", "give weight_decay or tau, too", of=repr(name))
-
-
-def _check_step(entry: Entry, lr: float, kwargs: dict[str, Any]) -> None:
-    """
-    Raises a `LabError` if a step of an optimizer changes no parameter. It tries matrices and vectors of zeros, which show
-    the smallest step, and of ones, for steps in proportion to the parameters. Exceptions are ignored here: they will come
-    again with the parameters of the run.
-    """
-    import torch
-
-    from ..core.random_states import random_states_kept
-
-    generator = torch.Generator().manual_seed(0)
-    begun = [torch.full(size, value) for value in (0.0, 1.0) for size in ((4, 4), (4,))]
-    tried = [torch.nn.Parameter(values.clone()) for values in begun]
-    for parameter in tried:
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
-    has_stepped = False
-    with random_states_kept(with_devices=False), contextlib.suppress(Exception):
-        entry(tried, lr if lr > 0 else 1e-3, **kwargs).step()
-        has_stepped = True
-    if has_stepped and all(torch.equal(parameter, values) for parameter, values in zip(tried, begun, strict=True)):
-        raise LabError(
-            f"{entry.title} changes nothing: a step with nonzero gradients leaves all parameters unchanged. Pass the given "
-            f"parameters to the optimizer, and change them in step().{entry.where}"
-        )
-
-
-def _with_a_list(group: Any) -> Any:
-    """A parameter unchanged, or a group with its parameters as a list, since factories iterate over them repeatedly."""
-    if not isinstance(group, dict):
-        return group
-    params = group["params"]
-    return {**group, "params": [params] if hasattr(params, "grad") else list(params)}
-
-
-def _without_names(each: Any) -> Any:
-    """A parameter, or a group of parameters, of which any may be given as `(name, parameter)`."""
-    if isinstance(each, dict):
-        return {**each, "params": [_without_names(held) for held in each["params"]]}
-    return each[1] if isinstance(each, tuple) else each
-
-
-def optimizer_parts(optimizer: Any) -> dict[str, Any] | None:
-    """The parameters that `muon` orthogonalises and the others, for records; `None` for optimizers that treat all alike."""
-    while hasattr(optimizer, "optimizer"):  # accelerate's wrapper
-        optimizer = optimizer.optimizer
-    return getattr(optimizer, "parts", None)
-
-
-def tried_optimizer(
-    name: str, kwargs: Mapping[str, Any], shapes: Iterable[tuple[int, ...]], lr: float, images_per_update: int
-) -> Optimizer:
-    """
-    An optimizer of zeros of these shapes, which have no names: lists of patterns among its arguments are left out.
-    """
-    import torch
-
-    lists = {each.name for each in OPTIMIZERS[name].parameters if each.kind is list}
-    given = {key: value for key, value in kwargs.items() if "named" not in OPTIMIZERS[name].traits or key not in lists}
-    return get_optimizer(
-        name, [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes], lr, **{IMAGES.name: images_per_update, **given}
-    )
-
-
-def check_installed(name: str) -> None:
-    facts = OPTIMIZERS[name].facts
-    if "torch" in facts:
-        require_version(f"The optimizer {name!r}", "torch", facts["torch"])
-    package = facts.get("package")
-    if package and importlib.util.find_spec(package.replace("-", "_")) is None:
-        raise LabError(f"The optimizer {name!r} needs the package {package!r}: pip install {package}.")
-
-
-def optimizer_state_bytes(optimizer: Optimizer) -> int:
-    """Bytes of the tensors in an optimizer's state; call it after a step."""
-
-    def total(value: Any) -> int:
-        if isinstance(value, dict):
-            return sum(map(total, value.values()))
-        if isinstance(value, (list, tuple)):
-            return sum(map(total, value))
-        return value.numel() * value.element_size() if hasattr(value, "element_size") else 0
-
-    return total(optimizer.state_dict())
 
 
 def _made_by(path: str, can_fuse: bool = False, cautious: str | None = None, **fixed: Any) -> Callable[..., Optimizer]:

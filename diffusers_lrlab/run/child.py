@@ -14,7 +14,8 @@ from ..core.errors import LabError
 from ..core.files import write_text
 from ..core.lock import locked
 from ..core.options import defaults_of
-from ..optimizers.entries import OPTIMIZERS, tried_optimizer
+from ..optimizers.build import tried_optimizer
+from ..optimizers.entries import OPTIMIZERS
 from ..schedules.continued import RunCurve
 from ..training.config import ResolvedConfig, TrainingConfig
 from ..training.handover import hand_over

@@ -114,7 +114,7 @@ def _train_and_record(
     uploads: BackgroundUploads | None,
 ) -> None:
     """Does all updates and finishes the run; `run.json` records the outcome."""
-    from ..optimizers.entries import optimizer_parts
+    from ..optimizers.build import optimizer_parts
     from ..optimizers.layers import parts_in_words
     from ..preflight.run import check_before_training
     from ..training.trainer import Trainer

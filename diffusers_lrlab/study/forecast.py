@@ -15,7 +15,7 @@ import numpy as np
 from ..core.words import counted, duration
 from ..data.batches import iterate_batches
 from ..forecast.memory import forecast_memory
-from ..optimizers.entries import optimizer_state_bytes
+from ..optimizers.build import optimizer_state_bytes
 from ..training.plan import Plan
 from ..training.prepare import make_accelerator
 from ..training.run_folder import RunFolder

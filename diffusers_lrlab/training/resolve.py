@@ -17,7 +17,8 @@ from ..data.latents.manifest import latents_folder
 from ..data.options import EMBEDDED_DATASETS
 from ..data.sources import find_point_column, known_point_column, local_folder
 from ..models.registry import DENOISERS
-from ..optimizers.entries import OPTIMIZERS, check_installed
+from ..optimizers.build import check_installed
+from ..optimizers.entries import OPTIMIZERS
 from ..schedules.resolve import merge_spec
 from .choices import LEARNED_FROM, given_kwargs, registry_of, resolve_choice
 from .config import ResolvedConfig, TrainingConfig

@@ -116,7 +116,7 @@ def check_floor(name: str, kwargs: dict[str, Any], peak: float, scale_lr: str = 
 
 def check_schedule(config: ResolvedConfig) -> None:
     """Builds optimizer and schedules once, for errors of their own code; the real length may be unknown."""
-    from ..optimizers.entries import tried_optimizer
+    from ..optimizers.build import tried_optimizer
     from ..schedules.scheduler import build_all
 
     # WORLD_SIZE is the number of processes of the launcher.

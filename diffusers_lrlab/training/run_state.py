@@ -13,7 +13,7 @@ from ..core.streams import stream_seed
 from ..data.loading import TrainingData
 from ..evaluation.validation_loss import ValidationLoss
 from ..objective.objective import Objective
-from ..optimizers.entries import get_optimizer
+from ..optimizers.build import get_optimizer
 from ..optimizers.groups import LR_GROUP, lr_factor_of
 from ..schedules.audit import ScheduleAudit
 from ..schedules.feedback import FeedbackSchedule

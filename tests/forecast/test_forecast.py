@@ -13,14 +13,15 @@ from helpers import load_data_once, peak_of
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import Diverged
-from diffusers_lrlab.evaluation import metrics
+from diffusers_lrlab.evaluation import metrics, point_metrics
 from diffusers_lrlab.forecast import describe, memory, probes, timing
 from diffusers_lrlab.forecast.describe import describe_forecast
 from diffusers_lrlab.forecast.evaluation import forecast_evaluation
 from diffusers_lrlab.forecast.memory import batch_that_fits, container_room, forecast_memory, optimizer_bytes
 from diffusers_lrlab.forecast.probes import Budget, grow, line_through, power_of
 from diffusers_lrlab.forecast.timing import TimeForecast, forecast_time
-from diffusers_lrlab.optimizers.entries import OPTIMIZERS, optimizer_state_bytes
+from diffusers_lrlab.optimizers.build import optimizer_state_bytes
+from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.training import trainer as loop
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import slow_precision
@@ -285,7 +286,7 @@ def test_the_whole_of_a_power_law(power):
 def test_the_evaluation_is_told_by_small_parts(tmp_path, monkeypatch):
     """The exact divergence in two of its steps; what is measured after long runs takes no time."""
     steps = []
-    monkeypatch.setattr(metrics, "log_likelihood", lambda *given, num_steps: steps.append(num_steps))
+    monkeypatch.setattr(point_metrics, "log_likelihood", lambda *given, num_steps: steps.append(num_steps))
     trainer = make_trainer(tmp_path, dataset_name="eight_gaussians", num_validation_images=500, distance_samples=500)
     seconds = forecast_evaluation(trainer.run, 50, Budget(1))
     assert {"exact_kl", "kl", "sliced_wasserstein"} <= seconds.keys()

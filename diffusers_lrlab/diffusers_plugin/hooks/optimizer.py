@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from ...core.errors import LabError
 from ...core.spec import format_spec, merge_spec
 from ...core.words import counted
-from ...optimizers.entries import OPTIMIZERS, check_installed, get_optimizer, optimizer_parts
+from ...optimizers.build import check_installed, get_optimizer, optimizer_parts
+from ...optimizers.entries import OPTIMIZERS
 from ...optimizers.groups import LR_FACTOR
 from ...optimizers.layers import parts_in_words
 from ...optimizers.timescales import BETA2_HALF_LIFE, IMAGES_PER_UPDATE, TAU, is_in_images, per_update

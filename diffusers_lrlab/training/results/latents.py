@@ -22,7 +22,7 @@ class LatentResults(ImageResults):
     def evaluate(self, run: RunState, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
         """The metrics, which compare with the images themselves, and those of held-out images encoded and decoded."""
         from ...evaluation.frechet import image_features  # needs scikit-learn, training does not
-        from ...evaluation.metrics import FEATURES_OF_DECODED
+        from ...evaluation.image_metrics import FEATURES_OF_DECODED
 
         name, known = run.data.image_set, run.data.known
         if name is not None and samples is not None and FEATURES_OF_DECODED not in known:
