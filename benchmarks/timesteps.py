@@ -77,12 +77,14 @@ def main():
     parser.add_argument("--updates", type=int, default=500, help="of training before (b)")
     parser.add_argument("--losses", type=int, default=500, help="batches for the variance of the loss")
     parser.add_argument("--gradients", type=int, default=100, help="batches for that of the gradient")
-    options = parse(parser, rounds=2, updates=2, losses=2, gradients=2)
+    parser.add_argument("--timesteps", type=int, default=1000, help="of the noise schedule of (b)")
+    options = parse(parser, rounds=2, updates=2, losses=2, gradients=2, timesteps=20)
     print(machine())
     print("\n| batch | update without, ms | ratio with 10 bins | an update's sums, ms | a logging point, ms | together |")
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(folder, [f"--max_train_steps={options.updates}", "--timestep_grad_every=1000000"])
+        steps = f"--ddpm_num_steps={options.timesteps}"
+        trainer = make_trainer(folder, [f"--max_train_steps={options.updates}", "--timestep_grad_every=1000000", steps])
         for batch in (64, 16):
             plain, ratio = compare_updates(options.rounds, batch)
             adding, reading = cost_alone(trainer, batch)
