@@ -70,7 +70,7 @@ def _heat_map(axes: Axes, rows: _Rows, key: str, title: str, is_density: bool) -
     axes.figure.colorbar(mesh, ax=axes, pad=0.02)
     axes.grid(False)
     axes.set_facecolor("#dddddd")  # for missing values
-    axes.set_title(title, fontsize=9)
+    axes.set_title(title, fontsize=8)
     axes.set(xlabel="update", ylabel="timestep (noise)")
 
 
@@ -80,7 +80,7 @@ def _mark_spikes(axes: Axes, rows: _Rows) -> None:
     if len(bins):
         middles = (rows.edges[bins] + rows.edges[bins + 1]) / 2
         axes.plot(updates[columns], middles, "rx", markersize=5, label=f"spikes ({len(bins)})")
-        axes.legend(fontsize=7, loc="upper right")
+        axes.legend(fontsize=8, loc="upper right")
 
 
 def _validation_lines(axes: Axes, rows: _Rows) -> None:
@@ -104,8 +104,8 @@ def _validation_lines(axes: Axes, rows: _Rows) -> None:
         floor = rows.grid("loss_floor")[1][:, -1]
         axes.plot(middles, floor, color=DARK, linewidth=1, label="floor")
         title += f"\n{floor_in_words(float(np.nanmean(values[:, -1])), float(np.mean(floor)))}"
-    axes.set_title(title, fontsize=9)
-    axes.legend(fontsize=7, frameon=False)
+    axes.set_title(title, fontsize=8)
+    axes.legend(fontsize=8, frameon=False)
 
 
 def floor_in_words(loss: float, floor: float) -> str:
@@ -128,7 +128,7 @@ def plot_timesteps(table: pa.Table, path: Path, other_titles: dict[str, str] | N
         "grad_noise_scale": "gradient noise scale, in images",
         **(other_titles or {}),
     }
-    figure = new_figure(9, 2.5 * len(pairs), dpi=130)
+    figure = new_figure(7.2, 2.2 * len(pairs), dpi=130)
     panels = figure.subplots(len(pairs), 2, squeeze=False)
     for axes, key in zip(panels.flatten(), (key for pair in pairs for key in pair), strict=True):
         if not rows.has(key):

@@ -23,7 +23,7 @@ def finder_figure(
 ) -> Any:
     """Tests as thin lines, their median as a thick one, a line and a band for each rule; noise levels below."""
     by_noise = sweeps[0].bins.shape[1] > 1
-    figure = new_figure(7.5, 6.4 if by_noise else 4, dpi=150)
+    figure = new_figure(7.2, 6.4 if by_noise else 4, dpi=150)
     upper, *lower = np.atleast_1d(
         figure.subplots(2 if by_noise else 1, 1, sharex=True, height_ratios=[3, 2] if by_noise else None)
     )

@@ -96,7 +96,7 @@ def _draw(rows: Any, curves: Curves, **style: Any) -> None:
 
 # --- the gallery -----------------------------------------------------------------------------------------------------
 
-_COLUMNS = 5
+_COLUMNS = 4
 _RUN = Run(num_updates=1000, num_warmup_steps=50, learning_rate=1e-4, beta1=0.95)
 _VALIDATE_EVERY = 10
 # Arguments for schedules whose defaults are not typical.
@@ -112,12 +112,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "reduce_lr_on_plateau": {"factor": 0.3, "patience": 5},
     "greedy": {"factor": 0.8, "patience": 3},
 }
-_WIDEST = 38  # letters of arguments above a small plot
+_WIDEST = 30  # letters of arguments above a small plot
 _CAPTION = (
     f"Relative to the optimizer's learning rate, over {counted(_RUN.num_updates, 'update')}, {_RUN.num_warmup_steps} of "
-    "them warm-up where there is one. Arguments are the defaults unless shown; momentum starts at "
-    f"{_RUN.beta1}.\nSchedules with a dotted line react to the validation loss: here to an invented one (on its own "
-    f"scale), which they receive every {_VALIDATE_EVERY} updates."
+    f"them warm-up where there is one. Arguments are the defaults unless shown; momentum starts at {_RUN.beta1}. Schedules "
+    "with a dotted line react to the validation loss: here to an invented one (on its own scale), which they receive every "
+    f"{_VALIDATE_EVERY} updates."
 )
 
 
@@ -125,7 +125,7 @@ def plot_gallery(path: Path) -> None:
     """Every schedule in a separate panel: learning rate relative to the peak, and momentum if the schedule sets it."""
     names = sorted(SCHEDULERS, key=lambda name: "feedback" in SCHEDULERS[name].traits)
     rows = math.ceil(len(names) / _COLUMNS)
-    figure = new_figure(9, 1.2 * rows + 0.8, dpi=200)
+    figure = new_figure(7.2, 1.2 * rows + 0.8, dpi=200)
     figure.get_layout_engine().set(wspace=0.06, hspace=0.06)
     panels = [*figure.subplots(rows, _COLUMNS, squeeze=False).flat]
     for index, (axes, name) in enumerate(zip(panels, names, strict=False)):
@@ -140,8 +140,8 @@ def plot_gallery(path: Path) -> None:
         "made-up validation loss": {"color": GREY, "linewidth": 0.9, "linestyle": ":"},
     }
     lines = [panels[0].plot([], [], label=label, **style)[0] for label, style in keys.items()]
-    figure.legend(handles=lines, loc="outside upper left", ncols=len(lines), frameon=False, fontsize=7.5)
-    figure.supxlabel(_CAPTION, x=0.01, ha="left", fontsize=6.5, color=DARK)
+    figure.legend(handles=lines, loc="outside upper left", ncols=2, frameon=False, fontsize=8)
+    figure.supxlabel(textwrap.fill(_CAPTION, 116), x=0.01, ha="left", fontsize=8, color=DARK)
     save_figure(figure, path)
 
 
@@ -175,13 +175,19 @@ def _draw_panel(axes: Axes, name: str) -> None:
     axes.set_yticks(sorted({0, 1, math.floor(top)}))
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set(color=GREY, linewidth=0.6)
-    axes.tick_params(labelsize=6, color=GREY, width=0.6, length=2, labelcolor=DARK)
-    axes.set_title(name, fontsize=7, loc="left", x=-0.04, pad=12)
+    axes.tick_params(labelsize=8, color=GREY, width=0.6, length=2, labelcolor=DARK)
+    axes.set_title(_in_lines(name), fontsize=8, loc="left", x=-0.04, pad=14)
     arguments = ", ".join(f"{key}={value}" for key, value in EXAMPLES.get(name, {}).items()).replace("'", "")
     shown = textwrap.shorten(arguments, _WIDEST, placeholder=" ...")  # or it would reach into the next column
-    small = axes.annotate(shown, (-0.04, 1.02), xycoords="axes fraction", fontsize=6, color=DARK)
+    small = axes.annotate(shown, (-0.04, 1.05), xycoords="axes fraction", fontsize=8, color=DARK)
     # Otherwise a long one would widen its column.
     small.set_in_layout(False)
+
+
+def _in_lines(name: str) -> str:
+    """A name that is broken after an underscore if it would reach into the next column."""
+    lines = textwrap.wrap(name.replace("_", "_ "), _WIDEST)
+    return "\n".join(line.replace(" ", "") for line in lines)
 
 
 def made_up_losses() -> np.ndarray:

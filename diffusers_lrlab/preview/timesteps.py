@@ -2,6 +2,7 @@
 
 import json
 import math
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,9 +96,9 @@ def as_json(previews: list[TimestepPreview]) -> str:
 
 def plot_timestep_previews(previews: list[TimestepPreview], objective: str, path: Path) -> None:
     """A panel for each sampler and weighting; curves that change are shown at start, middle and end of the run."""
-    columns = min(5, len(previews))
+    columns = min(4, len(previews))
     rows = math.ceil(len(previews) / columns)
-    figure = new_figure(max(4.0, 2.3 * columns), 1.75 * rows + 0.4, dpi=130)
+    figure = new_figure(max(3.6, 1.8 * columns), 1.6 * rows + 0.6, dpi=150)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, preview in zip(panels, previews, strict=False):
         values = np.concatenate(list(preview.curves.values()))
@@ -109,15 +110,18 @@ def plot_timestep_previews(previews: list[TimestepPreview], objective: str, path
         else:
             axes.set_ylim(0, max(1.15, 1.08 * values.max()))
         axes.axhline(1, color=GREY, linewidth=0.7, linestyle=":")
-        axes.set_title(preview.label, fontsize=8)
-        axes.tick_params(labelsize=6)
+        axes.set_title(textwrap.fill(preview.label, 26), fontsize=8)
+        axes.tick_params(labelsize=8)
+        axes.locator_params(axis="x", nbins=3)
         axes.spines[["top", "right"]].set_visible(False)
-        if len(preview.curves) > 1:
-            axes.legend(fontsize=6, frameon=False)
     for index, axes in enumerate(panels):
         if index >= len(previews):
             axes.remove()
         elif index % columns == 0 or previews[index].what != previews[index - 1].what:
-            axes.set_ylabel(previews[index].what, fontsize=7)
+            axes.set_ylabel(previews[index].what, fontsize=8)
     figure.supxlabel(f"timestep (noise) of {objective}", fontsize=8)
+    if moving := [axes for axes, preview in zip(panels, previews, strict=False) if len(preview.curves) > 1]:
+        lines, labels = moving[0].get_legend_handles_labels()
+        labels = [f"{label} of the run" for label in labels]
+        figure.legend(lines, labels, loc="outside upper left", ncols=len(labels), frameon=False, fontsize=8)
     save_figure(figure, path)

@@ -88,6 +88,24 @@ def test_the_site_has_what_is_generated(site):
 HEADINGS = (
     "[...(document.querySelector('article') || document.body).querySelectorAll('h1, h2, h3, h4')].map(h => +h.tagName[1])"
 )
+SMALLEST_TEXT = """
+(() => {
+  const walker = document.createTreeWalker(document.querySelector('article') || document.body, NodeFilter.SHOW_TEXT);
+  let smallest = Infinity;
+  while (walker.nextNode()) {
+    const parent = walker.currentNode.parentElement;
+    if (walker.currentNode.textContent.trim() && parent.checkVisibility() && !parent.closest('svg, script, style, noscript'))
+      smallest = Math.min(smallest, parseFloat(getComputedStyle(parent).fontSize));
+  }
+  return smallest;
+})()"""
+TOO_SMALL = (
+    "[...document.querySelectorAll('article img[style]')].filter(i => i.checkVisibility() "
+    "&& i.getBoundingClientRect().width < parseFloat(i.style.minWidth) - 1).map(i => i.src)"
+)
+WHITE_IN_THE_DARK = (
+    "[...document.querySelectorAll('article img')].filter(i => getComputedStyle(i).filter === 'none').map(i => i.src)"
+)
 PICTURES = "[...document.querySelectorAll('article img')].every(i => i.complete && i.naturalWidth && i.alt.length > 10)"
 
 
@@ -105,13 +123,18 @@ def _own_pages(site):
 @needs_chromium
 @pytest.mark.slow
 def test_pages_are_whole_on_a_phone_and_on_a_desk(site):
-    """Nothing sticks out, nothing is asked of the network, pictures are there with a text, headings are in order."""
+    """
+    Nothing sticks out, text can be read, also that of plots, nothing is asked of the network, pictures are there with a
+    text, headings are in order.
+    """
     with Chromium(PROGRAM) as browser:
         for page in _own_pages(site):
             for width in (390, 1400):
                 browser.open(page, width=width, mobile=width == 390)
                 sticks_out = browser.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
                 assert not sticks_out, (page, width)
+                assert browser.evaluate(SMALLEST_TEXT) >= 10.99, (page, width)
+                assert browser.evaluate(TOO_SMALL) == [], (page, width)
             levels = browser.evaluate(HEADINGS)
             assert levels.count(1) == 1, page
             assert all(below <= above + 1 for above, below in itertools.pairwise(levels)), (page, levels)
@@ -154,6 +177,8 @@ def test_pages_can_be_read_by_everybody(site, scheme):
                 browser.open(page, width=width, mobile=width == 390)
                 if violations := browser.violations(of_colors=scheme == "dark"):
                     found[page.name, width] = violations
+                if scheme == "dark":
+                    assert browser.evaluate(WHITE_IN_THE_DARK) == [], page
         assert found == {}
         ground = browser.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (ground == "rgb(255, 255, 255)") is (scheme == "light")

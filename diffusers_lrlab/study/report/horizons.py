@@ -77,6 +77,6 @@ def plot_horizons(
         lengths = sorted({row["horizon"] for row in rows})
         axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
         axes.set_xlabel("length of the run, updates", fontsize=8)
-    panels[0].set_ylabel(plain(metric_label(metric), 60), fontsize=7)
+    panels[0].set_ylabel(plain(metric_label(metric), 60), fontsize=8)
     add_legend(figure, [*handles.values()], width)
     return figure

@@ -12,9 +12,10 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogFormatter, MaxNLocator
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from ...core.errors import did_you_mean, must_be
-from ...core.plotting import BLUE, DARK, GREEN, GREY, ORANGE, new_figure, plain_axes
+from ...core.plotting import BLUE, DARK, GREEN, GREY, ORANGE, SMALLEST_TEXT, new_figure, plain_axes, smallest_text
 from ...core.ranges import Range
 from ...core.words import counted
 from ...evaluation.metrics import better_of
@@ -23,7 +24,7 @@ from ..spec.spec import Cell
 from .curves import CurveKind, MeanCurve, Style, shown_arms, shown_datasets, spans_decades
 
 _MOST_ROWS_OF_DIFFERENCES = 40
-_NARROWEST_PANEL = 2.2  # inches
+_NARROWEST, _NARROWEST_PANEL = 3.6, 2.2  # inches; as wide as a phone, at the size of print
 _VERDICT_COLORS = {"better": BLUE, "worse": ORANGE, "higher": GREEN, "lower": GREEN}
 
 
@@ -78,11 +79,13 @@ def save_plot(figure: Any, path: Path) -> None:
     image = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
     if not any(axes.images for axes in figure.axes):  # a palette makes lines and text a third as large, and spoils photos
         image = image.quantize(dither=Image.Dither.NONE)
-    image.save(path, optimize=True)
+    about = PngInfo()
+    about.add_text(SMALLEST_TEXT, smallest_text(figure))
+    image.save(path, optimize=True, dpi=(figure.dpi, figure.dpi), pnginfo=about)
 
 
 def _num_columns(num_panels: int, width: float | None) -> int:
-    columns = 2 if num_panels in (2, 4) else min(num_panels, 3)
+    columns = min(num_panels, 2)
     return columns if width is None else max(1, min(columns, int(width / _NARROWEST_PANEL)))
 
 
@@ -91,13 +94,13 @@ def panels_for(datasets: list[str], height: float, width: float | None) -> tuple
     count = len(datasets)
     columns = _num_columns(count, width)
     rows = math.ceil(count / columns)
-    figure = new_figure(width or max(3.4 * columns, 4.5), height * rows + 0.5, dpi=130)
+    figure = new_figure(width or max(3.4 * columns, _NARROWEST), height * rows + 0.5, dpi=130)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for panel in axes[count:]:
         panel.set_axis_off()
     for panel, dataset in zip(axes[:count], datasets, strict=True):
         plain_axes(panel)
-        panel.tick_params(labelsize=7)
+        panel.tick_params(labelsize=8)
         panel.set_title(plain(dataset), fontsize=9)
     return figure, axes[:count]
 
@@ -137,7 +140,7 @@ def plot_differences(
     better = better_of(rows[0]["metric"])
     sides = {"smaller": ("better", "worse"), "larger": ("worse", "better"), "neither": ("lower", "higher")}[better]
     cut = f"; the first {len(shown)} of {counted(len(arms), 'arm')}" if len(shown) < len(arms) else ""
-    figure.supxlabel(f"← {sides[0]}    difference from {plain(baseline)}    {sides[1]} →{cut}", fontsize=9)
+    figure.supxlabel(f"← {sides[0]}    difference from {plain(baseline, 20)}    {sides[1]} →{cut}", fontsize=9)
     legend = {word: _VERDICT_COLORS[word] for word in sorted(sides)} | {"the test shows no difference": GREY}
     handles = [panels[0].plot([], [], "o-", color=color, markersize=5, label=word)[0] for word, color in legend.items()]
     add_legend(figure, handles, width)
@@ -153,7 +156,7 @@ def _plot_difference(axes: Axes, height: float, row: dict[str, Any]) -> None:
     word = word_of(row)
     color, diff = color_of(row), row["diff"]
     if diff is None:
-        axes.text(0, height, f" {word if word == DIVERGED else 'no test'}", va="center", fontsize=7, color=DARK)
+        axes.text(0, height, f" {word if word == DIVERGED else 'no test'}", va="center", fontsize=8, color=DARK)
         return
     if row["diff_low"] is not None:
         axes.plot([row["diff_low"], row["diff_high"]], [height] * 2, color=color, linewidth=2)
@@ -179,7 +182,7 @@ def plot_curves(
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(_PlainLogFormatter())
             axes.yaxis.set_minor_formatter(_PlainLogFormatter(minor_thresholds=(1, 0.4)))
-            axes.tick_params(axis="y", which="minor", labelsize=6)
+            axes.tick_params(axis="y", which="minor", labelsize=8)
     panels[0].set_ylabel(kind.axis, fontsize=8)
     handles = [
         panels[0].plot([], [], color=styles[arm].color, linestyle=styles[arm].line, label=plain(arm))[0]
@@ -212,9 +215,9 @@ def plot_seeds(
             axes.set_yscale("log")
         real = [row["floor"] for row in rows if row["dataset"] == dataset and row.get("floor") is not None]
         _plot_floor(axes, real[0] if real else None)
-        axes.set_xticks(range(len(arms)), [plain(arm, 24) for arm in arms], rotation=40, ha="right", fontsize=7)
+        axes.set_xticks(range(len(arms)), [plain(arm, 24) for arm in arms], rotation=40, ha="right", fontsize=8)
         axes.grid(axis="x", visible=False)
-    panels[0].set_ylabel(plain(label, 60), fontsize=7)
+    panels[0].set_ylabel(plain(label, 60), fontsize=8)
     return figure
 
 
@@ -227,7 +230,7 @@ def _plot_floor(axes: Axes, floor: float | None) -> None:
     if low - margin <= floor <= high + margin and (floor > 0 or axes.get_yscale() == "linear"):
         axes.axhline(floor, color=DARK, linewidth=1, linestyle=":")
     else:
-        axes.set_title(f"held-out: {floor:.3g}", loc="right", fontsize=7, color=DARK)
+        axes.set_title(f"held-out: {floor:.3g}", loc="right", fontsize=8, color=DARK)
 
 
 def spread(count: int) -> np.ndarray:
@@ -244,7 +247,7 @@ def plot_ranks(ranks: dict[str, Any], styles: dict[str, Style], width: float | N
     mean_ranks = sorted(ranks["mean_ranks"].items(), key=lambda item: item[1])
     groups, difference = ranks["groups"] or [], ranks["critical_difference"]
     top, depth = 1.2 + 0.35 * len(groups), 0.55 * math.ceil(len(mean_ranks) / 2) + 0.5
-    figure = new_figure(width or 7.5, 0.42 * (top + depth) + 0.3, dpi=130)
+    figure = new_figure(width or 6.8, 0.42 * (top + depth) + 0.3, dpi=130)
     axes = figure.add_subplot()
     axes.set_axis_off()
     last = max(len(mean_ranks), 2)
@@ -252,7 +255,7 @@ def plot_ranks(ranks: dict[str, Any], styles: dict[str, Style], width: float | N
     axes.plot([1, last], [0, 0], color=DARK, linewidth=1)
     for tick in range(1, last + 1):
         axes.plot([tick, tick], [0, 0.12], color=DARK, linewidth=1)
-        axes.text(tick, 0.2, str(tick), ha="center", va="bottom", fontsize=7, color=DARK)
+        axes.text(tick, 0.2, str(tick), ha="center", va="bottom", fontsize=8, color=DARK)
     for index, (arm, rank) in enumerate(mean_ranks):
         _add_rank_label(axes, arm, rank, styles[arm].color, index, len(mean_ranks))
     for level, group in enumerate(groups):
@@ -260,7 +263,7 @@ def plot_ranks(ranks: dict[str, Any], styles: dict[str, Style], width: float | N
         axes.plot([min(reached) - 0.03, max(reached) + 0.03], [height] * 2, color=DARK, linewidth=3.5)
     if difference is not None:
         axes.plot([1, 1 + difference], [top - 0.15] * 2, color=GREY, linewidth=1.5, marker="|", clip_on=False)
-        axes.text(1 + difference, top - 0.15, f"  critical difference {difference:.3g}", va="center", fontsize=7, color=DARK)
+        axes.text(1 + difference, top - 0.15, f"  critical difference {difference:.3g}", va="center", fontsize=8, color=DARK)
     return figure
 
 

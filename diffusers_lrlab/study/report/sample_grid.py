@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from ..spec.spec import Cell
 from . import plots
 from .curves import Style, compared, shown_arms, shown_datasets
 
-_MOST_COLUMNS = 24  # keeps the plot below some thousand pixels
+_MOST_ARMS = 24
+_MOST_COLUMNS = 4  # in a report, where samples beside each other should be seen without scrolling
 
 
 def samples_to_show(results: list[RunResult]) -> dict[Cell, RunResult]:
@@ -27,13 +29,18 @@ def samples_to_show(results: list[RunResult]) -> dict[Cell, RunResult]:
 def plot_sample_grid(
     chosen: dict[Cell, RunResult], datasets: list[str], styles: dict[str, Style], width: float | None = None
 ) -> Any:
-    """Samples of one seed: a row for each data set, a column for each arm, one scale per row."""
+    """
+    Samples of one seed: a row for each data set, a column for each arm, one scale per data set. In a report, arms beyond the
+    fourth follow below.
+    """
     every = shown_arms(styles, chosen)
-    arms = every[:_MOST_COLUMNS]
+    arms = every[:_MOST_ARMS]
+    columns = min(_MOST_COLUMNS, len(arms)) if width is None else len(arms)
     datasets = shown_datasets(datasets, chosen)
-    side = 1.5 if width is None else (width - 0.4) / len(arms)
-    figure = new_figure(side * len(arms) + 0.4, side * len(datasets) + 0.4, dpi=130)
-    panels = figure.subplots(len(datasets), len(arms), squeeze=False)
+    side = 1.5 if width is None else (width - 0.4) / columns
+    blocks = math.ceil(len(arms) / columns)
+    figure = new_figure(side * columns + 0.4, (side * len(datasets) + 0.4) * blocks, dpi=130)
+    panels = _panels_of_arms(figure, len(datasets), len(arms), columns)
     for row, dataset in zip(panels, datasets, strict=True):
         samples = {arm: chosen[arm, dataset].samples for arm in arms if (arm, dataset) in chosen}
         points = {arm: np.asarray(of_arm["points"], float) for arm, of_arm in samples.items() if of_arm.get("points")}
@@ -49,13 +56,24 @@ def plot_sample_grid(
                     axes.imshow(np.asarray(image.convert("RGB")))
             else:
                 axes.text(0.5, 0.5, "none", ha="center", va="center", fontsize=8, color=DARK, transform=axes.transAxes)
-        row[0].set_ylabel(plots.plain(dataset, 16), fontsize=11 if side >= 1.2 else 7)
-    heading = {"fontsize": 11} if side >= 1.2 else {"fontsize": 7, "rotation": 40, "ha": "left"}
+        for axes in row[::columns]:
+            axes.set_ylabel(plots.plain(dataset, 16), fontsize=11 if side >= 1.2 else 8)
+    heading = {"fontsize": 11} if side >= 1.2 else {"fontsize": 8, "rotation": 40, "ha": "left"}
     for axes, arm in zip(panels[0], arms, strict=True):
         axes.set_title(plots.plain(arm, 16), **heading)
     if len(arms) < len(every):
         figure.supxlabel(f"the first {len(arms)} of {counted(len(every), 'arm')}", fontsize=9)
     return figure
+
+
+def _panels_of_arms(figure: Any, num_datasets: int, num_arms: int, columns: int) -> np.ndarray:
+    """Panels `(num_datasets, num_arms)`, of which `columns` are side by side."""
+    blocks = math.ceil(num_arms / columns)
+    grid = figure.subplots(blocks * num_datasets, columns, squeeze=False)
+    panels = grid.reshape(blocks, num_datasets, columns).swapaxes(0, 1).reshape(num_datasets, -1)
+    for axes in panels[:, num_arms:].flat:
+        axes.set_axis_off()
+    return panels[:, :num_arms]
 
 
 def _limits_of(points: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

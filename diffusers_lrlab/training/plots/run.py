@@ -44,7 +44,7 @@ def plot_losses(rows: list[dict[str, Any]], path: Path) -> None:
     axes.set(xlabel="update", ylabel="denoising loss", yscale="log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}")
-    axes.tick_params(axis="y", which="minor", labelsize=7)
+    axes.tick_params(axis="y", which="minor", labelsize=8)
     axes.legend(frameon=False)
     save_figure(figure, path)
 
