@@ -360,6 +360,7 @@ def test_the_command_tells_it(tmp_path, monkeypatch, capsys, measures):
             "disk  5.7 MiB: pipeline 1.1 MiB, 1 checkpoint of 4.5 MiB",
             "memory with",
             "--optimizer adafactor",
+            " s in all, with imports and the data",
         ),
     ]
     if not measures:
