@@ -188,8 +188,8 @@ def test_a_schedule_that_is_made_elsewhere_is_reported_before_training(tmp_path,
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (["--lr_scheduler=rexx"], [], "invalid choice: 'rexx'"),
-        (["--lr_scheduler=rex:e=1"], [], "invalid choice"),
+        (["--lr_scheduler=rexx"], [], "Unknown learning-rate schedule 'rexx'. Did you mean 'rex'?"),
+        (["--lr_scheduler=rex:e=1"], [], "'rex' does not take 'e'"),
         (["--lr_scheduler=rex", "--lr_warmup_steps=48"], ["--fix_lr_clock"], "does not fit into"),
         (["--lr_scheduler=one_cycle:pct_start=0.2"], [], "both set the length of the rise"),
     ],

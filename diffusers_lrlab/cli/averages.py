@@ -73,7 +73,7 @@ def _sweep(options: argparse.Namespace, out: Path) -> None:
             show(width, value)
     best = sweep.widths[sweep.best]
     found = snapshots.save(best, out, sweep.about(), lambda folder: plot_sweep(sweep, folder / "ema_sweep.png"))
-    say(f"as the run saved it: {sweep.of_run:.6g}\nBest {metric}: sigma_rel {best:.4g}. {_quality(found)}")
+    say(f"as the run saved it: {sweep.of_run:.6g}\nBest {metric}: sigma_rel {best:.4g}. {_quality(found).capitalize()}.")
     if sweep.is_at_edge:
         say("It is at the edge of these widths, so a better one may lie beyond them.")
     say(f"It was chosen by this metric, so its value is slightly too good.\nWrote {out}, with ema_sweep.png.")

@@ -104,7 +104,10 @@ def _export(options: argparse.Namespace) -> None:
         export_image_dataset(options.name, options.dir, options.n, options.n_test, options.seed, options.resolution)
     else:
         export_toy_dataset(options.name, options.dir, options.n, options.n_test, options.seed)
-    say(f"Wrote {options.dir}: load_dataset({str(options.dir)!r}), or --dataset_name {options.dir}{size} to train on it.")
+    folder = (
+        f"./{options.dir}" if str(options.dir) in (*TOY_DATASETS, *IMAGE_DATASETS) else options.dir
+    )  # not the set of that name
+    say(f"Wrote {options.dir}: load_dataset({str(options.dir)!r}), or --dataset_name {folder}{size} to train on it.")
 
 
 def _encode(options: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any, NoReturn
 
-from ..core.errors import NEGATIVE_NUMBER, LabError, shortened_message
+from ..core.errors import NEGATIVE_NUMBER, LabError, shortened, shortened_message
 
 
 class LabParser(argparse.ArgumentParser):
@@ -15,7 +15,16 @@ class LabParser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
         self._negative_number_matcher = NEGATIVE_NUMBER
 
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        given = args[0] if args else kwargs.get("args")
+        self._given = [*(sys.argv[1:] if given is None else given)]
+        return super().parse_known_args(*args, **kwargs)
+
     def error(self, message: str) -> NoReturn:
+        if message.startswith("the following arguments are required: --"):  # one of which may be misspelt
+            known = self._option_string_actions
+            unknown = [word for word in self._given if word.startswith("--") and word.partition("=")[0] not in known]
+            message += f"; {shortened(unknown[0])} is unknown" if unknown else ""
         raise LabError(f"{shortened_message(message)}. See {self.prog} --help.")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from ..core.errors import LabError
 from ..core.ranges import COUNT, POSITIVE, Range
 from .output import say, say_json
+from .training import train
 
 
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,12 +15,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def plan(options: argparse.Namespace) -> None:
-    from ..training.arguments import parse_arguments
-
-    config = parse_arguments([*options.rest, "--dry_run"], "")
-    from ..run.train import run_training  # imported after the command line is understood: it takes seconds
-
-    run_training(config)
+    train([*options.rest, "--dry_run"])
 
 
 def scale_arguments(parser: argparse.ArgumentParser) -> None:

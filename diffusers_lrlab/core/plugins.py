@@ -5,8 +5,11 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from .errors import LabError, failures_located
 
@@ -37,6 +40,17 @@ def load_plugins(names: str | None) -> None:
 def loaded_plugins() -> list[dict[str, str]]:
     """Name and SHA-256 of each file or module that [`load_plugins`] has run; for a package, of its `__init__.py`."""
     return list(_loaded.values())
+
+
+@contextmanager
+def names_code(plugins: Any) -> Iterator[None]:
+    """Lets an error say which code a record names, if none was loaded: a name that it registered may be missing."""
+    try:
+        yield
+    except LabError as error:
+        if plugins and not _loaded:
+            raise LabError(f"{error} The names of {plugins} are not known here; --import {plugins} loads them.") from error
+        raise
 
 
 def plugin_packages() -> dict[str, str]:

@@ -95,6 +95,11 @@ def format_spec(name: str, kwargs: Mapping[str, Any]) -> str:
     return name + ":" * bool(given) + ",".join(texts)
 
 
+def shown_spec(name: str, kwargs: Mapping[str, Any]) -> str:
+    """The spec string for readers: empty lists, which are defaults, are left out, so that it rarely needs JSON."""
+    return format_spec(name, {key: value for key, value in kwargs.items() if value != []})
+
+
 def _is_word(value: Any) -> bool:
     """Whether [`parse_spec`] reads a bare word back as this text."""
     return isinstance(value, str) and re.fullmatch(r"[\w-]*[a-z_][\w-]*", value) is not None and _value(value) == value

@@ -83,8 +83,17 @@ def load_errors_explained(config: DataConfig) -> Iterator[None]:
         from datasets.exceptions import DatasetGenerationError
 
         cause = error.__cause__ if type(error) is DatasetGenerationError else error  # its own text says nothing
-        reason = without_tokens(str(cause or error))
+        reason = without_tokens(str(cause or error)) + _nothing_here(_name(config))
         raise LabError(f"Cannot load the dataset {_name(config)!r} (split {config.dataset_split!r}): {reason}") from error
+
+
+def _nothing_here(name: str) -> str:
+    """What to add to the Hub's error for a name that may be a misspelt folder."""
+    path = Path(name).expanduser()
+    if path.exists():
+        return ""
+    folders = (str(other) for other in path.parent.glob("*") if other.is_dir())
+    return f". There is no folder of this name here, either.{did_you_mean(name, folders)}"
 
 
 def local_folder(dataset_name: str) -> str | None:

@@ -94,9 +94,10 @@ def _time_lines(plan: Plan, seconds: TimeForecast, device: str) -> list[str]:
     rate = plan.layout.global_batch / seconds.update
     rest = ", ".join(f"{part} {duration(getattr(seconds, part))}" for part in ("validation", "sampling", "evaluation"))
     low, high = (duration(seconds.total - seconds.training + training) for training in (seconds.low, seconds.high))
+    span = f" ({low} to {high})" if low != high else ""  # the same if a single update was measured
     lines = [
-        f"{'time':>13}  {duration(seconds.total)} ({low} to {high}): training {duration(seconds.training)}, {rest}",
-        f"{'':>13}  {1e3 * seconds.update:.3g} ms per update, {rate:,.0f} {plan.kind.name} per second{threads}",
+        f"{'time':>13}  {duration(seconds.total)}{span}: training {duration(seconds.training)}, {rest}",
+        f"{'':>13}  {_of_update(seconds.update)} per update, {_rate(rate)} {plan.kind.name} per second{threads}",
     ]
     if seconds.compiling:
         lines.append(f"{'':>13}  of it {duration(seconds.compiling)} to compile the model, at each start")
@@ -124,6 +125,14 @@ def _time_lines(plan: Plan, seconds: TimeForecast, device: str) -> list[str]:
             f"{counted(tests, 'update')}"
         )
     return lines
+
+
+def _of_update(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else duration(seconds)
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def _disk_lines(plan: Plan, pipeline: int, checkpoint: int, trained: int) -> list[str]:

@@ -41,6 +41,20 @@ class Predicted:
         return float(self.losses[-1])
 
 
+def notes_of_extrapolation(predicted: Sequence[Predicted]) -> list[str]:
+    """What the predictions go beyond, in sentences; schedules that go beyond the same share one."""
+    beyond: dict[str, list[str]] = {}
+    for one in predicted:
+        if one.extrapolates:
+            beyond.setdefault("; ".join(one.extrapolates), []).append(one.candidate.label)
+    notes = []
+    for how, labels in beyond.items():
+        whose = f"All {len(labels)} schedules" if 1 < len(labels) == len(predicted) else ", ".join(labels)
+        verb = "extrapolates" if len(labels) == 1 else "extrapolate"
+        notes.append(f"{whose} {verb}, which the check does not cover: {how}.")
+    return notes
+
+
 @dataclass(frozen=True)
 class Forecaster:
     """Laws checked on runs, and the chosen one fitted to all of them."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..core.files import write_text
 from ..core.project import CITATION, install_command, project_link
-from ..core.spec import format_spec
+from ..core.spec import format_spec, shown_spec
 from ..core.words import agreeing, counted, singular, times
 from ..data.image_sets import IMAGE_DATASETS
 from ..data.labels import describe_classes
@@ -265,7 +265,7 @@ def _facts(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
         ("Steps of sampling", config["num_inference_steps"]),
         *((_LABELS.get(option, option), f"`{spec}`") for option, spec in describe_choices(config)),
         *_beginning(config, train),
-        ("Optimizer", f"`{format_spec(config['optimizer'], config['optimizer_kwargs'])}`"),
+        ("Optimizer", f"`{shown_spec(config['optimizer'], config['optimizer_kwargs'])}`"),
         ("Seed", config["seed"]),
         ("Training time", f"{train['training_seconds']:.0f} s, without validation and sampling"),
         ("Peak memory", f"{train['peak_memory_mb']:.0f} MB"),

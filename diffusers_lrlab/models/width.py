@@ -127,7 +127,7 @@ def width_of(model: Any, base: int) -> Width:
         width *= model.config[size]
     if rule.fixed is not None and base % (size := model.config[rule.fixed]):
         wanted = f"a multiple of the head size, {rule.fixed}={size}"
-        raise must_be(OPTION, base, wanted, "widths differ by the number of heads; their size stays")
+        raise must_be(OPTION, base, wanted, "a wider model has more heads, not larger ones")
     roles = {name: _role(rule, name, type(model).__name__) for name, _ in model.named_parameters()}
     return Width(width, base, roles)
 

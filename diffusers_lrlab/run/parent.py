@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import LabError, must_be, warn
+from ..core.errors import LabError, did_you_mean, must_be, warn
 from ..core.manifest import find_damage
 from ..core.options import names_where
 from ..core.words import counted
@@ -102,7 +102,9 @@ class Parent:
 def read_parent(path: Path) -> Parent:
     """The run in a folder; raises a `LabError` if no other run can continue from it."""
     if not path.is_dir():
-        raise must_be("RUN", str(path), "the folder of a run", "such as the --output_dir of `lrlab train`", got="none")
+        hint = did_you_mean(str(path), (str(record.parents[1]) for record in path.parent.glob("*/lrlab/run.json")))
+        hint = hint or "give the --output_dir of `lrlab train`"
+        raise must_be("RUN", str(path), "the folder of a run", hint.strip(), got="a name that no folder has")
     record, folder = read_record(path), RunFolder(path)
     checkpoints, damaged = {}, []
     for checkpoint in folder.checkpoints():

@@ -17,7 +17,7 @@ from ..core.progress import resolve_warmup_updates
 from ..core.ranges import COUNT, POSITIVE, Range
 from ..core.words import counted
 from ..forecast.law_check import check_input
-from ..forecast.loss_forecast import Candidate, Forecaster, Predicted, make_forecaster, mean_curve
+from ..forecast.loss_forecast import Candidate, Forecaster, Predicted, make_forecaster, mean_curve, notes_of_extrapolation
 from ..preview.plots import draw_interval, draw_measured
 from ..preview.schedules import Losses, MeasuredLosses
 from ..schedules.registries import COOLDOWNS
@@ -130,11 +130,7 @@ class LossForecast:
             lrs = one.candidate.lrs
             interval = "-" if one.interval is None else "{:.5g} to {:.5g}".format(*one.interval)
             rows.append([one.candidate.label, f"{len(lrs)}", f"{lrs.max():g}", f"{one.final:.5g}", interval])
-        notes = [
-            f"{one.candidate.label} extrapolates, which the check does not cover: {'; '.join(one.extrapolates)}."
-            for one in predicted
-            if one.extrapolates
-        ]
+        notes = notes_of_extrapolation(predicted)
         if any(one.interval for one in predicted):
             notes.append("The interval shows how much the fit depends on the seeds.")
         else:

@@ -13,7 +13,7 @@ from ..core.environment import allowed_threads
 from ..core.errors import LabError, warn
 from ..core.held import refuse_damaged
 from ..core.manifest import open_manifest
-from ..core.plugins import loaded_plugins, plugin_packages
+from ..core.plugins import loaded_plugins, names_code, plugin_packages
 from ..core.registered import registered_code_located
 from ..core.signatures import checked
 from ..core.words import agreeing, counted
@@ -176,7 +176,10 @@ def report_study(out: Path, figures: "Figures | None" = None) -> Path:
         check_figures(figures)
     folder = StudyFolder(out)
     saved, command = folder.read_spec()
-    spec, is_card = spec_from_dict(saved, folder.path), not (out / "runs").exists()
+    base, is_card = saved.get("base") if isinstance(saved, dict) else None, not (out / "runs").exists()
+    code = base.get("plugins") if isinstance(base, dict) else None
+    with names_code(code):
+        spec = spec_from_dict(saved, folder.path)
     if is_card:
         # Its summary and report are rewritten.
         refuse_damaged(
@@ -196,7 +199,8 @@ def report_study(out: Path, figures: "Figures | None" = None) -> Path:
             "study, or write the card again: lrlab study card STUDY --out CARD"
         )
     study = StudyContext(folder)  # in any precision
-    tuning, runs = runs_of(spec, folder)
+    with names_code(code):
+        tuning, runs = runs_of(spec, folder)
     folder.check_results([*tuning, *runs])
     if not runs:
         raise LabError(f"The learning rates of {str(out)!r} are not chosen yet. Resume the study with `lrlab study run`.")

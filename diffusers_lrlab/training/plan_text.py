@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from ..core.environment import cpu_computes_in_bf16
-from ..core.spec import format_spec
+from ..core.spec import shown_spec
 from ..core.words import counted, plural, singular, times
 from ..data.labels import describe_classes
 from ..diagnostics.gradients import NUM_PROBES
@@ -63,7 +63,7 @@ def describe_plan(plan: Plan) -> str:
         "width": width_in_words(plan.width, plan.optimizer_kwargs.get("weight_decay", 0.0), _INDENT),
         "timesteps": ", ".join(f"{_TIMESTEP_WORDS[option]} {spec}" for option, spec in describe_choices(vars(config)))
         + _beginning_in_words(plan),
-        "optimizer": format_spec(config.optimizer, config.optimizer_kwargs)
+        "optimizer": shown_spec(config.optimizer, config.optimizer_kwargs)
         + _per_update_in_words(plan)
         + _momentum_in_words(plan, marks),
         "weight decay": _decay_in_words(plan),

@@ -109,9 +109,9 @@ def _resolve_optimizer(config: TrainingConfig) -> dict[str, Any]:
         value = getattr(config, option)
         asked = value != defaults_of(TrainingConfig)[option]
         if asked and not takes:
-            raise LabError(
-                f"--{option} {value} has no effect on {name!r}. Use --optimizer_kwargs (`lrlab list optimizers`)."
-            )
+            known = {parameter.name for parameter in OPTIMIZERS[name].parameters}
+            instead = f"Write --optimizer {name}:{key}={value}" if key in known else f"It takes {', '.join(sorted(known))}"
+            raise LabError(f"--{option} {value} has no effect on {name!r}. {instead} (`lrlab list optimizers`).")
         if asked and kwargs.get(key, value) != value:
             raise LabError(f"{key!r} of {name!r} is given twice: --{option} {value}, {key}={kwargs[key]!r}. Leave one out.")
         if replacing := next((each for each in OPTIMIZERS[name].replacing(key) if kwargs.get(each) is not None), None):

@@ -13,7 +13,7 @@ from tables import cases
 from diffusers_lrlab import get_scheduler, list_schedulers, lr_curve
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.progress import resolve_updates, resolve_warmup_updates
-from diffusers_lrlab.core.spec import format_spec, parse_json_kwargs, parse_spec
+from diffusers_lrlab.core.spec import format_spec, parse_json_kwargs, parse_spec, shown_spec
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 
 JOIN_PARTS = ["constant", "rex:d=0.9"]
@@ -113,6 +113,15 @@ def test_errors_inside_of_a_list_show_the_whole_text(text):
 def test_format_is_read_back(kwargs):
     assert parse_spec(format_spec("name", kwargs)) == ("name", kwargs)
     assert format_spec("name", {**kwargs, "derived": None}) == format_spec("name", kwargs)
+
+
+def test_a_spec_for_readers_needs_no_json_for_empty_lists():
+    kwargs = {"momentum": 0.95, "chunks": True, "hidden": [], "adamw": []}
+    assert shown_spec("muon", kwargs) == "muon:momentum=0.95,chunks=true"
+    assert parse_spec(shown_spec("muon", {**kwargs, "hidden": ["a*"]})) == (
+        "muon",
+        {"momentum": 0.95, "chunks": True, "hidden": ["a*"]},
+    )
 
 
 scalars = st.one_of(st.integers(-99, 99), st.floats(allow_nan=False, allow_infinity=False), st.booleans())

@@ -16,6 +16,8 @@ from diffusers_lrlab.data.batches import iterate_batches
 from diffusers_lrlab.data.image_sets import load_image_dataset
 from diffusers_lrlab.data.images import decode
 from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.data.options import DataConfig
+from diffusers_lrlab.data.sources import load_errors_explained
 
 LAZY = {"in_memory_limit_mb": 0}
 
@@ -193,6 +195,14 @@ def test_a_folder_without_images_is_an_error(tmp_path):
     (tmp_path / "notes" / "more" / "readme.txt").write_text("no images here")
     with pytest.raises(LabError, match="notes' holds no images and no dataset files"):
         load(tmp_path / "notes")
+
+
+def test_a_misspelt_folder_that_was_sought_on_the_hub_gets_a_suggestion(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    wanted = r"Couldn't reach 'fotos' on the Hub. There is no folder of this name here, either. Did you mean 'photos'\?"
+    with pytest.raises(LabError, match=wanted), load_errors_explained(DataConfig(dataset_name="fotos")):
+        raise ConnectionError("Couldn't reach 'fotos' on the Hub")
 
 
 def test_an_unknown_split_is_an_error_that_names_it(tmp_path):

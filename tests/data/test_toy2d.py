@@ -544,6 +544,13 @@ def test_an_export_is_loaded_with_the_same_points(tmp_path, name, capsys):
         assert [row["x"] for row in stream] == direct["x"][:]
 
 
+@pytest.mark.usefixtures("own_cache")
+def test_a_folder_with_the_name_of_a_set_is_given_as_a_path(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "export", "dino", "dino", "--n", "40", "--n_test", "40"]) == 0
+    assert "or --dataset_name ./dino to train on it." in capsys.readouterr().out
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")
 def test_a_real_command_exports_into_the_current_folder(tmp_path):

@@ -240,6 +240,17 @@ def test_compiling_is_no_update(tmp_path, monkeypatch):
     assert "of it 16.6 min to compile the model" in "\n".join(describe._time_lines(trainer.run.plan, seconds, "cpu"))
 
 
+def test_a_slow_update_is_told_in_seconds(tmp_path):
+    plan = make_trainer(tmp_path, dataset_name="moons", train_batch_size=16).run.plan
+    slow = "\n".join(describe._time_lines(plan, MADE_UP._replace(update=39.7), "cpu"))
+    assert "39.7 s per update, 0.4 points per second" in slow
+    assert "time  6.1 s (6.05 s to 6.2 s): training" in slow
+    single = "\n".join(describe._time_lines(plan, MADE_UP._replace(low=0.1, high=0.1), "cpu"))
+    assert "time  6.1 s: training" in single
+    fast = "\n".join(describe._time_lines(plan, MADE_UP._replace(update=0.0128), "cpu"))
+    assert "12.8 ms per update, 1,250 points per second" in fast
+
+
 def test_updates_that_diverge_leave_the_rest_of_the_forecast(tmp_path, monkeypatch):
     def diverge(*_):
         raise Diverged("The loss is not finite.")
@@ -350,6 +361,7 @@ def test_the_command_tells_it(tmp_path, monkeypatch, capsys, measures):
             "disk  5.7 MiB: pipeline 1.1 MiB, 1 checkpoint of 4.5 MiB",
             "memory with",
             "--optimizer adafactor",
+            " s in all, with imports and the data",
         ),
     ]
     if not measures:

@@ -9,7 +9,13 @@ from tables import cases
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.forecast.law_check import LAST_VALUE, Check, check_input, check_laws, models_for
 from diffusers_lrlab.forecast.law_fits import LossCurve, Model, fit_law
-from diffusers_lrlab.forecast.loss_forecast import Candidate, extrapolations, make_forecaster
+from diffusers_lrlab.forecast.loss_forecast import (
+    Candidate,
+    Predicted,
+    extrapolations,
+    make_forecaster,
+    notes_of_extrapolation,
+)
 from diffusers_lrlab.forecast.loss_laws import LAWS, POWER_OF_UPDATES, RateSums, annealing_gains, bound_terms, decay_gains
 from diffusers_lrlab.schedules.expected import lr_curve
 
@@ -281,3 +287,16 @@ def test_extrapolation_is_named(spec, length, peak, expected):
     assert extrapolations(Candidate(spec, rates_of(spec, length, peak), WARMUP), curves) == expected
     only_constant = extrapolations(Candidate("cosine", rates_of("cosine"), WARMUP), curves[:1])
     assert only_constant == ["falls to 0% of the peak, the runs to 100%"]
+
+
+def test_schedules_that_extrapolate_alike_share_a_sentence():
+    def predicted(label, *beyond):
+        return Predicted(Candidate(label, np.ones(2), 0), np.arange(2), np.ones(2), None, [*beyond])
+
+    longer = "2 times as long as the longest run"
+    rex, step, linear = predicted("rex", longer), predicted("step", longer), predicted("linear")
+    ending = f"which the check does not cover: {longer}."
+    assert notes_of_extrapolation([rex, linear]) == [f"rex extrapolates, {ending}"]
+    assert notes_of_extrapolation([rex, step]) == [f"All 2 schedules extrapolate, {ending}"]
+    assert notes_of_extrapolation([rex, step, linear]) == [f"rex, step extrapolate, {ending}"]
+    assert notes_of_extrapolation([linear]) == []

@@ -113,7 +113,11 @@ def test_a_missing_package_is_an_error_with_the_pip_line(name, monkeypatch):
         ({"optimizer": "sgd:momentum=1.5"}, r"momentum=1.5 of '\w+': must be a number in \[0, 1\)"),
         ({"optimizer": "sgd", "optimizer_kwargs": '{"momentun": 0.5}'}, "Did you mean 'momentum'"),
         ({"optimizer": "sgd:momentum=0.5", "optimizer_kwargs": '{"momentum": 0.5}'}, "given twice"),
-        ({"optimizer": "sgd", "adam_beta1": 0.9}, "--adam_beta1 0.9 has no effect on 'sgd'"),
+        (
+            {"optimizer": "sgd", "adam_beta1": 0.9},
+            "--adam_beta1 0.9 has no effect on 'sgd'. It takes momentum, weight_decay",
+        ),
+        ({"optimizer": "muon", "adam_weight_decay": 0.1}, "on 'muon'. Write --optimizer muon:weight_decay=0.1"),
         ({"optimizer": "adamw:beta1=0.8", "adam_beta1": 0.9}, "'beta1' of 'adamw' is given twice"),
         ({"optimizer": "schedulefree_adamw"}, "--lr_scheduler constant_with_warmup and no .* and with --no_use_ema"),
         ({"optimizer": "schedulefree_adamw", "lr_scheduler": "constant"}, "it goes with --no_use_ema"),

@@ -209,6 +209,8 @@ def test_refused_before_anything_is_written(folder, trunk, cosine):
             extend(run, 40)
         assert message in str(error.value), run
         assert not run.with_name(f"{run.name}-40").exists()
+    with pytest.raises(LabError, match=f"got a name that no folder has. Hint: Did you mean '{trunk}'"):
+        extend(trunk.with_name("trink"), 40)
     with pytest.raises(LabError, match="holds a run|already holds a run"):
         extend(trunk, 40, output_dir=cosine)
 

@@ -404,7 +404,10 @@ def test_points_that_are_read_one_by_one_cannot_be_stacked(capsys, tmp_path):
     [
         (["study", "run", "quick"], ["--out DIR is missing", "a new folder"]),
         (["study", "run", "quik", "--out=TMP/out"], ["no study 'quik'", "Did you mean 'quick'?", "warmup"]),
-        (["study", "run", "TMP/none.yaml", "--out=TMP/out"], ["none.yaml", "No such file", "Give the path"]),
+        (
+            ["study", "run", "TMP/none.yaml", "--out=TMP/out"],
+            ["no study", "none.yaml", "Give a YAML file or a preset"],
+        ),
         (["study", "rum", "quick"], ["no action 'rum'", "Did you mean 'run'?"]),
         (["study", "report", "TMP"], ["no study in", "lrlab study run"]),
         (["study", "list", "--out=TMP/out"], ["--out has no effect on `lrlab study list`. Leave it out"]),
@@ -424,6 +427,14 @@ def test_command_lines_that_are_refused(capsys, tmp_path, arguments, parts):
     for part in parts:
         assert part in error
     assert not list(tmp_path.iterdir())
+
+
+def test_a_misspelt_file_of_a_study_gets_a_suggestion(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "min_snr.yaml").write_text(GOOD)
+    for name in ("min-snr.yaml", "min_snr"):
+        assert main(["study", "run", name, "--out=out"]) == 2
+        assert f"There is no study {name!r}. Did you mean 'min_snr.yaml'?" in capsys.readouterr().err
 
 
 def test_folders_that_are_something_else(capsys, tmp_path):

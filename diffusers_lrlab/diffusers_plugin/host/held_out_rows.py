@@ -72,9 +72,10 @@ class HeldOutRows:
         if not num:
             text = ast.unparse(statement).splitlines()[0]
             raise LabError(
-                f"--validation_fraction {self.fraction}: the script makes rows for a whole batch (line {statement.lineno}: "
-                f"{text}), so only whole batches can be held out, and a fifth of {counted(self.num_rows, 'row')} is less "
-                f"than a batch of {batch_size}. Use smaller batches, or remove --validation_fraction."
+                f"--validation_fraction {self.fraction}: the script prepares rows in whole batches (line "
+                f"{statement.lineno}: {text}), so only whole batches can be held out. At most a fifth of the "
+                f"{counted(self.num_rows, 'row')} may be, which is less than a batch of {batch_size}. Use smaller "
+                "batches, or remove --validation_fraction."
             )
         return split_rows(self.num_rows, num)
 

@@ -35,22 +35,11 @@ def follow_arguments(patches: Patches, script: HostScript, launcher_options: Ite
 
     A script that gives its `--lr_scheduler` to diffusers would report a wrong name only once its models are loaded.
     """
-    from ...schedules.registries import SCHEDULERS
-
     ours = {*launcher_options} - {"--local_rank", "--local-rank"}  # which is passed on to the script
 
     def add_wider_argument(add_argument: Any, container: Any, *flags: Any, **options: Any) -> Any:
         if _LR_OPTIONS & {*flags}:
-            if options.get("choices") is not None:
-                given = list(options["choices"])
-                names = {str(getattr(choice, "value", choice)) for choice in given}
-                options["choices"] = _WiderChoices([*given, *(name for name in SCHEDULERS if name not in names)])
-            elif (
-                script.has_schedules_of_diffusers
-                and options.get("type", str) is str
-                and options.get("action", "store") == "store"
-            ):
-                options["type"] = _schedule({options.get("default"), *script.texts})
+            options = _widened(options, script)
         return add_argument(container, *flags, **options)
 
     def explain_order(error: Any, parser: argparse.ArgumentParser, message: str) -> Any:
@@ -62,6 +51,21 @@ def follow_arguments(patches: Patches, script: HostScript, launcher_options: Ite
 
     patches.wrap(argparse._ActionsContainer, "add_argument", add_wider_argument)
     patches.wrap(argparse.ArgumentParser, "error", explain_order)
+
+
+def _widened(options: dict[str, Any], script: HostScript) -> dict[str, Any]:
+    """The script's arguments of `add_argument` for a schedule, which let it take our names and explain wrong ones."""
+    from ...schedules.registries import SCHEDULERS
+
+    choices, own = options.get("choices"), {options.get("default"), *script.texts}
+    if choices is not None:
+        own = {options.get("default"), *choices}
+        names = {str(getattr(choice, "value", choice)) for choice in own}
+        options = {**options, "choices": _WiderChoices([*choices, *(name for name in SCHEDULERS if name not in names)])}
+    takes_text = options.get("type", str) is str and options.get("action", "store") == "store"
+    if takes_text and (choices is not None or script.has_schedules_of_diffusers):
+        options["type"] = _schedule(own)
+    return options
 
 
 def _schedule(own: Collection[Any]) -> Callable[[str], str]:

@@ -34,8 +34,8 @@ def load_spec(source: str | Path | dict[str, Any] | StudySpec) -> StudySpec:
         options = read_yaml(str(PRESETS_FOLDER / f"{source}.yaml"), "the preset")
         return dataclasses.replace(read_spec(options, source), folder=PRESETS)
     path = Path(source).expanduser()
-    if not path.suffix and not path.exists():
-        hint = did_you_mean(source, preset_names())
+    if not path.exists():
+        hint = did_you_mean(source, [*preset_names(), *map(str, path.parent.glob("*.y*ml"))])
         raise LabError(f"There is no study {source!r}.{hint} Give a YAML file or a preset: {', '.join(preset_names())}.")
     options = read_yaml(str(path), "the study")
     if {*options} - {"source"} == {"command", "spec"}:  # the `spec.yaml` of a study
