@@ -81,6 +81,15 @@ def test_only_the_first_prediction_is_read_off_the_device():
     )  # not its fault
 
 
+def test_a_prediction_that_has_no_gradient_is_refused_at_the_first_update():
+    process, data = DDPM(DDPMScheduler(10)), torch.zeros(4, 3)
+    model = Answer(SimpleNamespace(sample=torch.ones(4, 3)))
+    with pytest.raises(LabError, match="The model Answer returns a prediction without a gradient"):
+        process.losses(model, Batch(data), data, torch.arange(4), is_first=True)
+    with torch.no_grad():
+        assert process.losses(model, Batch(data), data, torch.arange(4), is_first=True).isfinite().all()
+
+
 def test_a_noise_schedule_that_diffusers_lacks_is_an_error_with_a_remedy():
     with pytest.raises(LabError, match=r"'linaer' is not in diffusers \d.*pip install -U diffusers"):
         make_process("ddpm", num_steps=10, beta_schedule="linaer", prediction_type="epsilon", is_bounded=False)

@@ -334,10 +334,10 @@ def test_a_difference_is_coloured_only_where_the_test_says_so():
     assert figure.get_supxlabel() == "← better    difference from a    worse →"
 
 
-def falling_by(share, points=200, noise=0.0):
-    """A curve that falls by 1 in all, by this share of it in its last fifth."""
+def falling_by(share, points=200, noise=0.0, fall=1.0):
+    """A curve with this fall in all, of which this share is in its last fifth."""
     updates = np.arange(1, points + 1) * 10.0
-    values = np.interp(updates, [10, 8 * points, 10 * points], [1, share, 0])
+    values = fall * np.interp(updates, [10, 8 * points, 10 * points], [1, share, 0])
     return updates, values + noise * np.random.default_rng(0).normal(size=points)
 
 
@@ -347,7 +347,9 @@ def falling_by(share, points=200, noise=0.0):
         (falling_by(2 * STILL_FALLING), True),
         (falling_by(4 * STILL_FALLING, 20), True),
         (falling_by(2 * STILL_FALLING, noise=0.01), True),
+        (falling_by(2 * STILL_FALLING, fall=0.01), True),
         (falling_by(0.5 * STILL_FALLING), False),
+        (falling_by(0.5 * STILL_FALLING, fall=100.0), False),
         (falling_by(0.0, noise=0.05), False),
         (falling_by(0.5 * STILL_FALLING, noise=0.3), False),  # all that it does is scatter
         ((np.arange(200.0), np.ones(200)), False),

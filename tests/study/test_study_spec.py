@@ -442,10 +442,13 @@ def test_folders_that_are_something_else(capsys, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("all of it")
     (tmp_path / "file").write_text("")
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "runs").write_text("")
     for out, parts, *more in (
         ("out", ["holds other files (thesis.tex)", "new or empty"]),
         ("out", ["holds other files (thesis.tex)", "new or empty"], "--dry_run"),
         ("file", ["is a file", "Give a folder"]),
+        ("odd", ["runs' is not a folder, but a folder must be made there", "or give another --out"]),
     ):
         assert main(["study", "run", str(tmp_path / "study.yaml"), f"--out={tmp_path / out}", *more]) == 2
         error = capsys.readouterr().err

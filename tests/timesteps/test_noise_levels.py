@@ -1,12 +1,14 @@
 """Noise levels: those of flow matching, and both ends, where the SNR is 0 or infinite."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
-from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from tables import cases
 
 from diffusers_lrlab.timesteps.loss_weights import LossWeighting
-from diffusers_lrlab.timesteps.noise_levels import PREDICTIONS, NoiseLevels, flow_levels
+from diffusers_lrlab.timesteps.noise_levels import PREDICTIONS, NoiseLevels, flow_levels, noise_levels
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.timesteps.sampling import TimestepSampler
 
@@ -26,6 +28,12 @@ def test_the_levels_of_flow_matching():
         flow_levels(FlowMatchEulerDiscreteScheduler()).snr[:-1],
         rtol=1e-3,
     )
+
+
+def test_alphas_may_be_an_array_of_numpy():
+    of_torch = DDPMScheduler(num_train_timesteps=20)
+    of_numpy = SimpleNamespace(alphas_cumprod=of_torch.alphas_cumprod.numpy())
+    np.testing.assert_array_equal(noise_levels(of_numpy).alphas_cumprod, noise_levels(of_torch).alphas_cumprod)
 
 
 @pytest.mark.parametrize("sigma_is_of_data", [False, True])
