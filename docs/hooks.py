@@ -127,8 +127,7 @@ def on_post_page(html: str, page: Any, config: Any) -> str:
     Names for the mark and the search, of which the theme has none, and the version beside the name in the header. Breaks of
     lines are added here, after the search has read the page.
     """
-    head, article, rest = html.partition("<article")
-    html = head + article + narrow.with_breaks(rest) if article else html
+    html = re.sub(r"<article.*</article>", lambda article: narrow.with_breaks(article[0]), html, count=1, flags=re.DOTALL)
     html = html.replace('alt="logo"', f'alt="{config.site_name}"')
     html = html.replace(
         'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'

@@ -45,9 +45,12 @@ def _widths(image: Image.Image, source: str) -> tuple[float, float]:
 
 
 def with_breaks(html: str) -> str:
-    """Code in tables breaks after a separator only; numbers stay with their units, and stops with their formulas."""
+    """
+    Code in tables may break after a separator; numbers stay with their units, stops with their formulas, and flags in one
+    line.
+    """
     html = _CELL.sub(lambda cell: cell[1] + _CODE.sub(_breakable, cell[2]), html)
-    html = re.sub(r"(<math.*?</math>)([.,;:)]+)", r'<span class="whole">\1\2</span>', html, flags=re.DOTALL)
+    html = re.sub(r"(<math(?:(?!</math>).)*</math>)([.,;:)]+)", r'<span class="whole">\1\2</span>', html, flags=re.DOTALL)
     parts = _NOT_TEXT.split(html)
     return "".join(part if number % 2 else _together(part) for number, part in enumerate(parts))
 
@@ -58,6 +61,7 @@ def _breakable(code: re.Match[str]) -> str:
 
 def _together(text: str) -> str:
     text = re.sub(r"(?<=\d) (?=%|±)|(?<=±) (?=\d)", "\u00a0", text)
+    text = re.sub(r"(?<![\w-])--[a-z]\w*", r'<span class="whole">\g<0></span>', text)
     return re.sub(r"(\([−+-]?[\d.,]+(?:\u00a0%)?) to ([−+-]?[\d.,]+(?:\u00a0%)?\))", "\\1\u00a0to\u00a0\\2", text)
 
 

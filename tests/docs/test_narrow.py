@@ -64,7 +64,16 @@ def test_numbers_stay_with_their_units_except_in_code(narrow):
     )
 
 
+def test_flags_in_sentences_are_not_broken(narrow):
+    assert narrow.with_breaks("<td>of --objective_kwargs, a -- b</td>") == (
+        '<td>of <span class="whole">--objective_kwargs</span>, a -- b</td>'
+    )
+
+
 def test_a_stop_stays_with_its_formula(narrow):
+    assert narrow.with_breaks("<math>a</math> with <math>b</math>.") == (
+        '<math>a</math> with <span class="whole"><math>b</math>.</span>'
+    )
     assert narrow.with_breaks("<math><mi>a</mi></math>. B") == '<span class="whole"><math><mi>a</mi></math>.</span> B'
 
 

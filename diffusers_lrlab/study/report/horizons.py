@@ -8,7 +8,7 @@ from ...evaluation.metrics import metric_label
 from ..analysis.figures import NONE
 from .curves import Style
 from .formats import Table, plus_minus
-from .plots import add_legend, panels_for, plain
+from .plots import add_legend, axis_label, panels_for, plain
 
 
 def horizon_tables(summary: dict[str, Any]) -> list[Table]:
@@ -77,6 +77,6 @@ def plot_horizons(
         lengths = sorted({row["horizon"] for row in rows})
         axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
         axes.set_xlabel("length of the run, updates", fontsize=8)
-    panels[0].set_ylabel(plain(metric_label(metric), 60), fontsize=8)
+    panels[0].set_ylabel(axis_label(metric_label(metric)), fontsize=8)
     add_legend(figure, [*handles.values()], width)
     return figure

@@ -1,6 +1,7 @@
 """The plots of a report: differences from the baseline, curves, seeds and ranks; and how they are saved."""
 
 import math
+import textwrap
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,11 @@ def plain(text: str, most: int = 40) -> str:
     """A name on one line, cut to `most` characters, that matplotlib shows literally: a dollar sign would begin a formula."""
     text = " ".join(str(text).split())
     return (text if len(text) <= most else text[: most - 1] + "…").replace("$", r"\$")
+
+
+def axis_label(text: str) -> str:
+    """A name for the vertical axis of a panel, in lines no longer than the axis."""
+    return textwrap.fill(plain(text, 60), 30)
 
 
 class Figures(NamedTuple):
@@ -183,7 +189,7 @@ def plot_curves(
             axes.yaxis.set_major_formatter(_PlainLogFormatter())
             axes.yaxis.set_minor_formatter(_PlainLogFormatter(minor_thresholds=(1, 0.4)))
             axes.tick_params(axis="y", which="minor", labelsize=8)
-    panels[0].set_ylabel(kind.axis, fontsize=8)
+    panels[0].set_ylabel(axis_label(kind.axis), fontsize=8)
     handles = [
         panels[0].plot([], [], color=styles[arm].color, linestyle=styles[arm].line, label=plain(arm))[0]
         for arm in shown_arms(styles, shown)
@@ -217,7 +223,7 @@ def plot_seeds(
         _plot_floor(axes, real[0] if real else None)
         axes.set_xticks(range(len(arms)), [plain(arm, 24) for arm in arms], rotation=40, ha="right", fontsize=8)
         axes.grid(axis="x", visible=False)
-    panels[0].set_ylabel(plain(label, 60), fontsize=8)
+    panels[0].set_ylabel(axis_label(label), fontsize=8)
     return figure
 
 
