@@ -14,6 +14,7 @@ class LabParser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._negative_number_matcher = NEGATIVE_NUMBER
+        self._given: list[str] = []
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
         given = args[0] if args else kwargs.get("args")

@@ -123,7 +123,7 @@ class MeasuredRun:
         self.names = list(trained_parameters(self.run.model))
         if reason := self._absence():
             near = "" if metric in METRICS else did_you_mean(metric, METRICS)
-            hint = f"validation_loss takes held-out data.{near}"
+            hint = near.strip() or "validation_loss needs only held-out data"
             raise must_be("--metric", metric, "measurable in this run", hint, got=reason)
 
     def _absence(self) -> str | None:

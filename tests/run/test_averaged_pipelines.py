@@ -221,7 +221,7 @@ WRONG = {
         "--sweep",
         "--metric",
         "kll",
-    ): "got no metric of that name. Hint: validation_loss takes held-out data. Did you mean 'kl'?",
+    ): "got no metric of that name. Hint: Did you mean 'kl'?",
     ("--sweep", "--metric", "frechet_distance"): "got one of images",
 }
 
