@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from ..core.errors import LabError
+from ..core.words import counted
 from .law_check import Check, Floor, check_laws
 from .law_fits import FittedModel, LossCurve
 
@@ -49,7 +50,7 @@ def notes_of_extrapolation(predicted: Sequence[Predicted]) -> list[str]:
             beyond.setdefault("; ".join(one.extrapolates), []).append(one.candidate.label)
     notes = []
     for how, labels in beyond.items():
-        whose = f"All {len(labels)} schedules" if 1 < len(labels) == len(predicted) else ", ".join(labels)
+        whose = f"All {counted(len(labels), 'schedule')}" if 1 < len(labels) == len(predicted) else ", ".join(labels)
         verb = "extrapolates" if len(labels) == 1 else "extrapolate"
         notes.append(f"{whose} {verb}, which the check does not cover: {how}.")
     return notes
