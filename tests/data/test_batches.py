@@ -15,7 +15,7 @@ from tables import cases
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.streams import block_randn, noise_block_images, stream_generator, stream_seed, stream_uniform
 from diffusers_lrlab.data.batch import Batch
-from diffusers_lrlab.data.batches import RowOrder, iterate_batches
+from diffusers_lrlab.data.batches import RowOrder, iterate_batches, num_workers
 from diffusers_lrlab.data.images import ImageTransform
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.loading import TrainingData
@@ -119,6 +119,10 @@ def test_a_resumed_run_sees_the_same_batches(make_data, start):
     layout = BatchLayout(2, accumulation=2, num_processes=2, rank=1)
     whole = batch_levels(make_data(), layout, range(9))
     assert batch_levels(make_data(), layout, range(start, 9)) == whole[start:]
+
+
+def test_data_in_memory_have_no_workers():
+    assert num_workers(in_memory(), 2, 10**9) == 0
 
 
 def test_data_can_be_read_again(make_data):

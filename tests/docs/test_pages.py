@@ -147,6 +147,7 @@ def test_every_flag_in_the_text_exists():
     known |= {"show_timesteps", "eval_dataset_id", "use_ema"}  # of musubi-tuner and SimpleTuner
     known |= {"logit_mean", "logit_std", "mode_scale"}
     known |= {"tiny", "updates", "epochs", "inference_steps", "write", "markdown"}  # of benchmarks and of docs/
+    known |= {"model", "optimizers", "threads", "rounds"}
     known |= {"minutes", "only", "seed", "cases"}  # of tests/faults and tests/fuzz
     for page in printed.PAGES:
         text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)

@@ -1,5 +1,6 @@
 """What an update learns from, put together: every sampler with every weighting and every noise."""
 
+import contextlib
 import itertools
 
 import pytest
@@ -8,10 +9,11 @@ from diffusers import DDPMScheduler
 from tables import cases
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.diagnostics.timestep_log import TimestepLosses, bin_starts
 from diffusers_lrlab.objective.ddpm import DDPM
-from diffusers_lrlab.objective.noise import NOISES
+from diffusers_lrlab.objective.noise import NOISES, register_noise
 from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.config import TrainingConfig
@@ -26,6 +28,28 @@ def make_objective(layout=None, **options):
     device = torch.device("cpu")
     spec = objective_spec(config)
     return Objective.of(spec, spec.make_process(), layout or BatchLayout(8), 10, device, gather=None)
+
+
+def test_noise_that_depends_on_images_sees_the_global_batch_in_its_order():
+    """With several processes and micro-batches, each of which holds a part of it."""
+    layouts = [BatchLayout(2, 2, 2, rank) for rank in (0, 1)]
+    shares = [IMAGES[[number for part in layout.positions() for number in part]] for layout in layouts]
+    objective = make_objective(layouts[1])
+    objective.gather = lambda values: torch.cat([shares[0], values])
+    assert torch.equal(objective._in_order(shares[1]), IMAGES)
+
+
+@pytest.mark.parametrize("is_honest", [True, False])
+def test_a_users_noise_draws_from_its_generator_alone(is_honest):
+    def own(noise, images, generator):
+        return noise + 0 * torch.rand(noise.shape, generator=generator if is_honest else None)
+
+    with NOISES.temporarily():
+        register_noise("own", description="a test's", source="none")(own)
+        objective = make_objective(noise="own")
+        told = contextlib.nullcontext() if is_honest else pytest.raises(LabError, match="draws global random numbers")
+        with told:
+            list(objective.noise(0, IMAGES))
 
 
 @pytest.mark.slow

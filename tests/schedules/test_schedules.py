@@ -198,6 +198,14 @@ def test_a_tensor_learning_rate_is_filled_in_place_and_never_read(row):
     json.dumps(scheduler.state_dict())
 
 
+@pytest.mark.parametrize(
+    ("momentum", "told"), [(None, "expects 0.0002 \\("), (0.9, "0.0002, momentum 0.8 instead of 0.9 \\(")]
+)
+def test_a_strict_audit_tells_both_values(momentum, told):
+    with pytest.raises(LabError, match=f"At update 7 the optimizer has a learning rate of 0.0001 where .*{told}"):
+        ScheduleAudit(strict=True).check(7, [(1e-4, 0.8)], [(2e-4, momentum)], [1e-3])
+
+
 def test_the_audit_measures_learning_rates_by_their_peak_and_momenta_as_they_are():
     audit = ScheduleAudit()
     audit.check(2, [(2e-4, 0.9)], [(2e-4, 0.9)], [1e-3])

@@ -32,6 +32,11 @@ def curve(name, kwargs=None, warmup=WARMUP, num_updates=TOTAL):
     return RunCurve(resolve_schedule(name, kwargs), BASE, 0.9, warmup, num_updates)
 
 
+def test_a_part_is_written_without_its_defaults():
+    for name, kwargs, text in (("cosine", {"num_cycles": 0.5}, "cosine"), ("rex", {"d": 0.9}, "rex:d=0.9")):
+        assert rewound(curve(name, kwargs), 2 * TOTAL, TOTAL // 2).schedule.kwargs["schedules"] == [text, text]
+
+
 def splice(**kwargs):
     return lr_curve("splice", 1.0, 2, 12, kwargs)
 

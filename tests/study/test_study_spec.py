@@ -137,6 +137,14 @@ REFUSED = {
         {"arms": {**ARMS, "a": {"lr_scheduler": "linear", "distance_samples": 100}}},
         ["energy_distance cannot be compared", "different numbers of samples", "(100, 200 on 'dino')", "distance_samples"],
     ),
+    "losses of other objectives": (
+        {"arms": {shift: {"objective": f"flow_matching:shift={shift},num_steps=100"} for shift in ("1", "3")}},
+        [
+            "validation_loss_ema cannot be compared",
+            "differ in objective (shift=1.0, shift=3.0 on 'dino')",
+            "a different quantity",
+        ],
+    ),
     "data set twice": ({"datasets": ["dino", "moons", "dino"]}, ["datasets: 'dino' is listed twice"]),
     "data set twice by other names": (
         {"datasets": {"a": {"dataset_name": "dino"}, "b": {"dataset_name": "dino"}}},
