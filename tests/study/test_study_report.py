@@ -970,6 +970,10 @@ def test_no_page_scrolls_sideways(browser, index, width):
     browser.open(index, width, 844, mobile=width < 1000)
     browser.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
     assert browser.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    # A long name in each row: none of it is hidden.
+    browser.evaluate("document.querySelectorAll('tbody th').forEach(cell => { cell.textContent += ' and more'.repeat(9); })")
+    hidden = "[...document.querySelectorAll('tbody th')].filter(cell => cell.scrollWidth > cell.clientWidth).length"
+    assert browser.evaluate(hidden) == 0
 
 
 @needs_chromium
