@@ -89,6 +89,24 @@ def test_a_click_hides_an_arm_everywhere_and_another_shows_it(page):
 
 @pytest.mark.slow
 @needs_chromium
+def test_arms_keep_their_order_and_their_colours(browser, tmp_path):
+    """Names that are numbers, too, and in the dark, where pictures are turned."""
+    names = ["sixteen", "16", "4", "1"]
+    report = write_report(tmp_path, *made_up_study(names, ("dino",), seeds=2))
+    opened(browser, report, 1400)
+    told = "[...document.querySelectorAll('.controls .tick')].map(tick => tick.textContent)"
+    assert browser.evaluate(told)[: len(names)] == names
+    browser.set_scheme("dark")
+    swatches = "[...document.querySelectorAll('dt svg')].map(svg => getComputedStyle(svg).filter)"
+    colours = "[...document.querySelectorAll('dt svg line')].map(line => getComputedStyle(line).stroke)"
+    boxes = "[...document.querySelectorAll('.controls .tick')].map(tick => getComputedStyle(tick).borderBottomColor)"
+    assert browser.evaluate(swatches) == ["none"] * len(names)
+    assert browser.evaluate(colours) == browser.evaluate(boxes)[: len(names)]
+    browser.set_scheme("light")
+
+
+@pytest.mark.slow
+@needs_chromium
 def test_seeds_and_means_are_hidden_by_a_click(page):
     click(page, text_box("seed 1"))
     assert {row["seed"] for row in rows_of(page, SEEDS_CHART)} == {0, 2}

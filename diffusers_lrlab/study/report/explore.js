@@ -3,13 +3,15 @@
 /* The page of a study as one explores it. Without this script, pictures stand where it puts charts; paper has them, too. */
 
 const study = JSON.parse(document.getElementById("study").textContent);
+const armOf = new Map(study.arms.map((arm) => [arm.name, arm]));
 const off = {arms: new Set(), seeds: new Set()};
 let meansAreShown = true;
 const charts = [];
 
-const colorOf = (arm) => (study.arms[arm].color === "#000000" ? "currentColor" : study.arms[arm].color); // black is the ink's
-const shownArms = () => Object.keys(study.arms).filter((arm) => !off.arms.has(arm));
-const legend = () => shownArms().map((name) => ({name, color: colorOf(name), dashes: study.arms[name].dashes}));
+const inked = (color) => (color === "#000000" ? "currentColor" : color); // black is the ink's
+const colorOf = (arm) => inked(armOf.get(arm).color);
+const shownArms = () => [...armOf.keys()].filter((arm) => !off.arms.has(arm));
+const legend = () => shownArms().map((name) => ({name, color: colorOf(name), dashes: armOf.get(name).dashes}));
 const short = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 const isDrawn = (log, axis, value) => value != null && (!log.has(axis) || value > 0);
 
@@ -99,7 +101,7 @@ function curves({label, lines}) {
         shown: {...about, seed: "mean", update: updates[i], [label]: y, low: low[i], high: high[i]},
       })).filter(isRow);
       const band = points.filter((point) => isDrawn(log, "y", point.low));
-      const strokeDasharray = study.arms[arm].dashes || null;
+      const strokeDasharray = armOf.get(arm).dashes || null;
       marks.push(Plot.areaY(band, {x: "x", y1: "low", y2: "high", fill: stroke, fillOpacity: 0.15, clip: true}));
       marks.push(Plot.line(points, {x: "x", y: "y", stroke, strokeWidth: 1.8, strokeDasharray, clip: true}));
       rows.push(...points);
@@ -155,9 +157,9 @@ function curveOfRun({updates, mean, seed_updates}, own, label, log, run) {
 /** Boxes for arms and seeds, and a list of all runs. */
 function controls() {
   const redraw = (set, name) => (on) => { on ? set.delete(name) : set.add(name); charts.forEach((chart) => chart.draw()); };
-  const arms = Object.keys(study.arms).map((arm) => {
+  const arms = [...armOf.keys()].map((arm) => {
     const label = tick(arm, true, redraw(off.arms, arm));
-    label.style.borderBottom = `3px ${study.arms[arm].dashes ? "dashed" : "solid"} ${colorOf(arm)}`;
+    label.style.borderBottom = `3px ${armOf.get(arm).dashes ? "dashed" : "solid"} ${colorOf(arm)}`;
     return label;
   });
   const means = tick("mean", true, (on) => { meansAreShown = on; charts.forEach((chart) => chart.draw()); });
@@ -184,3 +186,8 @@ for (const chart of study.charts) {
   charts.push(new Chart(place, chart.file.replace(/\.png$/, ""), axes, chart.log ? ["y"] : [], kinds[chart.what](chart), legend));
 }
 document.querySelectorAll("table").forEach(makeSortable);
+// The list of arms has the colours of the charts; those of pictures are turned in the dark.
+for (const line of document.querySelectorAll("dt svg line")) {
+  Object.assign(line.ownerSVGElement.style, {filter: "none", color: "var(--ink)"});
+  line.setAttribute("stroke", inked(line.getAttribute("stroke")));
+}

@@ -27,7 +27,8 @@ def page_data(contents: ReportContents, files: Iterable[str]) -> dict[str, Any]:
     charts += [_seeds(contents, metric) for metric in contents.metrics if file_of("seeds", metric) in files]
     charts += [_curves(contents, kind) for kind in contents.curve_kinds]
     return {
-        "arms": {arm: {"color": style.color, "dashes": style.dashes} for arm, style in contents.styles.items()},
+        # A list: JavaScript would put names that are whole numbers first.
+        "arms": [{"name": arm, "color": style.color, "dashes": style.dashes} for arm, style in contents.styles.items()],
         "datasets": contents.datasets,
         "seeds": sorted({run.seed for run in compared(contents.results)}),
         "labels": contents.labels,
