@@ -26,16 +26,17 @@ def new_figure(width: float, height: float, dpi: int) -> Any:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Writes a figure atomically, as a PNG that names its smallest text."""
+    """Writes a figure atomically, in the format of its name; a PNG names its smallest text."""
+    metadata = {SMALLEST_TEXT: smallest_text(figure)} if path.suffix.lower() == ".png" else None
     with atomic_file(path) as temporary:
-        figure.savefig(temporary, format="png", metadata={SMALLEST_TEXT: smallest_text(figure)})
+        figure.savefig(temporary, metadata=metadata)
 
 
 def smallest_text(figure: Any) -> str:
     """The size of the smallest text of a figure, in points: "8"."""
     from matplotlib.text import Text
 
-    return f"{min(text.get_fontsize() for text in figure.findobj(Text) if text.get_visible()):g}"
+    return f"{min((text.get_fontsize() for text in figure.findobj(Text) if text.get_visible()), default=10.0):g}"
 
 
 def plain_axes(axes: Any) -> None:

@@ -47,3 +47,11 @@ def test_arms_beyond_the_fourth_follow_below():
     assert panels.shape == (2, 6)
     rows = np.array([[axes.get_subplotspec().rowspan.start for axes in row] for row in panels])
     assert rows.tolist() == [[0, 0, 0, 0, 2, 2], [1, 1, 1, 1, 3, 3]]
+
+
+@pytest.mark.pictures
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_a_figure_has_the_format_that_its_name_says(tmp_path, ending):
+    save_figure(new_figure(2, 2, 80), tmp_path / f"figure.{ending}")
+    begin = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
+    assert (tmp_path / f"figure.{ending}").read_bytes().startswith(begin)
