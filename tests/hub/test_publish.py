@@ -147,6 +147,7 @@ assert len(streamed) == 1000 and np.array_equal(here["x"][:], there["x"][:]) and
     assert python(f"{example}\nprint(points.dtype, points.shape)", hub, tmp_path).strip() == "float32 (1000, 2)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["study", "card"])
 def test_a_study_is_a_data_set_of_its_summary(folders, hub, tmp_path, folder):
     lrlab("push", folders / folder, "--repo_id", "user/study", env=hub.env, cwd=tmp_path)

@@ -190,6 +190,7 @@ GOOD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GOOD)
 def test_all_are_silent_on_what_is_good(tmp_path, name):
     assert run_checks(make_trainer(tmp_path, **GOOD[name])) == {}

@@ -215,6 +215,7 @@ def test_tables_are_sorted_by_a_click(page):
     assert len(page.evaluate(f"[...{table}.tBodies[0].rows].map(row => row.textContent)")) == len(whole)
 
 
+@pytest.mark.slow
 @needs_chromium
 @pytest.mark.parametrize(("width", "columns"), [(390, 1), (800, 2), (1400, 2)])
 def test_panels_are_side_by_side_where_there_is_room(browser, index, width, columns):
@@ -231,6 +232,7 @@ def test_panels_are_side_by_side_where_there_is_room(browser, index, width, colu
     assert browser.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_the_page_reads_without_its_scripts_and_prints_as_before(browser, index):
     browser.call("Emulation.setScriptExecutionDisabled", value=True)
@@ -246,6 +248,7 @@ def test_the_page_reads_without_its_scripts_and_prints_as_before(browser, index)
     browser.call("Emulation.setEmulatedMedia", media="")
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_no_other_script_runs(browser, index):
     opened(browser, index, 1400)
@@ -296,6 +299,7 @@ def test_what_nothing_drives_is_not_plotted():
         assert ("beta1" in {kind.name for kind in contents.curve_kinds}) is shown
 
 
+@pytest.mark.slow
 def test_one_data_set_has_no_ranks(tmp_path):
     for datasets, there in ((("dino",), False), (("dino", "moons"), True)):
         write_report(tmp_path, *made_up_study(ARMS, datasets, seeds=2))

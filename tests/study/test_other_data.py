@@ -45,6 +45,7 @@ def pictures(tmp_path, monkeypatch):
     return tmp_path / "my pictures"
 
 
+@pytest.mark.slow
 @rows(
     ("preset", "names"),
     [("cooldowns", ["circle"]), ("horizons", ["moons", "line"]), ("timesteps-digits", ["shapes"]), ("warmup", ["line"])],

@@ -40,6 +40,7 @@ def weights(folder):
     return load_file(folder / "denoiser" / "diffusion_pytorch_model.safetensors")
 
 
+@pytest.mark.slow
 def test_the_first_average_is_measured_and_the_others_stay(averaged):
     one, several = (records(averaged)[name] for name in sorted(records(averaged)))
     assert one["train"]["results"] == several["train"]["results"]

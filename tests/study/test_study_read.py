@@ -261,6 +261,7 @@ def test_results_since_the_report_are_read(beside):
     assert len(lab.read_study(done)) == len(others)
 
 
+@pytest.mark.slow
 def test_a_study_that_tunes_is_read_while_it_does(home, beyond):
     folder = shutil.copytree(beyond, home / "tuning")
     (folder / "runs.parquet").unlink()
