@@ -50,7 +50,7 @@ def overview(studies: list[Study]) -> str:
     rows = [
         (
             f"{claim['claim']} ({_source(claim)})",
-            f"[**{claim['verdict']}**](#{study['name']})",
+            f"[**{claim['verdict']}**](#{study['name']}) (`{study['name']}`)",
             _held(claim),
             "; ".join(claim["limits"]) or "–",
         )
