@@ -100,8 +100,8 @@ GOOD = (  # claims of the scoreboard that say what is good, for the README: stud
         "small-batches-shapes",
         "4-half-life",
         "validation_loss_ema",
-        "Batches of 4, compared with 16 for the same number of images (four seeds; in the same time, 16 is better): "
-        "held-out loss",
+        "Batches of 4 with beta2 by its half-life, compared with 16 for the same number of images (four seeds; for the "
+        "same time, 16 is better): held-out loss",
     ),
     (
         "flow-or-ddpm",

@@ -49,7 +49,10 @@ def names_code(plugins: Any) -> Iterator[None]:
         yield
     except LabError as error:
         if plugins and not _loaded:
-            raise LabError(f"{error} The names of {plugins} are not known here; --import {plugins} loads them.") from error
+            raise LabError(
+                f"{error} The record was made with --import {plugins}, whose names may be missing here. Read that code, "
+                "then give the option again."
+            ) from error
         raise
 
 

@@ -83,7 +83,9 @@ def load_errors_explained(config: DataConfig) -> Iterator[None]:
         from datasets.exceptions import DatasetGenerationError
 
         cause = error.__cause__ if type(error) is DatasetGenerationError else error  # its own text says nothing
-        reason = without_tokens(str(cause or error)) + _nothing_here(_name(config))
+        reason = without_tokens(str(cause or error))
+        if isinstance(cause, (FileNotFoundError, ConnectionError)):  # of which DatasetNotFoundError is one
+            reason = reason.rstrip(".") + _nothing_here(_name(config))
         raise LabError(f"Cannot load the dataset {_name(config)!r} (split {config.dataset_split!r}): {reason}") from error
 
 

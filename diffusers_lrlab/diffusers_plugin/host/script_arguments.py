@@ -54,7 +54,7 @@ def follow_arguments(patches: Patches, script: HostScript, launcher_options: Ite
 
 
 def _widened(options: dict[str, Any], script: HostScript) -> dict[str, Any]:
-    """The script's arguments of `add_argument` for a schedule, which let it take our names and explain wrong ones."""
+    """What the script gives `add_argument`, changed so that the option takes our names and explains wrong ones."""
     from ...schedules.registries import SCHEDULERS
 
     choices, own = options.get("choices"), {options.get("default"), *script.texts}
