@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from PIL import Image
 
+from diffusers_lrlab.core.plotting import SMALLEST_TEXT
+
 SMALLEST = 11  # pixels, of text
 LARGEST = 1.25  # times the width at which the smallest text of a plot has `SMALLEST` pixels
 DEFAULT_TEXT = 10.0  # points, of matplotlib
@@ -39,7 +41,7 @@ def _widths(image: Image.Image, source: str) -> tuple[float, float]:
     dpi = image.info.get("dpi", (OLD_DPI,))[0]
     if "dpi" not in image.info and "model_cards" not in source:  # of a screen
         return image.width, image.width
-    text = image.info.get("Smallest text") or (DEFAULT_TEXT if "dpi" in image.info else OLD_TEXT)
+    text = image.info.get(SMALLEST_TEXT) or (DEFAULT_TEXT if "dpi" in image.info else OLD_TEXT)
     least = SMALLEST * 72 / float(text) * image.width / dpi
     return least, min(LARGEST * least, max(least, image.width))
 

@@ -104,9 +104,8 @@ def _export(options: argparse.Namespace) -> None:
         export_image_dataset(options.name, options.dir, options.n, options.n_test, options.seed, options.resolution)
     else:
         export_toy_dataset(options.name, options.dir, options.n, options.n_test, options.seed)
-    folder = (
-        f"./{options.dir}" if str(options.dir) in (*TOY_DATASETS, *IMAGE_DATASETS) else options.dir
-    )  # not the set of that name
+    # A folder with the name of an embedded set is taken for that set unless its path begins with "./".
+    folder = f"./{options.dir}" if str(options.dir) in (*TOY_DATASETS, *IMAGE_DATASETS) else options.dir
     say(f"Wrote {options.dir}: load_dataset({str(options.dir)!r}), or --dataset_name {folder}{size} to train on it.")
 
 

@@ -50,7 +50,7 @@ def names_code(plugins: Any) -> Iterator[None]:
     except LabError as error:
         if plugins and not _loaded:
             raise LabError(
-                f"{error} The record was made with --import {plugins}, whose names may be missing here. Read that code, "
+                f"{error} The record was made with --import {plugins!r}, whose names may be missing here. Read that code, "
                 "then give the option again."
             ) from error
         raise

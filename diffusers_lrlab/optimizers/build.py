@@ -1,4 +1,4 @@
-"""Optimizers made by name, and what is known of one once it is made."""
+"""Makes optimizers by name, and reads what they hold: their parts and the size of their state."""
 
 from __future__ import annotations
 

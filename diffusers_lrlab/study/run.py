@@ -176,7 +176,8 @@ def report_study(out: Path, figures: "Figures | None" = None) -> Path:
         check_figures(figures)
     folder = StudyFolder(out)
     saved, command = folder.read_spec()
-    base, is_card = saved.get("base") if isinstance(saved, dict) else None, not (out / "runs").exists()
+    is_card = not (out / "runs").exists()
+    base = saved.get("base") if isinstance(saved, dict) else None
     code = base.get("plugins") if isinstance(base, dict) else None
     with names_code(code):
         spec = spec_from_dict(saved, folder.path)

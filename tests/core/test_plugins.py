@@ -118,7 +118,7 @@ def test_an_error_names_the_code_that_a_record_names(monkeypatch):
         return str(error.value)
 
     monkeypatch.setattr(plugins, "_loaded", {})
-    told = "'edges'. The record was made with --import mine.py, whose names may be missing here."
+    told = "'edges'. The record was made with --import 'mine.py', whose names may be missing here."
     assert told in fail("mine.py")
     assert fail(None) == "Unknown metric 'edges'."
     monkeypatch.setattr(plugins, "_loaded", {"mine.py": {}})

@@ -57,10 +57,10 @@ def _widened(options: dict[str, Any], script: HostScript) -> dict[str, Any]:
     """What the script gives `add_argument`, changed so that the option takes our names and explains wrong ones."""
     from ...schedules.registries import SCHEDULERS
 
-    choices, own = options.get("choices"), {options.get("default"), *script.texts}
+    choices = options.get("choices")
+    own = [options.get("default"), *(script.texts if choices is None else choices)]  # a default may be a list
     if choices is not None:
-        own = {options.get("default"), *choices}
-        names = {str(getattr(choice, "value", choice)) for choice in own}
+        names = {str(getattr(choice, "value", choice)) for choice in choices}
         options = {**options, "choices": _WiderChoices([*choices, *(name for name in SCHEDULERS if name not in names)])}
     takes_text = options.get("type", str) is str and options.get("action", "store") == "store"
     if takes_text and (choices is not None or script.has_schedules_of_diffusers):
