@@ -48,8 +48,12 @@ class Diverged(LabError):
     """The error for a run whose loss or weights are no longer finite."""
 
 
-class Interrupted(Exception):
-    """A run was stopped by a signal (2 for Ctrl-C, 15 for SIGTERM) and saved a checkpoint to resume from."""
+class Interrupted(BaseException):
+    """
+    A run was stopped by a signal (2 for Ctrl-C, 15 for SIGTERM) and saved a checkpoint to resume from.
+
+    As a `KeyboardInterrupt`, it is no `Exception`: libraries that catch those, while they import say, let it pass.
+    """
 
     def __init__(self, signal_number: int, checkpoint: Path):
         super().__init__(
@@ -64,7 +68,7 @@ def failures_located(what: str, remedy: str = "") -> Iterator[None]:
     """Turns exceptions of a plug-in in this block into a [`LabError`] that names `what` failed, and its file and line."""
     try:
         yield
-    except (LabError, Interrupted):
+    except LabError:
         raise
     except Exception as error:
         if is_out_of_memory(error):

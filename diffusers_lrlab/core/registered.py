@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import Interrupted, LabError, is_out_of_memory, located, shortened
+from .errors import LabError, is_out_of_memory, located, shortened
 
 _PACKAGE = __name__.partition(".")[0]
 _modules: set[str] = set()  # top-level names of foreign modules that register something
@@ -73,7 +73,7 @@ def call_registered(
         if type(value) not in _PLAIN:
             _note_class(noun, name, type(value))
         return value if returns is None else returns(value, *args)
-    except (LabError, Interrupted):
+    except LabError:
         raise
     except Unusable as error:
         raise LabError(f"The {noun} {name!r} {error}.{where(function)}") from None
@@ -88,7 +88,7 @@ def registered_code_located() -> Iterator[None]:
     """Turns errors of foreign registered code in this block into a `LabError` that names it, its file and the line."""
     try:
         yield
-    except (LabError, Interrupted):
+    except LabError:
         raise
     except Exception as error:
         found = None if is_out_of_memory(error) else _foreign_frame(error.__traceback__)

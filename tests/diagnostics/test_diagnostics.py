@@ -485,7 +485,7 @@ def test_there_is_a_picture_of_any_rows(tmp_path, name, from_file):
     assert min(pixels.shape[:2]) > 300
     assert len(np.unique(pixels @ np.array([1, 256, 256**2]))) > 20
     panels = 2 + PICTURES[name].get("gradients", True)
-    assert pixels.shape[0] / pixels.shape[1] == pytest.approx(2.5 * panels / 9, rel=0.1)
+    assert pixels.shape[0] / pixels.shape[1] == pytest.approx(2.2 * panels / 7.2, rel=0.1)
 
 
 # --- real runs -------------------------------------------------------------------------------------------------------

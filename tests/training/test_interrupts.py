@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from diffusers_lrlab.core.environment import OTHERS_WAIT
 from diffusers_lrlab.core.errors import Interrupted
+from diffusers_lrlab.study.runs.stops import StudyInterrupted, stops_explained
 from diffusers_lrlab.training import interrupts
 from diffusers_lrlab.training.interrupts import InterruptGuard
 
@@ -91,3 +92,16 @@ def stop_alone():
 def test_alone_it_is_known_at_once():
     with pytest.raises(Interrupted, match="Stopped by SIGTERM"):
         stop_alone()
+
+
+def import_as_diffusers_does():
+    """It names what could not be imported, whatever the reason."""
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except Exception as error:
+        raise RuntimeError("Failed to import") from error
+
+
+def test_a_library_that_catches_every_exception_does_not_hide_a_stop(tmp_path):
+    with pytest.raises(StudyInterrupted), stops_explained(tmp_path):
+        import_as_diffusers_does()
