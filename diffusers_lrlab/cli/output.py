@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from ..core.errors import NEGATIVE_NUMBER, LabError, shortened, shortened_message
@@ -18,7 +19,8 @@ class LabParser(argparse.ArgumentParser):
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
         given = args[0] if args else kwargs.get("args")
-        self._given = [*(sys.argv[1:] if given is None else given)]
+        # What follows a bare -- belongs to another program.
+        self._given = [*takewhile(lambda word: word != "--", sys.argv[1:] if given is None else given)]
         return super().parse_known_args(*args, **kwargs)
 
     def error(self, message: str) -> NoReturn:

@@ -186,6 +186,10 @@ def test_errors_name_the_remedy(capsys, arguments, words):
         assert word in message
 
 
+def test_what_follows_a_bare_dash_is_not_called_unknown(capsys):
+    assert "unknown" not in refused(capsys, "extend", "my-run", "--", "--steps")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

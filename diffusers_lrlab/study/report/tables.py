@@ -66,7 +66,7 @@ def summary_table(summary: dict[str, Any], metric: str) -> Table:
             "adjusted p": probability(row["p_adjusted"]),
             "effect size": number(row["effect_size"]),
             f"seeds to see {' / '.join(map(str, PERCENTS))} %": _seeds_needed(row),
-            "held-out points": number(row["floor"]),
+            "held-out data": number(row["floor"]),
         }
         for row, word in zip(rows, words, strict=True)
     ]
