@@ -15,6 +15,7 @@ OLD_DPI, OLD_TEXT = 130, 7.0  # of plots of studies that do not name their resol
 _IMAGE = re.compile(r'<img alt="[^"]*" src="([^"]+\.png)" ?/?>')
 _CELL = re.compile(r"(<t[dh][^>]*>)(.*?)(?=</t[dh]>)", re.DOTALL)
 _CODE = re.compile(r"(<code[^>]*>)(.*?)(?=</code>)", re.DOTALL)
+_NO_FLAG = re.compile(r"(<code[^>]*>)(?!(?:<span[^>]*>)?--\w+(?:</span>)?</code>)(.*?)(?=</code>)", re.DOTALL)
 _OUTPUT = re.compile(r'<div class="highlight">(<pre>.*?</pre>)', re.DOTALL)
 _NOT_TEXT = re.compile(r"(<pre.*?</pre>|<code.*?</code>|<math.*?</math>|<[^>]*>)", re.DOTALL)
 
@@ -48,17 +49,20 @@ def _widths(image: Image.Image, source: str) -> tuple[float, float]:
 
 def with_breaks(html: str) -> str:
     """
-    Code in tables may break after a separator; numbers stay with their units, stops with their formulas, and flags in one
-    line.
+    Code in tables may break after a separator, but flags below the head do not. Numbers stay with their units, stops with
+    their formulas, and flags in one line.
     """
-    html = _CELL.sub(lambda cell: cell[1] + _CODE.sub(_breakable, cell[2]), html)
+    html = _CELL.sub(
+        lambda cell: cell[1] + (_CODE if cell[1].startswith("<th") else _NO_FLAG).sub(_breakable, cell[2]), html
+    )
     html = re.sub(r"(<math(?:(?!</math>).)*</math>)([.,;:)]+)", r'<span class="whole">\1\2</span>', html, flags=re.DOTALL)
     parts = _NOT_TEXT.split(html)
     return "".join(part if number % 2 else _together(part) for number, part in enumerate(parts))
 
 
 def _breakable(code: re.Match[str]) -> str:
-    return code[1] + re.sub(r"(?<=[a-z0-9])([_./,:=])(?=[a-zA-Z0-9])(?![^<]*>)", r"\1<wbr>", code[2])
+    parts = re.sub(r"(?<=[a-z0-9])([_.,:=])(?=[a-zA-Z0-9])(?![^<]*>)", r"\1<wbr>", code[2])
+    return code[1] + re.sub(r"(?<=[a-z0-9])/(?=[a-z0-9])(?![^<]*>)", '/<wbr class="folder">', parts)
 
 
 def _together(text: str) -> str:

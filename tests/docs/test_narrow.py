@@ -57,6 +57,20 @@ def test_code_of_tables_breaks_after_separators_and_other_code_does_not(narrow):
     assert "<code>a_b</code>" in html
 
 
+@pytest.mark.parametrize(
+    ("cell", "broken"),
+    [
+        ("<td><code>--a_b</code></td>", "<td><code>--a_b</code></td>"),
+        ('<td><code><span class="flag">--a_b</span></code></td>', '<td><code><span class="flag">--a_b</span></code></td>'),
+        ("<th><code>--a_b</code></th>", "<th><code>--a_<wbr>b</code></th>"),
+        ("<td><code>a/b.py</code></td>", '<td><code>a/<wbr class="folder">b.<wbr>py</code></td>'),
+    ],
+    ids=["a flag", "a marked flag", "a flag of the head", "a path"],
+)
+def test_flags_below_the_head_stay_whole_and_paths_break_at_folders(narrow, cell, broken):
+    assert narrow.with_breaks(cell) == broken
+
+
 def test_numbers_stay_with_their_units_except_in_code(narrow):
     html = narrow.with_breaks("<p>1.06 ± 0.03, −0.2 % (−0.5 to +0.1 %) <code>1 % 2</code> 3 to 5 runs</p>")
     assert html == (
