@@ -46,7 +46,19 @@ def plain_axes(axes: Any) -> None:
 
 
 def log_losses(axes: Any) -> None:
-    """A logarithmic vertical axis for losses, which may span less than a decade."""
+    """A logarithmic vertical axis for losses, with plain numbers."""
     axes.set_yscale("log")
-    for axis_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        axis_formatter("{x:.3g}")
+    plain_log_labels(axes.yaxis)
+
+
+def plain_log_labels(axis: Any) -> None:
+    """Plain numbers (0.75, not 8e-01) on a logarithmic axis, between powers of ten, too, where there are few of these."""
+    from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):
+        def _num_to_string(self, x: float, vmin: float, vmax: float) -> str:
+            return f"{x:,g}"
+
+    axis.set_major_formatter(Plain())
+    axis.set_minor_formatter(Plain(minor_thresholds=(1, 0.4)))
+    axis.set_tick_params(which="minor", labelsize=8)

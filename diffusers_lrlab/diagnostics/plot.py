@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from ..core.plotting import DARK, new_figure, save_figure
-from ..core.words import counted
+from ..core.plotting import DARK, log_losses, new_figure, plain_log_labels, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +66,9 @@ def _heat_map(axes: Axes, rows: _Rows, key: str, title: str, is_density: bool) -
     else:
         norm = Normalize(0, 1)
     mesh = axes.pcolormesh(columns, rows.edges, values, norm=norm, cmap="viridis", rasterized=True)
-    axes.figure.colorbar(mesh, ax=axes, pad=0.02)
+    colors = axes.figure.colorbar(mesh, ax=axes, pad=0.02)
+    if isinstance(norm, LogNorm):
+        plain_log_labels(colors.ax.yaxis)
     axes.grid(False)
     axes.set_facecolor("#dddddd")  # for missing values
     axes.set_title(title, fontsize=8)
@@ -90,22 +91,24 @@ def _validation_lines(axes: Axes, rows: _Rows) -> None:
     key = "validation_loss_ema" if rows.has("validation_loss_ema") else "validation_loss"
     updates, values = rows.grid(key)
     shown = sorted({round(index) for index in np.linspace(0, len(updates) - 1, 5)})
+    first, last = (updates[shown[index]] for index in (0, -1))
     middles = (rows.edges[:-1] + rows.edges[1:] - 1) / 2
     for number, index in enumerate(shown):
         color = colormaps["viridis"](0.9 * number / max(1, len(shown) - 1))
-        axes.plot(middles, values[:, index], "o-", markersize=3, color=color, label=f"{counted(updates[index], 'update')}")
-    axes.set(xlabel="timestep (noise)", yscale="log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("")
+        axes.plot(middles, values[:, index], "o-", markersize=3, color=color)
+    axes.set(xlabel="timestep (noise)")
+    log_losses(axes)
     axes.grid(alpha=0.25)
     weights = "EMA" if key.endswith("ema") else "raw"
-    title = f"validation loss, {weights} weights, fixed noise"
+    # Not a legend, which would cover curves.
+    named = f"update {first:,}" if first == last else f"updates {first:,} (dark) to {last:,} (light)"
+    title = f"validation loss, {weights} weights, fixed noise\n{named}"
     if rows.has("loss_floor"):
         floor = rows.grid("loss_floor")[1][:, -1]
         axes.plot(middles, floor, color=DARK, linewidth=1, label="floor")
         title += f"\n{floor_in_words(float(np.nanmean(values[:, -1])), float(np.mean(floor)))}"
+        axes.legend(fontsize=8, frameon=False)
     axes.set_title(title, fontsize=8)
-    axes.legend(fontsize=8, frameon=False)
 
 
 def floor_in_words(loss: float, floor: float) -> str:

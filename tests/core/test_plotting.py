@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from tables import cases
 
-from diffusers_lrlab.core.plotting import SMALLEST_TEXT, new_figure, save_figure, smallest_text
+from diffusers_lrlab.core.plotting import SMALLEST_TEXT, log_losses, new_figure, save_figure, smallest_text
 from diffusers_lrlab.study.report.plots import save_plot
 from diffusers_lrlab.study.report.sample_grid import _panels_of_arms
 
@@ -55,3 +55,23 @@ def test_a_figure_has_the_format_that_its_name_says(tmp_path, ending):
     save_figure(new_figure(2, 2, 80), tmp_path / f"figure.{ending}")
     begin = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
     assert (tmp_path / f"figure.{ending}").read_bytes().startswith(begin)
+
+
+@pytest.mark.pictures
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (0.4, 0.9, ["0.4", "0.5", "0.6", "0.7", "0.8", "0.9"]),
+        (0.73, 0.79, ["0.73", "0.74", "0.75", "0.76", "0.77", "0.78", "0.79"]),
+        (0.01, 100, ["0.01", "0.1", "1", "10", "100"]),
+        (9, 30_000, ["10", "100", "1,000", "10,000"]),
+    ],
+    ids=["within a decade", "between two digits", "four decades", "thousands"],
+)
+def test_losses_have_plain_labels_wherever_they_are(low, high, labels):
+    axes = new_figure(3, 2, dpi=50).add_subplot()
+    log_losses(axes)
+    axes.set_ylim(low, high)
+    axes.figure.draw_without_rendering()
+    found = {label.get_text() for label in axes.get_yticklabels(which="both") if low <= label.get_position()[1] <= high}
+    assert sorted(found - {""}, key=lambda text: float(text.replace(",", ""))) == labels

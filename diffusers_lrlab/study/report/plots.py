@@ -11,12 +11,23 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from ...core.errors import did_you_mean, must_be
-from ...core.plotting import BLUE, DARK, GREEN, GREY, ORANGE, SMALLEST_TEXT, new_figure, plain_axes, smallest_text
+from ...core.plotting import (
+    BLUE,
+    DARK,
+    GREEN,
+    GREY,
+    ORANGE,
+    SMALLEST_TEXT,
+    log_losses,
+    new_figure,
+    plain_axes,
+    smallest_text,
+)
 from ...core.ranges import Range
 from ...core.words import counted
 from ...evaluation.metrics import better_of
@@ -118,13 +129,6 @@ def add_legend(figure: Any, handles: list[Any], width: float | None) -> None:
     figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
 
 
-class _PlainLogFormatter(LogFormatter):
-    """Plain decimals: 0.75, not 8e-01."""
-
-    def _num_to_string(self, x: float, vmin: float, vmax: float) -> str:
-        return f"{x:.3g}"
-
-
 def plot_differences(
     rows: list[dict[str, Any]], datasets: list[str], arms: list[str], baseline: str, width: float | None = None
 ) -> Any:
@@ -185,10 +189,7 @@ def plot_curves(
                     axes.plot(curve.seed_updates, seed, color=style.color, linewidth=0.3, alpha=0.4)
                 axes.plot(curve.updates, curve.mean, color=style.color, linestyle=style.line, linewidth=1.2)
         if kind.is_loss and all(curve.mean.min() > 0 for curve in shown.values()):
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(_PlainLogFormatter())
-            axes.yaxis.set_minor_formatter(_PlainLogFormatter(minor_thresholds=(1, 0.4)))
-            axes.tick_params(axis="y", which="minor", labelsize=8)
+            log_losses(axes)
     panels[0].set_ylabel(axis_label(kind.axis), fontsize=8)
     handles = [
         panels[0].plot([], [], color=styles[arm].color, linestyle=styles[arm].line, label=plain(arm))[0]

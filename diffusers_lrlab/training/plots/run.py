@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...core.plotting import BLUE, GREEN, GREY, ORANGE, new_figure, plain_axes, save_figure
+from ...core.plotting import BLUE, GREEN, GREY, ORANGE, log_losses, new_figure, plain_axes, save_figure
 from ...core.words import counted
 
 if TYPE_CHECKING:
@@ -41,10 +41,8 @@ def plot_losses(rows: list[dict[str, Any]], path: Path) -> None:
         points = _of_rows(rows, key)
         if points.size:
             axes.plot(*points, "o-", color=color, markersize=3, label=label)
-    axes.set(xlabel="update", ylabel="denoising loss", yscale="log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
-    axes.tick_params(axis="y", which="minor", labelsize=8)
+    axes.set(xlabel="update", ylabel="denoising loss")
+    log_losses(axes)
     axes.legend(frameon=False)
     save_figure(figure, path)
 
