@@ -43,7 +43,7 @@ class UploadInterrupted(Interrupted):
     """An upload stopped by a signal. A commit appears whole or not at all."""
 
     def __init__(self, signal_number: int, again: str):
-        Exception.__init__(
+        BaseException.__init__(
             self,
             "Stopped while uploading. The repository is unchanged, or has all of this commit. Files already sent are not "
             f"sent again. To go on: {again}",
