@@ -5,10 +5,8 @@ from typing import Any
 
 from ..core.files import write_text
 from ..core.project import CITATION, install_command, project_link
-from ..core.spec import format_spec, shown_spec
 from ..core.words import agreeing, counted, singular, times
 from ..data.image_sets import IMAGE_DATASETS
-from ..data.labels import describe_classes
 from ..data.options import EMBEDDED_DATASETS
 from ..data.sources import local_folder
 from ..data.toy2d_entries import TOY_DATASETS
@@ -19,14 +17,12 @@ from ..models.start_weights import LORA_FILE
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule
 from ..schedules.schedule import Schedule
-from ..training.choices import describe_choices
 from ..training.config import complete_options
 from ..training.kinds.base import DataKind
 from ..training.kinds.select import component_of, kind_of
 from ..training.pipeline import pipeline_name
-from ..training.plan_text import autoencoder_in_words
-from ..training.resolve_timesteps import recorded_process
 from .card_limits import command_without_checkout, compared_with_real_data, data_facts, licence_text, limits_of
+from .card_rows import distance_rows, facts_of, result_rows
 from .card_sections import section_of
 from .cards import as_code, fill
 from .pipeline_folder import references_of
@@ -49,13 +45,6 @@ model.load_lora_adapter("{location}", prefix="{component}", use_safetensors=True
 pipeline = DiffusionPipeline.from_pretrained("{location}", {component}=model)
 ```
 """
-
-_LABELS = {
-    "timestep_sampler": "Timestep sampler",
-    "loss_weighting": "Loss weighting",
-    "timestep_lr": "Learning rate per timestep",
-    "noise": "Noise in training",
-}
 
 
 def write_model_card(folder: Path, record: dict[str, Any]) -> None:
@@ -98,11 +87,11 @@ def model_card_text(folder: Path, record: dict[str, Any], licence: str | None = 
         citation=CITATION,
         held_out=counted(train["num_held_out_images"], f"held-out {singular(kind.name)}"),
         example=_example(kind, record, folder),
-        results=_result_rows(train["results"]),
-        distances=_distance_rows(train["results"]),
+        results=result_rows(train["results"]),
+        distances=distance_rows(train["results"]),
         schedule_text=_schedule_text(config, train) + _parent_text(record["run"].get("parent")),
         finder_text=_finder_text(folder, record),
-        facts=_facts(record, kind),
+        facts=facts_of(record, kind),
         config=config,
         train=train,
         run=record["run"],
@@ -145,40 +134,6 @@ def _example(kind: DataKind, record: dict[str, Any], folder: Path) -> str:
             continue
         example += f"\nIts `{name}` is loaded from elsewhere. Pass it to `from_pretrained` as `{name}={reference.call}`.\n"
     return example
-
-
-def _result_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
-    """Rows of (metric, value), without the distances of [`_distance_rows`]."""
-    labels: dict[str, str] = {}
-    for name, metric in METRICS.items():
-        if metric.of != "samples" and f"{name}_standard_error" not in results:
-            labels |= {name: metric.card_label} | {f"{name}_{end}": label for end, label in metric.besides.items()}
-    labels["loss"] = "Training loss, last row of the log"
-    rows = [(label, f"{results[key]:.4g}") for key, label in labels.items() if key in results]
-    if "frechet_features" in results:
-        rows.append(("Features of the Fréchet distance", results["frechet_features"]))
-        rows.append(("Samples for the Fréchet distance", str(results["frechet_num_samples"])))
-    if "class_accuracy" in results:
-        num = results["class_accuracy_num_samples"]
-        right, error = round(num * results["class_accuracy"]), results["class_accuracy_error_of_classifier"]
-        text = f"{right:,} of {num:,}, by a classifier that misreads {100 * error:.2g} % of held-out images"
-        rows.append(("Samples classified as the requested class", text))
-        rows.append(("Classifier", results["class_accuracy_classifier"]))
-    return rows
-
-
-def _distance_rows(results: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Rows of (distance, score of samples, score of held-out data)."""
-    rows, with_error = [], []
-    for name, metric in METRICS.items():
-        if name in results and metric.of == "samples":
-            floors = [results.get(f"{name}_of_held_out_{items}") for items in ("points", "images", "data")]
-            floor = next((floor for floor in floors if floor is not None), None)
-            rows.append((metric.card_label, f"{results[name]:.4g}", "–" if floor is None else f"{floor:.4g}"))
-        elif f"{name}_standard_error" in results:
-            value = f"{results[name]:.4g} ± {results[f'{name}_standard_error']:.2g}"
-            with_error.append((metric.card_label, value, "–"))
-    return rows + with_error
 
 
 def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
@@ -244,69 +199,6 @@ def _is_on_hub(config: dict[str, Any]) -> bool:
     """Whether the data set is on the Hub, rather than embedded or a folder."""
     name = config["dataset_name"]
     return name is not None and name not in EMBEDDED_DATASETS and local_folder(name) is None
-
-
-def _facts(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
-    config, train, meta = record["config"], record["train"], record["meta"]
-    things, denoiser = kind.name, config.get("denoiser")
-    commit = meta["git_commit"]  # an installed package has none
-    processes = f"{counted(train['num_processes'], 'process')} on {train['device']}"
-    return [
-        (f"Training {things}", f"{train['num_training_images'] or 'stream'} ({train['num_held_out_images']} held out)"),
-        (f"Shape of {things}", train["data_shape"]),
-        *([("Autoencoder", autoencoder_in_words(train["autoencoder"]))] if train.get("autoencoder") else []),
-        *([("Denoiser", f"`{format_spec(denoiser, config['denoiser_kwargs'])}`")] if denoiser else []),
-        *_label_facts(config, train),
-        ("Parameters", f"{train['num_parameters']:,}"),
-        *_start(config, train),
-        ("Updates", f"{train['num_updates']} of {train['global_batch']} {things}"),
-        ("Objective", f"`{config['objective']}`"),
-        *recorded_process(config).describe(),
-        ("Steps of sampling", config["num_inference_steps"]),
-        *((_LABELS.get(option, option), f"`{spec}`") for option, spec in describe_choices(config)),
-        *_beginning(config, train),
-        ("Optimizer", f"`{shown_spec(config['optimizer'], config['optimizer_kwargs'])}`"),
-        ("Seed", config["seed"]),
-        ("Training time", f"{train['training_seconds']:.0f} s, without validation and sampling"),
-        ("Peak memory", f"{train['peak_memory_mb']:.0f} MB"),
-        ("Hardware", f"{processes}; {meta['processor']}, {counted(meta['cpu_cores'], 'core')}"),
-        ("Versions", ", ".join(f"{name} {version}" for name, version in meta["versions"].items())),
-        *([("Commit", commit + (" with local changes" if meta["git_dirty"] else ""))] if commit else []),
-    ]
-
-
-def _beginning(config: dict[str, Any], train: dict[str, Any]) -> list[tuple[str, str]]:
-    """From which update on the timesteps had their own density, if that waits for losses."""
-    if "timestep_density_began" not in train:  # of another sampler, or an older version
-        return []
-    began, before = train["timestep_density_began"], config["timestep_sampler_kwargs"]["before"]
-    text = f"never: all updates had `{before}`" if began is None else f"update {began:,}; `{before}` until then"
-    return [("Its own density began at", text)]
-
-
-def _label_facts(config: dict[str, Any], train: dict[str, Any]) -> list[tuple[str, Any]]:
-    if config["label_column"] is None:
-        return []
-    return [
-        ("Classes", f"`{config['label_column']}`, {describe_classes([*map(as_code, train['class_names'])])}"),
-        ("Label dropout", config["label_dropout"]),
-        ("Guidance scale", config["guidance_scale"]),
-    ]
-
-
-def _start(config: dict[str, Any], train: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The weights that the model started from, and its LoRA."""
-    if (start := train.get("started_from")) is None:
-        return []
-    name, commit = start["name_or_path"], start["commit"]
-    source = f"[{name}](https://huggingface.co/{name}) at `{commit}`" if commit else f"`{name}`"
-    rows = [("Started from the weights of", f"{source}, SHA-256 `{start['sha256'][:16]}`")]
-    if config["lora_rank"] is None:
-        return rows
-    targets = f", on `{config['lora_target_modules']}`" if config["lora_target_modules"] else ""
-    where = "added to the weights" if config["merge_lora"] else f"beside the weights, in `{LORA_FILE}`"
-    lora = f"rank {config['lora_rank']}, alpha {config['lora_alpha']:g}{targets}, {where}"
-    return [*rows, ("LoRA", lora), ("Trained parameters", f"{train['num_trained_parameters']:,}")]
 
 
 def _card_data(record: dict[str, Any], kind: DataKind, title: str) -> Any:

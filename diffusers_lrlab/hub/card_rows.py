@@ -1,0 +1,119 @@
+"""The rows of a model card's tables: facts about the run, its results and its distances from the data."""
+
+from typing import Any
+
+from ..core.spec import format_spec, shown_spec
+from ..core.words import counted
+from ..data.labels import describe_classes
+from ..evaluation.metrics import METRICS
+from ..models.start_weights import LORA_FILE
+from ..training.choices import describe_choices
+from ..training.kinds.base import DataKind
+from ..training.plan_text import autoencoder_in_words
+from ..training.resolve_timesteps import recorded_process
+from .cards import as_code
+
+_LABELS = {
+    "timestep_sampler": "Timestep sampler",
+    "loss_weighting": "Loss weighting",
+    "timestep_lr": "Learning rate per timestep",
+    "noise": "Noise in training",
+}
+
+
+def facts_of(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
+    """Rows of (name, value) about a run."""
+    config, train, meta = record["config"], record["train"], record["meta"]
+    things, denoiser = kind.name, config.get("denoiser")
+    commit = meta["git_commit"]  # an installed package has none
+    processes = f"{counted(train['num_processes'], 'process')} on {train['device']}"
+    return [
+        (f"Training {things}", f"{train['num_training_images'] or 'stream'} ({train['num_held_out_images']} held out)"),
+        (f"Shape of {things}", train["data_shape"]),
+        *([("Autoencoder", autoencoder_in_words(train["autoencoder"]))] if train.get("autoencoder") else []),
+        *([("Denoiser", f"`{format_spec(denoiser, config['denoiser_kwargs'])}`")] if denoiser else []),
+        *_label_facts(config, train),
+        ("Parameters", f"{train['num_parameters']:,}"),
+        *_start(config, train),
+        ("Updates", f"{train['num_updates']} of {train['global_batch']} {things}"),
+        ("Objective", f"`{config['objective']}`"),
+        *recorded_process(config).describe(),
+        ("Steps of sampling", config["num_inference_steps"]),
+        *((_LABELS.get(option, option), f"`{spec}`") for option, spec in describe_choices(config)),
+        *_beginning(config, train),
+        ("Optimizer", f"`{shown_spec(config['optimizer'], config['optimizer_kwargs'])}`"),
+        ("Seed", config["seed"]),
+        ("Training time", f"{train['training_seconds']:.0f} s, without validation and sampling"),
+        ("Peak memory", f"{train['peak_memory_mb']:.0f} MB"),
+        ("Hardware", f"{processes}; {meta['processor']}, {counted(meta['cpu_cores'], 'core')}"),
+        ("Versions", ", ".join(f"{name} {version}" for name, version in meta["versions"].items())),
+        *([("Commit", commit + (" with local changes" if meta["git_dirty"] else ""))] if commit else []),
+    ]
+
+
+def _beginning(config: dict[str, Any], train: dict[str, Any]) -> list[tuple[str, str]]:
+    """From which update on the timesteps had their own density, if that waits for losses."""
+    if "timestep_density_began" not in train:  # of another sampler, or an older version
+        return []
+    began, before = train["timestep_density_began"], config["timestep_sampler_kwargs"]["before"]
+    text = f"never: all updates had `{before}`" if began is None else f"update {began:,}; `{before}` until then"
+    return [("Its own density began at", text)]
+
+
+def _label_facts(config: dict[str, Any], train: dict[str, Any]) -> list[tuple[str, Any]]:
+    if config["label_column"] is None:
+        return []
+    return [
+        ("Classes", f"`{config['label_column']}`, {describe_classes([*map(as_code, train['class_names'])])}"),
+        ("Label dropout", config["label_dropout"]),
+        ("Guidance scale", config["guidance_scale"]),
+    ]
+
+
+def _start(config: dict[str, Any], train: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The weights that the model started from, and its LoRA."""
+    if (start := train.get("started_from")) is None:
+        return []
+    name, commit = start["name_or_path"], start["commit"]
+    source = f"[{name}](https://huggingface.co/{name}) at `{commit}`" if commit else f"`{name}`"
+    rows = [("Started from the weights of", f"{source}, SHA-256 `{start['sha256'][:16]}`")]
+    if config["lora_rank"] is None:
+        return rows
+    targets = f", on `{config['lora_target_modules']}`" if config["lora_target_modules"] else ""
+    where = "added to the weights" if config["merge_lora"] else f"beside the weights, in `{LORA_FILE}`"
+    lora = f"rank {config['lora_rank']}, alpha {config['lora_alpha']:g}{targets}, {where}"
+    return [*rows, ("LoRA", lora), ("Trained parameters", f"{train['num_trained_parameters']:,}")]
+
+
+def result_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
+    """Rows of (metric, value), without the distances of [`distance_rows`]."""
+    labels: dict[str, str] = {}
+    for name, metric in METRICS.items():
+        if metric.of != "samples" and f"{name}_standard_error" not in results:
+            labels |= {name: metric.card_label} | {f"{name}_{end}": label for end, label in metric.besides.items()}
+    labels["loss"] = "Training loss, last row of the log"
+    rows = [(label, f"{results[key]:.4g}") for key, label in labels.items() if key in results]
+    if "frechet_features" in results:
+        rows.append(("Features of the Fréchet distance", results["frechet_features"]))
+        rows.append(("Samples for the Fréchet distance", str(results["frechet_num_samples"])))
+    if "class_accuracy" in results:
+        num = results["class_accuracy_num_samples"]
+        right, error = round(num * results["class_accuracy"]), results["class_accuracy_error_of_classifier"]
+        text = f"{right:,} of {num:,}, by a classifier that misreads {100 * error:.2g} % of held-out images"
+        rows.append(("Samples classified as the requested class", text))
+        rows.append(("Classifier", results["class_accuracy_classifier"]))
+    return rows
+
+
+def distance_rows(results: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Rows of (distance, score of samples, score of held-out data)."""
+    rows, with_error = [], []
+    for name, metric in METRICS.items():
+        if name in results and metric.of == "samples":
+            floors = [results.get(f"{name}_of_held_out_{items}") for items in ("points", "images", "data")]
+            floor = next((floor for floor in floors if floor is not None), None)
+            rows.append((metric.card_label, f"{results[name]:.4g}", "–" if floor is None else f"{floor:.4g}"))
+        elif f"{name}_standard_error" in results:
+            value = f"{results[name]:.4g} ± {results[f'{name}_standard_error']:.2g}"
+            with_error.append((metric.card_label, value, "–"))
+    return rows + with_error
