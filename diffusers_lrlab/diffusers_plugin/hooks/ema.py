@@ -199,10 +199,8 @@ class EMAHook:
             self.averages.know_images(self.run.must_know_images(f"--ema {self.form.name}"))
         self.num_seen += 1
         if self.averages.updates is None:
-            missed, last = (
-                self._num_updates() - self.num_seen,
-                self.clock.count_updates(),
-            )  # before a resume without averages
+            missed = self._num_updates() - self.num_seen  # before a resume without averages
+            last = self.clock.count_updates()
             self.averages.plan_snapshots(None if last is None else last - missed)
             if self.run.accelerator.is_main_process:
                 self.averages.rewind_snapshots(self.run.lab_folder, self.num_seen - 1)
