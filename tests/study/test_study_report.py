@@ -308,6 +308,11 @@ def test_page_and_markdown_begin_with_answers_a_picture_and_warnings(tmp_path):
     assert "differences.png" in markdown
 
 
+def test_a_limitation_of_one_seed_is_that_it_shows_nothing():
+    (found,) = [text for text in limitations(*made_up_study(("a", "b"), ("dino",), seeds=1)) if "seed" in text]
+    assert found == "There are few seeds: one seed shows no differences. Give 5 or more."
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_of_many_arms_ten_have_a_sentence_and_all_are_in_a_table(tmp_path):

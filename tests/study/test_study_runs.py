@@ -458,6 +458,7 @@ def test_validations_of_every_member_are_forecast(home, monkeypatch):
     shown = forecast.describe_study(spec, "stacked", None)
     seconds = (30 // 15 + 30 // 1 + 2 * 10) / min(2, torch.get_num_threads())
     assert f"of training and {seconds:.3g} s of evaluation" in shown
+    assert "warning: One seed gives no intervals and no tests. To compare arms, give 5 seeds or more." in shown
 
 
 def test_the_memory_of_a_stack_has_its_optimizers_in_it(home, tmp_path):
