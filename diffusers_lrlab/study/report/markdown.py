@@ -12,7 +12,7 @@ def report_markdown(contents: ReportContents, made: list[Plot]) -> str:
     """`report.md`, with links to the plots."""
     # A fence longer than any in the command.
     command = ["## Command", f"````sh\n{contents.study['command']}\n````"]
-    return _joined([*_answers(contents, made), *_details(contents, made), *command])
+    return _joined([*_answers(contents, made), *_details(contents, made), *command, *_CITE])
 
 
 def card_markdown(contents: ReportContents, made: list[Plot], name: str, command: str, has_runs: bool) -> str:
@@ -29,11 +29,11 @@ def card_markdown(contents: ReportContents, made: list[Plot], name: str, command
     use = ["## Use", _example(name, has_runs), _USE + (_WITH_RUNS if has_runs else "")]
     repeat = ["## Repeat the study", f"````bash\n{install_command('study')}\n{command}\n````", _REPEAT]
     return _joined([
-        *_answers(contents, made), *use, *repeat, *_papers(contents), *_details(contents, made),
-        "## Citation", f"```bibtex\n{CITATION}\n```",
+        *_answers(contents, made), *use, *repeat, *_papers(contents), *_details(contents, made), *_CITE,
     ])  # fmt: skip
 
 
+_CITE = ("## Citation", f"```bibtex\n{CITATION}\n```")
 _USE = "`summary.json` holds everything that this card says, `tables/` the tables in LaTeX."
 _WITH_RUNS = (
     " `diffusers_lrlab.read_study(FOLDER)` reads the runs as a data frame, and `lrlab study report` makes summary and "
