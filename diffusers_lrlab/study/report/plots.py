@@ -226,7 +226,7 @@ def plot_seeds(
         _plot_floor(axes, real[0] if real else None)
         names = [plain(arm, 24) for arm in arms]
         room = (figure.get_figwidth() / _num_columns(len(datasets), width) - _LEFT_OF_PANEL) / len(arms)
-        turned = {"rotation": 40, "ha": "right"} if _CHARACTER * (max(map(len, names)) + 2) > room else {}
+        turned: dict[str, Any] = {"rotation": 40, "ha": "right"} if _CHARACTER * (max(map(len, names)) + 2) > room else {}
         axes.set_xticks(range(len(arms)), names, fontsize=8, **turned)
         axes.grid(axis="x", visible=False)
     panels[0].set_ylabel(axis_label(label), fontsize=8)
