@@ -50,7 +50,8 @@ def test_a_card_is_what_others_are_to_see(reported, tmp_path, capsys):
     metadata = yaml.safe_load(front)
     assert metadata["pretty_name"] == read_summary(done)["study"]["title"]
     assert [config["config_name"] for config in metadata["configs"]] == ["default", "runs"]
-    *sections, command = (done / "report/report.md").read_text().split("\n## ")
+    *sections, command, citation = (done / "report/report.md").read_text().split("\n## ")
+    assert citation in text
     assert command.startswith("Command")
     assert [part for part in sections if part.strip() not in text] == []
     for picture in re.findall(r"!\[.*?\]\((.*?)\)", text):
@@ -59,6 +60,18 @@ def test_a_card_is_what_others_are_to_see(reported, tmp_path, capsys):
     (card / "loss.png").write_bytes(b"of an older study")
     assert main(["study", "card", str(done), f"--out={card}"]) == 0  # an older card is replaced
     assert (card / "loss.png").read_bytes() == (done / "report/loss.png").read_bytes()
+
+
+def test_a_licence_is_the_authors_to_choose(reported, tmp_path):
+    """And stays when the card is written again."""
+    card = tmp_path / "card"
+    assert main(["study", "card", str(reported), f"--out={card}"]) == 0
+    text = (card / "README.md").read_text()
+    assert "license" not in text.split("---\n")[1]
+    (card / "README.md").write_text(text.replace("---\n", "---\nlicense: cc-by-4.0\n", 1))
+    assert main(["study", "card", str(card)]) == 0
+    assert "license: cc-by-4.0\n" in (card / "README.md").read_text().split("---\n")[1]
+    assert main(["check", str(card)]) == 0
 
 
 def contents_of(card):

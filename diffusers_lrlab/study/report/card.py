@@ -30,7 +30,6 @@ from .plot_list import Plot, file_name, plots_of
 _FILES = ("README.md", "*.png", "spec.yaml", "summary.*", RUNS_TABLE, MANIFEST, "tables", "report", *LOCK_FILES)
 _SIZES = (1_000, 10_000, 100_000, 1_000_000)  # rows, as the Hub counts them
 _TAGS = ("diffusers", "diffusers_lrlab", "learning-rate-schedule", "study")
-_LICENSE = "apache-2.0"
 
 
 def is_study_card(folder: Path) -> bool:
@@ -58,9 +57,18 @@ def write_study_card(folder: Path, out: Path) -> Path:
             _write_again(spec_from_dict(saved, folder), command, folder, temporary)
         else:
             _copy_report(folder, temporary)
-        write_text(temporary / "README.md", card_text(temporary, out.resolve().name))
+        licence = _licence_of(folder) if is_card else None
+        write_text(temporary / "README.md", card_text(temporary, out.resolve().name, licence))
         write_manifest(temporary)
     return out / "README.md"
+
+
+def _licence_of(card: Path) -> str | None:
+    """The licence that a card names, which is its author's to choose."""
+    text = (card / "README.md").read_text("utf-8", errors="replace") if (card / "README.md").exists() else ""
+    front = text.split("---\n", 2)[1] if text.startswith("---\n") else ""
+    found = re.search(r"^license: (\S+)$", front, re.MULTILINE)
+    return found[1] if found else None
 
 
 def _check_is_ours(out: Path) -> None:
@@ -77,13 +85,14 @@ def _check_is_ours(out: Path) -> None:
         )
 
 
-def card_text(card: Path, name: str | None = None) -> str:
+def card_text(card: Path, name: str | None = None, licence: str | None = None) -> str:
     """
     The text of the card in a folder, from the other files there.
 
     Args:
         card (`Path`): The folder.
         name (`str`, *optional*): What the example loads, by default the name of the folder.
+        licence (`str`, *optional*): The licence by the Hub's name, if the author gave one.
     """
     summary = json.loads((card / "summary.json").read_text(encoding="utf-8"))
     contents, has_runs = ReportContents(_runs_of(card), summary), (card / RUNS_TABLE).exists()
@@ -91,7 +100,7 @@ def card_text(card: Path, name: str | None = None) -> str:
     study = summary["study"]
     command = command_of_card(study["command"], study["name"], is_preset(card))
     text = card_markdown(contents, there, name or card.resolve().name, command, has_runs)
-    return f"---\n{_front_matter(card, contents)}\n---\n\n{text}"
+    return f"---\n{_front_matter(card, contents, licence)}\n---\n\n{text}"
 
 
 def _copy_report(folder: Path, card: Path) -> None:
@@ -148,7 +157,7 @@ def _pictures(card: Path) -> set[str]:
     return {path.name for path in card.glob("*.png")}
 
 
-def _front_matter(card: Path, contents: ReportContents) -> str:
+def _front_matter(card: Path, contents: ReportContents, licence: str | None) -> str:
     """The metadata of a data set of two tables, as the Hub and its viewer read them."""
     from huggingface_hub import DatasetCardData
 
@@ -163,7 +172,7 @@ def _front_matter(card: Path, contents: ReportContents) -> str:
     num_rows = max(len(contents.results), len(contents.summary["rows"]))
     title = str(contents.study["title"])
     data = DatasetCardData(
-        license=_LICENSE, pretty_name=title, size_categories=[_size(num_rows)], tags=[*_TAGS, *papers], configs=configs
+        license=licence, pretty_name=title, size_categories=[_size(num_rows)], tags=[*_TAGS, *papers], configs=configs
     )
     return str(data.to_yaml())
 
