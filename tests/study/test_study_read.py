@@ -20,6 +20,8 @@ from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.manifest import write_manifest
 from diffusers_lrlab.study.analysis.runs_table import read_runs, write_runs
+from diffusers_lrlab.study.report.card import card_text
+from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.same_command import command_of_card
 from diffusers_lrlab.study.spec.reading import load_spec, preset_names
 
@@ -60,6 +62,19 @@ def test_a_card_is_what_others_are_to_see(reported, tmp_path, capsys):
     (card / "loss.png").write_bytes(b"of an older study")
     assert main(["study", "card", str(done), f"--out={card}"]) == 0  # an older card is replaced
     assert (card / "loss.png").read_bytes() == (done / "report/loss.png").read_bytes()
+
+
+def test_a_card_says_which_data_it_does_not_have(reported, tmp_path):
+    card = tmp_path / "card"
+    assert main(["study", "card", str(reported), f"--out={card}"]) == 0
+    assert "This needs the data" not in (card / "README.md").read_text()  # embedded
+    spec = StudyFolder(card).read_spec()[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            StudyFolder, "read_spec", lambda _: ({**spec, "datasets": {"mine": {"dataset_name": "./my_photos"}}}, "")
+        )
+        text = card_text(card)
+    assert "This needs the data, which are not part of these files: ./my\\_photos. `--dataset_name` gives" in text
 
 
 def test_a_licence_is_the_authors_to_choose(reported, tmp_path):

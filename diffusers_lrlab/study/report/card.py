@@ -12,11 +12,12 @@ from ...core.files import atomic_folder, write_text
 from ...core.held import refuse_damaged
 from ...core.lock import LOCK_FILES
 from ...core.manifest import MANIFEST, write_manifest
+from ...data.options import EMBEDDED_DATASETS
 from ..analysis.renewed import renewed, with_claims
 from ..analysis.runs_table import RUNS_TABLE, read_runs
 from ..analysis.summary import summarise, write_summary
 from ..runs.progress import StudyProgress
-from ..runs.results import RunResult, StudyFolder
+from ..runs.results import RunResult, StudyFolder, sources
 from ..same_command import command_of_card, is_preset
 from ..spec.reading import spec_from_dict
 from ..spec.spec import StudySpec
@@ -97,9 +98,10 @@ def card_text(card: Path, name: str | None = None, licence: str | None = None) -
     summary = json.loads((card / "summary.json").read_text(encoding="utf-8"))
     contents, has_runs = ReportContents(_runs_of(card), summary), (card / RUNS_TABLE).exists()
     there = [plot for plot in plots_of(contents, _pictures(card)) if (card / plot.file).exists()]
-    study = summary["study"]
+    study, (spec, _) = summary["study"], StudyFolder(card).read_spec()
+    own_data = [name for name in sources(spec["datasets"]) if name not in EMBEDDED_DATASETS]
     command = command_of_card(study["command"], study["name"], is_preset(card))
-    text = card_markdown(contents, there, name or card.resolve().name, command, has_runs)
+    text = card_markdown(contents, there, name or card.resolve().name, command, has_runs, own_data)
     return f"---\n{_front_matter(card, contents, licence)}\n---\n\n{text}"
 
 

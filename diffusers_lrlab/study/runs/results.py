@@ -57,10 +57,10 @@ def by_cell(results: Iterable[RunResult]) -> dict[Cell, list[RunResult]]:
     return cells
 
 
-def _sources(datasets: dict[str, dict[str, Any]]) -> str:
+def sources(datasets: dict[str, dict[str, Any]]) -> list[str]:
     """The data sets of a study as they are given, once for all horizons."""
     given = (fields.get("dataset_name") or fields.get("train_data_dir") or name for name, fields in datasets.items())
-    return ", ".join(dict.fromkeys(given))
+    return [*dict.fromkeys(given)]
 
 
 class StudyFolder:
@@ -130,7 +130,7 @@ class StudyFolder:
             return
         if not names and "--dataset_name" not in shlex.split(saved["command"]):
             return  # the file of the study was changed, which adds or drops runs
-        here, now = map(_sources, (saved["spec"]["datasets"], spec.datasets))
+        here, now = (", ".join(sources(datasets)) for datasets in (saved["spec"]["datasets"], spec.datasets))
         raise must_be(
             "--dataset_name", ",".join(names) or now, f"as in {str(self.path)!r}, which has the study on {here}",
             "give the same --dataset_name, or another --out", got=now,
