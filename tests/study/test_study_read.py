@@ -77,6 +77,15 @@ def test_a_card_says_which_data_it_does_not_have(reported, tmp_path):
     assert "This needs the data, which are not part of these files: ./my\\_photos. `--dataset_name` gives" in text
 
 
+@pytest.mark.parametrize("action", ["report", "card"])
+def test_a_misspelt_folder_gets_a_suggestion(reported, tmp_path, monkeypatch, capsys, action):
+    (tmp_path / "schedules").symlink_to(reported)
+    monkeypatch.chdir(tmp_path)
+    more = ["--out=card"] if action == "card" else []
+    assert main(["study", action, "schedule", *more]) == 2
+    assert "There is no study in 'schedule'. Did you mean 'schedules'? Run one with" in capsys.readouterr().err
+
+
 def test_a_licence_is_the_authors_to_choose(reported, tmp_path):
     """And stays when the card is written again."""
     card = tmp_path / "card"

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from ...core.errors import LabError, must_be, warn
+from ...core.errors import LabError, did_you_mean, must_be, warn
 from ...core.files import atomic_file, atomic_folder, check_kinds, remove_leftovers, write_text
 from ...core.lock import LOCK_FILES, locked
 from ...core.manifest import (
@@ -148,7 +148,8 @@ class StudyFolder:
         """The specification of the last command, as data, and the command itself."""
         file = self.path / "spec.yaml"
         if not file.exists():
-            raise LabError(f"There is no study in {str(self.path)!r}. Run one with `lrlab study run SPEC --out DIR`.")
+            hint = did_you_mean(str(self.path), (str(file.parent) for file in self.path.parent.glob("*/spec.yaml")))
+            raise LabError(f"There is no study in {str(self.path)!r}.{hint} Run one with `lrlab study run SPEC --out DIR`.")
         saved = self._saved_spec()
         if saved is None:
             raise LabError(
