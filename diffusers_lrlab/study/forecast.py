@@ -83,7 +83,8 @@ def describe_study(
     if kept := kept_in_words(runs):
         size = sum(kept_bytes(study.plan(spec)[0]) for spec in runs if spec.keeps_averages)
         lines.append(f"  {kept} They take {math.ceil(size / 2**20)} MiB")
-    lines += [f"  warning: {warning}" for warning in [*without_tests(spec), *check_plans(missing, study)]]
+    warnings = [*without_tests(spec), *check_plans(missing, study)] if missing else []
+    lines += [f"  warning: {warning}" for warning in warnings]
     costs = []
     for name, some in assign_executors(missing, study, executor):
         updates = sum(_own_updates(some, study).values())
