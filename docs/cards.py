@@ -18,13 +18,13 @@ from diffusers_lrlab.hub.card import model_card_text
 from diffusers_lrlab.study.report.card import card_text, is_study_card
 
 CARDS = Path(__file__).parents[1] / "model_cards"
-LICENCE = "apache-2.0"  # of this repository, and so of the run in it
+LICENCE = "apache-2.0"  # of this repository, and so of the results in it
 
 
 def text_of(folder: Path) -> str:
     """The text of the card in a folder."""
     if is_study_card(folder):
-        return card_text(folder)
+        return card_text(folder, licence=LICENCE)
     record = json.loads((folder / "lrlab" / "run.json").read_text(encoding="utf-8"))
     with _inside(folder.parent):  # the example loads from where a reader is, not from this machine's path
         return model_card_text(Path(folder.name), record, LICENCE)

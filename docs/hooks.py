@@ -27,6 +27,8 @@ import diffusers_lrlab
 
 ROOT = Path(__file__).parents[1]
 AS_THEY_ARE = {".md", ".png", ".json", ".yaml", ".parquet"}
+# What the search shows first, since a question rarely has the words of a heading.
+FOUND_FIRST = ("which-tool.md", "concepts/studies.md", "tutorials/first-study.md", "tutorials/paper-figure.md")
 _LINK = re.compile(r"(!?)\[((?:[^\]\[]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
@@ -77,6 +79,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             if (ROOT / source).is_file()
             else markdown
         )
+    if src_uri in FOUND_FIRST:
+        page.meta["search"] = {"boost": 2}
     markdown = _breakable(sparklines.beside_names(formulas.beside_descriptions(generated.fill(markdown))))
     for name, make in generated.BUILT.items():
         if f"<!-- {name}:" in markdown:

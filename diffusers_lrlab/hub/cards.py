@@ -93,7 +93,7 @@ def space_card(title: str, about: str = _OF_A_STUDY, links: Mapping[str, str] | 
 
     looks: dict[str, Any] = {"emoji": "📉", "colorFrom": "blue", "colorTo": "gray", "pinned": False}
     tags = ["diffusers_lrlab", "study"]
-    data = SpaceCardData(title=title, sdk="static", app_file="index.html", license="apache-2.0", tags=tags, **looks)
+    data = SpaceCardData(title=title, sdk="static", app_file="index.html", tags=tags, **looks)
     every = {**(links or {}), **({"The project": REPOSITORY} if REPOSITORY else {})}
     install = install_command("study")
     values = {"links": every, "command": command, "install": install, "citation": CITATION}

@@ -24,7 +24,7 @@ from ..training.trainer import Trainer
 from .analysis.horizons import prices_in_words
 from .analysis.tuning import chosen_rates, most_tuning_runs, tuning_rounds
 from .executors import WORKERS, assign_executors, check_executor
-from .run import check_one_process, check_plans, use_all_cores
+from .run import check_one_process, check_plans, use_all_cores, without_tests
 from .runs.context import StudyContext
 from .runs.curves import Curves
 from .runs.kept_averages import kept_bytes, kept_in_words
@@ -83,7 +83,8 @@ def describe_study(
     if kept := kept_in_words(runs):
         size = sum(kept_bytes(study.plan(spec)[0]) for spec in runs if spec.keeps_averages)
         lines.append(f"  {kept} They take {math.ceil(size / 2**20)} MiB")
-    lines += [f"  warning: {warning}" for warning in check_plans(missing, study)]
+    warnings = [*without_tests(spec), *check_plans(missing, study)] if missing else []
+    lines += [f"  warning: {warning}" for warning in warnings]
     costs = []
     for name, some in assign_executors(missing, study, executor):
         updates = sum(_own_updates(some, study).values())

@@ -21,6 +21,7 @@ from ..data.options import EMBEDDED_DATASETS
 from ..training.plan_text import beginning_warning
 from ..training.prepare import keep_freed_memory
 from .analysis.runs_table import RUNS_TABLE, read_runs, write_runs
+from .analysis.statistics import FEW_SEEDS
 from .analysis.summary import notes_on, summarise, write_summary
 from .analysis.tuning import chosen_rates, tuning_rounds
 from .executors import EXECUTORS, assign_executors, check_executor, open_workers
@@ -121,7 +122,7 @@ def _run(
     tuning, first = expand_tuning(spec), expand(spec)
     use_all_cores()
     study = StudyContext(folder, stack_size, quiet, spec.precision)
-    for warning in check_plans([*tuning, *first], study):
+    for warning in [*without_tests(spec), *check_plans([*tuning, *first], study)]:
         warn(warning)
     if executor == "stacked":
         check_stackable([*tuning, *first], study)
@@ -141,6 +142,13 @@ def _run(
         shutil.rmtree(folder.stacks, ignore_errors=True)
         shutil.rmtree(folder.path / "local", ignore_errors=True)
         return _write_all(spec, runs, tuning, study, command)
+
+
+def without_tests(spec: StudySpec) -> list[str]:
+    """A warning if the study compares arms on one seed, which shows no differences however long it runs."""
+    if len(spec.seeds) > 1 or len(spec.arms) < 2:
+        return []
+    return [f"One seed gives no intervals and no tests. To compare arms, give {FEW_SEEDS} seeds or more."]
 
 
 def check_plans(runs: Sequence[RunSpec], study: StudyContext) -> list[str]:

@@ -2,6 +2,7 @@
 
 import math
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -93,8 +94,9 @@ class RunLog:
 
     def validate(self) -> None:
         """Writes the validation losses of the raw and the averaged weights; a schedule may follow the former."""
-        run = self.run
+        run, started = self.run, time.perf_counter()
         of_images = run.validation_losses()
+        run.evaluation_seconds += time.perf_counter() - started
         # A schedule that follows the loss must see the same number everywhere.
         broadcast_object_list(values := [{name: float(losses.mean()) for name, losses in of_images.items()}])
         losses = values[0]

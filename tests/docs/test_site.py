@@ -160,6 +160,33 @@ def test_the_search_finds_pages_from_disk(site):
         assert all(request.startswith(("file:", "data:")) for request in browser.requests)
 
 
+# What a newcomer types, and a page that answers it.
+ASKED = {
+    "compare three learning rate schedules": "tutorials/paper-figure.html",
+    "error bars": "tutorials/paper-figure.html",
+    "confidence interval": "concepts/studies.html",
+    "significance": "concepts/studies.html",
+    "ablation": "tutorials/first-study.html",
+    "latex table": "tutorials/paper-figure.html",
+}
+
+
+@needs_mkdocs
+@needs_chromium
+@pytest.mark.slow
+def test_the_search_answers_common_questions(site):
+    """Among the first three results: a question rarely has the words of a heading."""
+    results = "[...document.querySelectorAll('.md-search-result__item')].slice(0, 3).map(i => i.querySelector('a').href)"
+    with Chromium(PROGRAM) as browser:
+        for question, page in ASKED.items():
+            browser.open(site / "index.html")
+            browser.evaluate("document.querySelector('.md-search__input').focus()")
+            browser.call("Input.insertText", text=question)
+            browser.wait(f"{results}.length > 0")
+            found = browser.evaluate(results)
+            assert any(link.startswith((site / page).as_uri()) for link in found), (question, found)
+
+
 LOOKED_AT_CLOSELY = ("index.html", "schedules.html", "first-study.html", "own-denoiser.html")
 
 

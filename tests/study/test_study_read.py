@@ -20,6 +20,8 @@ from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.manifest import write_manifest
 from diffusers_lrlab.study.analysis.runs_table import read_runs, write_runs
+from diffusers_lrlab.study.report.card import card_text
+from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.same_command import command_of_card
 from diffusers_lrlab.study.spec.reading import load_spec, preset_names
 
@@ -50,7 +52,8 @@ def test_a_card_is_what_others_are_to_see(reported, tmp_path, capsys):
     metadata = yaml.safe_load(front)
     assert metadata["pretty_name"] == read_summary(done)["study"]["title"]
     assert [config["config_name"] for config in metadata["configs"]] == ["default", "runs"]
-    *sections, command = (done / "report/report.md").read_text().split("\n## ")
+    *sections, command, citation = (done / "report/report.md").read_text().split("\n## ")
+    assert citation in text
     assert command.startswith("Command")
     assert [part for part in sections if part.strip() not in text] == []
     for picture in re.findall(r"!\[.*?\]\((.*?)\)", text):
@@ -59,6 +62,40 @@ def test_a_card_is_what_others_are_to_see(reported, tmp_path, capsys):
     (card / "loss.png").write_bytes(b"of an older study")
     assert main(["study", "card", str(done), f"--out={card}"]) == 0  # an older card is replaced
     assert (card / "loss.png").read_bytes() == (done / "report/loss.png").read_bytes()
+
+
+def test_a_card_says_which_data_it_does_not_have(reported, tmp_path):
+    card = tmp_path / "card"
+    assert main(["study", "card", str(reported), f"--out={card}"]) == 0
+    assert "This needs the data" not in (card / "README.md").read_text()  # embedded
+    spec = StudyFolder(card).read_spec()[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            StudyFolder, "read_spec", lambda _: ({**spec, "datasets": {"mine": {"dataset_name": "./my_photos"}}}, "")
+        )
+        text = card_text(card)
+    assert "This needs the data, which are not part of these files: ./my\\_photos. `--dataset_name` gives" in text
+
+
+@pytest.mark.parametrize("action", ["report", "card"])
+def test_a_misspelt_folder_gets_a_suggestion(reported, tmp_path, monkeypatch, capsys, action):
+    (tmp_path / "schedules").symlink_to(reported)
+    monkeypatch.chdir(tmp_path)
+    more = ["--out=card"] if action == "card" else []
+    assert main(["study", action, "schedule", *more]) == 2
+    assert "There is no study in 'schedule'. Did you mean 'schedules'? Run one with" in capsys.readouterr().err
+
+
+def test_a_licence_is_the_authors_to_choose(reported, tmp_path):
+    """And stays when the card is written again."""
+    card = tmp_path / "card"
+    assert main(["study", "card", str(reported), f"--out={card}"]) == 0
+    text = (card / "README.md").read_text()
+    assert "license" not in text.split("---\n")[1]
+    (card / "README.md").write_text(text.replace("---\n", "---\nlicense: cc-by-4.0\n", 1))
+    assert main(["study", "card", str(card)]) == 0
+    assert "license: cc-by-4.0\n" in (card / "README.md").read_text().split("---\n")[1]
+    assert main(["check", str(card)]) == 0
 
 
 def contents_of(card):

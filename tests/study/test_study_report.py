@@ -23,6 +23,7 @@ from tables import rows
 
 from diffusers_lrlab.core import web
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.project import CITATION
 from diffusers_lrlab.study.analysis import paper
 from diffusers_lrlab.study.analysis.falling import STILL_FALLING, has_end, still_falling
 from diffusers_lrlab.study.analysis.figures import probability
@@ -308,6 +309,19 @@ def test_page_and_markdown_begin_with_answers_a_picture_and_warnings(tmp_path):
     assert "differences.png" in markdown
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_page_and_markdown_end_with_the_entry_to_cite(tmp_path):
+    results, summary = made_up_study(("a", "b"), ("dino",), seeds=2)
+    page = page_of(tmp_path, results, summary)
+    assert CITATION in page[page.index("Reproduction</h2>") :]
+    assert (tmp_path / "report" / "report.md").read_text().endswith(f"## Citation\n\n```bibtex\n{CITATION}\n```\n")
+
+
+def test_a_limitation_of_one_seed_is_that_it_shows_nothing():
+    (found,) = [text for text in limitations(*made_up_study(("a", "b"), ("dino",), seeds=1)) if "seed" in text]
+    assert found == "There are few seeds: one seed shows no differences. Give 5 or more."
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_of_many_arms_ten_have_a_sentence_and_all_are_in_a_table(tmp_path):
@@ -332,6 +346,31 @@ def test_a_difference_is_coloured_only_where_the_test_says_so():
     }
     assert points == {0: plots.ORANGE, 1: plots.BLUE, 2: plots.GREY}
     assert figure.get_supxlabel() == "← better    difference from a    worse →"
+
+
+@pytest.mark.parametrize(("width", "columns"), [(5.5, 3), (3.25, 2), (2.0, 1)])
+def test_a_legend_takes_as_few_rows_as_its_words_allow(width, columns):
+    """Its longest entry does not decide alone; none may lie outside."""
+    _, summary = made_up_study(("a", "b"), ("dino",))
+    figure = plots.plot_differences(tables.rows_of(summary, "kl")[1:], ["dino"], ["b"], "a", width)
+    (legend,) = figure.legends
+    assert legend._ncols == columns
+    figure.canvas.draw()
+    if width > 2:
+        assert legend.get_window_extent().x1 <= figure.bbox.x1
+
+
+@pytest.mark.parametrize(("arms", "rotation"), [(("cosine", "linear", "wsd"), 0), (("a-long-name", *"abcdefgh"), 40)])
+def test_names_below_a_plot_are_turned_only_where_they_would_touch(arms, rotation):
+    results, summary = made_up_study(arms, ("dino",), seeds=2)
+    contents = ReportContents(results, summary)
+    figure = plots.plot_seeds(contents.values["kl"], tables.rows_of(summary, "kl"), ["dino"], contents.styles, "KL", 3.25)
+    figure.canvas.draw()
+    labels = figure.axes[0].get_xticklabels()
+    assert {label.get_rotation() for label in labels} == {rotation}
+    if not rotation:
+        boxes = [label.get_window_extent() for label in labels]
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 def falling_by(share, points=200, noise=0.0, fall=1.0):

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import datasets
@@ -45,8 +46,10 @@ from diffusers_lrlab.study.runs.context import StudyContext
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import load_spec, spec_from_dict
+from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.study.stacked.stacks import split_into_stacks
 from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.run_state import RunState
 
 pytestmark = pytest.mark.usefixtures("bare")
 
@@ -208,6 +211,25 @@ def test_seeds_make_much_the_same_of_one_noise(stacked):
         assert row["pairs"] == 1
         assert row["distance"] < row["distance_of_unrelated_starts"]
         assert row["loss_barrier"] >= 0
+
+
+@pytest.mark.parametrize("executor", ["stacked", "local"])
+def test_the_seconds_of_validations_count_as_evaluation(home, tmp_path, monkeypatch, executor):
+    """As the forecast counts them."""
+    for owner, name in ((RunState, "validation_losses"), (Stack, "_validate_together")):
+        monkeypatch.setattr(owner, name, _slowly(getattr(owner, name)))
+    out = study(home, tmp_path / "out", f"--executor={executor}", **ONE, arms={"constant": {}})
+    (record,) = records(out).values()
+    assert len(record["curves"]["quality"]["update"]) >= 2
+    assert record["train"]["evaluation_seconds"] >= 0.2 * len(record["curves"]["quality"]["update"])
+
+
+def _slowly(function):
+    def slow(*args):
+        time.sleep(0.2)
+        return function(*args)
+
+    return slow
 
 
 # --- divergence, little to compare -----------------------------------------------------------------------------------
@@ -458,6 +480,7 @@ def test_validations_of_every_member_are_forecast(home, monkeypatch):
     shown = forecast.describe_study(spec, "stacked", None)
     seconds = (30 // 15 + 30 // 1 + 2 * 10) / min(2, torch.get_num_threads())
     assert f"of training and {seconds:.3g} s of evaluation" in shown
+    assert "warning: One seed gives no intervals and no tests. To compare arms, give 5 seeds or more." in shown
 
 
 def test_the_memory_of_a_stack_has_its_optimizers_in_it(home, tmp_path):

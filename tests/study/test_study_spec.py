@@ -221,6 +221,7 @@ REFUSED = {
     "controls in a mapping": ({"arms": {**ARMS, "a": {"controls": {"cosine": 1}}}}, ["{'cosine': 1} of 'a': must be"]),
     "control without a name": ({"arms": {**ARMS, "a": {"controls": [3]}}}, ["[3] of 'a': must be"]),
     "unknown metric": ({"metrics": ["kll"]}, ["metrics: there is no metric 'kll'", "Did you mean 'kl'?", "coverage"]),
+    "metric under another name": ({"metrics": ["FID"]}, ["there is no metric 'FID'", "Did you mean 'frechet_distance'?"]),
     "metric that is no name": ({"metrics": [{"kl": 1}]}, ["no metric", "Known: "]),
     "exact KL without a density": (
         {"metrics": ["exact_kl"]},
@@ -278,7 +279,7 @@ REFUSED = {
     "no arms": ({"arms": {}}, ["has no arms"]),
     "no data sets": ({"datasets": None}, ["has no datasets"]),
     "data sets as a number": ({"datasets": 3}, ["datasets=3: must be a list of names"]),
-    "no seeds": ({"seeds": 0}, ["seeds=0: must be"]),
+    "no seeds": ({"seeds": 0}, ["seeds=0: must be a number of seeds from 1 to 1,000, or a list of them"]),
     "seeds in words": ({"seeds": "three"}, ["seeds='three': must be", "[0, 1, 2]"]),
     "negative seed": ({"seeds": [-1]}, ["seeds=[-1]: must be"]),
     "half a seed": ({"seeds": [0.5]}, ["seeds=[0.5]: must be"]),
@@ -367,6 +368,7 @@ OPTIONS = {
     "stacks of nothing": (["--stack_size=0"], {}, ["--stack_size 0: must be a whole number"]),
     "several processes": ([], {"WORLD_SIZE": "2"}, ["in one process", "without --num_processes"]),
     "unknown option": (["--executer=local"], {}, ["Unknown argument", "Did you mean '--executor'?"]),
+    "key of the file": (["--seeds", "5"], {}, ["Unknown argument '--seeds'", "are keys of the study file, not flags"]),
 }
 
 

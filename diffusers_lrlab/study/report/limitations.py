@@ -25,9 +25,9 @@ def limitations(results: list[RunResult], summary: dict[str, Any]) -> list[str]:
     found += list(filter(None, [different_losses(results)]))
     found += _still_falling(compared(results))
     if num_seeds < FEW_SEEDS and len(study["arms"]) > 1:
-        found.append(
-            f"There are few seeds: {counted(num_seeds, 'seed')} can only show large differences. Give {FEW_SEEDS} or more."
-        )
+        few = f"{counted(num_seeds, 'seed')} can only show large differences"
+        only = "one seed shows no differences" if num_seeds == 1 else few
+        found.append(f"There are few seeds: {only}. Give {FEW_SEEDS} or more.")
     return found + _never_began(results) + _changed_plugins(results) + _learning_rates(study, summary.get("tuning") or [])
 
 

@@ -12,10 +12,12 @@ def report_markdown(contents: ReportContents, made: list[Plot]) -> str:
     """`report.md`, with links to the plots."""
     # A fence longer than any in the command.
     command = ["## Command", f"````sh\n{contents.study['command']}\n````"]
-    return _joined([*_answers(contents, made), *_details(contents, made), *command])
+    return _joined([*_answers(contents, made), *_details(contents, made), *command, *_CITE])
 
 
-def card_markdown(contents: ReportContents, made: list[Plot], name: str, command: str, has_runs: bool) -> str:
+def card_markdown(
+    contents: ReportContents, made: list[Plot], name: str, command: str, has_runs: bool, own_data: Iterable[str] = ()
+) -> str:
     """
     The text of a card: what a reader needs first, how to load and repeat the study, then all tables and plots.
 
@@ -25,15 +27,18 @@ def card_markdown(contents: ReportContents, made: list[Plot], name: str, command
         name (`str`): That folder, from which the example loads until the card is uploaded.
         command (`str`): The command that repeats the study.
         has_runs (`bool`): Whether there is a table of runs.
+        own_data (iterable of `str`): Data of the study that the package does not have.
     """
     use = ["## Use", _example(name, has_runs), _USE + (_WITH_RUNS if has_runs else "")]
     repeat = ["## Repeat the study", f"````bash\n{install_command('study')}\n{command}\n````", _REPEAT]
+    if names := ", ".join(map(markdown_text, own_data)):
+        repeat += [f"This needs the data, which are not part of these files: {names}. `--dataset_name` gives another path."]
     return _joined([
-        *_answers(contents, made), *use, *repeat, *_papers(contents), *_details(contents, made),
-        "## Citation", f"```bibtex\n{CITATION}\n```",
+        *_answers(contents, made), *use, *repeat, *_papers(contents), *_details(contents, made), *_CITE,
     ])  # fmt: skip
 
 
+_CITE = ("## Citation", f"```bibtex\n{CITATION}\n```")
 _USE = "`summary.json` holds everything that this card says, `tables/` the tables in LaTeX."
 _WITH_RUNS = (
     " `diffusers_lrlab.read_study(FOLDER)` reads the runs as a data frame, and `lrlab study report` makes summary and "

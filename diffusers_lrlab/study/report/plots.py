@@ -37,6 +37,7 @@ from .curves import CurveKind, MeanCurve, Style, shown_arms, shown_datasets, spa
 
 _MOST_ROWS_OF_DIFFERENCES = 40
 _NARROWEST, _NARROWEST_PANEL = 3.6, 2.2  # inches; as wide as a phone, at the size of print
+_CHARACTER, _LEFT_OF_PANEL = 0.062, 0.8  # inches; of text of 8 points, and for the numbers and name of an axis
 _VERDICT_COLORS = {"better": BLUE, "worse": ORANGE, "higher": GREEN, "lower": GREEN}
 
 
@@ -124,8 +125,10 @@ def panels_for(datasets: list[str], height: float, width: float | None) -> tuple
 
 def add_legend(figure: Any, handles: list[Any], width: float | None) -> None:
     """Above the panels, in as many columns as fit with text of 8 points."""
-    widest = 0.5 + 0.062 * max(len(handle.get_label()) for handle in handles)  # inches
-    columns = max(1, min(len(handles), 4, int((width or figure.get_figwidth()) / widest)))
+    wide = [0.5 + _CHARACTER * len(handle.get_label()) for handle in handles]  # inches
+    room = width or figure.get_figwidth()
+    fitting = (num for num in range(min(len(handles), 4), 1, -1) if sum(map(max, np.array_split(wide, num))) <= room)
+    columns = next(fitting, 1)  # which matplotlib fills one after the other
     figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
 
 
@@ -222,7 +225,10 @@ def plot_seeds(
             axes.set_yscale("log")
         real = [row["floor"] for row in rows if row["dataset"] == dataset and row.get("floor") is not None]
         _plot_floor(axes, real[0] if real else None)
-        axes.set_xticks(range(len(arms)), [plain(arm, 24) for arm in arms], rotation=40, ha="right", fontsize=8)
+        names = [plain(arm, 24) for arm in arms]
+        room = (figure.get_figwidth() / _num_columns(len(datasets), width) - _LEFT_OF_PANEL) / len(arms)
+        turned: dict[str, Any] = {"rotation": 40, "ha": "right"} if _CHARACTER * (max(map(len, names)) + 2) > room else {}
+        axes.set_xticks(range(len(arms)), names, fontsize=8, **turned)
         axes.grid(axis="x", visible=False)
     panels[0].set_ylabel(axis_label(label), fontsize=8)
     return figure

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from ...core import web
 from ...core.files import atomic_folder, write_text
+from ...core.project import CITATION
 from ..runs.progress import StudyProgress
 from ..runs.results import RunResult
 from . import plots
@@ -62,6 +63,7 @@ def _page(contents: ReportContents, made: list[Plot], out: Path) -> str:
     texts = web.scripts(Path(__file__).with_name("explore.js"))
     return template.render(
         report=contents,
+        citation=CITATION,
         data=Markup(web.as_json(page_data(contents, [plot.file for plot in made]))),
         scripts=[Markup(text) for text in texts],
         allowed=Markup(web.sources(texts)),

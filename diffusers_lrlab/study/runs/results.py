@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from ...core.errors import LabError, must_be, warn
+from ...core.errors import LabError, did_you_mean, must_be, warn
 from ...core.files import atomic_file, atomic_folder, check_kinds, remove_leftovers, write_text
 from ...core.lock import LOCK_FILES, locked
 from ...core.manifest import (
@@ -57,10 +57,10 @@ def by_cell(results: Iterable[RunResult]) -> dict[Cell, list[RunResult]]:
     return cells
 
 
-def _sources(datasets: dict[str, dict[str, Any]]) -> str:
+def sources(datasets: dict[str, dict[str, Any]]) -> list[str]:
     """The data sets of a study as they are given, once for all horizons."""
     given = (fields.get("dataset_name") or fields.get("train_data_dir") or name for name, fields in datasets.items())
-    return ", ".join(dict.fromkeys(given))
+    return [*dict.fromkeys(given)]
 
 
 class StudyFolder:
@@ -130,7 +130,7 @@ class StudyFolder:
             return
         if not names and "--dataset_name" not in shlex.split(saved["command"]):
             return  # the file of the study was changed, which adds or drops runs
-        here, now = map(_sources, (saved["spec"]["datasets"], spec.datasets))
+        here, now = (", ".join(sources(datasets)) for datasets in (saved["spec"]["datasets"], spec.datasets))
         raise must_be(
             "--dataset_name", ",".join(names) or now, f"as in {str(self.path)!r}, which has the study on {here}",
             "give the same --dataset_name, or another --out", got=now,
@@ -148,7 +148,8 @@ class StudyFolder:
         """The specification of the last command, as data, and the command itself."""
         file = self.path / "spec.yaml"
         if not file.exists():
-            raise LabError(f"There is no study in {str(self.path)!r}. Run one with `lrlab study run SPEC --out DIR`.")
+            hint = did_you_mean(str(self.path), (str(file.parent) for file in self.path.parent.glob("*/spec.yaml")))
+            raise LabError(f"There is no study in {str(self.path)!r}.{hint} Run one with `lrlab study run SPEC --out DIR`.")
         saved = self._saved_spec()
         if saved is None:
             raise LabError(

@@ -46,13 +46,16 @@ def data_lacking(name: str, config: ResolvedConfig) -> str | None:
     return None
 
 
+# What papers call a metric, where the name here is too different to be guessed.
+_NAMES_ELSEWHERE = {"fid": "frechet_distance"}
+
+
 def check_metrics(names: Iterable[str], config: ResolvedConfig, where: str) -> None:
     """Raises a `LabError` for the first metric that is unknown or cannot be measured."""
     for name in names:
         if name not in METRICS:
-            raise LabError(
-                f"{where}: there is no metric {name!r}.{did_you_mean(name, METRICS)} Known: {', '.join(METRICS)}."
-            )
+            hint = did_you_mean(_NAMES_ELSEWHERE.get(name.lower(), name), METRICS)
+            raise LabError(f"{where}: there is no metric {name!r}.{hint} Known: {', '.join(METRICS)}.")
         if reason := _absence(name, config):
             raise LabError(f"{where}: {name!r} {reason}.")
 

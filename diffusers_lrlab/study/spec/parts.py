@@ -44,7 +44,7 @@ def is_whole(value: Any) -> bool:
 def read_seeds(value: Any, what: str) -> tuple[int, ...]:
     seeds = list(range(min(value, _MOST_SEEDS + 1))) if is_whole(value) else list_of(value, what)
     if not seeds or len(seeds) > _MOST_SEEDS or not all(seed in SEED for seed in seeds):
-        wanted = f"a number of seeds, {_MOST_SEEDS:,} at most, or a list of them"
+        wanted = f"a number of seeds from 1 to {_MOST_SEEDS:,}, or a list of them"
         raise must_be(what, value, wanted, f"each is {SEED}, as in [0, 1, 2]")
     return tuple(seeds)
 
