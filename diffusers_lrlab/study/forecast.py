@@ -23,8 +23,8 @@ from ..training.run_state import RunState
 from ..training.trainer import Trainer
 from .analysis.horizons import prices_in_words
 from .analysis.tuning import chosen_rates, most_tuning_runs, tuning_rounds
+from .checks import check_one_process, use_all_cores, warnings_before
 from .executors import WORKERS, assign_executors, check_executor
-from .run import check_one_process, check_plans, use_all_cores, without_tests
 from .runs.context import StudyContext
 from .runs.curves import Curves
 from .runs.kept_averages import kept_bytes, kept_in_words
@@ -83,7 +83,7 @@ def describe_study(
     if kept := kept_in_words(runs):
         size = sum(kept_bytes(study.plan(spec)[0]) for spec in runs if spec.keeps_averages)
         lines.append(f"  {kept} They take {math.ceil(size / 2**20)} MiB")
-    warnings = [*without_tests(spec), *check_plans(missing, study)] if missing else []
+    warnings = warnings_before(spec, missing, study) if missing else []
     lines += [f"  warning: {warning}" for warning in warnings]
     costs = []
     for name, some in assign_executors(missing, study, executor):

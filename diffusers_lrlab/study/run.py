@@ -1,15 +1,11 @@
 """Runs a study from its specification to its report."""
 
 import dataclasses
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ..core.environment import allowed_threads
 from ..core.errors import LabError, warn
 from ..core.held import refuse_damaged
 from ..core.manifest import open_manifest
@@ -18,12 +14,10 @@ from ..core.registered import registered_code_located
 from ..core.signatures import checked
 from ..core.words import agreeing, counted
 from ..data.options import EMBEDDED_DATASETS
-from ..training.plan_text import beginning_warning
-from ..training.prepare import keep_freed_memory
 from .analysis.runs_table import RUNS_TABLE, read_runs, write_runs
-from .analysis.statistics import FEW_SEEDS
 from .analysis.summary import notes_on, summarise, write_summary
 from .analysis.tuning import chosen_rates, tuning_rounds
+from .checks import check_one_process, use_all_cores, warnings_before
 from .executors import EXECUTORS, assign_executors, check_executor, open_workers
 from .executors.jobs import Workers, make_jobs, run_jobs
 from .reading import no_result, runs_of
@@ -122,7 +116,7 @@ def _run(
     tuning, first = expand_tuning(spec), expand(spec)
     use_all_cores()
     study = StudyContext(folder, stack_size, quiet, spec.precision)
-    for warning in [*without_tests(spec), *check_plans([*tuning, *first], study)]:
+    for warning in warnings_before(spec, [*tuning, *first], study):
         warn(warning)
     if executor == "stacked":
         check_stackable([*tuning, *first], study)
@@ -142,26 +136,6 @@ def _run(
         shutil.rmtree(folder.stacks, ignore_errors=True)
         shutil.rmtree(folder.path / "local", ignore_errors=True)
         return _write_all(spec, runs, tuning, study, command)
-
-
-def without_tests(spec: StudySpec) -> list[str]:
-    """A warning if the study compares arms on one seed, which shows no differences however long it runs."""
-    if len(spec.seeds) > 1 or len(spec.arms) < 2:
-        return []
-    return [f"One seed gives no intervals and no tests. To compare arms, give {FEW_SEEDS} seeds or more."]
-
-
-def check_plans(runs: Sequence[RunSpec], study: StudyContext) -> list[str]:
-    """
-    Plans each arm on each data set, which raises the errors of their options. Returns warnings about densities of the
-    timesteps that are not likely to begin in such short runs.
-    """
-    found = []
-    for run in {(run.arm, run.dataset): run for run in runs}.values():
-        plan, _ = study.plan(run)
-        if warning := beginning_warning(plan):
-            found.append(f"In the arm {run.arm!r} on {run.dataset!r}: {warning}")
-    return found
 
 
 def _depend_on_text_alone(runs: list[RunSpec]) -> bool:
@@ -299,19 +273,3 @@ def _do_missing(
         if left := [spec for spec in some if spec.id in missing]:
             with study.progress.bar(left, description):
                 EXECUTORS[name](some, study)
-
-
-def check_one_process() -> None:
-    """Raises a `LabError` in one of several processes."""
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise LabError(
-            "A study runs in one process, with its runs side by side on one device. Start it without --num_processes; "
-            "--executor pool uses several GPUs."
-        )
-
-
-def use_all_cores() -> None:
-    """Uses all cores, or `OMP_NUM_THREADS`; `accelerate launch` would leave a CPU process one thread."""
-    if not torch.accelerator.is_available():
-        torch.set_num_threads(allowed_threads())
-        keep_freed_memory()
