@@ -168,6 +168,7 @@ ASKED = {
     "significance": "concepts/studies.html",
     "ablation": "tutorials/first-study.html",
     "latex table": "tutorials/paper-figure.html",
+    "--lr_scheduler": "reference/schedules.html",
 }
 
 
