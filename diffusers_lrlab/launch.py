@@ -14,7 +14,15 @@ from typing import Any, NoReturn
 
 import diffusers_lrlab
 
-from .core.errors import NEGATIVE_NUMBER, LabError, did_you_mean, is_first_process, report_error, shortened_message
+from .core.errors import (
+    NEGATIVE_NUMBER,
+    Interrupted,
+    LabError,
+    did_you_mean,
+    is_first_process,
+    report_error,
+    shortened_message,
+)
 from .core.plugins import load_plugins
 from .core.signals import interrupts_as_usual
 from .diffusers_plugin import hook_options
@@ -159,7 +167,7 @@ def _launch(options: argparse.Namespace, parser: argparse.ArgumentParser, patche
         hooks.check_used()
         if test is not None and hooks.find_lr is not None:
             test.finish(hooks.find_lr)
-    except LabError as error:
+    except (LabError, Interrupted) as error:
         sys.exit(report_error(error))
     except (Exception, KeyboardInterrupt) as error:
         # The traceback starts at the script's first line, as if Python had been started with it.

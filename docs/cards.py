@@ -24,7 +24,7 @@ LICENCE = "apache-2.0"  # of this repository, and so of the results in it
 def text_of(folder: Path) -> str:
     """The text of the card in a folder."""
     if is_study_card(folder):
-        return card_text(folder, licence=LICENCE)
+        return card_text(folder, licence={"license": LICENCE})
     record = json.loads((folder / "lrlab" / "run.json").read_text(encoding="utf-8"))
     with _inside(folder.parent):  # the example loads from where a reader is, not from this machine's path
         return model_card_text(Path(folder.name), record, LICENCE)

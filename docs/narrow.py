@@ -62,7 +62,7 @@ def with_breaks(html: str) -> str:
 
 def _breakable(code: re.Match[str]) -> str:
     parts = re.sub(r"(?<=[a-z0-9])([_.,:=])(?=[a-zA-Z0-9])(?![^<]*>)", r"\1<wbr>", code[2])
-    return code[1] + re.sub(r"(?<=[a-z0-9])/(?=[a-z0-9])(?![^<]*>)", '/<wbr class="folder">', parts)
+    return code[1] + re.sub(r"(?<=[a-zA-Z0-9])/(?=[a-zA-Z0-9])(?![^<]*>)", '/<wbr class="folder">', parts)
 
 
 def _together(text: str) -> str:

@@ -282,6 +282,16 @@ def test_the_traceback_is_the_scripts_own(tmp_path):
     assert stderr[stderr.index("Traceback") :].partition("diffusers_lrlab: ")[0] == direct
 
 
+def test_a_script_whose_own_training_was_stopped_has_no_traceback(tmp_path):
+    stopped = (
+        "from pathlib import Path; from diffusers_lrlab.core.errors import Interrupted; raise Interrupted(15, Path('c-1'))"
+    )
+    (tmp_path / "script.py").write_text(stopped)
+    stderr = launch(tmp_path / "script.py", expect=143)
+    assert "Stopped by SIGTERM" in stderr
+    assert "Traceback" not in stderr
+
+
 @pytest.mark.slow
 def test_the_traceback_of_a_script_that_has_begun_to_train(tmp_path):
     _, stderr = host_run(tmp_path, "--fail", expect=1)

@@ -180,9 +180,6 @@ COMMANDS = {
 REST = (*SCRIPTS, "plan", "floor", "rerun")  # commands that leave unknown arguments to the parser of training
 # Commands with --import besides those of REST.
 TAKES_NAMES = ("list", "preview", "predict", "study", "schedule", "push", "extend", "branch")
-ELSEWHERE = {  # where what a command does not take as a flag may be given
-    "study": " Seeds, metrics, arms and options of `lrlab train` are keys of the study file, not flags."
-}
 
 
 def _parser() -> LabParser:
@@ -215,7 +212,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     elif unknown:
         flags = [f"--{name}" for name in vars(options) if name != "command"]
         hint = did_you_mean(unknown[0].split("=")[0], flags)
-        hint = hint or ELSEWHERE.get(options.command, "")
+        if not hint and options.command == "study" and options.action == "run" and unknown[0].startswith("--"):
+            hint = " Seeds, metrics, arms and options of `lrlab train` are keys of the study file, not flags."
         raise LabError(f"Unknown argument {shortened(unknown[0])}.{hint} See lrlab {options.command} --help.")
     load_plugins(getattr(options, "plugins", None))
     return options

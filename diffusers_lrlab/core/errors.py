@@ -52,7 +52,7 @@ class Interrupted(BaseException):
     """
     A run was stopped by a signal (2 for Ctrl-C, 15 for SIGTERM) and saved a checkpoint to resume from.
 
-    As a `KeyboardInterrupt`, it is no `Exception`: libraries that catch those, while they import say, let it pass.
+    Like a `KeyboardInterrupt`, it is no `Exception`, so libraries that catch those, while they import say, let it pass.
     """
 
     def __init__(self, signal_number: int, checkpoint: Path):

@@ -45,8 +45,8 @@ def plain_axes(axes: Any) -> None:
     axes.grid(alpha=0.25)
 
 
-def log_losses(axes: Any) -> None:
-    """A logarithmic vertical axis for losses, with plain numbers."""
+def plain_log_scale(axes: Any) -> None:
+    """A logarithmic vertical axis with plain numbers."""
     axes.set_yscale("log")
     plain_log_labels(axes.yaxis)
 

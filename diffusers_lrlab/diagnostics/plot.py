@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from ..core.plotting import DARK, log_losses, new_figure, plain_log_labels, save_figure
+from ..core.plotting import DARK, new_figure, plain_log_labels, plain_log_scale, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,7 +97,7 @@ def _validation_lines(axes: Axes, rows: _Rows) -> None:
         color = colormaps["viridis"](0.9 * number / max(1, len(shown) - 1))
         axes.plot(middles, values[:, index], "o-", markersize=3, color=color)
     axes.set(xlabel="timestep (noise)")
-    log_losses(axes)
+    plain_log_scale(axes)
     axes.grid(alpha=0.25)
     weights = "EMA" if key.endswith("ema") else "raw"
     # Not a legend, which would cover curves.

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from ..core.errors import LabError
 from ..core.listing import aligned
-from ..core.plotting import BLUE, DARK, GREEN, GREY, ORANGE, new_figure, plain_axes, save_figure
+from ..core.plotting import BLUE, DARK, GREEN, GREY, ORANGE, new_figure, plain_axes, plain_log_scale, save_figure
 from ..core.words import counted
 from ..data.labels import KEYWORD
 from ..data.toy2d import toy_log_prob
@@ -127,8 +127,9 @@ class Floor:
         ):
             if values is not None:
                 axes.plot(middles, values, "o-", markersize=3, color=color, label=label)
-        axes.set(xlabel="timestep (noise)", ylabel="unweighted loss", yscale="log", title=self.name)
+        axes.set(xlabel="timestep (noise)", ylabel="unweighted loss", title=self.name)
         plain_axes(axes)
+        plain_log_scale(axes)
         axes.legend(fontsize=8, frameon=False)
         save_figure(figure, path)
 

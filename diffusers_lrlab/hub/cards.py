@@ -87,13 +87,21 @@ _OF_A_STUDY = (
 )
 
 
-def space_card(title: str, about: str = _OF_A_STUDY, links: Mapping[str, str] | None = None, command: str = "") -> str:
-    """The card of a static Space that shows `index.html`: what it is `about`, addresses by text, and its command."""
+def space_card(
+    title: str,
+    about: str = _OF_A_STUDY,
+    links: Mapping[str, str] | None = None,
+    command: str = "",
+    licence: str | None = None,
+) -> str:
+    """
+    The card of a static Space that shows `index.html`: what it is `about`, addresses by text, its command and licence.
+    """
     from huggingface_hub import SpaceCardData
 
     looks: dict[str, Any] = {"emoji": "📉", "colorFrom": "blue", "colorTo": "gray", "pinned": False}
     tags = ["diffusers_lrlab", "study"]
-    data = SpaceCardData(title=title, sdk="static", app_file="index.html", tags=tags, **looks)
+    data = SpaceCardData(title=title, sdk="static", app_file="index.html", license=licence, tags=tags, **looks)
     every = {**(links or {}), **({"The project": REPOSITORY} if REPOSITORY else {})}
     install = install_command("study")
     values = {"links": every, "command": command, "install": install, "citation": CITATION}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.plotting import BLUE, COLORS, DARK, GREY, ORANGE, log_losses, new_figure, plain_axes, save_figure
+from ..core.plotting import BLUE, COLORS, DARK, GREY, ORANGE, new_figure, plain_axes, plain_log_scale, save_figure
 from ..core.words import counted
 from ..schedules.registries import SCHEDULERS
 from .schedules import Curves, Losses, MeasuredLosses, Points, Preview, Run, preview
@@ -68,7 +68,7 @@ def _draw_measured_beside(axes: Axes, losses: Losses, num_previews: int) -> None
         draw_measured(axes, one, is_named=one.color >= num_previews)
     axes.set(ylabel="validation loss")
     axes.set_title("dots: measured; lines: predicted", fontsize=8)
-    log_losses(axes)
+    plain_log_scale(axes)
 
 
 def draw_measured(axes: Axes, losses: MeasuredLosses, is_named: bool) -> None:

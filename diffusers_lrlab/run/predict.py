@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core.errors import must_be
 from ..core.listing import aligned
-from ..core.plotting import COLORS, log_losses, new_figure, plain_axes, save_figure
+from ..core.plotting import COLORS, new_figure, plain_axes, plain_log_scale, save_figure
 from ..core.progress import resolve_warmup_updates
 from ..core.ranges import COUNT, POSITIVE, Range
 from ..core.words import counted
@@ -181,7 +181,7 @@ class LossForecast:
             plain_axes(axes)
             axes.set(ylabel=label)
         lower.set(xlabel="update", title="dots: measured; lines: predicted")
-        log_losses(lower)
+        plain_log_scale(lower)
         figure.legend(*upper.get_legend_handles_labels(), loc="outside upper left", frameon=False, fontsize=8)
         save_figure(figure, path)
 

@@ -15,8 +15,8 @@ from .spec.spec import RunSpec, StudySpec
 
 
 def warnings_before(spec: StudySpec, runs: Sequence[RunSpec], study: StudyContext) -> list[str]:
-    """What is known to be of little use before the runs; raises a `LabError` for options that cannot work."""
-    return [*_without_tests(spec), *check_plans(runs, study)]
+    """What is known to be of little use before these runs; raises a `LabError` for options that cannot work."""
+    return [] if not runs else [*_without_tests(spec), *check_plans(runs, study)]
 
 
 def _without_tests(spec: StudySpec) -> list[str]:

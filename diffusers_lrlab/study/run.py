@@ -116,7 +116,7 @@ def _run(
     tuning, first = expand_tuning(spec), expand(spec)
     use_all_cores()
     study = StudyContext(folder, stack_size, quiet, spec.precision)
-    for warning in warnings_before(spec, [*tuning, *first], study):
+    for warning in warnings_before(spec, folder.missing([*tuning, *first]), study):
         warn(warning)
     if executor == "stacked":
         check_stackable([*tuning, *first], study)

@@ -153,5 +153,5 @@ if __name__ == "__main__":
     parser.add_argument("folder", metavar="DIR", type=Path)
     out = parser.parse_args().folder
     write_text(out / "index.html", page())
-    write_text(out / "README.md", space_card(TITLE, ABOUT))
+    write_text(out / "README.md", space_card(TITLE, ABOUT, licence="apache-2.0"))
     print(f"Wrote {out / 'index.html'}.")

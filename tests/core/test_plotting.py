@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from tables import cases
 
-from diffusers_lrlab.core.plotting import SMALLEST_TEXT, log_losses, new_figure, save_figure, smallest_text
+from diffusers_lrlab.core.plotting import SMALLEST_TEXT, new_figure, plain_log_scale, save_figure, smallest_text
 from diffusers_lrlab.study.report.plots import save_plot
 from diffusers_lrlab.study.report.sample_grid import _panels_of_arms
 
@@ -70,7 +70,7 @@ def test_a_figure_has_the_format_that_its_name_says(tmp_path, ending):
 )
 def test_losses_have_plain_labels_wherever_they_are(low, high, labels):
     axes = new_figure(3, 2, dpi=50).add_subplot()
-    log_losses(axes)
+    plain_log_scale(axes)
     axes.set_ylim(low, high)
     axes.figure.draw_without_rendering()
     found = {label.get_text() for label in axes.get_yticklabels(which="both") if low <= label.get_position()[1] <= high}

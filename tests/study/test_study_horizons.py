@@ -13,7 +13,6 @@ from diffusers_lrlab.study.executors.jobs import make_jobs
 from diffusers_lrlab.study.forecast import describe_study
 from diffusers_lrlab.study.report.curves import styles
 from diffusers_lrlab.study.report.horizons import horizon_tables, plot_horizons
-from diffusers_lrlab.study.report.plots import add_legend, panels_for
 from diffusers_lrlab.study.runs.context import StudyContext
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand, expand_tuning
@@ -296,12 +295,3 @@ def test_branches_are_part_of_the_job_of_their_trunk(tmp_path, executor):
         for family in families(expand(runs_of(seeds=2))):
             ids = {spec.id for spec in family.runs}
             assert ids <= {spec.id for spec in job.specs} or not ids & {spec.id for spec in job.specs}
-
-
-def test_a_legend_fits_into_its_figure():
-    figure, (axes,) = panels_for(["dino"], 2.6, None)
-    add_legend(
-        figure, [axes.plot([1], label=f"{arm}: 3,750 updates for all")[0] for arm in ("cosine", "linear", "trunk")], None
-    )
-    figure.canvas.draw()
-    assert figure.legends[0].get_window_extent().x1 <= figure.bbox.x1

@@ -67,14 +67,14 @@ def test_a_card_is_what_others_are_to_see(reported, tmp_path, capsys):
 def test_a_card_says_which_data_it_does_not_have(reported, tmp_path):
     card = tmp_path / "card"
     assert main(["study", "card", str(reported), f"--out={card}"]) == 0
-    assert "This needs the data" not in (card / "README.md").read_text()  # embedded
+    assert "It needs data" not in (card / "README.md").read_text()  # embedded
     spec = StudyFolder(card).read_spec()[0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            StudyFolder, "read_spec", lambda _: ({**spec, "datasets": {"mine": {"dataset_name": "./my_photos"}}}, "")
+            StudyFolder, "read_spec", lambda _: ({**spec, "datasets": {"mine": {"dataset_name": "/home/me/my_photos"}}}, "")
         )
         text = card_text(card)
-    assert "This needs the data, which are not part of these files: ./my\\_photos. `--dataset_name` gives" in text
+    assert "It needs data that are not in this folder: my\\_photos. `--dataset_name` names others" in text
 
 
 @pytest.mark.parametrize("action", ["report", "card"])
@@ -86,16 +86,35 @@ def test_a_misspelt_folder_gets_a_suggestion(reported, tmp_path, monkeypatch, ca
     assert "There is no study in 'schedule'. Did you mean 'schedules'? Run one with" in capsys.readouterr().err
 
 
+GIVEN = {"license": "other", "license_name": "mine", "license_link": "https://example.org/mine"}
+
+
+def with_metadata(card, text):
+    """The card with this text at the top of its metadata."""
+    readme = card / "README.md"
+    readme.write_text(readme.read_text().replace("---\n", f"---\n{text}\n", 1))
+
+
 def test_a_licence_is_the_authors_to_choose(reported, tmp_path):
-    """And stays when the card is written again."""
+    """And stays when the card is written again, from itself or from the study."""
     card = tmp_path / "card"
     assert main(["study", "card", str(reported), f"--out={card}"]) == 0
-    text = (card / "README.md").read_text()
-    assert "license" not in text.split("---\n")[1]
-    (card / "README.md").write_text(text.replace("---\n", "---\nlicense: cc-by-4.0\n", 1))
-    assert main(["study", "card", str(card)]) == 0
-    assert "license: cc-by-4.0\n" in (card / "README.md").read_text().split("---\n")[1]
+    assert "license" not in (card / "README.md").read_text().split("---\n")[1]
+    with_metadata(card, yaml.safe_dump(GIVEN).strip())
+    for source in (card, reported):
+        assert main(["study", "card", str(source), f"--out={card}"]) == 0
+        assert GIVEN.items() <= yaml.safe_load((card / "README.md").read_text().split("---\n")[1]).items()
     assert main(["check", str(card)]) == 0
+
+
+def test_metadata_that_cannot_be_read_end_no_card_with_a_traceback(reported, tmp_path, capsys):
+    card = tmp_path / "card"
+    assert main(["study", "card", str(reported), f"--out={card}"]) == 0
+    with_metadata(card, "license: [mit")
+    assert main(["study", "card", str(card)]) == 2
+    assert "README.md' cannot be read" in capsys.readouterr().err
+    (card / "README.md").unlink()
+    assert main(["study", "card", str(card)]) == 0
 
 
 def contents_of(card):

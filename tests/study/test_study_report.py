@@ -360,6 +360,23 @@ def test_a_legend_takes_as_few_rows_as_its_words_allow(width, columns):
         assert legend.get_window_extent().x1 <= figure.bbox.x1
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["adamw", "sgd", "rmsprop", "adafactor", "muon"],
+        ["a name of about thirty letters", "b", "c", "d"],
+        ["cosine: 3,750 updates for all"] * 3,
+    ],
+    ids=["short", "long", "of equal length"],
+)
+@pytest.mark.parametrize("width", [None, 3.25])
+def test_no_legend_lies_outside(names, width):
+    figure, (axes,) = plots.panels_for(["dino"], 2.4, width)
+    plots.add_legend(figure, [axes.plot([], [], label=name)[0] for name in names])
+    figure.canvas.draw()
+    assert figure.legends[0].get_window_extent().x1 <= figure.bbox.x1
+
+
 @pytest.mark.parametrize(("arms", "rotation"), [(("cosine", "linear", "wsd"), 0), (("a-long-name", *"abcdefgh"), 40)])
 def test_names_below_a_plot_are_turned_only_where_they_would_touch(arms, rotation):
     results, summary = made_up_study(arms, ("dino",), seeds=2)

@@ -369,6 +369,7 @@ OPTIONS = {
     "several processes": ([], {"WORLD_SIZE": "2"}, ["in one process", "without --num_processes"]),
     "unknown option": (["--executer=local"], {}, ["Unknown argument", "Did you mean '--executor'?"]),
     "key of the file": (["--seeds", "5"], {}, ["Unknown argument '--seeds'", "are keys of the study file, not flags"]),
+    "two files": (["another.yaml"], {}, ["Unknown argument 'another.yaml'. See lrlab study --help"]),
 }
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ from ...core.files import atomic_folder, write_text
 from ...core.held import refuse_damaged
 from ...core.lock import LOCK_FILES
 from ...core.manifest import MANIFEST, write_manifest
+from ...core.plain_yaml import check_front_matter
 from ...data.options import EMBEDDED_DATASETS
 from ..analysis.renewed import renewed, with_claims
 from ..analysis.runs_table import RUNS_TABLE, read_runs
 from ..analysis.summary import summarise, write_summary
 from ..runs.progress import StudyProgress
 from ..runs.results import RunResult, StudyFolder, sources
-from ..same_command import command_of_card, is_preset
+from ..same_command import command_of_card, is_preset, shown_path
 from ..spec.reading import spec_from_dict
 from ..spec.spec import StudySpec
 from . import plots
@@ -30,6 +32,7 @@ from .plot_list import Plot, file_name, plots_of
 
 _FILES = ("README.md", "*.png", "spec.yaml", "summary.*", RUNS_TABLE, MANIFEST, "tables", "report", *LOCK_FILES)
 _SIZES = (1_000, 10_000, 100_000, 1_000_000)  # rows, as the Hub counts them
+_LICENCE = ("license", "license_name", "license_link")
 _TAGS = ("diffusers", "diffusers_lrlab", "learning-rate-schedule", "study")
 
 
@@ -58,18 +61,26 @@ def write_study_card(folder: Path, out: Path) -> Path:
             _write_again(spec_from_dict(saved, folder), command, folder, temporary)
         else:
             _copy_report(folder, temporary)
-        licence = _licence_of(folder) if is_card else None
+        licence = _licence_of(folder if is_card else out)
         write_text(temporary / "README.md", card_text(temporary, out.resolve().name, licence))
         write_manifest(temporary)
     return out / "README.md"
 
 
-def _licence_of(card: Path) -> str | None:
-    """The licence that a card names, which is its author's to choose."""
+def _licence_of(card: Path) -> dict[str, Any]:
+    """What a card says about its licence, which is its author's to choose; raises a `LabError` if it cannot be read."""
     from huggingface_hub import metadata_load
 
     path = card / "README.md"
-    return (metadata_load(path) or {}).get("license") if path.exists() else None
+    try:
+        check_front_matter(path.read_text(encoding="utf-8") if path.exists() else "")
+        found = metadata_load(path) if path.exists() else None
+    except Exception as error:  # whatever the YAML parser raises
+        raise LabError(
+            f"The metadata of {str(path)!r} cannot be read: {error}. Hint: mend the lines between --- at its top, or "
+            "delete the file."
+        ) from None
+    return {key: found[key] for key in _LICENCE if found and isinstance(found.get(key), (str, list))}
 
 
 def _check_is_ours(out: Path) -> None:
@@ -86,23 +97,23 @@ def _check_is_ours(out: Path) -> None:
         )
 
 
-def card_text(card: Path, name: str | None = None, licence: str | None = None) -> str:
+def card_text(card: Path, name: str | None = None, licence: Mapping[str, Any] | None = None) -> str:
     """
     The text of the card in a folder, from the other files there.
 
     Args:
         card (`Path`): The folder.
         name (`str`, *optional*): What the example loads, by default the name of the folder.
-        licence (`str`, *optional*): The licence by the Hub's name, if the author gave one.
+        licence (`dict`, *optional*): The Hub's metadata about the licence, such as `license`, if the author gave one.
     """
     summary = json.loads((card / "summary.json").read_text(encoding="utf-8"))
     contents, has_runs = ReportContents(_runs_of(card), summary), (card / RUNS_TABLE).exists()
     there = [plot for plot in plots_of(contents, _pictures(card)) if (card / plot.file).exists()]
     study, (spec, _) = summary["study"], StudyFolder(card).read_spec()
-    own_data = [name for name in sources(spec["datasets"]) if name not in EMBEDDED_DATASETS]
+    own_data = [shown_path(name) for name in sources(spec["datasets"]) if name not in EMBEDDED_DATASETS]
     command = command_of_card(study["command"], study["name"], is_preset(card))
     text = card_markdown(contents, there, name or card.resolve().name, command, has_runs, own_data)
-    return f"---\n{_front_matter(card, contents, licence)}\n---\n\n{text}"
+    return f"---\n{_front_matter(card, contents, licence or {})}\n---\n\n{text}"
 
 
 def _copy_report(folder: Path, card: Path) -> None:
@@ -159,7 +170,7 @@ def _pictures(card: Path) -> set[str]:
     return {path.name for path in card.glob("*.png")}
 
 
-def _front_matter(card: Path, contents: ReportContents, licence: str | None) -> str:
+def _front_matter(card: Path, contents: ReportContents, licence: Mapping[str, Any]) -> str:
     """The metadata of a data set of two tables, as the Hub and its viewer read them."""
     from huggingface_hub import DatasetCardData
 
@@ -174,7 +185,7 @@ def _front_matter(card: Path, contents: ReportContents, licence: str | None) -> 
     num_rows = max(len(contents.results), len(contents.summary["rows"]))
     title = str(contents.study["title"])
     data = DatasetCardData(
-        license=licence, pretty_name=title, size_categories=[_size(num_rows)], tags=[*_TAGS, *papers], configs=configs
+        **licence, pretty_name=title, size_categories=[_size(num_rows)], tags=[*_TAGS, *papers], configs=configs
     )
     return str(data.to_yaml())
 

@@ -78,5 +78,5 @@ def plot_horizons(
         axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
         axes.set_xlabel("length of the run, updates", fontsize=8)
     panels[0].set_ylabel(axis_label(metric_label(metric)), fontsize=8)
-    add_legend(figure, [*handles.values()], width)
+    add_legend(figure, [*handles.values()])
     return figure

@@ -32,7 +32,7 @@ def card_markdown(
     use = ["## Use", _example(name, has_runs), _USE + (_WITH_RUNS if has_runs else "")]
     repeat = ["## Repeat the study", f"````bash\n{install_command('study')}\n{command}\n````", _REPEAT]
     if names := ", ".join(map(markdown_text, own_data)):
-        repeat += [f"This needs the data, which are not part of these files: {names}. `--dataset_name` gives another path."]
+        repeat += [f"It needs data that are not in this folder: {names}. `--dataset_name` names others."]
     return _joined([
         *_answers(contents, made), *use, *repeat, *_papers(contents), *_details(contents, made), *_CITE,
     ])  # fmt: skip

@@ -23,9 +23,9 @@ from ...core.plotting import (
     GREY,
     ORANGE,
     SMALLEST_TEXT,
-    log_losses,
     new_figure,
     plain_axes,
+    plain_log_scale,
     smallest_text,
 )
 from ...core.ranges import Range
@@ -37,7 +37,8 @@ from .curves import CurveKind, MeanCurve, Style, shown_arms, shown_datasets, spa
 
 _MOST_ROWS_OF_DIFFERENCES = 40
 _NARROWEST, _NARROWEST_PANEL = 3.6, 2.2  # inches; as wide as a phone, at the size of print
-_CHARACTER, _LEFT_OF_PANEL = 0.062, 0.8  # inches; of text of 8 points, and for the numbers and name of an axis
+_CHARACTER, _LEFT_OF_PANEL = 0.068, 0.8  # inches; of text of 8 points, and for the numbers and name of an axis
+_ROOM_OF_LEGEND = 0.96  # of the width of a figure
 _VERDICT_COLORS = {"better": BLUE, "worse": ORANGE, "higher": GREEN, "lower": GREEN}
 
 
@@ -123,13 +124,14 @@ def panels_for(datasets: list[str], height: float, width: float | None) -> tuple
     return figure, axes[:count]
 
 
-def add_legend(figure: Any, handles: list[Any], width: float | None) -> None:
-    """Above the panels, in as many columns as fit with text of 8 points."""
-    wide = [0.5 + _CHARACTER * len(handle.get_label()) for handle in handles]  # inches
-    room = width or figure.get_figwidth()
-    fitting = (num for num in range(min(len(handles), 4), 1, -1) if sum(map(max, np.array_split(wide, num))) <= room)
-    columns = next(fitting, 1)  # which matplotlib fills one after the other
-    figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
+def add_legend(figure: Any, handles: list[Any]) -> None:
+    """Above the panels, in as many columns as fit, four at most."""
+    for columns in range(min(len(handles), 4), 0, -1):
+        legend = figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
+        if legend.get_window_extent(figure.canvas.get_renderer()).width < _ROOM_OF_LEGEND * figure.bbox.width:
+            return
+        if columns > 1:
+            legend.remove()
 
 
 def plot_differences(
@@ -156,7 +158,7 @@ def plot_differences(
     figure.supxlabel(f"← {sides[0]}    difference from {plain(baseline, 20)}    {sides[1]} →{cut}", fontsize=9)
     legend = {word: _VERDICT_COLORS[word] for word in sorted(sides)} | {"the test shows no difference": GREY}
     handles = [panels[0].plot([], [], "o-", color=color, markersize=5, label=word)[0] for word, color in legend.items()]
-    add_legend(figure, handles, width)
+    add_legend(figure, handles)
     return figure
 
 
@@ -192,13 +194,13 @@ def plot_curves(
                     axes.plot(curve.seed_updates, seed, color=style.color, linewidth=0.3, alpha=0.4)
                 axes.plot(curve.updates, curve.mean, color=style.color, linestyle=style.line, linewidth=1.2)
         if kind.is_loss and all(curve.mean.min() > 0 for curve in shown.values()):
-            log_losses(axes)
+            plain_log_scale(axes)
     panels[0].set_ylabel(axis_label(kind.axis), fontsize=8)
     handles = [
         panels[0].plot([], [], color=styles[arm].color, linestyle=styles[arm].line, label=plain(arm))[0]
         for arm in shown_arms(styles, shown)
     ]
-    add_legend(figure, handles, width)
+    add_legend(figure, handles)
     return figure
 
 
@@ -206,7 +208,7 @@ def plot_seeds(
     values: dict[Cell, list[tuple[int, float]]], rows: list[dict[str, Any]], datasets: list[str], styles: dict[str, Style],
     label: str, width: float | None = None,
 ) -> Any:  # fmt: skip
-    """Every seed as a point, the mean with its 95 % interval, and the score of held-out points."""
+    """Every seed as a point, the mean with its 95 % interval, and the score of held-out data."""
     datasets = shown_datasets(datasets, values)
     arms = shown_arms(styles, values)
     row_of = {(row["arm"], row["dataset"]): row for row in rows}
@@ -222,7 +224,7 @@ def plot_seeds(
                 if row["ci_low"] is not None and not (is_log and row["ci_low"] <= 0):
                     axes.plot([x] * 2, [row["ci_low"], row["ci_high"]], color=style.color, linewidth=1)
         if is_log:
-            axes.set_yscale("log")
+            plain_log_scale(axes)
         real = [row["floor"] for row in rows if row["dataset"] == dataset and row.get("floor") is not None]
         _plot_floor(axes, real[0] if real else None)
         names = [plain(arm, 24) for arm in arms]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...core.plotting import BLUE, GREEN, GREY, ORANGE, log_losses, new_figure, plain_axes, save_figure
+from ...core.plotting import BLUE, GREEN, GREY, ORANGE, new_figure, plain_axes, plain_log_scale, save_figure
 from ...core.words import counted
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def plot_losses(rows: list[dict[str, Any]], path: Path) -> None:
         if points.size:
             axes.plot(*points, "o-", color=color, markersize=3, label=label)
     axes.set(xlabel="update", ylabel="denoising loss")
-    log_losses(axes)
+    plain_log_scale(axes)
     axes.legend(frameon=False)
     save_figure(figure, path)
 
