@@ -52,12 +52,15 @@ def with_breaks(html: str) -> str:
     Code in tables may break after a separator, but flags below the head do not. Numbers stay with their units, stops with
     their formulas, and flags in one line.
     """
-    html = _CELL.sub(
-        lambda cell: cell[1] + (_CODE if cell[1].startswith("<th") else _NO_FLAG).sub(_breakable, cell[2]), html
-    )
+    html = _CELL.sub(_with_breaks_in_code, html)
     html = re.sub(r"(<math(?:(?!</math>).)*</math>)([.,;:)]+)", r'<span class="whole">\1\2</span>', html, flags=re.DOTALL)
     parts = _NOT_TEXT.split(html)
     return "".join(part if number % 2 else _together(part) for number, part in enumerate(parts))
+
+
+def _with_breaks_in_code(cell: re.Match[str]) -> str:
+    code = _CODE if cell[1].startswith("<th") else _NO_FLAG
+    return cell[1] + code.sub(_breakable, cell[2])
 
 
 def _breakable(code: re.Match[str]) -> str:

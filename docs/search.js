@@ -1,4 +1,4 @@
-// A flag is searched for by its name: to the search, a word that begins with a hyphen is one that pages must not have.
+// Searches for a flag by its name: the search reads a leading hyphen as "pages without this word".
 for (const kind of ["input", "keyup"])
   document.addEventListener(kind, ({ target }) => {
     if (target.matches?.(".md-search__input") && /(^|\s)-+\w/.test(target.value))

@@ -48,16 +48,16 @@ def load_plain_yaml(text: str) -> Any:
     return yaml.load(text, _PlainLoader)  # a SafeLoader
 
 
-def check_front_matter(text: str) -> None:
-    """Raises a `yaml.YAMLError` if the metadata of a Markdown text, between lines of `---`, are not plain YAML."""
+def load_front_matter(text: str) -> Any:
+    """The metadata between lines of `---` of a Markdown text, or `None`. Raises a `yaml.YAMLError` unless they are plain YAML."""
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     if not text.lstrip().startswith("---"):
-        return
+        return None
     end = re.compile(r"[\r\n]---[ \t]*(\r\n|\n|$)").search(text, text.index("---") + 3, _LONGEST)
     top = text[: end.end()] if end else ""
     # The pattern takes quadratic time for empty lines in a row.
     found = None if re.search(r"[\r\n]{20}", top) else REGEX_YAML_BLOCK.search(top)
     if found is None:
         raise yaml.YAMLError(f"its metadata do not end within {_LONGEST:,} characters, or have many empty lines in a row")
-    load_plain_yaml(found[2])
+    return load_plain_yaml(found[2])

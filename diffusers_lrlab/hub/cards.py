@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
-from ..core.plain_yaml import check_front_matter
+from ..core.plain_yaml import load_front_matter
 from ..core.project import CITATION, REPOSITORY, install_command
 from ..study.same_command import command_of_card
 
@@ -30,7 +30,7 @@ def parsed_card(text: str, name: str) -> Any:
     from huggingface_hub import ModelCard
 
     try:
-        check_front_matter(text)
+        load_front_matter(text)
         return ModelCard(text)
     except Exception as error:  # whatever the YAML parser raises
         raise LabError(f"The metadata of {name!r} cannot be read: {error}") from None

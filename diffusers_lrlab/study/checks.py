@@ -15,7 +15,7 @@ from .spec.spec import RunSpec, StudySpec
 
 
 def warnings_before(spec: StudySpec, runs: Sequence[RunSpec], study: StudyContext) -> list[str]:
-    """What is known to be of little use before these runs; raises a `LabError` for options that cannot work."""
+    """Warnings about runs that will show little; raises a `LabError` for options that cannot work."""
     return [] if not runs else [*_without_tests(spec), *check_plans(runs, study)]
 
 

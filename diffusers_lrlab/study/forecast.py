@@ -83,8 +83,7 @@ def describe_study(
     if kept := kept_in_words(runs):
         size = sum(kept_bytes(study.plan(spec)[0]) for spec in runs if spec.keeps_averages)
         lines.append(f"  {kept} They take {math.ceil(size / 2**20)} MiB")
-    warnings = warnings_before(spec, missing, study)
-    lines += [f"  warning: {warning}" for warning in warnings]
+    lines += [f"  warning: {warning}" for warning in warnings_before(spec, missing, study)]
     costs = []
     for name, some in assign_executors(missing, study, executor):
         updates = sum(_own_updates(some, study).values())

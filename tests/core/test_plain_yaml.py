@@ -5,7 +5,7 @@ import time
 import pytest
 import yaml
 
-from diffusers_lrlab.core.plain_yaml import check_front_matter, load_plain_yaml
+from diffusers_lrlab.core.plain_yaml import load_front_matter, load_plain_yaml
 
 # 2 to the power of 60 keys, in less than 1,000 bytes.
 GROWING = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}], y{n}: 1}}\n" for n in range(1, 26))
@@ -28,7 +28,7 @@ def test_what_is_more_than_data_is_refused(text):
     with pytest.raises((yaml.YAMLError, ValueError, AttributeError)):
         load_plain_yaml(text)
     with pytest.raises((yaml.YAMLError, ValueError, AttributeError)):
-        check_front_matter(f"---\n{text}\n---\n# a card\n")
+        load_front_matter(f"---\n{text}\n---\n# a card\n")
     assert time.monotonic() - begin < 5
 
 
@@ -47,7 +47,7 @@ def test_data_are_those_of_yaml(text):
     ],
 )
 def test_only_metadata_are_looked_at(text):
-    check_front_matter(text)
+    load_front_matter(text)
 
 
 @pytest.mark.parametrize(
@@ -62,5 +62,5 @@ def test_only_metadata_are_looked_at(text):
 def test_metadata_without_an_end_take_no_time(text):
     begin = time.monotonic()
     with pytest.raises(yaml.YAMLError):
-        check_front_matter(text)
+        load_front_matter(text)
     assert time.monotonic() - begin < 5

@@ -143,6 +143,14 @@ def test_pages_are_whole_on_a_phone_and_on_a_desk(site):
         assert all(request.startswith(("file:", "data:")) for request in browser.requests)
 
 
+def search(browser, text, results):
+    """What the expression `results` says once the search of the page has found something."""
+    browser.evaluate("document.querySelector('.md-search__input').focus()")
+    browser.call("Input.insertText", text=text)
+    browser.wait(f"{results}.length > 0")
+    return browser.evaluate(results)
+
+
 @needs_mkdocs
 @needs_chromium
 @pytest.mark.slow
@@ -151,10 +159,7 @@ def test_the_search_finds_pages_from_disk(site):
     results = "[...document.querySelectorAll('.md-search-result__link')].map(link => link.href)"
     with Chromium(PROGRAM) as browser:
         browser.open(site / "reference/schedules.html")
-        browser.evaluate("document.querySelector('.md-search__input').focus()")
-        browser.call("Input.insertText", text="cool down from a plateau")
-        browser.wait(f"{results}.length > 0")
-        found = browser.evaluate(results)
+        found = search(browser, "cool down from a plateau", results)
         assert (site / "tutorials/extend-and-branch.html").as_uri() in [link.partition("#")[0] for link in found]
         assert browser.errors == []
         assert all(request.startswith(("file:", "data:")) for request in browser.requests)
@@ -181,10 +186,7 @@ def test_the_search_answers_common_questions(site):
     with Chromium(PROGRAM) as browser:
         for question, page in ASKED.items():
             browser.open(site / "index.html")
-            browser.evaluate("document.querySelector('.md-search__input').focus()")
-            browser.call("Input.insertText", text=question)
-            browser.wait(f"{results}.length > 0")
-            found = browser.evaluate(results)
+            found = search(browser, question, results)
             assert any(link.startswith((site / page).as_uri()) for link in found), (question, found)
 
 

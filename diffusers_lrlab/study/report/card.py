@@ -8,12 +8,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ...core.errors import LabError
 from ...core.files import atomic_folder, write_text
 from ...core.held import refuse_damaged
 from ...core.lock import LOCK_FILES
 from ...core.manifest import MANIFEST, write_manifest
-from ...core.plain_yaml import check_front_matter
+from ...core.plain_yaml import load_front_matter
 from ...data.options import EMBEDDED_DATASETS
 from ..analysis.renewed import renewed, with_claims
 from ..analysis.runs_table import RUNS_TABLE, read_runs
@@ -68,19 +70,17 @@ def write_study_card(folder: Path, out: Path) -> Path:
 
 
 def _licence_of(card: Path) -> dict[str, Any]:
-    """What a card says about its licence, which is its author's to choose; raises a `LabError` if it cannot be read."""
-    from huggingface_hub import metadata_load
-
+    """The licence in the metadata of a card, which its author chooses; raises a `LabError` if these cannot be read."""
     path = card / "README.md"
     try:
-        check_front_matter(path.read_text(encoding="utf-8") if path.exists() else "")
-        found = metadata_load(path) if path.exists() else None
-    except Exception as error:  # whatever the YAML parser raises
+        found = load_front_matter(path.read_text(encoding="utf-8")) if path.exists() else None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise LabError(
             f"The metadata of {str(path)!r} cannot be read: {error}. Hint: mend the lines between --- at its top, or "
             "delete the file."
         ) from None
-    return {key: found[key] for key in _LICENCE if found and isinstance(found.get(key), (str, list))}
+    given = found if isinstance(found, dict) else {}
+    return {key: given[key] for key in _LICENCE if isinstance(given.get(key), (str, list))}
 
 
 def _check_is_ours(out: Path) -> None:

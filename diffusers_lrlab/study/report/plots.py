@@ -128,10 +128,10 @@ def add_legend(figure: Any, handles: list[Any]) -> None:
     """Above the panels, in as many columns as fit, four at most."""
     for columns in range(min(len(handles), 4), 0, -1):
         legend = figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
-        if legend.get_window_extent(figure.canvas.get_renderer()).width < _ROOM_OF_LEGEND * figure.bbox.width:
+        width = legend.get_window_extent(figure.canvas.get_renderer()).width
+        if columns == 1 or width < _ROOM_OF_LEGEND * figure.bbox.width:
             return
-        if columns > 1:
-            legend.remove()
+        legend.remove()
 
 
 def plot_differences(
