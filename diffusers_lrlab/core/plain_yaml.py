@@ -49,7 +49,7 @@ def load_plain_yaml(text: str) -> Any:
 
 
 def load_front_matter(text: str) -> Any:
-    """The metadata of a Markdown text, between lines of `---`, if any. Raises a `yaml.YAMLError` for other than plain YAML."""
+    """The metadata of a Markdown text, between lines of `---`, if any. Raises a `yaml.YAMLError` unless plain YAML."""
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     if not text.lstrip().startswith("---"):
