@@ -22,7 +22,6 @@ from common import machine, make_parser, make_trainer, parse, updates_in_turns
 
 from diffusers_lrlab.averaging.posthoc import Profiles, combine
 from diffusers_lrlab.averaging.snapshots import profiles_of, read_snapshots
-from diffusers_lrlab.training.lora import trained_parameters
 
 STORED = "posthoc:sigma_rels=[0.05|0.10],snapshots={}"
 WIDTHS = (0.05, 0.06, 0.07, 0.08, 0.1, 0.12, 0.14, 0.16, 0.18, 0.2, 0.225, 0.25)
@@ -49,7 +48,7 @@ class Rebuilt:
     """Averages from the snapshots of a run, or from every n-th of them, perhaps rounded to bf16."""
 
     def __init__(self, trainer):
-        self.names = list(trained_parameters(trainer.run.model))
+        self.names = [name for name, _ in trainer.run.model.named_parameters()]
         snapshots = read_snapshots(trainer.snapshots.path)
         self.profiles, self.end = profiles_of(snapshots), snapshots[-1].end
         shapes = snapshots[-1].shapes()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from config_fields import field_tables
+from diffusers_lrlab.training.divergence_rules import ON_DIVERGENCE
 
 import diffusers_lrlab
 from diffusers_lrlab import launch, list_schedulers
@@ -44,7 +45,6 @@ from diffusers_lrlab.timesteps.loss_weights import LossWeighting
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.timesteps.sampling import TimestepSampler, contradiction
 from diffusers_lrlab.training.arguments import make_parser
-from diffusers_lrlab.training.divergence_rules import ON_DIVERGENCE
 
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"

@@ -40,7 +40,6 @@ IMAGE_DATASETS = Registry(
     "image data set",
     traits={
         "made": "generates any number of images of 16 to 256 pixels from a seed",
-        "factors": "generates images from independent factors, which can be read back from samples",
     },
     shown_facts={"classes": "classes", "licence": "licence"},
     returns=_check_set,
@@ -92,7 +91,7 @@ _register(
     description="one coloured shape on white, generated from independent factors: kind, hue, size, x, y, rotation",
     source="this package; after dSprites (L. Matthey et al. 2017)",
     licence="Apache 2.0",
-    traits=("made", "factors"),
+    traits=("made",),
 )
 _register(
     "glyphs",
@@ -109,11 +108,6 @@ _register(
 def image_set(name: str | None) -> Entry | None:
     """The entry of an embedded set of images; `None` for other names."""
     return IMAGE_DATASETS[name] if name is not None and name in IMAGE_DATASETS else None
-
-
-def has_factors(name: str | None) -> bool:
-    """Whether images of a set have factors that are read back from samples."""
-    return (embedded := image_set(name)) is not None and "factors" in embedded.traits
 
 
 def check_resolution(name: str, resolution: int, called: str = "--resolution") -> None:

@@ -13,13 +13,11 @@ import torch.nn.functional as F
 
 from ..core.words import counted
 from ..data.batch import Batch
-from ..data.image_sets import IMAGE_DATASETS, has_factors
+from ..data.image_sets import IMAGE_DATASETS
 from ..data.labels import KEYWORD
-from .shape_factors import read_factors
 
 NUM_CLASSIFIED, SIDE = 3000, 16  # images that a classifier is trained on, and their pixels
 NETWORK = "MLPClassifier((64, 32), random_state=0)"
-_UNREADABLE = -1
 
 
 def fit_classifier(inputs: np.ndarray, labels: np.ndarray) -> Any:
@@ -48,7 +46,7 @@ class ClassReader:
     Reads classes from images `(num, channels, height, width)` in [-1, 1].
 
     Args:
-        read (`Callable`): From images to labels, -1 for images that show no class.
+        read (`Callable`): From images to labels.
         error (`float`): Share of held-out images that it misreads.
         description (`str`): How it was made.
     """
@@ -62,29 +60,14 @@ class ClassReader:
         return float((self.read(images) == labels).mean())
 
 
-def class_reader(name: str, label_column: str, training: Batch, held_out: Batch) -> ClassReader:
-    """
-    A reader of the classes of an embedded set, which has not seen the held-out images.
-
-    Kinds of `shapes` are read by the estimator of their factors, classes of other sets by an `MLPClassifier` that is
-    trained on 3,000 training images at most.
-    """
-    labels = held_out.conditions[KEYWORD].numpy()
-    if has_factors(name) and label_column == "label":
-        read, how = _read_kinds, "estimator of the factors of shapes"
-    else:
-        prepare, some = classifier_input(name), training[:NUM_CLASSIFIED]
-        classifier = fit_classifier(prepare(some.data), some.conditions[KEYWORD].numpy())
-        read = partial(_read_by, classifier, prepare)
-        how = f"scikit-learn's {NETWORK} on {counted(len(some), 'training image', ',')}"
-    error = float((read(held_out.data) != labels).mean())
-    return ClassReader(read, error, how)
+def class_reader(name: str, training: Batch, held_out: Batch) -> ClassReader:
+    """An `MLPClassifier` of the classes of an embedded set, trained on 3,000 training images at most."""
+    prepare, some = classifier_input(name), training[:NUM_CLASSIFIED]
+    classifier = fit_classifier(prepare(some.data), some.conditions[KEYWORD].numpy())
+    read = partial(_read_by, classifier, prepare)
+    error = float((read(held_out.data) != held_out.conditions[KEYWORD].numpy()).mean())
+    return ClassReader(read, error, f"scikit-learn's {NETWORK} on {counted(len(some), 'training image', ',')}")
 
 
 def _read_by(classifier: Any, prepare: Callable[[torch.Tensor], np.ndarray], images: torch.Tensor) -> np.ndarray:
     return classifier.predict(prepare(images))
-
-
-def _read_kinds(images: torch.Tensor) -> np.ndarray:
-    readings = read_factors(((images + 1) / 2).clamp(0, 1).permute(0, 2, 3, 1).numpy())
-    return np.where(readings.is_readable, readings.factors.kind, _UNREADABLE)

@@ -8,7 +8,6 @@ import torch
 from tqdm.auto import tqdm
 
 from ..core.errors import LabError
-from ..data.image_sets import has_factors
 from .metrics import METRICS
 from .registry import Metric
 from .subject import MOST_REAL, NEIGHBOUR, Evaluation
@@ -55,8 +54,6 @@ def metrics_of(run: Any, has_samples: bool, names: Collection[str] | None = None
     metrics = [metric for metric in metrics if has_samples or "samples" not in metric.needs]
     if names is not None:
         return [metric for metric in metrics if metric.name in names]
-    if not has_factors(run.data.image_set):
-        metrics = [metric for metric in metrics if "factors" not in metric.needs]
     if run.data.classes is None:
         metrics = [metric for metric in metrics if "labels" not in metric.needs]
     measured = getattr(run.config, "distance_samples", None) or 0

@@ -8,11 +8,9 @@ import torch
 
 from ..data.image_loading import load_image_data
 from ..data.layout import BatchLayout
-from ..data.shapes import RANGES
 from .classifier import NUM_CLASSIFIED, ClassReader, class_reader
 from .frechet import frechet_distance, image_features
 from .registry import register_metric
-from .shape_factors import divergences, estimator_error, kind_classifier, read_factors, split_pairs, true_readings
 from .subject import MOST_REAL, NEIGHBOUR, Evaluation
 
 # Keys of `TrainingData.known`; results of latents provide the features of decoded ones.
@@ -97,7 +95,7 @@ def _class_reader(evaluation: Evaluation) -> ClassReader | None:
     if key not in data.known:
         images = _images_of(evaluation)
         training = images.random_sample(NUM_CLASSIFIED, MOST_REAL)
-        data.known[key] = class_reader(data.image_set, config.label_column, training, images.held_out)
+        data.known[key] = class_reader(data.image_set, training, images.held_out)
     return data.known[key]
 
 
@@ -135,47 +133,3 @@ def _class_accuracy(evaluation: Evaluation) -> dict[str, Any]:
         "class_accuracy_error_of_classifier": reader.error,
         "class_accuracy_classifier": reader.description,
     }
-
-
-def _part_of_factors(evaluation: Evaluation) -> float:
-    """The classifier of kinds is what takes time."""
-    kind_classifier.__wrapped__(evaluation.run.config.resolution)
-    return 1.0
-
-
-@register_metric(
-    "factor_divergence",
-    description="Mean Jensen-Shannon divergence between the factors of sampled shapes and the true ones",
-    source="J. Lin, IEEE Trans. Inf. Theory 37, 1991; histograms of factors read from pixels",
-    facts={
-        "besides": {
-            "of_true_images": "the same, of equally many true images in place of samples",
-            "of_pairs": "mean divergence of pairs of factors",
-            "of_pairs_of_true_images": "mean divergence of pairs of factors, of true images",
-            "readable_share": "share of samples that show one whole shape",
-            "wrong_kinds": "share of true images whose kind is misread",
-            **{f"error_of_{factor}": f"mean error of the estimator in {factor}" for factor in RANGES},
-        },
-        "of": "run",
-        "form": "images",
-        "unit": "bits",
-        "needs": ("samples", "factors"),
-        "part": _part_of_factors,
-    },
-)
-def _factor_divergence(evaluation: Evaluation) -> dict[str, float]:
-    """With that of each factor and each pair, and the estimator's own errors on true images."""
-    samples, name, figures = evaluation.samples, "factor_divergence", {}
-    if not len(samples):
-        return {}
-    resolution = samples.shape[1]
-    for end, readings in (("", read_factors(samples)), ("_of_true_images", true_readings(resolution, len(samples))[1])):
-        found = divergences(readings.factors[readings.is_readable])
-        factors, pairs = split_pairs(found)
-        figures[f"{name}{end}"] = float(np.mean([*factors.values()]))
-        figures[f"{name}_of_pairs{end}"] = float(np.mean([*pairs.values()]))
-        figures |= {f"{name}_of_{which.replace(', ', '_and_')}{end}": value for which, value in found.items()}
-        figures[f"{name}_readable_share{end}"] = float(readings.is_readable.mean())
-    errors = estimator_error(resolution)
-    figures[f"{name}_wrong_kinds"] = errors.pop("kind")
-    return figures | {f"{name}_error_of_{factor}": value for factor, value in errors.items()}

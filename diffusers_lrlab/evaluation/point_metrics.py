@@ -7,7 +7,6 @@ import torch
 
 from ..data.toy2d_entries import LOG_PROBS
 from . import distances, kl
-from .landscape import sharpness
 from .likelihood import NUM_STEPS, exact_kl, log_likelihood
 from .registry import ALL, register_metric
 from .subject import MOST_REAL, NEIGHBOUR, Evaluation
@@ -147,17 +146,3 @@ def _density(real: np.ndarray, generated: np.ndarray) -> float:
 @_of_points("coverage", "Coverage", "M. Naeem et al., arXiv 2002.09797, eq. 6", better="larger")
 def _coverage(real: np.ndarray, generated: np.ndarray) -> float:
     return distances.density_and_coverage(real, generated, NEIGHBOUR)[1]
-
-
-@_of_points(
-    "sharpness",
-    "Largest eigenvalue of the Hessian of the held-out loss at the averaged weights",
-    "power iteration on Hessian-vector products (Pearlmutter 1994)",
-    "on_request",
-    of="run",
-    better="neither",
-    needs=("held_out",),
-)
-def _sharpness(evaluation: Evaluation) -> float:
-    with evaluation.run.averaged_weights():
-        return sharpness(evaluation.run)

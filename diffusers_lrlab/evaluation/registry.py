@@ -32,7 +32,7 @@ class Metric:
     unit: str = ""  # empty for none, or that of the data
     better: Better = "smaller"  # "neither" where a difference is no merit
     form: str | None = None  # of the data that have it (`form` of a kind); any form if `None`
-    needs: tuple[str, ...] = ()  # some of "samples", "held_out", "ema", "density", "features", "factors", "labels"
+    needs: tuple[str, ...] = ()  # some of "samples", "held_out", "ema", "density", "features", "labels"
     is_loss: bool = False  # runs that differ in target, noise schedule or data cannot be compared by it
     on_request: bool = False  # computed only if it is named, as it takes long
     fewest_samples: int = 0  # unless it is named, it is computed only if this many samples are measured: after a long run
@@ -120,7 +120,7 @@ def measures_samples(form: str) -> bool:
     needing = (
         metric
         for metric in METRICS.values()
-        if {"samples", "features", "factors", "labels"} & {*metric.needs} == {"samples"}
+        if {"samples", "features", "labels"} & {*metric.needs} == {"samples"}
     )
     return any(metric.form in (None, form) and not metric.on_request for metric in needing)
 

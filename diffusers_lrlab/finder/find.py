@@ -58,7 +58,7 @@ def find_lr(config: TrainingConfig, settings: FinderConfig | None = None) -> Fin
 
     # Making a model, and some imports, draw random numbers.
     with arguments_named(TrainingConfig, FinderConfig), random_states_kept():
-        resolved = resolve_and_check(config, finder=True)
+        resolved = resolve_and_check(config)
         found = find_rate_for(*prepare_resolved(resolved), resolve_settings(settings or FinderConfig(), resolved.optimizer))
         if not launch_command():
             found.about["command"] = as_call(config, "find_lr", settings)  # with unresolved settings
@@ -78,7 +78,7 @@ def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = N
         if name in changed:
             raise LabError(f"--{name} is for training and has no effect on the finder. Leave it out.")
     idle = [f"--{name}" for name in names_where(TrainingConfig, finder="ignores") if name in changed]
-    resolved = resolve_and_check(config, finder=True)
+    resolved = resolve_and_check(config)
     own = _own_folder(resolved.output_dir)
     if own != resolved.output_dir and is_first_process():
         sys.stderr.write(f"{resolved.output_dir!r} holds a run and is not changed. The result goes to {own!r}.\n")

@@ -17,7 +17,7 @@ from ..finder.range_test import FinderConfig
 from ..optimizers.build import optimizer_state_bytes
 from ..preflight.run import run_checks
 from ..training.plan_text import slow_precision
-from .memory import MemoryForecast, available_bytes, batch_that_fits, forecast_memory, optimizer_bytes, trained_bytes
+from .memory import MemoryForecast, available_bytes, batch_that_fits, forecast_memory, optimizer_bytes
 from .probes import Budget
 from .timing import SECONDS, TimeForecast, forecast_time
 
@@ -68,9 +68,7 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
         state = max(memory.optimizer, optimizer_state_bytes(trainer.run.optimizer))
         trainer.release()
     yield "\n".join(times)
-    trained = trained_bytes(plan, memory.parameters)
-    base = memory.parameters - trained  # beside the checkpoints of a LoRA
-    yield "\n".join(_disk_lines(plan, memory.parameters + base, trained + memory.ema + state, trained))
+    yield "\n".join(_disk_lines(plan, memory.parameters, memory.parameters + memory.ema + state))
     yield "\n".join(["", *_alternatives(plan, memory, device.type, budget)])
 
 
@@ -135,7 +133,7 @@ def _rate(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
-def _disk_lines(plan: Plan, pipeline: int, checkpoint: int, trained: int) -> list[str]:
+def _disk_lines(plan: Plan, pipeline: int, checkpoint: int) -> list[str]:
     config = plan.config
     kept, for_good = _num_checkpoints(plan)
     checkpoints = f"{counted(kept, 'checkpoint')} of {_size(checkpoint)}"
@@ -145,7 +143,7 @@ def _disk_lines(plan: Plan, pipeline: int, checkpoint: int, trained: int) -> lis
     total, more = pipeline + kept * checkpoint, ""
     if config.posthoc is not None:
         known, num = config.posthoc.kwargs, len(plan.snapshot_updates)
-        each = trained * len(known["sigma_rels"]) // (2 if known["dtype"] == "bf16" else 1)
+        each = pipeline * len(known["sigma_rels"]) // (2 if known["dtype"] == "bf16" else 1)
         total, more = total + num * each, f", {counted(num, 'snapshot')} of {_size(each)} for `lrlab ema`"
     return [f"{'disk':>13}  {_size(total)}: pipeline {_size(pipeline)}, {checkpoints}{more}; {_size(free)} free"]
 
@@ -162,11 +160,10 @@ def _num_checkpoints(plan: Plan) -> tuple[int, int]:
 def _alternatives(plan: Plan, memory: MemoryForecast, device: str, budget: Budget) -> list[str]:
     """Total memory of the run with one setting changed, for as many settings as time allows."""
     config, changed = plan.config, partial(forecast_memory, plan, device=device)
-    trained = trained_bytes(plan, memory.parameters)
 
     def with_sizes(**sizes: int) -> MemoryForecast:
         other = memory._replace(**sizes)
-        return other._replace(checkpoint=memory.checkpoint and trained + other.optimizer + other.ema)
+        return other._replace(checkpoint=memory.checkpoint and memory.parameters + other.optimizer + other.ema)
 
     def with_optimizer(name: str) -> MemoryForecast:
         return with_sizes(optimizer=optimizer_bytes(plan, name))

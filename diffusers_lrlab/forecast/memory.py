@@ -12,10 +12,8 @@ import torch
 from ..data.batch import Batch
 from ..optimizers.build import get_optimizer, optimizer_state_bytes
 from ..optimizers.entries import OPTIMIZERS
-from ..training.lora import trained_parameters
 from ..training.plan import Plan
 from ..training.resolve_timesteps import objective_spec
-from ..training.sharding import fsdp_is_asked_for
 from .decoding import decoding_bytes
 
 _MANY, _MOST_POWER = 64, 20  # images of a batch
@@ -58,30 +56,21 @@ def forecast_memory(
     )
     peak, copies = _track(dataclasses.replace(plan, config=config, layout=layout), device)
     state = optimizer_bytes(plan, config.optimizer, plan.optimizer_kwargs)
-    weights, trained = peak["PARAM"], trained_bytes(plan, peak["PARAM"])
+    weights = peak["PARAM"]
     passing = sum(peak[part] for part in _ACTIVATIONS)
     told = sum(values.element_size() * math.prod(values.shape[1:]) for values in plan.conditions.values())
     held_out = plan.num_held_out * (2 * 4 * math.prod(plan.item_shape) + told)
     gradients = peak["GRAD"]
-    if gradients + passing < trained:  # the peak is the optimizer's step, with all gradients
-        gradients, passing = trained, 0
+    if gradients + passing < weights:  # the peak is the optimizer's step, with all gradients
+        gradients, passing = weights, 0
     decoding = decoding_bytes(plan, device)
     more = max(0, decoding.activations - gradients - passing - copies)  # which are free while samples are decoded
-    average, num = trained * len(config.ema_forms) if config.use_ema else 0, layout.num_processes
-    if num > 1 and fsdp_is_asked_for():  # shards, and the gathered model, unless blocks are wrapped
-        shard, gathered = weights // num, max(gradients, weights)
-        sharded = MemoryForecast(weights + shard, gathered + shard, state // num, average // num, passing, held_out, copies)
-        return sharded._replace(autoencoder=decoding.weights + more)
+    average, num = weights * len(config.ema_forms) if config.use_ema else 0, layout.num_processes
     if num > 1:  # DDP keeps its buckets, which hold the gradients
-        gradients = max(gradients, trained)
+        gradients = max(gradients, weights)
     is_written_meanwhile = device == "cpu" and plan.num_updates > config.checkpointing_steps
-    checkpoint = trained + state + average if is_written_meanwhile else 0
+    checkpoint = weights + state + average if is_written_meanwhile else 0
     return MemoryForecast(weights, gradients, state, average, passing, held_out, copies, checkpoint, decoding.weights + more)
-
-
-def trained_bytes(plan: Plan, weights: int) -> int:
-    """Bytes of the `weights` that are trained, which have gradients, averages and checkpoints, in float32."""
-    return weights if plan.config.lora_rank is None else 4 * plan.num_trained_parameters
 
 
 def optimizer_bytes(plan: Plan, name: str, arguments: dict[str, Any] | None = None) -> int:
@@ -90,29 +79,14 @@ def optimizer_bytes(plan: Plan, name: str, arguments: dict[str, Any] | None = No
 
     try:
         with FakeTensorMode():
-            trained = trained_parameters(_model_of(plan))
+            trained = dict(plan.new_model().named_parameters())
             optimizer = get_optimizer(name, trained.items(), 1e-4, **(arguments or {}))
             for parameter in trained.values():
                 parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
             return optimizer_state_bytes(optimizer)
     except Exception:  # some optimizers read values, which fake tensors do not have
-        return int(OPTIMIZERS[name].facts.get("state_bytes", 8) * plan.num_trained_parameters)
-
-
-def _model_of(plan: Plan) -> Any:
-    """The model of a plan on the present device, under fake tensors, which a LoRA cannot be added to."""
-    if plan.config.lora_rank is None:
-        return plan.new_model()
-    model = plan.model_on_meta
-    for module in model.modules():
-        for name, value in module._parameters.items():
-            if value is not None:
-                module._parameters[name] = torch.nn.Parameter(torch.zeros(value.shape), value.requires_grad)
-        for name, value in module._buffers.items():
-            if value is not None:
-                module._buffers[name] = torch.zeros(value.shape, dtype=value.dtype)
-    return model
+        return int(OPTIMIZERS[name].facts.get("state_bytes", 8) * plan.num_parameters)
 
 
 def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
@@ -140,7 +114,7 @@ def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
     process = objective_spec(config).make_process()  # whose scheduler may read its own tables
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = _model_of(plan).train()
+        model = plan.new_model().train()
         with_gradients = torch.nn.ParameterList(value for value in model.parameters() if value.requires_grad)
         if config.gradient_checkpointing:
             model.enable_gradient_checkpointing()

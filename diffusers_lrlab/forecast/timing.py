@@ -133,7 +133,7 @@ def _times_of_updates(trainer: Trainer, budget: Budget) -> list[float]:
 
 def _seconds_of_snapshots(trainer: Trainer) -> float:
     """Seconds to write all snapshots of a run, from one in the temporary folder; training continues meanwhile."""
-    if not (writer := trainer.snapshots).updates or not (trainer.accelerator.is_main_process or trainer.run.is_sharded):
+    if not (writer := trainer.snapshots).updates or not trainer.accelerator.is_main_process:
         return 0.0
     started = time.perf_counter()
     writer.begin()

@@ -13,7 +13,6 @@ from ..data.toy2d_entries import TOY_DATASETS
 from ..evaluation.metrics import METRICS
 from ..finder.saved_result import read_saved_result
 from ..models.registry import DENOISERS, has_own_code
-from ..models.start_weights import LORA_FILE
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule
 from ..schedules.schedule import Schedule
@@ -26,25 +25,6 @@ from .card_rows import distance_rows, facts_of, result_rows
 from .card_sections import section_of
 from .cards import as_code, fill
 from .pipeline_folder import references_of
-from .records import read_json
-
-# Markdown for a LoRA beside the pipeline; the classes of models that have no LoRA in diffusers inherit its loader.
-_LORA_EXAMPLE = """
-This loads the weights without the trained LoRA, which is stored beside them. To load both with `peft`:
-
-```python
-{package}from diffusers import DiffusionPipeline
-from diffusers.loaders import PeftAdapterMixin
-from {library} import {model}
-
-class ModelWithLora({model}, PeftAdapterMixin):
-    pass
-
-model = ModelWithLora.from_pretrained("{location}", subfolder="{component}")
-model.load_lora_adapter("{location}", prefix="{component}", use_safetensors=True)
-pipeline = DiffusionPipeline.from_pretrained("{location}", {component}=model)
-```
-"""
 
 
 def write_model_card(folder: Path, record: dict[str, Any]) -> None:
@@ -114,7 +94,6 @@ def _example(kind: DataKind, record: dict[str, Any], folder: Path) -> str:
     location = config["hub_model_id"] if config["push_to_hub"] else str(folder)
     labels = record["train"].get("class_names", [])[:2]
     sampling = {"inference_steps": config["num_inference_steps"], "guidance_scale": config["guidance_scale"]}
-    sampling["label"] = 0 if labels else 1000  # which stands for none
     example = section.example.format(location=location, labels=labels, **sampling)
     if denoiser is None or not DENOISERS[denoiser].is_foreign:
         example += section.without_package.format(location=location)
@@ -123,11 +102,6 @@ def _example(kind: DataKind, record: dict[str, Any], folder: Path) -> str:
             f"The denoiser is third-party code, `{component}/diffusers_lrlab.py`, which needs diffusers_lrlab. Read it, "
             f"and import a copy of it first.\n\n{example}"
         )
-    if (folder / LORA_FILE).is_file():
-        library, model = read_json(folder / "model_index.json")[component]
-        package = "import diffusers_lrlab\n" if (folder / "pipeline.py").is_file() else ""  # of the pipeline
-        names = {"library": library, "model": model, "component": component, "package": package}
-        example += _LORA_EXAMPLE.format(location=location, **names)
     for name, reference in references_of(folder).items():
         if pipeline in ("LatentImagePipeline", "DiTImagePipeline"):
             example += f"\nIts `{name}` is loaded from `{reference.name_or_path}` when it is first needed.\n"
@@ -144,11 +118,6 @@ def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
         f"`{describe_schedule(schedule)}`{origin}, with a peak of {train['peak_learning_rate']:g} after "
         f"{counted(train['warmup_updates'], 'update')} of warm-up, {counted(train['num_updates'], 'update')} in all. "
     )
-    for rollback in train["rollbacks"]:
-        text += (
-            f"The run diverged around update {rollback['diverged_at']}, went back to update {rollback['back_to']}, and "
-            f"continued at {rollback['lr_factor']:g} of this curve. "
-        )
     if skipped := train["skipped_updates"]:
         were = agreeing(skipped, "was", "were")
         text += f"{counted(skipped, 'update')} {were} skipped, as the gradients were not finite. "
@@ -208,7 +177,7 @@ def _card_data(record: dict[str, Any], kind: DataKind, title: str) -> Any:
     config, results = record["config"], record["train"]["results"]
     section = section_of(kind, config)
     name, on_hub = config["dataset_name"] or config["train_data_dir"], _is_on_hub(config)
-    start, lora = record["train"].get("started_from", {}), ["lora"] if config["lora_rank"] else []
+    start = record["train"].get("started_from", {})
     evaluations = [
         EvalResult(
             task_type=section.task,
@@ -226,7 +195,7 @@ def _card_data(record: dict[str, Any], kind: DataKind, title: str) -> Any:
         library_name="diffusers",
         license=config["hub_license"],
         pipeline_tag=None if section.task == "other" else section.task,
-        tags=["diffusers", "diffusers-training", *section.tags, *lora, "diffusers_lrlab", config["lr_scheduler"]],
+        tags=["diffusers", "diffusers-training", *section.tags, "diffusers_lrlab", config["lr_scheduler"]],
         datasets=[name] if on_hub else None,
         metrics=sorted({evaluation.metric_type for evaluation in evaluations}) or None,
         base_model=start["name_or_path"] if start.get("commit") else None,

@@ -6,7 +6,6 @@ from ..core.spec import format_spec, shown_spec
 from ..core.words import counted
 from ..data.labels import describe_classes
 from ..evaluation.metrics import METRICS
-from ..models.start_weights import LORA_FILE
 from ..training.choices import describe_choices
 from ..training.kinds.base import DataKind
 from ..training.plan_text import autoencoder_in_words
@@ -71,18 +70,12 @@ def _label_facts(config: dict[str, Any], train: dict[str, Any]) -> list[tuple[st
 
 
 def _start(config: dict[str, Any], train: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The weights that the model started from, and its LoRA."""
+    """The weights that the model started from."""
     if (start := train.get("started_from")) is None:
         return []
     name, commit = start["name_or_path"], start["commit"]
     source = f"[{name}](https://huggingface.co/{name}) at `{commit}`" if commit else f"`{name}`"
-    rows = [("Started from the weights of", f"{source}, SHA-256 `{start['sha256'][:16]}`")]
-    if config["lora_rank"] is None:
-        return rows
-    targets = f", on `{config['lora_target_modules']}`" if config["lora_target_modules"] else ""
-    where = "added to the weights" if config["merge_lora"] else f"beside the weights, in `{LORA_FILE}`"
-    lora = f"rank {config['lora_rank']}, alpha {config['lora_alpha']:g}{targets}, {where}"
-    return [*rows, ("LoRA", lora), ("Trained parameters", f"{train['num_trained_parameters']:,}")]
+    return [("Started from the weights of", f"{source}, SHA-256 `{start['sha256'][:16]}`")]
 
 
 def result_rows(results: dict[str, Any]) -> list[tuple[str, str]]:

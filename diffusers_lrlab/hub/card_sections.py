@@ -110,44 +110,11 @@ images = pipeline([0, 1], guidance_scale={guidance_scale}, num_inference_steps={
 ```
 """
 
-_SD3_EXAMPLE = """```python
-import torch
-from diffusers import StableDiffusion3Pipeline
-
-encoders = [part + number for part in ("text_encoder", "tokenizer") for number in ("", "_2", "_3")]
-pipeline = StableDiffusion3Pipeline.from_pretrained("{location}", **dict.fromkeys(encoders))
-label, text = torch.tensor([{label}]), torch.ones(1, 1, 8)
-images = pipeline(
-    prompt_embeds=text,
-    negative_prompt_embeds=text,
-    pooled_prompt_embeds=torch.nn.functional.one_hot(label, 1001)[:, :1000].float(),
-    negative_pooled_prompt_embeds=torch.zeros(1, 1000),
-    guidance_scale={guidance_scale},
-    num_inference_steps={inference_steps},
-).images
-```
-
-One token of ones stands for the text. The pooled embedding is the class label, one-hot among 1,000.
-"""
-
-_SD3_GUIDANCE = {
-    "dropped labels": "Zeros, as for label 1000 in this code, mean no label.\n",
-    "all labels": """Keep `guidance_scale=1.0`, which turns guidance off; the pipeline's default is 7. Guidance needs
-predictions for zeros, which the model has not learned without `--label_dropout`.
-""",
-    "no labels": "Zeros, as here, mean no label. Guidance has no effect: the model was trained without labels.\n",
-}
-
 
 def section_of(kind: DataKind, config: dict[str, Any], pipeline: str = "") -> CardSection:
     """The parts of the card of a run, by its recorded configuration and the class of its pipeline."""
     rows = CARD_SECTIONS if config["label_column"] is None else LABELLED_SECTIONS
     section = row_for(kind, rows, CardSection())
-    if pipeline == "StableDiffusion3Pipeline":
-        labels = (
-            "no labels" if config["label_column"] is None else "dropped labels" if config["label_dropout"] else "all labels"
-        )
-        return replace(section, example=_SD3_EXAMPLE + _SD3_GUIDANCE[labels], without_package="")
     if pipeline == "DiTPipeline":
         return replace(section, example=_DIT_EXAMPLE, without_package="")
     if pipeline == "DiTImagePipeline" and config["label_column"] is None:  # is called as the pipeline of latents is

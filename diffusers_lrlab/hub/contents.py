@@ -21,19 +21,16 @@ from ..core.manifest import (
 )
 from ..core.words import counted
 from ..data.latents.manifest import is_latents_folder
-from ..models.start_weights import LORA_FILE
 from ..schedules.published import read_schedule_file
 from ..study.same_command import is_preset
 from ..training.kinds.select import components
-from ..training.lora import BASE
 from ..training.run_folder import RunFolder
 from .cards import card_for_dataset, card_for_run, card_for_schedule, card_for_study, space_of_study
 from .records import read_json, read_record, updates_done
 
 # Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
-_RUN_FILES = ("model_index.json", "pipeline.py", "README.md", LORA_FILE, "lrlab/*")
-_NEVER = ("*.npy", ".tmp-*", "*/.tmp-*", "*/.cache/*", ".lock*", "lrlab/profile.json.gz")
-_WITH_CHECKPOINTS = (f"{BASE}/*",)  # those of a LoRA are resumed with it
+_RUN_FILES = ("model_index.json", "pipeline.py", "README.md", "lrlab/*")
+_NEVER = ("*.npy", ".tmp-*", "*/.tmp-*", "*/.cache/*", ".lock*")
 _CHECKPOINTS = ("checkpoint-*/*",)
 _STUDY_FILES = (
     *("README.md", "*.png", "tables/*.tex", "summary.json", "summary.parquet", "runs.parquet", "spec.yaml", "runs/*.json"),
@@ -166,7 +163,7 @@ def _files(folder: Path, patterns: tuple[str, ...], without: tuple[str, ...] = (
 
 
 def run_files(folder: Path) -> dict[str, Path]:
-    return _files(folder, _run_patterns(folder), _WITH_CHECKPOINTS)
+    return _files(folder, _run_patterns(folder))
 
 
 def _run_patterns(folder: Path) -> tuple[str, ...]:
@@ -185,7 +182,7 @@ def _run(folder: Path, repo_id: str, revision: str, include_checkpoints: bool, u
             "latest, or push it as it is with --unfinished."
         )
     patterns = _run_patterns(folder) + (_CHECKPOINTS if include_checkpoints else ())
-    files = _files(folder, patterns, () if include_checkpoints else _WITH_CHECKPOINTS)
+    files = _files(folder, patterns)
     if "model_index.json" not in files:
         raise LabError(f"{str(folder)!r} holds no pipeline yet (model_index.json). Let the run save one first.")
     for checkpoint in RunFolder(folder).checkpoints() if include_checkpoints else ():

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
-from ..models.start_weights import LORA_FILE
 from ..pipelines.reference import Reference, saved_references
 from .records import read_json
 
@@ -33,8 +32,6 @@ def check_pipeline(folder: Path) -> None:
             if Path(name).name != name:
                 raise LabError(f"{str(folder / 'model_index.json')!r} names {name!r}, which is not a folder beside it.")
             _check_part(folder / name)
-    if (folder / LORA_FILE).is_file():
-        read_weights(folder / LORA_FILE)
 
 
 def _check_part(part: Path) -> None:

@@ -13,7 +13,6 @@ from ..core.errors import LabError
 from ..core.files import write_text
 from ..core.options import defaults_of, names_where
 from ..core.words import agreeing, counted
-from ..models.start_weights import LORA_FILE
 from ..training.kinds.select import component_of
 from .recorded_options import recorded_options
 from .records import is_number, read_log, read_record
@@ -199,9 +198,9 @@ def _compare_results(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, fl
 
 
 def _weights_files(folder: Path) -> list[Path]:
-    """Files of weights, several if they are sharded or if a LoRA lies beside them."""
+    """Files of weights, several if they are sharded."""
     found = (folder / component_of(read_record(folder)["config"])).glob("*.safetensors")
-    return sorted([*found, *folder.glob(LORA_FILE)])
+    return sorted(found)
 
 
 def _compare_weights(then: Path, now: Path) -> tuple[str, float | None]:

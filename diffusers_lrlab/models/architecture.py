@@ -25,22 +25,12 @@ class Architecture:
         """
         return dict(given)
 
-    def check_run(self, objective: str, latents: Any) -> None:
-        """
-        Raises a `LabError` if the model cannot be trained by this objective, or on this data: the manifest of latents, or
-        `None` for other data.
-        """
-
     def check_start(self, arguments: Mapping[str, Any], model: str) -> None:
         """Raises a `LabError` if weights to start from are those of a model that cannot be trained."""
 
     def prepared(self, model: Any) -> Any:
         """A new model, ready to be trained."""
         return model
-
-    def idle_parameters(self, model: Any, has_labels: bool) -> tuple[str, ...]:
-        """Beginnings of the names of parameters on which, by the design of the class, no prediction depends."""
-        return ()
 
     def diffusers_pipeline(self, label_dropout: float | None, scheduler: Any, vae: Any) -> str | None:
         """

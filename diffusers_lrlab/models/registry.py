@@ -58,18 +58,6 @@ DENOISERS.register(
 )("diffusers:DiTTransformer2DModel")
 
 
-DENOISERS.register(
-    "sd3",
-    description=(
-        "transformer of Stable Diffusion 3 with class labels in place of texts, trained by flow matching on latents: "
-        "SD3Transformer2DModel"
-    ),
-    source="Stable Diffusion 3, arXiv 2403.03206",
-    parameters=_SIZES_OF_TRANSFORMERS,
-    facts={"architecture": "diffusers_lrlab.models.sd3:SD3"},
-)("diffusers:SD3Transformer2DModel")
-
-
 @checked
 def register_denoiser(
     name: str, *, description: str, source: str, parameters: tuple[Parameter, ...] = ()

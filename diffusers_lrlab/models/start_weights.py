@@ -13,7 +13,7 @@ from ..core.hub_client import limit_waiting, without_tokens
 from ..core.manifest import file_sums
 
 OPTION = "--pretrained_model_name_or_path"
-LORA_FILE = "pytorch_lora_weights.safetensors"  # diffusers' name for it
+_LORA_FILE = "pytorch_lora_weights.safetensors"  # diffusers' name for it
 _STEM = "diffusion_pytorch_model"
 # Patterns of weights, the preferred ones first; variants such as .fp16. match none of them.
 _WEIGHTS = (
@@ -22,7 +22,7 @@ _WEIGHTS = (
 )
 # The state of an average in the config.json that diffusers' `EMAModel` saves; no arguments of the model.
 _STATE_OF_EMA = {"decay", "min_decay", "optimization_step", "update_after_step", "use_ema_warmup", "inv_gamma", "power"}
-_FACTS = ("model_index.json", "config.json", "*/config.json", "scheduler/*.json", LORA_FILE)
+_FACTS = ("model_index.json", "config.json", "*/config.json", "scheduler/*.json", _LORA_FILE)
 
 
 @dataclass(frozen=True)
@@ -131,11 +131,9 @@ def _download(repo_id: str, revision: str | None, cache_dir: str | None, pattern
 
 def _part(top: Path, name: str, class_name: str, component: str) -> Path:
     """The folder of the model: the one given, or that of the pipeline's part."""
-    if (top / LORA_FILE).is_file():
-        base = Path(name).expanduser() / component
-        alone = f"its base alone, {str(base)!r}" if base.is_dir() else "the weights that it was trained on"
-        hint = f"start from {alone}, or train it again with --merge_lora"
-        raise must_be(OPTION, name, "a pipeline or a model without a LoRA beside it", hint, got=f"one with {LORA_FILE}")
+    if (top / _LORA_FILE).is_file():
+        hint = "start from the folder of the model inside it, or merge the LoRA with diffusers' fuse_lora"
+        raise must_be(OPTION, name, "a pipeline or a model without a LoRA beside it", hint, got=f"one with {_LORA_FILE}")
     if (top / "model_index.json").is_file():
         index = _read(top / "model_index.json", name)
         classes = {key: value[1] for key, value in index.items() if isinstance(value, list) and len(value) == 2}

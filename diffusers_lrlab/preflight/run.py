@@ -49,7 +49,7 @@ def run_checks(trainer: Trainer) -> dict[str, str]:
 
 
 def check_before_training(trainer: Trainer) -> dict[str, str]:
-    """Runs the requested checks, prints and returns their warnings; raises a `LabError` if the sanity run fails."""
+    """Runs the requested checks, prints and returns their warnings."""
     config, accelerator = trainer.run.config, trainer.accelerator
     found: dict[str, str] = {}
     if config.preflight and accelerator.is_main_process:
@@ -57,6 +57,4 @@ def check_before_training(trainer: Trainer) -> dict[str, str]:
         for name, message in found.items():
             sys.stderr.write(f"warning: {message} [{name}]\n")
     accelerator.wait_for_everyone()
-    if config.sanity:
-        accelerator.print(model_checks.overfit_one_batch(Subject(trainer)))
     return found

@@ -64,8 +64,7 @@ class RunSnapshots:
         """Writes the pipeline with the average of a width, with `more` in its `average.json`."""
         found = self.combination(width)
         weights = self.weights(found.coefficients.tolist())
-        named = {self.pipeline.saved_name(name): value for name, value in weights.items()}
-        self.pipeline.save(named, out, {**self.about(width, found), **(more or {})}, draw)
+        self.pipeline.save(weights, out, {**self.about(width, found), **(more or {})}, draw)
         return found
 
     def about(self, width: float, found: Combination) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def _branch(parent: Parent, at: int, cooldown: float, shape: str, changed: dict[
     new = cooled_down(curve, at, num_decay, shape)
     child = Child(parent, at, new, out / f"at-{at}-cooldown-{num_decay}", "branched", changed)
     as_if = ""
-    if not changed and not child.rollbacks and agreeing_updates(curve, new) >= at:
+    if not changed and agreeing_updates(curve, new) >= at:
         as_if = f", identical to the bit to a run with {new.text!r} from the start"
     meaning = f"the rate of update {at - 1}, cooled down by {shape} in {counted(num_decay, 'update')}{as_if}"
     return Branch(child, meaning)

@@ -16,7 +16,6 @@ from ..core.manifest import MANIFEST, each_damage
 from ..core.words import counted
 from ..hub.pipeline_folder import check_pipeline
 from ..hub.records import read_log, read_record
-from ..training.lora import BASE
 from ..training.resume import read_state
 from ..training.run_files import SNAPSHOTS, is_checkpoint
 from ..training.run_folder import RunFolder, checkpoint_update
@@ -31,8 +30,6 @@ def check_run(path: Path) -> Finding:
     finding.note("log", partial(_check_log, folder))
     for checkpoint in _checkpoints(folder):
         finding.note(checkpoint.name, partial(_check_checkpoint, checkpoint))
-    if (path / BASE).exists():
-        finding.note("weights beside the LoRA of checkpoints", partial(_refuse_damaged, path / BASE))
     for snapshot in snapshots_in(path / SNAPSHOTS):
         finding.note(f"{SNAPSHOTS}/{snapshot.name}", partial(_refuse_damaged, snapshot))
     if folder.timesteps_file.exists():

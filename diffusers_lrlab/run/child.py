@@ -20,7 +20,7 @@ from ..schedules.continued import RunCurve
 from ..training.config import ResolvedConfig, TrainingConfig
 from ..training.handover import hand_over
 from ..training.resolve import ADAM_OPTIONS, resolve_config
-from ..training.resume import check_fresh, read_state
+from ..training.resume import check_fresh
 from ..training.run_folder import FINDER_FILES, RunFolder
 from ..training.snapshots import inherit_snapshots
 from .parent import Parent
@@ -68,11 +68,6 @@ class Child:
             **({"changed": changed} if changed else {}),
             **({"parent": grandparent} if (grandparent := parent.record["run"].get("parent")) else {}),
         }
-
-    @property
-    def rollbacks(self) -> list[dict[str, Any]]:
-        """The parent's rollbacks before `at`, whose factor still applies to the rates."""
-        return list(read_state(self.parent.checkpoints[self.at])["rollbacks"])
 
     def is_prepared(self) -> bool:
         """Whether the folder holds this run; raises a `LabError` if it holds anything else."""

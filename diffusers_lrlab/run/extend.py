@@ -116,8 +116,7 @@ def describe_child(child: Child, meaning: str) -> str:
         child.how: f"{parent.folder.path} ({counted(parent.num_updates, 'update')}) from its checkpoint-{at}, to "
         f"{counted(curve.num_updates, 'update')}, in {child.output_dir}",
         "meaning": meaning,
-        "curve": rates_in_words(curve, at, _factor_of_rollback(child)),
-        "rollback": _rollback_in_words(child),
+        "curve": rates_in_words(curve, at),
         "work": f"{counted(curve.num_updates - at, 'update')}{repeated}",
         "log": _kept_rows_in_words(child),
         "optimizer": changed,
@@ -129,22 +128,7 @@ def describe_child(child: Child, meaning: str) -> str:
 
 def _as_if_in_words(child: Child) -> str:
     """What the run equals; a run of another length may diverge elsewhere, or not at all."""
-    exact = ", to the bit" if not child.rollbacks else ", except for what its rollback changed"
-    return f": as if it had been that long from the start{exact}"
-
-
-def _factor_of_rollback(child: Child) -> float:
-    return float(child.rollbacks[-1]["lr_factor"]) if child.rollbacks else 1.0
-
-
-def _rollback_in_words(child: Child) -> str:
-    """A note on the factor that a divergence of the parent left on all later rates."""
-    if not child.rollbacks:
-        return ""
-    back_to = child.rollbacks[-1]["back_to"]
-    return (
-        f"these rates are {_factor_of_rollback(child):g} times the schedule's, since the run went back to update {back_to}"
-    )
+    return ": as if it had been that long from the start, to the bit"
 
 
 def _kept_rows_in_words(child: Child) -> str:

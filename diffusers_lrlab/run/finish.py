@@ -5,11 +5,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..models.start_weights import LORA_FILE
 from ..training.other_averages import save_other_averages
 from ..training.pipeline import pipeline_name
 from ..training.results.base import results_of
-from ..training.sharding import whole_weights
 from ..training.trackers import log_images
 from ..training.trainer import Trainer
 from .record import training_figures
@@ -21,9 +19,8 @@ def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
     """Saves all parts of a finished run, the weights first; adds the results to `record`."""
     trainer.save_result()
     save_other_averages(trainer.run, trainer.folder)
-    with whole_weights(trainer.run, trainer.accelerator):
-        if trainer.accelerator.is_main_process:
-            _evaluate_and_draw(trainer, record)
+    if trainer.accelerator.is_main_process:
+        _evaluate_and_draw(trainer, record)
     trainer.accelerator.wait_for_everyone()
 
 
@@ -48,7 +45,7 @@ def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
     from ..training.plots.run import plot_losses, plot_lr
 
     plot_losses(rows, folder.lab / "loss.png")
-    plot_lr(rows, run.plan, folder.lab / "lr.png", trainer.divergence.lr_factors(np.arange(run.update)))
+    plot_lr(rows, run.plan, folder.lab / "lr.png")
     if config.evaluation:
         shown_by.draw(run, samples, folder.lab)
     if trainer.log.observer is not None:
@@ -59,11 +56,6 @@ def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
     accelerator.print(f"Finished: {name}.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md")
     if config.posthoc is not None:
         accelerator.print(f"Averages of other widths: lrlab ema {folder.path} --sweep, or --sigma_rel 0.075.")
-    if config.lora_rank is not None and not config.merge_lora:
-        accelerator.print(
-            f"The pipeline does not contain the LoRA, which is saved beside it in {LORA_FILE}. The card shows how to load "
-            "both."
-        )
 
 
 def _show_results(trainer: Trainer, figures: dict[str, Any]) -> None:

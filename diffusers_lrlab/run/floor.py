@@ -22,7 +22,7 @@ _NUM_BINS = 10
 def loss_floor(config: TrainingConfig, max_images: int, run: Path | None = None) -> Floor:
     """The lowest possible loss for the data and the objective of a configuration, and the losses of a run in a folder."""
     with random_states_kept():
-        resolved = resolve_and_check(config, finder=True)
+        resolved = resolve_and_check(config)
         plan, data, _ = prepare_resolved(resolved)
         process = plan.process
     table = read_timesteps(RunFolder(run).timesteps_file) if run is not None else None

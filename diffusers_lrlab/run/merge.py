@@ -28,11 +28,6 @@ def merge_checkpoints(folder: Path, last: int, weights: str, out: Path) -> dict[
     if weights not in MERGES:
         raise must_be("--weights", weights, f"one of {', '.join(MERGES)}", "1-sqrt weighs the oldest checkpoint most")
     pipeline, checkpoints = SavedPipeline.of(folder), _last_checkpoints(folder, last)
-    if read_state(checkpoints[-1])["config"].get("merge_lora"):
-        raise LabError(
-            "--merge_lora added the LoRA to the pipeline, so its checkpoints cannot be merged into it. Train without "
-            "--merge_lora."
-        )
     updates = [checkpoint_update(path) for path in checkpoints]
     check_constant(folder, checkpoints)
     shares = merge_weights(updates, weights)
@@ -76,12 +71,12 @@ def _rates(folder: Path, state: dict[str, Any]) -> np.ndarray:
     """
     The learning rate of each update: float64 `(num_updates,)`; NaN where it is not known.
 
-    It is that of the schedule, or that of the log for schedules that follow losses and after rollbacks.
+    It is that of the schedule, or that of the log for schedules that follow losses.
     """
     config = ResolvedConfig(**recorded_options(read_record(folder), str(folder), state["config"]))
     load_plugins(config.plugins)
     num_updates: int = state["num_updates"]
-    if "feedback" not in SCHEDULERS[config.lr_scheduler].traits and not state.get("rollbacks"):
+    if "feedback" not in SCHEDULERS[config.lr_scheduler].traits:
         batch = state["global_batch"]
         schedule, peak = config.schedule_for(batch), config.peak_learning_rate(batch)
         return schedule_curves(schedule, peak, config.start_momentum, config.lr_warmup_steps, num_updates)[0]

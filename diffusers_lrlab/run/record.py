@@ -66,9 +66,8 @@ def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, pr
 
 
 def start_of(plan: Plan) -> dict[str, Any]:
-    """What a run started from, and how much of it a LoRA trains; nothing for one that started from random weights."""
-    trained = {} if plan.config.lora_rank is None else {"num_trained_parameters": plan.num_trained_parameters}
-    return {} if plan.start is None else {"started_from": plan.start.facts, **trained}
+    """The weights that a run started from; nothing for random ones."""
+    return {} if plan.start is None else {"started_from": plan.start.facts}
 
 
 def timescales_of(plan: Plan) -> dict[str, Any]:
@@ -100,7 +99,6 @@ def training_figures(trainer: Trainer) -> dict[str, Any]:
         "peak_memory_mb": peak_memory_mb(),
         "schedule_audit": run.audit.state_dict(),
         "skipped_updates": divergence.num_skipped,
-        "rollbacks": divergence.rollbacks,
         "skipped_corrupt_images": run.data.skipped,
         "warnings": trainer.log.lr_warnings,
         # A sampler that holds the density that one with feedback has reached.

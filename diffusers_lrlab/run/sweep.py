@@ -23,7 +23,6 @@ from ..evaluation.evaluate import metrics_of
 from ..evaluation.registry import METRICS, better_of, metric_label
 from ..hub.rerun import repeated_options
 from ..training.config import TrainingConfig
-from ..training.lora import trained_parameters
 from ..training.prepare import prepare_resolved, resolve_and_check
 from ..training.results.base import results_of
 from ..training.run_files import LAB
@@ -120,7 +119,7 @@ class MeasuredRun:
         self.run.model.to(accelerator.device)
         assert self.run.average is not None, "there are snapshots"
         self.average = self.run.average
-        self.names = list(trained_parameters(self.run.model))
+        self.names = [name for name, _ in self.run.model.named_parameters()]
         if reason := self._absence():
             near = "" if metric in METRICS else did_you_mean(metric, METRICS)
             hint = near.strip() or "validation_loss needs only held-out data"
@@ -156,7 +155,7 @@ def saved_weights(pipeline: SavedPipeline, names: list[str], folder: Path | None
     for path in pipeline.weight_files(folder):
         with safe_open(path, "pt") as file:
             found |= {name: file.get_tensor(name).float() for name in file.keys()}  # it is no mapping
-    return {name: found[pipeline.saved_name(name)] for name in names}
+    return {name: found[name] for name in names}
 
 
 def plot_sweep(sweep: Sweep, path: Path) -> None:

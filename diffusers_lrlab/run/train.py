@@ -13,13 +13,11 @@ from ..core.signals import interrupts_raised
 from ..core.signatures import checked
 from ..training.config import TrainingConfig
 from ..training.prepare import prepare_resolved, resolve_and_check
-from ..training.resume import check_agreed, choose_start, locked_folder, read_state
+from ..training.resume import check_agreed, choose_start, locked_folder
 from ..training.run_folder import RunFolder
 from ..training.trackers import start_trackers, tracker_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from accelerate import Accelerator
 
     from ..data.loading import TrainingData
@@ -61,10 +59,6 @@ def run_training(config: TrainingConfig) -> Path | None:
             resolved = dataclasses.replace(resolved, hub_model_id=check_can_push(resolved))
         plan, data, accelerator = prepare_resolved(resolved, checkpoint)
         check_agreed(checkpoint, resolved)
-        if resolved.profile is not None:
-            from ..training.profiling import check_profile
-
-            check_profile(resolved.profile, plan.num_updates - (read_state(checkpoint)["update"] if checkpoint else 0))
         found = None
         if resolved.auto_learning_rate and not resolved.dry_run:
             from ..finder.find import plan_with_found_rate
@@ -145,7 +139,7 @@ def _train_and_record(
                 _start_trackers(record, previous, plan, accelerator, folder)
             last = folder.path / f"checkpoint-{plan.num_updates}"
             with interrupts_raised(lambda number: Interrupted(number, last)):
-                for _ in _updates(trainer):
+                for _ in trainer.updates():
                     pass
                 finish_run(trainer, record)
     except BaseException:
@@ -164,14 +158,6 @@ def _train_and_record(
     accelerator.end_training()
 
 
-def _updates(trainer: Trainer) -> Iterator[int]:
-    if trainer.run.config.profile is None:
-        return trainer.updates()
-    from ..training.profiling import profiled_updates
-
-    return profiled_updates(trainer, trainer.run.config.profile)
-
-
 def _start_trackers(
     record: dict[str, Any], previous: dict[str, Any], plan: Plan, accelerator: Accelerator, folder: RunFolder
 ) -> None:
@@ -188,8 +174,6 @@ def _checked_before(trainer: Trainer, previous: dict[str, Any]) -> dict[str, str
     """Warnings of the checks at the beginning of a resumed run, which are not repeated."""
     before = previous.get("train", {})
     trainer.log.lr_warnings = before.get("warnings", {})
-    if trainer.run.config.sanity:
-        trainer.accelerator.print("--sanity has no effect on a resumed run.")
     return before.get("preflight", {})
 
 

@@ -130,11 +130,11 @@ def _followed(curve: RunCurve, num_updates: int, at: int, then: str, flag: str) 
     return Extension(followed_by(curve, num_updates, at, then, level), at, meaning)
 
 
-def rates_in_words(curve: RunCurve, at: int, factor: float = 1.0) -> str:
-    """The first, highest and last rate from an update on, and the one before; all of them times `factor`."""
-    rest = curve.lrs[at:] * factor
+def rates_in_words(curve: RunCurve, at: int) -> str:
+    """The first, highest and last rate from an update on, and the one before."""
+    rest = curve.lrs[at:]
     highest = at + int(rest.argmax())
     return (
         f"{rest[0]:.4g} first (update {at}), {rest.max():.4g} highest (update {highest}), {rest[-1]:.4g} last "
-        f"(update {curve.num_updates - 1}); {curve.lrs[at - 1] * factor:.4g} before"
+        f"(update {curve.num_updates - 1}); {curve.lrs[at - 1]:.4g} before"
     )

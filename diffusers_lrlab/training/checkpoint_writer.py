@@ -1,7 +1,6 @@
 """Writes and removes checkpoints.
 
-The state is copied to the host between two updates, and a thread writes the copy during training. Shards of FSDP are
-written by all processes without a thread.
+The state is copied to the host between two updates, and a thread writes the copy during training.
 """
 
 import time
@@ -13,14 +12,12 @@ from accelerate.utils import broadcast_object_list
 from typing_extensions import Self
 
 from ..core.background import BackgroundWrite
-from ..core.files import SHARED, atomic_folder, full_disk_explained, remove, temporary_beside
-from .checkpoints import Contents, contents_of, save_shards
+from ..core.files import atomic_folder, remove
+from .checkpoints import Contents, contents_of
 from .config import ResolvedConfig
-from .divergence_rules import rollback_rule
 from .run_files import check_own_checkpoint
 from .run_folder import RunFolder, checkpoint_update
 from .run_state import RunState
-from .sharding import is_sharded
 
 
 class CheckpointWriter:
@@ -59,9 +56,7 @@ class CheckpointWriter:
         path = self.folder.path / f"checkpoint-{run.update}"
         contents = contents_of(self.accelerator, run, more, self.folder, rows)
         self._begun_at = time.monotonic()
-        if is_sharded(self.accelerator):
-            self._write_sharded(run, path, contents)
-        elif self.accelerator.is_main_process:
+        if self.accelerator.is_main_process:
             self._writing.start(self._write, path, contents)
         return path
 
@@ -81,29 +76,6 @@ class CheckpointWriter:
             check_own_checkpoint(path)
         remove_old_checkpoints(self.folder, self.config)
 
-    def _write_sharded(self, run: RunState, path: Path, contents: Contents) -> None:
-        accelerator = self.accelerator
-        if accelerator.is_main_process:
-            check_own_checkpoint(path)
-            with atomic_folder(path, shared=True) as temporary:
-                accelerator.wait_for_everyone()
-                save_shards(accelerator, run, temporary)
-                accelerator.wait_for_everyone()
-                contents.write(temporary, self.folder)
-                check_own_checkpoint(path)
-            remove_old_checkpoints(self.folder, self.config)
-        else:
-            accelerator.wait_for_everyone()
-            with full_disk_explained(path):
-                save_shards(accelerator, run, temporary_beside(path, SHARED))
-            accelerator.wait_for_everyone()
-        accelerator.wait_for_everyone()
-
-
-def regular_checkpoints(folder: RunFolder, config: ResolvedConfig) -> list[Path]:
-    """Checkpoints at multiples of --checkpointing_steps: one saved on a signal must not change the target of a rollback."""
-    return [path for path in folder.checkpoints() if checkpoint_update(path) % config.checkpointing_steps == 0]
-
 
 def is_kept_for_good(update: int, config: ResolvedConfig) -> bool:
     """Whether --keep_every keeps a checkpoint of this update, to branch or extend from."""
@@ -111,16 +83,12 @@ def is_kept_for_good(update: int, config: ResolvedConfig) -> bool:
 
 
 def kept_checkpoints(folder: RunFolder, config: ResolvedConfig) -> list[Path]:
-    """
-    The checkpoints that `checkpoints_total_limit` keeps, the newest or for rollbacks the newest regular ones, and those of
-    `keep_every`.
-    """
+    """The checkpoints that `checkpoints_total_limit` keeps, the newest ones, and those of `keep_every`."""
     everything, limit = folder.checkpoints(), config.checkpoints_total_limit
     if not limit:
         return everything
-    found = everything if rollback_rule(config) is None else regular_checkpoints(folder, config)
     for_good = [path for path in everything if is_kept_for_good(checkpoint_update(path), config)]
-    return [*for_good, *found[-limit:], *everything[-1:]]
+    return [*for_good, *everything[-limit:]]
 
 
 def remove_old_checkpoints(folder: RunFolder, config: ResolvedConfig) -> None:

@@ -2,7 +2,6 @@
 
     checkpoint-500/unet/             raw weights, for from_pretrained of the model's class (denoiser/ for points)
     checkpoint-500/unet_ema/         their moving average and its state; further ones in unet_ema_2/, ...
-                                     both of a LoRA alone, if one is trained; lrlab/base/ has the rest
     checkpoint-500/optimizer.bin     as accelerate saves it
     checkpoint-500/random_states_RANK.json   of the global generators of each process
     checkpoint-500/trainer.json      clock, schedule, configuration, data fingerprint
@@ -15,7 +14,6 @@ that follow the losses.
 """
 
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +26,7 @@ from diffusers.training_utils import EMAModel
 from safetensors.torch import load_file, save_file
 
 from ..averaging.averages import EMA, without_config_warnings
-from ..core.files import atomic_file, atomic_folder, write_text
+from ..core.files import atomic_file, write_text
 from ..core.manifest import write_manifest
 from ..core.random_states import random_states, restore_random_states
 from ..core.streams import stream_seed
@@ -36,11 +34,9 @@ from ..data.streams import ShardedStream
 from ..diagnostics.timestep_log import write_timesteps
 from .compiling import compile_backend
 from .host_copies import on_host, with_weights
-from .lora import BASE, base_weights, has_lora, load_lora, lora_weights, read_lora
 from .resume import check_same_run, read_state
 from .run_folder import RunFolder
 from .run_state import RunState
-from .sharding import is_sharded, load_sharded_average, save_sharded_average
 
 _TENSORS = "timesteps.safetensors"
 _OWNERS = ("objective", "observer")  # of these tensors
@@ -53,12 +49,7 @@ def register_model_format(accelerator: Accelerator, component: str) -> Any:
     """
 
     def load(models: list[Any], folder: str) -> None:
-        if is_sharded(accelerator):
-            return  # accelerate loads the shards
         model = accelerator.unwrap_model(models.pop(), keep_torch_compile=False)
-        if has_lora(model):
-            load_lora(Path(folder) / component, model, component)
-            return
         with without_config_warnings():
             saved = type(model).from_pretrained(folder, subfolder=component)
         model.load_state_dict(saved.state_dict())
@@ -79,7 +70,6 @@ def _facts(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
         "num_updates": plan.num_updates,
         "mixed_precision": accelerator.mixed_precision,
         "compile": compile_backend(accelerator),
-        "sharded": is_sharded(accelerator),
         "model": plan.model_config,
         **start,
         "data": {"name": data.name, "fingerprint": data.fingerprint, "num_images": data.num_images, **stream},
@@ -90,20 +80,15 @@ def _facts(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
 class Contents:
     """The contents of a checkpoint, copied to the host between two updates."""
 
-    models: dict[str, Any]  # by folder; empty for a sharded model
+    models: dict[str, Any]  # by folder
     states: dict[str, Any]  # for `torch.save`, by file
     tensors: dict[str, torch.Tensor]
     random_states: list[dict[str, Any]]  # of each process
     trainer: dict[str, Any]
     log_size: int
     rows: Any  # of losses by noise level, if they are logged
-    base: Any = None  # what a LoRA is beside, for the first checkpoint to write into the folder of the run
 
     def write(self, into: Path, folder: RunFolder) -> None:
-        if self.base is not None:
-            with atomic_folder(folder.path / BASE) as base:
-                self.base.save_pretrained(base)
-                write_manifest(base)
         for name, model in self.models.items():
             model.save_pretrained(into / name)
         for name, state in self.states.items():
@@ -125,17 +110,11 @@ def contents_of(accelerator: Accelerator, run: RunState, more: dict[str, Any], f
     state = run.state_dict() | more
     parts = {owner: state.pop(owner, {}) for owner in _OWNERS}
     facts = {"config": run.config.to_dict(), **_facts(accelerator, run), "num_processes": run.plan.layout.num_processes}
-    models, states, base = {}, {}, None
-    component = run.component
-    if accelerator.is_main_process and not is_sharded(accelerator):
-        if not has_lora(run.model):
-            models[component] = with_weights(run.model, run.model.state_dict())
-        else:
-            models[component] = lora_weights(run.model, component)
-            if not (folder.path / BASE).exists():
-                base = with_weights(run.model, base_weights(run.model))
+    models, states = {}, {}
+    if accelerator.is_main_process:
+        models[run.component] = with_weights(run.model, run.model.state_dict())
         for average, name in zip(run.averages, _average_folders(run), strict=True):
-            models[name] = average_as_model(run.model, average, component)
+            models[name] = average_as_model(run.model, average)
         states[f"{OPTIMIZER_NAME}.bin"] = on_host(run.optimizer.state_dict())
         if accelerator.scaler is not None:
             states[SCALER_NAME] = on_host(accelerator.scaler.state_dict())
@@ -147,7 +126,6 @@ def contents_of(accelerator: Accelerator, run: RunState, more: dict[str, Any], f
         on_host({**facts, **state}),
         folder.log_size(),
         rows,
-        base,
     )
 
 
@@ -156,24 +134,14 @@ def _average_folders(run: RunState) -> list[str]:
     return [f"{run.component}_ema" + (f"_{number}" if number > 1 else "") for number in range(1, len(run.averages) + 1)]
 
 
-def average_as_model(model: Any, average: EMA, component: str) -> Any:
-    """The model that `EMAModel.save_pretrained` would save, without drawing random numbers; of a LoRA, its average."""
+def average_as_model(model: Any, average: EMA) -> Any:
+    """The model that `EMAModel.save_pretrained` would save, without drawing random numbers."""
     state = average.state_dict()
     own = {key: value for key, value in state.items() if key != "shadow_params"}
-    if has_lora(model):
-        return lora_weights(model, component, state["shadow_params"], own)
     names = [name for name, _ in model.named_parameters()]
     held = with_weights(model, model.state_dict() | dict(zip(names, state["shadow_params"], strict=True)))
     held.register_to_config(**own)
     return held
-
-
-def save_shards(accelerator: Accelerator, run: RunState, folder: Path) -> None:
-    """Saves the shards of this process by accelerate, without its pickle of random states, and those of the averages."""
-    accelerator.save_state(str(folder))
-    for average, name in zip(run.averages, _average_folders(run), strict=True):
-        save_sharded_average(run, average, folder / name)
-    os.remove(_states_file(folder, accelerator.process_index).with_suffix(".pkl"))
 
 
 def _states_file(folder: Path, rank: int) -> Path:
@@ -188,10 +156,7 @@ def load_checkpoint(accelerator: Accelerator, run: RunState, path: Path, folder:
     state: dict[str, Any] = read_state(path)
     check_same_run(state, _facts(accelerator, run), path)
     for average, name in zip(run.averages, _average_folders(run), strict=True):
-        if is_sharded(accelerator):
-            load_sharded_average(run, average, path / name)
-        else:
-            load_average(average, run.model, path / name, run.component)
+        load_average(average, run.model, path / name)
     accelerator.load_state(str(path))
     # Random states last: building a model, as diffusers does for the weights, draws from them.
     if state["num_processes"] != accelerator.num_processes:
@@ -216,12 +181,8 @@ def load_checkpoint(accelerator: Accelerator, run: RunState, path: Path, folder:
     return state
 
 
-def load_average(average: EMA, model: Any, folder: Path, component: str) -> None:
-    """Restores an average from its saved model or LoRA."""
-    if has_lora(model):
-        values, state = read_lora(folder, model, component)
-        average.load_state_dict({**state, "shadow_params": values})
-        return
+def load_average(average: EMA, model: Any, folder: Path) -> None:
+    """Restores an average from its saved model."""
     with without_config_warnings():
         saved = EMAModel.from_pretrained(str(folder), type(model))
     average.load_state_dict(saved.state_dict())

@@ -10,7 +10,6 @@ from typing import Any
 from ..core.files import atomic_folder, write_text
 from ..core.manifest import MANIFEST, write_manifest
 from .config import ResolvedConfig
-from .lora import BASE
 from .resume import read_state
 from .run_folder import RunFolder
 
@@ -35,7 +34,7 @@ def hand_over(
     change: Callable[[Path], None] | None = None,
 ) -> None:
     """
-    Copies the log, the weights beside a LoRA and, last, a checkpoint into the folder of another run.
+    Copies the log and, last, a checkpoint into the folder of another run.
 
     Args:
         checkpoint (`Path`): A checkpoint of the run `giver`.
@@ -54,8 +53,6 @@ def hand_over(
     state = read_state(checkpoint)
     if size := state["log"]["size"]:
         write_text(taker.metrics_file, giver.metrics_file.read_bytes()[:size].decode())
-    if (giver.path / BASE).exists():
-        shutil.copytree(giver.path / BASE, taker.path / BASE, dirs_exist_ok=True)
     schedules = schedules_with_plan(state["schedules"], config, state["global_batch"], warmup_updates, num_updates)
     state |= {"config": config.to_dict(), "num_updates": num_updates, "schedules": schedules} | (more or {})
     with atomic_folder(taker.path / checkpoint.name) as temporary:

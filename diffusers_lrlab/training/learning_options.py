@@ -8,7 +8,6 @@ from ..core.options import (
     DRAWS,
     EVALUATION,
     OBJECTIVE,
-    OUTPUT,
     SPEED,
     UPDATE,
     WHOLE_RUN,
@@ -23,7 +22,6 @@ NO_START = Need(
     "--pretrained_model_name_or_path", lambda config: config.pretrained_model_name_or_path is None, is_absence=True
 )
 START = Need("--pretrained_model_name_or_path", lambda config: config.pretrained_model_name_or_path is not None)
-LORA = Need("--lora_rank", lambda config: config.lora_rank is not None)
 NO_DENOISER = Need("--denoiser", lambda config: config.denoiser is None, is_absence=True)
 HELD_OUT = Need("--num_validation_images above 0", lambda config: config.num_validation_images > 0)
 DROPOUT = Need("--label_dropout above 0", lambda config: config.label_dropout > 0)
@@ -86,33 +84,6 @@ class ModelConfig:
         UPDATE,
         is_repeated=False,  # a rerun takes the commit that was read
         needs=(START,),
-    )
-    lora_rank: int | None = option(
-        None,
-        "Train only a LoRA of this rank on the weights of --pretrained_model_name_or_path (default: train all weights).",
-        UPDATE,
-        range="[1, 1e5]",
-        needs=(START,),
-    )
-    lora_alpha: float | None = option(
-        None,
-        "Scale of the LoRA: its product of matrices is multiplied by lora_alpha / lora_rank (default: lora_rank).",
-        UPDATE,
-        range="(0, 1e6]",
-        needs=(LORA,),
-    )
-    lora_target_modules: str | None = option(
-        None,
-        "Comma-separated names of the linear and convolutional layers that get a LoRA, or the ends of their names; * "
-        "stands for any text (default: to_q,to_k,to_v,to_out.0, the projections of attention; * for a model without any).",
-        UPDATE,
-        needs=(LORA,),
-    )
-    merge_lora: bool = option(
-        False,
-        "Add the LoRA to the weights of the saved pipeline, instead of saving it beside them.",
-        OUTPUT,
-        needs=(LORA,),
     )
     objective: str = option(
         DEFAULT_OBJECTIVE,

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError, must_be
-from ..core.extras import require_extra
-from ..core.manifest import find_damage
 from ..data.latents.manifest import latents_folder, read_latents_manifest
 from ..models.architecture import Architecture
 from ..models.loading import complete_config, load_model_config
@@ -19,7 +17,6 @@ from ..models.width import start_for_width, width_of
 from .config import ResolvedConfig
 from .kinds.images import EMBEDDINGS_HINT
 from .kinds.select import component_of, kind_of
-from .lora import BASE, add_lora
 from .resume import read_state
 
 if TYPE_CHECKING:
@@ -38,42 +35,32 @@ def build_model(config: ResolvedConfig, arguments: dict[str, Any]) -> Any:
 
 
 def make_model(config: ResolvedConfig, arguments: dict[str, Any], start: StartWeights | None = None) -> Any:
-    """The model with these arguments, and the weights that it begins with; with a LoRA, if one is requested."""
+    """The model with these arguments, and the weights that it begins with."""
     model = build_model(config, arguments)
     if start is not None:
         start.load_into(model)
     if config.width_base is not None:
         start_for_width(model, width_of(model, config.width_base))
-    return add_lora(model, config)
+    return model
 
 
 def find_start(config: ResolvedConfig, checkpoint: Path | None = None) -> StartWeights | None:
     """
     The weights that a run starts from, `None` for random ones. A run that resumes from a checkpoint does not read them
-    again: the checkpoint has the weights, and the folder of the run those beside a LoRA.
+    again: the checkpoint has the weights.
     """
     if config.pretrained_model_name_or_path is None:
         return None
-    if config.lora_rank is not None:
-        require_extra("lora", f"--lora_rank {config.lora_rank}", ["peft"])
     if checkpoint is None:
         where = config.pretrained_model_name_or_path, config.revision, config.cache_dir
         return find_start_weights(*where, model_class_of(config).__name__, component_of(config))
-    state, base = read_state(checkpoint), checkpoint.parent / BASE
-    if config.lora_rank is not None and (damage := find_damage(base)) is not None:
-        raise LabError(
-            f"{str(checkpoint)!r} cannot be resumed from: it has a LoRA, and the weights beside it are damaged: {damage}. "
-            "Hint: restore them from a copy, or start again by --overwrite_output_dir."
-        )
-    folder = None if config.lora_rank is None else str(base)
-    return StartWeights(**state["started_from"], config=state["model"], folder=folder)
+    state = read_state(checkpoint)
+    return StartWeights(**state["started_from"], config=state["model"], folder=None)
 
 
 def given_model_config(config: ResolvedConfig, start: StartWeights | None = None) -> dict[str, Any] | None:
     """The configuration given for the model, or of the weights that it starts from, checked without data, or `None`."""
     architecture = architecture_of(config.denoiser)
-    folder = latents_folder(config)
-    architecture.check_run(config.objective, None if folder is None else read_latents_manifest(folder))
     if config.num_classes is not None:
         _check_num_classes(architecture, config.num_classes, config, "--num_classes")
     if start is not None:
@@ -87,8 +74,6 @@ def given_model_config(config: ResolvedConfig, start: StartWeights | None = None
 
 
 def _config_of_start(config: ResolvedConfig, start: StartWeights, architecture: Architecture) -> dict[str, Any]:
-    import torch
-
     model_class = model_class_of(config)
     given = complete_config(model_class, start.config, OPTION, start.name_or_path)
     kind = kind_of(config)
@@ -98,12 +83,8 @@ def _config_of_start(config: ResolvedConfig, start: StartWeights, architecture: 
         architecture.check_start(given, start.name_or_path)
         why = "as --resolution and --image_channels say" if latents_folder(config) is None else "as the latents have"
         _check_shape(config, given, _known_arguments(config), why)
-    # Errors of weights and LoRA come before data are read.
     if start.folder is not None:
-        start.read(model_class)
-    if config.lora_rank is not None:
-        with torch.device("meta"):
-            add_lora(model_class(**given), config)
+        start.read(model_class)  # so that errors of weights come before data are read
     return given
 
 

@@ -12,11 +12,8 @@ import torch
 
 from ..core.files import full_disk_explained, sync, sync_tree, temporary_beside
 from ..models.registry import architecture_of, denoiser_code
-from ..models.start_weights import LORA_FILE
 from ..pipelines.reference import Reference, save_with_references
-from .host_copies import with_weights
 from .kinds.base import DataKind, row_for
-from .lora import base_weights, has_lora, lora_weights
 from .run_state import RunState
 
 # Pipelines of runs with class labels, by the name of a kind.
@@ -52,14 +49,14 @@ def _parts_of(run: RunState) -> dict[str, Any]:
     return parts | {"has_null_label": classes.null_label is not None}
 
 
-def make_pipeline(run: RunState, scheduler: Any = None, model: Any = None) -> Any:
-    """A pipeline with the current model, or with `model`, by default with a new sampling scheduler."""
+def make_pipeline(run: RunState, scheduler: Any = None) -> Any:
+    """A pipeline with the current model, by default with a new sampling scheduler."""
     path = _pipeline_path(run.kind, run.plan.classes is not None, run.config.denoiser)
-    return _pipeline_of(run, path, _parts_of(run), scheduler, model)
+    return _pipeline_of(run, path, _parts_of(run), scheduler)
 
 
-def _pipeline_of(run: RunState, path: str, parts: dict[str, Any], scheduler: Any, model: Any) -> Any:
-    config, model = run.config, run.model if model is None else model
+def _pipeline_of(run: RunState, path: str, parts: dict[str, Any], scheduler: Any) -> Any:
+    config, model = run.config, run.model
     loaded = {name: part.load(config.cache_dir) if isinstance(part, Reference) else part for name, part in parts.items()}
     loaded = {name: part.to(model.device) if isinstance(part, torch.nn.Module) else part for name, part in loaded.items()}
     known = {run.component: model, "scheduler": run.process.sampling_scheduler() if scheduler is None else scheduler}
@@ -69,21 +66,17 @@ def _pipeline_of(run: RunState, path: str, parts: dict[str, Any], scheduler: Any
     return pipeline
 
 
-def _saved_pipeline(run: RunState, parts: dict[str, Any], model: Any) -> Any:
+def _saved_pipeline(run: RunState, parts: dict[str, Any]) -> Any:
     """The pipeline to save: that of diffusers, if it samples the model, or that which samples during the run."""
     config, vae = run.config, parts.get("vae")
     vae = vae.load(config.cache_dir) if isinstance(vae, Reference) else vae
     label_dropout = None if run.plan.classes is None else config.label_dropout
     path = architecture_of(config.denoiser).diffusers_pipeline(label_dropout, run.process.scheduler, vae)
     if path is None:
-        return make_pipeline(run, run.process.scheduler, model)
+        return make_pipeline(run, run.process.scheduler)
     taken = inspect.signature(pkgutil.resolve_name(path)).parameters
-    needed = {name for name, own in taken.items() if own.default is own.empty}
-    absent = sorted(needed - {*parts, run.component, "scheduler"})  # encoders of texts
-    parts = {name: part for name, part in parts.items() if name in taken} | dict.fromkeys(absent)
-    pipeline = _pipeline_of(run, path, parts, run.process.scheduler, model)
-    pipeline._optional_components = [*pipeline._optional_components, *absent]  # else diffusers warns of their absence
-    return pipeline
+    parts = {name: part for name, part in parts.items() if name in taken}
+    return _pipeline_of(run, path, parts, run.process.scheduler)
 
 
 def save_pipeline(run: RunState, folder: Path) -> None:
@@ -96,18 +89,11 @@ def save_pipeline(run: RunState, folder: Path) -> None:
     references = {name: part for name, part in parts.items() if isinstance(part, Reference)}
     try:
         with full_disk_explained(index):
-            model = run.model
-            if has_lora(model):
-                model = with_weights(model, base_weights(model, run.config.merge_lora))
-                if not run.config.merge_lora:
-                    lora_weights(run.model, run.component).save_pretrained(temporary)
-            save_with_references(_saved_pipeline(run, parts, model), references, temporary)
+            save_with_references(_saved_pipeline(run, parts), references, temporary)
             if (code := denoiser_code(run.model)) is not None:
                 shutil.copyfile(code, temporary / run.component / f"{type(run.model).__module__}.py")
         sync_tree(temporary)
         index.unlink(missing_ok=True)
-        if run.config.merge_lora:
-            (folder / LORA_FILE).unlink(missing_ok=True)
         sync(folder)
         for part in (*(path for path in temporary.iterdir() if path.name != index.name), temporary / index.name):
             if part.is_dir() and (folder / part.name).exists():

@@ -32,7 +32,6 @@ from ..timesteps.beginning import Beginning
 from .config import ResolvedConfig
 from .kinds.base import DataKind
 from .kinds.select import kind_of
-from .lora import add_lora, trained_parameters
 from .model import build_model, classes_of, model_arguments, model_class_of
 from .resolve_schedules import check_floor
 from .resolve_timesteps import objective_spec
@@ -189,18 +188,13 @@ class Plan:
         """Parameters of the model, without building it."""
         return sum(parameter.numel() for parameter in self.model_on_meta.parameters())
 
-    @cached_property
-    def num_trained_parameters(self) -> int:
-        """Parameters that are trained: all, or those of the LoRA."""
-        return sum(parameter.numel() for parameter in trained_parameters(self.model_on_meta).values())
-
     @property
     def model_on_meta(self) -> Any:
         """A model with shapes and no numbers."""
         import torch
 
         with torch.device("meta"):
-            return add_lora(self.new_model(), self.config)
+            return self.new_model()
 
     def new_model(self) -> Any:
         """A model of these arguments, with random weights."""

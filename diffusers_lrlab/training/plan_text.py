@@ -9,7 +9,6 @@ from ..core.spec import shown_spec
 from ..core.words import counted, plural, singular, times
 from ..data.labels import describe_classes
 from ..diagnostics.gradients import NUM_PROBES
-from ..models.start_weights import LORA_FILE
 from ..optimizers.scaling import scaling_warning
 from ..optimizers.timescales import NO_EFFECT
 from ..schedules.resolve import double_decay
@@ -17,7 +16,6 @@ from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from ..timesteps.sampling import contradiction
 from .choices import describe_choices
 from .kinds.select import component_of
-from .lora import lora_layers
 from .model import describe_model
 from .plan import Plan
 from .width import width_in_words
@@ -71,23 +69,16 @@ def describe_plan(plan: Plan) -> str:
         "samples": _samples_in_words(plan),
         "warning": f"\n{_INDENT}".join(_warnings(plan)),
         "output": f"{config.output_dir}/: model_index.json, {component_of(config)}/, scheduler/, README.md, "
-        + (f"{LORA_FILE}, " if config.lora_rank is not None and not config.merge_lora else "")
-        + f"lrlab/metrics.jsonl, {'lrlab/timesteps.parquet, ' if config.log_timestep_bins else ''}lrlab/run.json, "
+        f"lrlab/metrics.jsonl, {'lrlab/timesteps.parquet, ' if config.log_timestep_bins else ''}lrlab/run.json, "
         f"lrlab/*.png, checkpoint-N/ every {counted(config.checkpointing_steps, 'update')}",
     }
     return "\n".join(f"{name:>13}  {text}" for name, text in lines.items() if text)
 
 
 def _start_in_words(plan: Plan) -> str:
-    config, start = plan.config, plan.start
-    if start is None:
+    if (start := plan.start) is None:
         return ""
-    words = f", from the weights of {start.name_or_path}" + (f" at {start.commit[:8]}" if start.commit else "")
-    if config.lora_rank is None:
-        return words
-    layers = counted(len(lora_layers(plan.model_on_meta)), "layer")
-    trained = counted(plan.num_trained_parameters, "parameter", ",")
-    return f"{words}; a LoRA of rank {config.lora_rank}, alpha {config.lora_alpha:g}, on {layers}: {trained} trained"
+    return f", from the weights of {start.name_or_path}" + (f" at {start.commit[:8]}" if start.commit else "")
 
 
 def autoencoder_in_words(found: dict[str, Any]) -> str:

@@ -16,7 +16,6 @@ from .model import find_start, given_model_config
 from .resolve import resolve_config
 from .resolve_schedules import check_schedule
 from .resolve_timesteps import check_timesteps
-from .sharding import check_sharding, shard_on_cpu
 from .width import check_width
 
 if TYPE_CHECKING:
@@ -28,12 +27,11 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 
-def resolve_and_check(config: TrainingConfig, finder: bool = False) -> ResolvedConfig:
+def resolve_and_check(config: TrainingConfig) -> ResolvedConfig:
     """A configuration with every option resolved, checked as far as possible without data and model."""
     resolved = resolve_config(config, find_columns=True)
     _check_launch()
     check_precision(resolved)
-    check_sharding(resolved, finder)
     check_schedule(resolved)
     check_timesteps(resolved)
     check_width(resolved)
@@ -41,7 +39,16 @@ def resolve_and_check(config: TrainingConfig, finder: bool = False) -> ResolvedC
 
 
 def _check_launch() -> None:
-    """Refuses `accelerate launch --cpu --num_processes N`, which starts a single process for any N."""
+    """
+    Refuses launches that shard the model, and `accelerate launch --cpu --num_processes N`, which starts a single process
+    for any N.
+    """
+    for name in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
+        if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() in ("1", "true"):
+            raise LabError(
+                f"accelerate launch with {name}: must be a launch that leaves the model whole, for its average and its "
+                "checkpoints. Hint: launch with --multi_gpu; `accelerate config` changes what is in a file."
+            )
     launched = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
     if launched and "MASTER_ADDR" in os.environ and not {"WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"} & {*os.environ}:
         raise LabError(
@@ -168,9 +175,7 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
             DistributedDataParallelKwargs(gradient_as_bucket_view=True),
         ],
     )
-    if on_cpu:
-        shard_on_cpu(accelerator)
-    else:
+    if not on_cpu:
         matmul.allow_tf32 = tf32  # accelerate allows TF32 for compiled models
     accelerator.state.dynamo_plugin = make_dynamo_plugin(config)  # a process may have several runs
     if on_cpu and config.cpu_threads and (asked := asked_threads()) not in (None, config.cpu_threads):

@@ -11,7 +11,6 @@ from ..averaging.forms import forms_of
 from ..core.errors import LabError, must_be
 from ..core.options import check_needs, check_ranges, defaults_of
 from ..core.plugins import load_plugins
-from ..core.spec import format_spec, resolve_spec
 from ..core.words import counted
 from ..data.latents.manifest import latents_folder
 from ..data.options import EMBEDDED_DATASETS
@@ -20,7 +19,7 @@ from ..models.registry import DENOISERS
 from ..optimizers.build import check_installed
 from ..optimizers.entries import OPTIMIZERS
 from ..schedules.resolve import merge_spec
-from .choices import LEARNED_FROM, given_kwargs, registry_of, resolve_choice
+from .choices import LEARNED_FROM, given_kwargs, resolve_choice
 from .config import ResolvedConfig, TrainingConfig
 from .kinds.select import components, kind_of
 from .learning_options import named_parameter
@@ -178,7 +177,6 @@ def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
         resolved |= resolve_choice(config, "denoiser")
     if config.pretrained_model_name_or_path is not None:
         resolved |= _resolve_start(config)
-    resolved["on_divergence"] = format_spec(*resolve_spec(config.on_divergence, None, registry_of("on_divergence")))
     if config.ema is not None:
         resolved["ema"] = "|".join(map(str, forms_of(config.ema)))
     if config.num_inference_steps is None:
@@ -196,7 +194,7 @@ def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
 
 
 def _resolve_start(config: TrainingConfig) -> dict[str, Any]:
-    """A model that starts from weights has their configuration, and a LoRA a scale."""
+    """A model that starts from weights has their configuration."""
     if config.denoiser is not None and (
         given := merge_spec(config.denoiser, given_kwargs(config, "denoiser"), DENOISERS)[1]
     ):
@@ -205,10 +203,7 @@ def _resolve_start(config: TrainingConfig) -> dict[str, Any]:
             f"--denoiser {config.denoiser}: must be given without parameters beside --pretrained_model_name_or_path, got "
             f"{names}. Hint: the weights determine the configuration of the model."
         )
-    resolved: dict[str, Any] = {} if config.denoiser is None else {"denoiser_kwargs": {}}
-    if config.lora_rank is not None:
-        resolved["lora_alpha"] = float(config.lora_rank if config.lora_alpha is None else config.lora_alpha)
-    return resolved
+    return {} if config.denoiser is None else {"denoiser_kwargs": {}}
 
 
 _STEPS: tuple[Callable[[TrainingConfig], dict[str, Any]], ...] = (
@@ -228,11 +223,6 @@ def _check_combinations(config: ResolvedConfig) -> None:
             f"--num_inference_steps {config.num_inference_steps} is more than the "
             f"{counted(config.num_train_timesteps, 'timestep')} ({named_parameter(config.objective, 'num_steps')}); use at "
             "most as many."
-        )
-    if config.posthoc is not None and config.merge_lora:
-        hint = "leave --merge_lora out; the LoRA is then saved beside the pipeline"
-        raise must_be(
-            "--ema", config.ema, "without post-hoc averages, which cannot be merged later", hint, got="--merge_lora"
         )
     if Path(config.logging_dir).name != config.logging_dir or config.logging_dir.startswith(
         ("lrlab", "checkpoint", *components())

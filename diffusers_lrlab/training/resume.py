@@ -13,7 +13,6 @@ from ..core.files import TEMPORARY
 from ..core.lock import LOCK_FILES, locked
 from ..core.manifest import find_damage
 from ..core.options import names_where
-from ..core.spec import parse_spec
 from .config import ResolvedConfig, TrainingConfig, complete_options
 from .run_files import check_kinds_of_own, check_names_of_checkpoints, is_checkpoint
 from .run_folder import FINDER_FILES, RunFolder
@@ -238,19 +237,9 @@ def resumed_config(config: ResolvedConfig, checkpoint: Path) -> ResolvedConfig:
     saved = complete_options(state["config"])
     # Options that may change are compared in other ways where it matters: the global batch, the configuration of the model.
     fixed = names_where(TrainingConfig, may_change_on_resume=False)
-    if saved["on_divergence"] != "stop":  # they decide where a run returns to
-        fixed += ("checkpointing_steps", "checkpoints_total_limit", "keep_every")
-    if state["rollbacks"] and _rule_but_limit(saved["on_divergence"]) != _rule_but_limit(config.on_divergence):
-        fixed += ("on_divergence",)
     current = {f"--{name}": value for name, value in config.to_dict().items() if name in fixed}
     check_same_run({f"--{name}": value for name, value in saved.items()}, current, checkpoint)
     return config
-
-
-def _rule_but_limit(on_divergence: str) -> tuple[str, dict[str, Any]]:
-    """The rule for divergence without its limit."""
-    name, kwargs = parse_spec(on_divergence)
-    return name, {key: value for key, value in kwargs.items() if key != "max_rollbacks"}
 
 
 def check_same_run(saved: dict[str, Any], now: dict[str, Any], checkpoint: Path) -> None:

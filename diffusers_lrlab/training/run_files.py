@@ -7,12 +7,10 @@ from pathlib import Path
 from ..core.errors import LabError
 from ..core.files import TEMPORARY, check_kinds
 from ..core.manifest import MANIFEST, Sums, sums_in
-from ..models.start_weights import LORA_FILE
 from .kinds.select import components
-from .lora import BASE
 
 # Written by a run besides checkpoints and weights, so that --overwrite_output_dir may remove it.
-OWN = ("model_index.json", "pipeline.py", "README.md", "scheduler", MANIFEST, LORA_FILE)
+OWN = ("model_index.json", "pipeline.py", "README.md", "scheduler", MANIFEST)
 LAB = "lrlab"
 SNAPSHOTS = "ema_snapshots"  # of post-hoc averages, a folder each; neither part of the result nor uploaded
 RECORD = f"{LAB}/run.json"
@@ -39,7 +37,7 @@ def check_kinds_of_own(path: Path, logging_dir: str) -> None:
     folders = [path / name for name in ("scheduler", *components(), logging_dir)]
     files = [path / name for name in OWN if name != "scheduler"]
     files += [file for file in lab.glob("*.*") if not file.name.startswith(TEMPORARY)]
-    check_kinds(files, [*folders, lab, lab / "samples", path / BASE, path / SNAPSHOTS], "--output_dir")
+    check_kinds(files, [*folders, lab, lab / "samples", path / SNAPSHOTS], "--output_dir")
 
 
 def check_names_of_checkpoints(path: Path) -> None:

@@ -56,11 +56,6 @@ class RunLog:
         *sums, count = self.accelerator.reduce(self.sums, "mean").tolist()
         return tuple(total / count if count else None for total in sums)
 
-    def first_loss(self) -> float | None:
-        """The unweighted loss of the first row."""
-        rows = (row for row in self.folder.read_metrics() if "loss" in row)
-        return next((row.get("unweighted_loss", row["loss"]) for row in rows), None)
-
     def write_row(self, lrs: dict[str, float], momentum: float | None, bar: tqdm) -> None:
         """Reads the sums off the device and writes a row; rates and momentum are those of the update just done."""
         run, divergence = self.run, self.divergence
@@ -68,7 +63,6 @@ class RunLog:
         self.sums.zero_()
         if loss is not None and norm is not None and not math.isfinite(loss + norm):
             raise divergence.error()
-        divergence.check_loss(unweighted)
         row: dict[str, Any] = {
             "update": run.update - 1,
             "loss": loss,
@@ -80,7 +74,6 @@ class RunLog:
             "unweighted_loss": unweighted if run.objective.is_weighted else None,
             "ema_decay": None if run.average is None else run.average.cur_decay_value,
             "skipped_updates": divergence.num_skipped or None,
-            "rollbacks": len(divergence.rollbacks) or None,
         }
         row = {key: value for key, value in row.items() if value is not None}
         first = (run.update - 1) // run.config.logging_steps * run.config.logging_steps

@@ -11,8 +11,6 @@ PUSH = Need("--push_to_hub", lambda config: config.push_to_hub)
 LOGGER = Need("--logger with a tracker", lambda config: config.logger != "none")
 A_RUN = Need("--dry_run", lambda config: not config.dry_run, is_absence=True)
 NO_STEPS = Need("--max_train_steps", lambda config: config.max_train_steps is None, is_absence=True)
-# Where a run returns to must not depend on its speed.
-NO_ROLLBACK = Need("--on_divergence rollback", lambda config: config.on_divergence == "stop", is_absence=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +183,6 @@ class OutputConfig:
         "the last.",
         OUTPUT,
         range="[0, 1e6]",
-        needs=(NO_ROLLBACK,),
     )
     checkpoints_total_limit: int | None = option(
         3, "Checkpoints to keep, the newest ones; 0 for all, as upstream.", OUTPUT, range="[0, 1e9]"
@@ -228,20 +225,6 @@ class OutputConfig:
     hub_license: str | None = option(None, "License of the model for its card, such as apache-2.0 (default: none).", OUTPUT)
     preflight: bool = option(
         True, "Check data, settings and model before training, and warn of likely mistakes.", DESTINATION
-    )
-    sanity: bool = option(
-        False,
-        "Before training, overfit one batch in 150 updates, and stop unless its loss falls to half.",
-        THIS_START,
-        needs=(A_RUN,),
-    )
-    profile: int | None = option(
-        None,
-        "Number of updates to profile after the first 7: prints a time table and writes lrlab/profile.json.gz, a "
-        "trace for Perfetto. Results stay the same; these updates are slower (default: off).",
-        THIS_START,
-        range="[1, 50]",
-        needs=(A_RUN,),
     )
     dry_run: bool = option(
         False,

@@ -21,7 +21,6 @@ from ..schedules.momentum import read_momentum
 from ..schedules.scheduler import build_all
 from .compiling import make_channels_last
 from .kinds.select import component_of
-from .lora import trained_parameters
 from .model import make_model
 from .plan import Plan
 from .resolve_timesteps import objective_spec
@@ -32,18 +31,15 @@ class RunState:
     """
     Plan, data, model, optimizer, schedules, average, objective, audit and clock of a run.
 
-    Its owner sets `objective`, and may replace `lr_factors`. Dropout depends on the index of the process. [`shard_average`]
-    makes the averages of a sharded model, once the model is sharded.
+    Its owner sets `objective`. Dropout depends on the index of the process.
     """
 
     objective: Objective
 
-    def __init__(
-        self, plan: Plan, data: TrainingData, device: torch.device, process_index: int = 0, is_sharded: bool = False
-    ):
+    def __init__(self, plan: Plan, data: TrainingData, device: torch.device, process_index: int = 0):
         config = plan.config
         self.plan, self.config, self.kind = plan, config, plan.kind
-        self.component, self.is_sharded = component_of(config), is_sharded
+        self.component = component_of(config)
         # Data may be shared by runs of other models, which drop labels in another way.
         self.data = data if plan.classes == data.classes else dataclasses.replace(data, classes=plan.classes)
         self.process = objective_spec(config).make_process()
@@ -65,10 +61,9 @@ class RunState:
         self.optimizer: Any = self._make_optimizer()
         # accelerate does not prepare them, since its wrapper would step them once per process, by another clock.
         self.schedulers = build_all(plan.schedule, self.optimizer, config.lr_warmup_steps, plan.num_updates)
-        self.lr_factors: np.ndarray | None = plan.lr_factors  # on the learning rate of each update
         self.average: EMA | None = None
         self.other_averages: list[EMA] = []  # by further forms: saved, but neither validated nor sampled
-        if config.use_ema and not is_sharded:
+        if config.use_ema:
             self.average, *self.other_averages = [EMA(self.trained, form, device) for form in plan.ema_forms]
         self.validation: ValidationLoss | None = None
         if len(data.held_out):
@@ -77,17 +72,15 @@ class RunState:
     def _make_optimizer(self) -> Any:
         config, lr, kwargs = self.config, self.plan.learning_rate, self.plan.optimizer_kwargs
         if (width := self.plan.width) is None:
-            named = trained_parameters(self.model).items()
-            return get_optimizer(config.optimizer, named, lr, **kwargs)
-        groups = width_groups(trained_parameters(self.model), width, lr)
+            return get_optimizer(config.optimizer, self.model.named_parameters(), lr, **kwargs)
+        groups = width_groups(dict(self.model.named_parameters()), width, lr)
         optimizer = get_optimizer(config.optimizer, groups, lr, **kwargs)
         keep_weight_decay(optimizer, width)
         return optimizer
 
     @property
     def trained(self) -> list[torch.nn.Parameter]:
-        """What is trained, averaged and checkpointed: all parameters of the model, or those of its LoRA."""
-        return list(trained_parameters(self.model).values())
+        return list(self.model.parameters())
 
     @property
     def averages(self) -> list[EMA]:
@@ -133,7 +126,7 @@ class RunState:
     @property
     def lr_factor(self) -> float | None:
         """The factor on the learning rate of this update, if any."""
-        return None if self.lr_factors is None else float(self.lr_factors[self.update])
+        return None if self.plan.lr_factors is None else float(self.plan.lr_factors[self.update])
 
     def check_schedules(self) -> None:
         """Compares learning rate and momentum of the optimizer with the expected ones at this update."""

@@ -1,6 +1,6 @@
 """Pipelines with other weights than those of a run: copies of its files in which the trained weights are replaced.
 
-It needs neither the data nor the class of the model, so that it works for all kinds of data, and for a LoRA.
+It needs neither the data nor the class of the model, so that it works for all kinds of data.
 """
 
 import json
@@ -16,9 +16,7 @@ from safetensors.torch import save_file
 
 from ..core.errors import LabError, must_be
 from ..core.files import atomic_folder, write_text
-from ..models.start_weights import LORA_FILE
 from .kinds.select import components
-from .lora import saved_name
 
 Weights = dict[str, torch.Tensor]
 
@@ -29,7 +27,6 @@ class SavedPipeline:
 
     folder: Path
     component: str  # the model
-    is_lora: bool
 
     @classmethod
     def of(cls, folder: Path) -> "SavedPipeline":
@@ -40,12 +37,12 @@ class SavedPipeline:
                 f"{str(folder)!r} holds no pipeline of a run, whose weights could be replaced. Hint: let the run finish "
                 "(--resume_from_checkpoint latest), or give the folder of another one."
             )
-        return cls(folder, component, (folder / LORA_FILE).is_file())
+        return cls(folder, component)
 
     def weight_files(self, folder: Path | None = None) -> list[Path]:
         """The files with the trained weights, in this folder or another one of the same kind."""
         folder = self.folder if folder is None else folder
-        return [folder / LORA_FILE] if self.is_lora else sorted((folder / self.component).glob("*.safetensors"))
+        return sorted((folder / self.component).glob("*.safetensors"))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of all weights in these files, by their names there."""
@@ -55,15 +52,11 @@ class SavedPipeline:
                 found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # it is no mapping
         return found
 
-    def saved_name(self, parameter: str) -> str:
-        """The name of a parameter of the model in these files."""
-        return f"{self.component}.{saved_name(parameter)}" if self.is_lora else parameter
-
     def check(self, shapes: Mapping[str, tuple[int, ...]], of: str) -> None:
         """Raises a `LabError` unless weights, by parameter, are those of this model."""
         own = self.shapes()
         for name, shape in shapes.items():
-            if (known := own.get(self.saved_name(name))) != shape:
+            if (known := own.get(name)) != shape:
                 got = f"{name} of shape {shape}, which it has {'not' if known is None else f'of shape {known}'}"
                 raise must_be(of, str(self.folder), f"of the model in {str(self.folder)!r}", "give their own run", got=got)
 
@@ -88,7 +81,7 @@ class SavedPipeline:
     def _copy(self, into: Path) -> None:
         index = json.loads((self.folder / "model_index.json").read_text(encoding="utf-8"))
         parts = [name for name, value in index.items() if isinstance(value, list)]
-        for name in dict.fromkeys(("model_index.json", "pipeline.py", LORA_FILE, self.component, *parts)):
+        for name in dict.fromkeys(("model_index.json", "pipeline.py", self.component, *parts)):
             source = self.folder / name
             if Path(name).name == name and source.exists():
                 shutil.copytree(source, into / name) if source.is_dir() else shutil.copyfile(source, into / name)

@@ -7,7 +7,6 @@ from ..core.options import DESTINATION, THIS_START, UPDATE, WHOLE_RUN, Need, opt
 from .learning_options import NO_START, Kwargs, parameters_of
 
 SCALING = Need("--scale_lr linear, sqrt or guide", lambda config: config.scale_lr != "none")
-NO_LORA = Need("--lora_rank", lambda config: config.lora_rank is None, is_absence=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +45,7 @@ class ScheduleConfig:
         "DiTTransformer2DModel.",
         UPDATE,
         range="[1, 1e6]",
-        needs=(NO_LORA, NO_START),
+        needs=(NO_START,),
     )
     lr_scheduler: str = option(
         "cosine",
@@ -81,14 +80,4 @@ class ScheduleConfig:
     momentum_scheduler_kwargs: Kwargs = parameters_of("momentum_scheduler", WHOLE_RUN)
     strict_lr_audit: bool = option(
         False, "Stop at the first update whose learning rate or momentum is not the expected one; else report it.", WHOLE_RUN
-    )
-    on_divergence: str = option(
-        "stop",
-        "When loss or weights are no longer finite: stop, or rollback:factor=0.5,max_rollbacks=3 to return to the last "
-        "checkpoint (the one before it if that did not help) with the learning rate multiplied by factor, at most "
-        "max_rollbacks times. Weights that are not finite are never checkpointed.",
-        WHOLE_RUN,
-        may_change_on_resume=True,  # until the run has gone back once
-        study="no",
-        registry="training.divergence_rules:ON_DIVERGENCE",
     )

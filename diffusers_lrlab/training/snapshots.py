@@ -15,12 +15,10 @@ from ..core.manifest import find_damage
 from ..core.options import names_where
 from .config import TrainingConfig
 from .host_copies import on_host
-from .lora import trained_parameters
 from .plan import Plan
 from .run_files import SNAPSHOTS
 from .run_folder import RunFolder
 from .run_state import RunState
-from .sharding import whole_values
 
 
 def identity_of(config: dict[str, Any]) -> dict[str, Any]:
@@ -76,8 +74,7 @@ class SnapshotWriter:
 
     def write_if_due(self) -> None:
         self._writing.check()
-        is_needed = self.folder.is_writer or self.run.is_sharded  # of which all processes have parts
-        if is_needed and self.run.update in self.updates and self._begun != self.run.update:
+        if self.folder.is_writer and self.run.update in self.updates and self._begun != self.run.update:
             self.begin()
         for writer in self.leaving:
             writer.write_if_due()
@@ -88,25 +85,22 @@ class SnapshotWriter:
             writer._writing.wait()
 
     def begin(self) -> None:
-        """Starts to write a snapshot, once the previous one is finished; all processes of a sharded run call this."""
+        """Starts to write a snapshot, once the previous one is finished."""
         run, posthoc = self.run, self.plan.config.posthoc
         assert posthoc is not None
-        self._begun, writes = run.update, self.folder.is_writer
+        self._begun = run.update
         averages = zip(posthoc.kwargs["sigma_rels"], posthoc_averages(run), strict=True)
-        values = {width: whole_values(run, average, writes) for width, average in averages}
-        if not writes:
-            return
-        names = list(trained_parameters(run.model))
+        names = [name for name, _ in run.model.named_parameters()]
         facts = {
             "update": run.update,
             "end": run.update - posthoc.kwargs["start_update"],
             "of": identity_of(self.plan.config.to_dict()),
         }
-        named = {width: dict(zip(names, own, strict=True)) for width, own in values.items()}
+        named = {width: dict(zip(names, average.shadow_params, strict=True)) for width, average in averages}
         self._writing.start(
             write_snapshot,
             snapshot_folder(self.path, run.update),
-            named if run.is_sharded else on_host(named),
+            on_host(named),
             posthoc.kwargs["dtype"],
             facts,
         )

@@ -28,7 +28,6 @@ from .run_folder import RunFolder
 from .run_log import RunLog
 from .run_state import RunState
 from .samples import draw_samples
-from .sharding import is_sharded, shard_average, whole_weights
 from .snapshots import SnapshotWriter
 from .stepping import Stepper, do_one_update
 
@@ -41,13 +40,11 @@ class Trainer:
     on_saved: Callable[[int], None] | None = None  # called with the update when the pipeline was saved before the end
 
     def __init__(self, plan: Plan, data: TrainingData, accelerator: Accelerator, folder: RunFolder):
-        config, device, sharded = plan.config, accelerator.device, is_sharded(accelerator)
+        config, device = plan.config, accelerator.device
         self.accelerator, self.folder = accelerator, folder
-        self.run = run = RunState(plan, data, device, accelerator.process_index, sharded)
+        self.run = run = RunState(plan, data, device, accelerator.process_index)
         self._format_hook = register_model_format(accelerator, run.component)
         self.stepper = Stepper(accelerator, run.model, run.optimizer, config.max_grad_norm)
-        if sharded and config.use_ema:
-            run.average, *run.other_averages = [shard_average(run.model, form, device) for form in plan.ema_forms]
         spec, gather = objective_spec(config), accelerator.gather
         run.objective = Objective.of(spec, run.process, plan.layout, plan.num_updates, device, gather)
         self.checkpoints = CheckpointWriter(accelerator, config, folder)
@@ -108,11 +105,11 @@ class Trainer:
 
     def updates(self, show_progress: bool = True) -> Iterator[int]:
         """
-        Trains from the current update to the end, and yields the number of completed updates after each, which decreases
-        after a rollback. Raises `Interrupted` after SIGINT or SIGTERM, with everything saved, and `Diverged`.
+        Trains from the current update to the end, and yields the number of completed updates after each. Raises
+        `Interrupted` after SIGINT or SIGTERM, with everything saved, and `Diverged`.
         """
-        run, divergence = self.run, self.divergence
-        if run.update == 0 and run.validation is not None and not is_sharded(self.accelerator):
+        run = self.run
+        if run.update == 0 and run.validation is not None:
             run.validation.try_one(run.model)
         self.log.shows = show_progress and self.accelerator.is_main_process
         pace, hide = 0.2 if is_watched() else 10, not self.log.shows
@@ -120,18 +117,7 @@ class Trainer:
         bar = tqdm(total=num, initial=run.update, desc="train", unit="update", disable=hide, mininterval=pace)
         self.stepper.skips_bad = run.config.skip_bad_updates is not None
         with InterruptGuard() as guard, bar, self.checkpoints, self.snapshots:
-            if divergence.rule is not None and run.update == 0:
-                self.save()  # for a rollback
-            elif divergence.rule is not None and divergence.first_loss is None:  # the run began without the rule
-                divergence.first_loss = self.log.first_loss()
-            while True:
-                try:
-                    yield from self._updates_to_the_end(guard, bar)
-                    return
-                except Diverged as reason:
-                    self._go_back(reason)
-                    bar.n = run.update
-                    bar.refresh()
+            yield from self._updates_to_the_end(guard, bar)
 
     def _updates_to_the_end(self, guard: InterruptGuard, bar: tqdm) -> Iterator[int]:
         run, config, stepper, divergence = self.run, self.run.config, self.stepper, self.divergence
@@ -147,8 +133,6 @@ class Trainer:
                 raise divergence.error()
             divergence.count_skipped(stepper.was_skipped)
             run.advance(averages=not stepper.was_skipped)
-            if divergence.rule is not None and run.update == 1:
-                divergence.first_loss = self.log.mean_losses()[1]
             bar.update()
             if run.at_interval(config.logging_steps):
                 self.log.write_row(lrs, momentum, bar)
@@ -169,12 +153,6 @@ class Trainer:
             yield run.update
             started = time.perf_counter()
 
-    def _go_back(self, reason: Diverged) -> None:
-        """Returns to a checkpoint and lowers the learning rate; raises `reason` without a rule or a checkpoint for that."""
-        earlier, diverged_at = self.divergence.rollbacks, self.run.update  # a checkpoint has only older ones
-        self.resume(self.divergence.find_checkpoint(reason))
-        self.divergence.add_rollback(reason, diverged_at, earlier)
-
     def _at_boundary(self) -> None:
         """Work between updates: validation, sample images, saving the pipeline."""
         run, config, plan = self.run, self.run.config, self.run.plan
@@ -183,18 +161,15 @@ class Trainer:
         if observer is not None and config.timestep_grad_every and run.update % config.timestep_grad_every == 0:
             observer.measure_gradients(run.update, run.model)
         if run.validation and run.at_interval(plan.validation_updates):
-            with whole_weights(run, self.accelerator):
-                self.log.validate()
+            self.log.validate()
         if is_main and run.at_interval(max(1, plan.num_updates // _NUM_LR_CHECKS)):
             self.log.warn_of_lr()
         if run.update == plan.num_updates:
             return  # the end of the run saves and samples
-        if plan.due(config.save_images_epochs, run.update, default_times=plan.num_previews):
-            with whole_weights(run, self.accelerator):
-                if is_main:
-                    with run.averaged_weights():
-                        samples = draw_samples(run, config.eval_batch_size)
-                    self.log.keep_samples(samples)
+        if is_main and plan.due(config.save_images_epochs, run.update, default_times=plan.num_previews):
+            with run.averaged_weights():
+                samples = draw_samples(run, config.eval_batch_size)
+            self.log.keep_samples(samples)
         is_pushed = config.hub_push_every is not None and run.update % config.hub_push_every == 0
         if is_pushed or (config.save_model_epochs and plan.due(config.save_model_epochs, run.update, 0)):
             self.save_result()
@@ -205,14 +180,12 @@ class Trainer:
 
     def save(self, waits: bool = True) -> Path:
         """
-        Writes a checkpoint, or raises `Diverged` if the state is not finite or the loss exploded. With `waits=False`,
+        Writes a checkpoint, or raises `Diverged` if the state is not finite. With `waits=False`,
         training continues meanwhile.
         """
         divergence, log = self.divergence, self.log
         if part := find_nonfinite(self.run, loss=log.sums):
             raise divergence.error(f"The {part} of the run is not finite")
-        if divergence.rule is not None:
-            divergence.check_loss(log.mean_losses()[1])
         self.snapshots.finish()  # a resume expects those before the checkpoint
         rows = None if log.observer is None else log.observer.log.table
         path = self.checkpoints.begin(self.run, log.state_dict() | divergence.state_dict(), rows)
@@ -239,7 +212,7 @@ class Trainer:
 
     def save_result(self) -> None:
         run = self.run
-        with whole_weights(run, self.accelerator), run.averaged_weights():
+        with run.averaged_weights():
             if not all(parameter.isfinite().all() for parameter in run.model.parameters()):
                 raise self.divergence.error()
             if self.accelerator.is_main_process:

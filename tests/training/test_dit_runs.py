@@ -20,6 +20,7 @@ from diffusers import (
     SD3Transformer2DModel,
 )
 from diffusers.models.embeddings import LabelEmbedding
+from diffusers_lrlab.models.sd3 import SD3
 from latents import save_vae
 from safetensors.torch import load_file
 from test_lora import outputs_of_diffusers_alone
@@ -27,7 +28,6 @@ from test_lora import outputs_of_diffusers_alone
 import diffusers_lrlab
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.data.latents.encode import EncodeOptions, encode_dataset
-from diffusers_lrlab.models.sd3 import SD3
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 NUM_UPDATES = 12

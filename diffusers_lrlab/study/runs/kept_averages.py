@@ -109,5 +109,5 @@ def kept_bytes(plan: Plan) -> int:
     pipelines = plan.num_parameters * 4 * (1 + sum(not form.is_posthoc for form in forms[1:]))
     if (posthoc := config.posthoc) is None:
         return pipelines
-    each = plan.num_trained_parameters * len(posthoc.tracks) * (2 if posthoc.kwargs["dtype"] == "bf16" else 4)
+    each = plan.num_parameters * len(posthoc.tracks) * (2 if posthoc.kwargs["dtype"] == "bf16" else 4)
     return pipelines + len(plan.snapshot_updates) * each

@@ -11,7 +11,6 @@ from safetensors.torch import save
 from ...core.errors import Diverged
 from ...core.streams import stream_generator
 from ...evaluation.metrics import METRICS
-from ...training.lora import base_weights, has_lora
 from ...training.pipeline import make_pipeline
 from ...training.results.base import results_of
 from ...training.run_state import RunState
@@ -50,8 +49,7 @@ def record_run(
     weights = None
     if error is None and spec.stage == "compare" and settings_of(run.config).compares_runs:
         with run.averaged_weights():
-            whole = base_weights(run.model, merged=True) if has_lora(run.model) else run.model.state_dict()
-            weights = save({name: value.detach().cpu().clone() for name, value in whole.items()})
+            weights = save({name: value.detach().cpu().clone() for name, value in run.model.state_dict().items()})
     if error is None:
         keep_averages(study, spec, run)
     else:

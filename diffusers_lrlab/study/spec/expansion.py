@@ -129,10 +129,9 @@ def _configs(spec: StudySpec) -> dict[Cell, _Model]:
                 check_metrics(spec.metrics, config, "metrics")
                 check_metrics((spec.speedup_metric,) if spec.speedup_metric else (), config, "speedup_metric")
                 of_model = ("model_config_name_or_path", "pretrained_model_name_or_path", "revision", "cache_dir")
-                of_lora = ("lora_rank", "lora_alpha", "lora_target_modules")
                 of_data = ("denoiser", "data_kind", "point_column", "resolution", "image_channels")
                 of_labels = ("label_column", "num_classes", "label_dropout")
-                of_all = (*of_model, *of_lora, *of_data, *of_labels)
+                of_all = (*of_model, *of_data, *of_labels)
                 key = (latents_folder(config), *(getattr(config, name) for name in of_all))
                 if key not in models:
                     start = find_start(config)

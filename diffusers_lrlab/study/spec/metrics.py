@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from ...core.errors import LabError, did_you_mean
-from ...data.image_sets import IMAGE_DATASETS, has_factors
+from ...data.image_sets import IMAGE_DATASETS
 from ...data.latents.manifest import image_set_of
 from ...data.toy2d_entries import LOG_PROBS
 from ...evaluation.metrics import METRICS
@@ -39,8 +39,6 @@ def data_lacking(name: str, config: ResolvedConfig) -> str | None:
     if "features" in needs and image_set_of(config) is None:
         sets = ", ".join(IMAGE_DATASETS)
         return f"needs features that suit the data, which exist for {sets}: register_features gives others, as frechet_NAME"
-    if "factors" in needs and not has_factors(image_set_of(config)):
-        return "needs images with known factors, which `shapes` has"
     if "density" in needs and (config.dataset_name not in LOG_PROBS or config.num_train_timesteps < 2):
         return "needs data whose density is known in closed form: " + ", ".join(LOG_PROBS)
     return None

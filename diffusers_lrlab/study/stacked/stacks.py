@@ -41,8 +41,6 @@ def not_stackable(spec: RunSpec, study: StudyContext) -> str | None:
         return f"stacks need an MLPDenoiser, and its denoiser is {spec.config.denoiser!r}"
     if (model := model_class_of(spec.config)) is not MLPDenoiser:
         return f"stacks need an MLPDenoiser, and its model is a {model.__name__}"
-    if spec.config.lora_rank is not None:
-        return "stacks train all weights, and it trains a LoRA"
     if spec.config.width_base is not None:
         return "stacks have one learning rate per run, and its --width_base gives it several"
     if spec.config.mixed_precision not in (None, "no"):

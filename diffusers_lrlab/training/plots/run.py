@@ -47,23 +47,18 @@ def plot_losses(rows: list[dict[str, Any]], path: Path) -> None:
     save_figure(figure, path)
 
 
-def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path, changes: np.ndarray) -> None:
-    """
-    Learning rate, and momentum if it is scheduled: expected as lines, applied as dots. `changes` are factors on the rate of
-    each update, below 1 after a rollback.
-    """
+def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path) -> None:
+    """Learning rate, and momentum if it is scheduled: expected as lines, applied as dots."""
     figure, (axes, *below) = _new_axes(5.2, (3, 2)) if plan.schedule.sets_momentum else _new_axes()
     for part in below:
         part.plot(plan.momenta, color=BLUE)
         _plot_some(part, _of_rows(rows, "beta1"))
         part.set(xlabel="update", ylabel="momentum (beta1)")
     label = "upper bound (follows the validation loss)" if plan.follows_metric else "expected"
-    lrs = plan.lrs * changes
+    lrs = plan.lrs
     if plan.width is not None and (factor := plan.width.factor("hidden")) != 1:
         axes.plot(lrs * factor, color=GREEN, label=f"{label}, hidden and output matrices (x {factor:.4g})")
         _plot_some(axes, _of_rows(rows, "lr_hidden"), label=None)
-    if (changes != 1).any():
-        axes.plot(plan.lrs, color=GREY, linestyle="--", label="expected, before the rollback")
     if plan.lr_factors is None:
         axes.plot(lrs, color=BLUE, label=label)
     else:
