@@ -221,7 +221,7 @@ def unet_rows(options, roof, name, model, batch, with_forecast):
 
 
 def split(options, _roof):
-    """Host and device time of the parts of an update, by `lrlab train --profile`."""
+    """Host and device time of the costliest operators of an update, by torch's profiler."""
     for precision, name in (("no", "tf32"), ("bf16", "bf16")):
         yield f"profile {name}", partial(split_rows, options, precision, name)
 
@@ -230,21 +230,19 @@ def split_rows(options, precision, name):
     """The rows of one precision."""
     from torch.profiler import profile, schedule
 
-    from diffusers_lrlab.training.profiling import ranges_of
-
     model, batch, count = (TINY_UNET, 2, 2) if options.tiny else (UNET, 128, 20)
     with open_trainer(model, batch, precision, tf32=True) as trainer:
-        with ranges_of(trainer):
-            updates = trainer.updates(show_progress=False)
-            for _ in range(5):
+        updates = trainer.updates(show_progress=False)
+        for _ in range(5):
+            next(updates)
+        with profile(schedule=schedule(wait=0, warmup=2, active=count, repeat=1)) as profiler:
+            for _ in range(2 + count):
                 next(updates)
-            with profile(schedule=schedule(wait=0, warmup=2, active=count, repeat=1)) as profiler:
-                for _ in range(2 + count):
-                    next(updates)
-                    profiler.step()
-            updates.close()
-    for part in (event for event in profiler.key_averages() if event.is_user_annotation):
-        host, device = (1e-3 * total / count for total in (part.cpu_time_total, part.device_time_total))
+                profiler.step()
+        updates.close()
+    costliest = sorted(profiler.key_averages(), key=lambda part: -part.self_device_time_total - part.self_cpu_time_total)
+    for part in costliest[:12]:
+        host, device = (1e-3 * total / count for total in (part.self_cpu_time_total, part.self_device_time_total))
         yield {"what": f"{name}, batch {batch}, profiled: {part.key}", "host_ms": host, "device_ms": device}
 
 

@@ -23,7 +23,6 @@ for name in (
     "diffusers_lrlab.diagnostics.plot",
     "diffusers_lrlab.evaluation.evaluate",
     "diffusers_lrlab.models.dit",
-    "diffusers_lrlab.models.sd3",
     "diffusers_lrlab.objective.ddpm",
     "diffusers_lrlab.optimizers.layers",
     "diffusers_lrlab.training.plots.images",

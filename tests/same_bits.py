@@ -44,10 +44,6 @@ POINTS = (
     "--ddpm_num_steps=20 --ddpm_num_inference_steps=5 --cpu_threads=1"
 ).split()
 LAUNCH = ["-m", "accelerate.commands.launch"]
-FSDP = (
-    "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_state_dict_type: SHARDED_STATE_DICT\n"
-    "mixed_precision: 'no'\nnum_machines: 1\nnum_processes: 2\n"
-)
 LAB, TRAIN = ["-m", "diffusers_lrlab"], ["-m", "diffusers_lrlab.train"]
 SCRIPT = ["-m", "diffusers_lrlab.launch", str(HERE / "tests" / "scripts" / "ddpm_script.py"), "--output_dir=.", "--seed=3"]
 HOOKS = "--timestep_sampler=logit_normal --loss_weighting=min_snr --log_timesteps --optimizer=lion --strict".split()
@@ -77,7 +73,6 @@ def runs(port: int) -> dict[str, list[list[str]]]:
         "stream": [shards, [*LAB, *[option for option in POINTS if "dataset_name" not in option], *shuffled]],
         "processes": [[*launch, "--multi_gpu", "--num_processes=2", *TRAIN, *IMAGES[1:], "--timestep_sampler=clts"]],
         "accumulation": [[*LAB, *IMAGES, "--gradient_accumulation_steps=4", "--timestep_sampler=loss_second_moment"]],
-        "fsdp": [[*launch, "--config_file=fsdp.yaml", *TRAIN, *IMAGES[1:]]],
         "study": [[*LAB, "study", "run", "study.json", "--out", "out"]],
         "script": [[*SCRIPT[:2], *HOOKS, *SCRIPT[2:]]],
         "finder": [[*LAB, "find-lr", *IMAGES[1:]]],
@@ -124,7 +119,6 @@ def perform(checkout: Path, commands: list[list[str]], folder: Path) -> dict[str
     folder.mkdir(parents=True)
     (folder / "unet.json").write_text(json.dumps(UNET))
     (folder / "study.json").write_text(json.dumps(STUDY))
-    (folder / "fsdp.yaml").write_text(FSDP)
     environment = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     for command in commands:
         command = [argument.replace(str(HERE), str(checkout)) for argument in command]

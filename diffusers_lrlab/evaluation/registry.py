@@ -117,11 +117,7 @@ def register_metric(
 
 def measures_samples(form: str) -> bool:
     """Whether some metric is computed from samples of such data at the end of every run, wherever the data are from."""
-    needing = (
-        metric
-        for metric in METRICS.values()
-        if {"samples", "features", "labels"} & {*metric.needs} == {"samples"}
-    )
+    needing = (metric for metric in METRICS.values() if {"samples", "features", "labels"} & {*metric.needs} == {"samples"})
     return any(metric.form in (None, form) and not metric.on_request for metric in needing)
 
 

@@ -48,8 +48,8 @@ def test_an_average_is_saved_and_loaded_without_a_warning(tmp_path, spec):
     with torch.no_grad():
         next(model.parameters()).fill_(1)
     first.advance(3)
-    average_as_model(model, first, "denoiser").save_pretrained(tmp_path)
-    load_average(second, model, tmp_path, "denoiser")
+    average_as_model(model, first).save_pretrained(tmp_path)
+    load_average(second, model, tmp_path)
     for saved, loaded in zip(first.state_dict()["shadow_params"], second.state_dict()["shadow_params"], strict=True):
         assert torch.equal(saved, loaded)
     assert second.cur_decay_value == first.cur_decay_value == form_of(spec).decay(3)

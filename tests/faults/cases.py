@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import json
-import math
 import re
 import shutil
 import sys
@@ -185,19 +184,6 @@ def save_stacks_often():
     stacks._SAVE_SECONDS = 0.0
 
 
-def diverge_until_the_rate_is_a_quarter():
-    """Called in the process of a run: at update 5 its data are NaN, until it went back twice."""
-    from diffusers_lrlab.training.trainer import Trainer
-
-    do_update = Trainer.do_update
-
-    def poisoned(trainer, batch):
-        is_bad = trainer.run.update == 5 and (trainer.run.lr_factor or 1) > 0.3
-        return do_update(trainer, batch.map(lambda images: images * math.nan) if is_bad else batch)
-
-    Trainer.do_update = poisoned
-
-
 @contextlib.contextmanager
 def all_cases(base):
     """Those of a folder, by name. Where one goes on from the end of another, that is made when it is first asked for."""
@@ -220,15 +206,13 @@ def all_cases(base):
         return [*_LRLAB, "data", "export", "moons", folder, "--n=200", "--n_test=50"]
 
     pool = study("--executor=pool", "--workers=2", f"--import={_SCRIPTS / 'saves_often.py'}")
-    auto, rollback = "--learning_rate=auto", "--on_divergence=rollback"
-    diverges = diverge_until_the_rate_is_a_quarter
+    auto = "--learning_rate=auto"
     with HubServer(base / "hub") as hub:
         cases = [
             Case(base, "run", train(), train(LATEST)),
             Case(base, "resumed run", train(LATEST), made_from=done("run-whole/out")),
             Case(base, "going back", train("--resume_from_checkpoint=checkpoint-6"), train(LATEST), done("run-whole/out")),
             Case(base, "run with auto rate", train(auto), train(auto, LATEST)),
-            Case(base, "run that diverges", train(rollback), train(rollback, LATEST), patch=diverges),
             Case(base, "study", study(), patch=save_stacks_often),
             Case(base, "resumed study", study(), made_from=done("study-stopped/out"), patch=save_stacks_often),
             Case(base, "local study", study("--executor=local")),

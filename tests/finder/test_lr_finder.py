@@ -684,7 +684,6 @@ def test_the_cards_mention_it(auto):
         (FIND_LR, ["--learning_rate=auto"], ["--auto_learning_rate is for training", "Leave it out"]),
         (FIND_LR, ["--overwrite_output_dir"], ["--overwrite_output_dir is for training"]),
         (FIND_LR, ["--scale_lr=sqrt"], ["--scale_lr is for training"]),
-        (runs.SCRIPT, ["--sanity", "--dry_run"], ["--sanity has no effect with --dry_run. Hint: leave one of them out"]),
         (FIND_LR, ["--start_lr=1"], ["--start_lr 1 is not below --end_lr 0.01"]),
         (FIND_LR, ["--start_lr=8e-3"], ["--end_lr 0.01 is too close to --start_lr 0.008", "at least 2 times"]),
         (FIND_LR, ["--stop_factor=inf"], ["--stop_factor inf: must be a number in (1, 1e308]"]),

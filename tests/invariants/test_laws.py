@@ -21,12 +21,11 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from diffusers import UNet2DModel
 from helpers import load_data_once
-from latents import TINY_UNET, TINY_VAE, save_vae
+from latents import TINY_UNET, save_vae
 
 from diffusers_lrlab import TrainingConfig, load_image_dataset
-from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.latents.encode import EncodeOptions, encode_dataset
-from diffusers_lrlab.models.registry import DENOISERS, architecture_of, denoiser_class
+from diffusers_lrlab.models.registry import DENOISERS, denoiser_class
 from diffusers_lrlab.objective.process import OBJECTIVES, NoiseProcess
 from diffusers_lrlab.study.stacked.member import Member
 from diffusers_lrlab.study.stacked.stack import Stack
@@ -74,14 +73,13 @@ LABELS = {"label_column": "label", "label_dropout": 0.3, "guidance_scale": 2.0}
 OWN = {
     "mlp": {"hidden_size": 16, "num_layers": 1, "embedding_size": 8},
     "dit": {"hidden_size": 16, "num_layers": 2, "num_heads": 2},
-    "sd3": {"hidden_size": 16, "num_layers": 2, "num_heads": 2},
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
     objective: str
-    network: str  # "unet", "lora" for a LoRA on it, or a denoiser by name
+    network: str  # "unet", or a denoiser by name
     data: str
     has_labels: bool
 
@@ -99,17 +97,7 @@ def networks():
     images = ("pixels", "latents")
     takes = {name: inspect.signature(denoiser_class(name)).parameters for name in own(DENOISERS)}
     by_name = {name: ("points",) if "dimension" in parameters else images for name, parameters in takes.items()}
-    return {"unet": images, "lora": images, **by_name}
-
-
-def is_trained(objective, network, data):
-    """Whether a network learns this objective on these data."""
-    latents = SimpleNamespace(shift_factor=TINY_VAE["shift_factor"], autoencoder={"class_name": "AutoencoderKL"})
-    try:
-        architecture_of(network).check_run(objective, latents if data == "latents" else None)
-    except LabError:
-        return False
-    return True
+    return {"unet": images, **by_name}
 
 
 ROWS = [
@@ -117,12 +105,11 @@ ROWS = [
     for objective in own(OBJECTIVES)
     for network, kinds in networks().items()
     for data in kinds
-    if network not in DENOISERS or is_trained(objective, network, data)
     for has_labels in ((False, True) if data != "points" else (False,))
 ]
 ROWS += [Row("flow_matching", "unet", "stream", True)]
 QUICK = {
-    *("flow_matching-unet-latents-labels", "ddpm-lora-latents-labels", "flow_matching-dit-pixels-labels"),
+    *("flow_matching-unet-latents-labels", "flow_matching-dit-pixels-labels"),
     *("ddpm-unet-pixels", "ddpm-mlp-points", "flow_matching-mlp-points"),
 }
 
@@ -162,9 +149,7 @@ def options_of(row, place):
     if not folder.exists():
         torch.manual_seed(0)
         UNet2DModel(**{name: value for name, value in model.items() if name != "_class_name"}).save_pretrained(folder)
-    if row.network == "unet":
-        return options | {"model_config_name_or_path": str(folder)}
-    return options | {"pretrained_model_name_or_path": str(folder), "lora_rank": 2, "lora_target_modules": "to_q,*.conv1"}
+    return options | {"model_config_name_or_path": str(folder)}
 
 
 @contextmanager

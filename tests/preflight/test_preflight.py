@@ -15,11 +15,9 @@ from helpers import image_folder, load_data_once
 from PIL import Image
 from trainer_states import assert_same, state_of
 
-from diffusers_lrlab import LabError, TrainingConfig
+from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.finder.saved_result import deciding
-from diffusers_lrlab.preflight import model_checks
-from diffusers_lrlab.preflight.model_checks import overfit_one_batch
 from diffusers_lrlab.preflight.run import CHECKS, run_checks
 from diffusers_lrlab.preflight.subject import Subject
 from diffusers_lrlab.training.plan import make_plan
@@ -280,14 +278,11 @@ def test_a_rate_far_from_what_the_finder_found(tmp_path):
     assert run_checks(trainer) == {}
 
 
-def test_an_image_that_cannot_be_read_ends_no_check(tmp_path, monkeypatch):
-    monkeypatch.setattr(model_checks, "_SANITY_UPDATES", 5)
-    monkeypatch.setattr(model_checks, "_SANITY_FALL", 10)
+def test_an_image_that_cannot_be_read_ends_no_check(tmp_path):
     options = with_images(tmp_path, noise) | {"in_memory_limit_mb": 0, "train_batch_size": 8}
     (tmp_path / "images" / "000.png").write_bytes(b"no image")
     trainer = make_trainer(tmp_path, **options, skip_corrupt_images=True)
     assert run_checks(trainer) == {}
-    assert "Sanity run" in overfit_one_batch(Subject(trainer))
 
 
 def test_a_proposed_decay_is_silent(tmp_path):
@@ -322,23 +317,11 @@ def test_decays_are_diffusers_own(power, every, start):
 @pytest.mark.parametrize(
     "options", [{}, {"dataset_name": "moons"}, {"optimizer": "sgd", "gradient_accumulation_steps": 2}], ids=str
 )
-def test_nothing_is_left_behind(tmp_path, options, monkeypatch):
-    monkeypatch.setattr(model_checks, "_SANITY_UPDATES", 5)
-    monkeypatch.setattr(model_checks, "_SANITY_FALL", 10)  # whether it learns is for the test below
+def test_nothing_is_left_behind(tmp_path, options):
     trainer = make_trainer(tmp_path, train_batch_size=8, **options)
     before = state_of(trainer)
     run_checks(trainer)
-    overfit_one_batch(Subject(trainer))
     assert_same(state_of(trainer), before)
-
-
-@pytest.mark.slow
-def test_one_batch_is_learned_by_heart(tmp_path, monkeypatch):
-    told = overfit_one_batch(Subject(make_trainer(tmp_path, train_batch_size=8)))
-    assert told.startswith("Sanity run: one batch, seen 150 times at a learning rate of 0.001")
-    monkeypatch.setattr(model_checks, "_SANITY_UPDATES", 5)
-    with pytest.raises(LabError, match="The sanity run failed: one batch, seen 5 times.*lrlab find-lr"):
-        overfit_one_batch(Subject(make_trainer(tmp_path, train_batch_size=8, learning_rate=1e-9)))
 
 
 # --- as a user sees it -----------------------------------------------------------------------------------------------
@@ -368,33 +351,10 @@ def test_messages_are_told_and_recorded_and_change_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_sanity_stops_a_run_that_cannot_learn(tmp_path):
-    """Of points, which are quick to learn; images are in the slow test below."""
-    (tmp_path / "mlp.json").write_text(json.dumps({"_class_name": "MLPDenoiser", "hidden_size": 32, "num_layers": 1}))
-    points = ["--dataset_name=moons", f"--model_config_name_or_path={tmp_path / 'mlp.json'}", "--distance_samples=0"]
-    assert_sanity_stops(tmp_path, *points, "--ddpm_num_steps=100")
-
-
-@pytest.mark.slow
-def test_sanity_stops_a_run_on_images_that_cannot_learn(tmp_path):
-    assert_sanity_stops(tmp_path)
-
-
-def assert_sanity_stops(tmp_path, *options):
-    status, shown, _ = start(tmp_path, "sane", "--sanity", "--learning_rate=3e-3", *options)
-    assert status == 0
-    assert "Sanity run: one batch" in shown
-    status, _, told = start(tmp_path, "mad", "--sanity", "--learning_rate=1e-8", *options)
-    assert status == 2
-    assert "error: The sanity run failed" in told
-    assert "warning: The learning rate 1e-08 is" in told
-
-
-@pytest.mark.slow
 def test_two_processes_check_once(tmp_path):
     (tmp_path / "mlp.json").write_text(json.dumps({"_class_name": "MLPDenoiser", "hidden_size": 32, "num_layers": 1}))
     options = ["--dataset_name=moons", f"--model_config_name_or_path={tmp_path / 'mlp.json'}"]
-    options += ["--max_train_steps=4", "--train_batch_size=16", "--lr_warmup_steps=2", "--sanity"]
+    options += ["--max_train_steps=4", "--train_batch_size=16", "--lr_warmup_steps=2"]
     options += ["--learning_rate=3e-3", "--num_validation_images=20", "--distance_samples=0", "--eval_batch_size=2"]
     options += ["--num_inference_steps=2", "--cpu_threads=1"]
     stderr = runs.run(*options, f"--output_dir={tmp_path / 'run'}", processes=2)

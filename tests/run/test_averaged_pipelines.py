@@ -6,7 +6,6 @@ import shutil
 import pytest
 import runs
 import torch
-from diffusers import DDPMPipeline, UNet2DModel
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tables import cases
@@ -170,43 +169,6 @@ def test_an_extended_run_has_the_averages_of_its_whole_history(run, tmp_path, ca
     own = Profiles.of_widths([100, 100, 110, 110, 120, 120], 3 * [0.05, 0.1])
     without = combine(own, Profiles.of_widths([120], [0.2])).residual
     assert json.loads((tmp_path / "ema" / "average.json").read_text())["residual"] < without / 10
-
-
-@pytest.mark.slow
-def test_a_lora(tmp_path):
-    """The weights are in another file, under other names."""
-    pytest.importorskip("peft")
-    unet = UNet2DModel(**{key: value for key, value in runs.TINY_UNET.items() if key != "_class_name"})
-    unet.save_pretrained(tmp_path / "unet")
-    options = {"dataset_name": "digits", "pretrained_model_name_or_path": str(tmp_path / "unet"), "lora_rank": 2}
-    options |= {"evaluation": False, "num_validation_images": 16, "preflight": False, "cpu_threads": 1}
-    options |= {"max_train_steps": 4, "train_batch_size": 8, "checkpointing_steps": 2, "lr_scheduler": "constant"}
-    options |= {"ema": "posthoc:snapshots=2|constant:decay=0.5", "output_dir": str(tmp_path / "run")}
-    folder = train(TrainingConfig(**options))
-    found = [tmp_path / "ema", folder / "lrlab" / "averages" / "2", tmp_path / "merged"]
-    assert main(["ema", str(folder), "--sigma_rel", "0.1", "--out", str(found[0])]) == 0
-    merge_checkpoints(folder, 2, "uniform", found[2])
-    of = [folder / "checkpoint-4" / f"unet_ema_{number}" / "pytorch_lora_weights.safetensors" for number in (2, 3)]
-    tensors = [load_file(path / "pytorch_lora_weights.safetensors") for path in found]
-    for own, expected in zip(tensors, of, strict=False):
-        torch.testing.assert_close(own, load_file(expected))
-    raw = [load_file(folder / f"checkpoint-{update}" / "unet" / "pytorch_lora_weights.safetensors") for update in (2, 4)]
-    torch.testing.assert_close(tensors[2], {name: (value + raw[1][name]) / 2 for name, value in raw[0].items()})
-    DDPMPipeline.from_pretrained(found[0])
-
-
-@pytest.mark.slow
-def test_a_merged_lora(tmp_path):
-    """The others beside the first average are whole models, too."""
-    pytest.importorskip("peft")
-    points(tmp_path / "start", max_train_steps=2)
-    options = {"pretrained_model_name_or_path": str(tmp_path / "start"), "lora_rank": 2, "merge_lora": True}
-    options |= {"max_train_steps": 4, "model_config_name_or_path": None}
-    forms = ("constant:decay=0.5", "constant:decay=0.9|constant:decay=0.5")
-    folders = [points(tmp_path / str(number), **options, ema=form) for number, form in enumerate(forms)]
-    expected, found = weights(folders[0]), weights(folders[1] / "lrlab" / "averages" / "2")
-    assert distance(weights(folders[1]), expected) > 0
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 WRONG = {

@@ -12,7 +12,7 @@ from continued_runs import SMALL, applied_is, assert_same_end, from_the_start, l
 
 from diffusers_lrlab import extend
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.core.manifest import MANIFEST, write_manifest
+from diffusers_lrlab.core.manifest import write_manifest
 from diffusers_lrlab.schedules.continued import RunCurve
 from diffusers_lrlab.schedules.resolve import resolve_schedule
 
@@ -80,21 +80,6 @@ def test_a_cosine_that_has_ended_is_not_raised_unasked(cosine, folder):
     assert "oldest checkpoint is from update 5" in text
     assert "--rewarm" in text
     assert not (folder / "cosine-40").exists()
-
-
-def test_the_factor_of_a_rollback_is_announced(trunk, folder, capsys):
-    run = shutil.copytree(trunk, folder / "rolled-back")
-    file = run / "checkpoint-20" / "trainer.json"
-    rollback = {"diverged_at": 9, "back_to": 5, "lr_factor": 0.5, "reason": "The loss"}
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"rollbacks": [rollback]}))
-    (file.parent / MANIFEST).unlink()
-    write_manifest(file.parent)
-    extend(run, 30, dry_run=True)
-    shown = capsys.readouterr().out
-    assert "0.00015 first (update 20), 0.00015 highest (update 20), 0.00015 last (update 29); 0.00015 before" in shown
-    assert "these rates are 0.5 times the schedule's, since the run went back to update 5" in shown
-    assert "from the start, except for what its rollback changed" in shown
-    assert "to the bit" not in shown
 
 
 def test_no_error_names_a_way_that_is_refused_too(folder):

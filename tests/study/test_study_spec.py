@@ -236,10 +236,6 @@ REFUSED = {
         {"metrics": ["kl"], "datasets": ["digits"], "base": {"max_train_steps": 2}},
         ["on 'digits'", "'kl' is for points"],
     ),
-    "sharpness of images": (
-        {"metrics": ["sharpness"], "datasets": ["digits"], "base": {"max_train_steps": 2}},
-        ["'sharpness' is for points"],
-    ),
     "EMA loss without EMA": (with_base(use_ema=False), ["'validation_loss_ema' needs an EMA", "or use validation_loss"]),
     "loss without held-out points": (
         {"metrics": ["validation_loss"], **with_base(num_validation_images=0)},
@@ -308,7 +304,6 @@ TUNINGS = {
         ["learning_rates and tune exclude each other"],
     ),
     "metric that is better the larger it is": ({"metric": "density"}, {}, ["'density'", "smaller values are better"]),
-    "metric that is no merit": ({"metric": "sharpness"}, {}, ["'sharpness'", "smaller values are better"]),
     "unknown metric": ({"metric": "kll"}, {}, ["tune: metric: there is no metric 'kll'", "Did you mean 'kl'?"]),
     "metric that the data lack": ({"metric": "frechet_distance"}, {}, ["tune: metric: 'frechet_distance' is for images"]),
     "misspelt key": ({"learning_rate": 1}, {}, ["no 'learning_rate' in tune", "Did you mean 'learning_rates'?"]),
@@ -641,11 +636,11 @@ def test_what_is_kept_of_a_study_is_read_with_the_same_care(capsys, tmp_path, pl
 # How a run is done and where it goes, which changes nothing of what comes out.
 WITHOUT_EFFECT = set(
     "output_dir overwrite_output_dir save_images_epochs save_model_epochs checkpointing_steps checkpoints_total_limit "
-    "checkpointing_min_seconds keep_every profile "
+    "checkpointing_min_seconds keep_every "
     "resume_from_checkpoint logger logging_dir push_to_hub hub_token hub_model_id hub_private_repo dry_run local_rank "
     "cpu_threads cache_dir cache_decoded in_memory_limit_mb dataloader_num_workers log_timestep_bins log_loss_floor "
     "timestep_grad_every "
-    "auto_learning_rate preflight sanity hub_push_every hub_license lr_scheduler_source plugins merge_lora vae".split()
+    "auto_learning_rate preflight hub_push_every hub_license lr_scheduler_source plugins vae".split()
 )
 
 

@@ -75,8 +75,6 @@ REFUSED = {
     "classes": ({"num_classes": 1001, "label_column": "label"}, "--num_classes 1001: must be at most 1000"),
     "points": ({"dataset_name": "moons"}, "--denoiser dit does not suit points: .* takes no dimension"),
     "an argument": ({"denoiser": "dit:width=64"}, "'dit' does not take 'width': it takes hidden_size, num_layers"),
-    "sd3 under ddpm": ({"denoiser": "sd3"}, "--objective 'ddpm': must be flow_matching"),
-    "sd3 on pixels": ({"denoiser": "sd3", "objective": "flow_matching"}, "--denoiser 'sd3': must be trained on latents"),
     "guidance": ({"label_column": "label", "guidance_scale": 2.0}, "--guidance_scale 2.0.*--label_dropout"),
 }
 

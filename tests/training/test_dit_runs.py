@@ -1,7 +1,6 @@
 """Runs of a DiT: killed and resumed, sampled by diffusers alone, as a LoRA, on pixels and under flow matching."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,14 +15,10 @@ from diffusers import (
     DDIMScheduler,
     DiffusionPipeline,
     DiTTransformer2DModel,
-    FlowMatchEulerDiscreteScheduler,
-    SD3Transformer2DModel,
 )
 from diffusers.models.embeddings import LabelEmbedding
-from diffusers_lrlab.models.sd3 import SD3
 from latents import save_vae
 from safetensors.torch import load_file
-from test_lora import outputs_of_diffusers_alone
 
 import diffusers_lrlab
 from diffusers_lrlab.cli.main import main
@@ -184,78 +179,3 @@ def test_what_diffusers_has_no_pipeline_for_has_one_here(place, tmp_path, case):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=env, timeout=300)
     assert done.returncode == 0, done.stderr
     np.testing.assert_allclose(np.array(json.loads(done.stdout)), images, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_lora_on_a_pipeline_of_diffusers(place, labelled, tmp_path):
-    """Started from the folder of a DiTPipeline, loaded by diffusers and peft alone, and merged."""
-    pytest.importorskip("peft")
-    more = (*LABELS, f"--pretrained_model_name_or_path={labelled}", "--denoiser=dit", "--lora_rank=2")
-    for name in ("lora", "merged"):
-        options = arguments(place, tmp_path / name, *more, *(("--merge_lora",) if name == "merged" else ()))
-        runs.run(*(option for option in options if option != f"--denoiser={TINY}"))
-    assert json.loads((tmp_path / "lora/model_index.json").read_text())["_class_name"] == "DiTPipeline"
-    start, base = (load_file(folder / "transformer" / WEIGHTS) for folder in (labelled, tmp_path / "lora"))
-    assert all(torch.equal(value, base[name]) for name, value in start.items())
-    found = outputs_of_diffusers_alone(
-        *(tmp_path / "lora", tmp_path / "merged", tmp_path / "outputs"),
-        *("DiTTransformer2DModel", "{'class_labels': torch.tensor([0, 1, 2, 1000])}"),
-        **{"part": "transformer", "shape": (4, 2, 4, 4)},
-    )
-    assert (found["lora"] - found["base"]).abs().max() > 1e-4
-    torch.testing.assert_close(found["merged"], found["lora"], rtol=1e-5, atol=1e-5)
-    assert "class ModelWithLora(DiTTransformer2DModel, PeftAdapterMixin):" in (tmp_path / "lora/README.md").read_text()
-
-
-SD3_ALONE = """
-import sys
-sys.modules["diffusers_lrlab"] = None
-{card}
-for name, label in dict(own=3, none=1000).items():
-    pooled = torch.nn.functional.one_hot(torch.tensor([label]), 1001)[:, :1000].float()
-    image = pipeline(
-        prompt_embeds=text, negative_prompt_embeds=text, pooled_prompt_embeds=pooled,
-        negative_pooled_prompt_embeds=torch.zeros(1, 1000), guidance_scale=3.0, num_inference_steps=4,
-        generator=torch.Generator().manual_seed(1), output_type="np",
-    ).images
-    print(image.tolist())
-"""
-
-
-@pytest.mark.slow
-def test_sd3_is_sampled_by_the_pipeline_of_diffusers_as_in_the_run(place, tmp_path):
-    options = arguments(place, tmp_path / "run", *LABELS, "--objective=flow_matching:shift=2", data="shifted")
-    options = [option.replace(TINY, TINY.replace("dit:", "sd3:")) for option in options]
-    runs.run(*options)
-    shutil.copytree(tmp_path / "run", tmp_path / "resumed")
-    shutil.rmtree(tmp_path / "resumed" / f"checkpoint-{NUM_UPDATES}")
-    runs.run(*options, f"--output_dir={tmp_path / 'resumed'}", "--resume_from_checkpoint=latest")
-    assert_same_end(tmp_path / "run", tmp_path / "resumed")
-    card = (tmp_path / "run/README.md").read_text()
-    assert "A `StableDiffusion3Pipeline` trained by" in card
-    code = SD3_ALONE.replace("{card}", card.split("```python")[1].partition("```")[0])
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found = [np.array(json.loads(line)) for line in done.stdout.splitlines()]
-    assert np.abs(found[0] - found[1]).max() > 1e-4
-    # The pipeline of previews, whose model takes labels.
-    model = SD3().prepared(SD3Transformer2DModel.from_pretrained(tmp_path / "run", subfolder="transformer"))
-    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(tmp_path / "run", subfolder="scheduler")
-    vae = AutoencoderKL.from_pretrained(place / "vae-shifted")
-    own = diffusers_lrlab.DiTImagePipeline(model, scheduler, vae, id2label={n: str(n) for n in range(10)})
-    how = {"num_inference_steps": 4, "output_type": "np"}
-    expected = own([3], guidance_scale=3.0, generator=torch.Generator().manual_seed(1), **how).images
-    np.testing.assert_allclose(found[0], expected, atol=1e-4)
-    expected = own([3], guidance_scale=0, generator=torch.Generator().manual_seed(1), **how).images
-    np.testing.assert_allclose(found[1], expected, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("--label_column=label",)])
-def test_sd3_without_dropped_labels_starts_without_warning_and_says_what_guidance_does(place, tmp_path, more):
-    options = arguments(place, tmp_path / "run", *more, "--objective=flow_matching", data="shifted")
-    options = [option.replace(TINY, TINY.replace("dit:", "sd3:")) for option in options if option != "--no_preflight"]
-    assert "dead_parameters" not in runs.run(*options)
-    card = (tmp_path / "run/README.md").read_text()
-    assert ("Keep `guidance_scale=1.0`" if more else "Guidance has no effect") in card
-    assert "1000 in this code" not in card

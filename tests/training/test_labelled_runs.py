@@ -18,13 +18,12 @@ from safetensors.torch import load_file
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.image_loading import load_image_data
 from diffusers_lrlab.diagnostics.gradients import GradientProbes
-from diffusers_lrlab.evaluation.landscape import _mean_loss
 from diffusers_lrlab.evaluation.point_metrics import _training_set_loss
 from diffusers_lrlab.evaluation.subject import Evaluation
 from diffusers_lrlab.finder.find import find_lr_of
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.forecast.memory import forecast_memory
-from diffusers_lrlab.preflight.model_checks import dead_parameters, overfit_one_batch
+from diffusers_lrlab.preflight.model_checks import dead_parameters
 from diffusers_lrlab.preflight.subject import Subject
 from diffusers_lrlab.study.stacked.stacks import not_stackable
 from diffusers_lrlab.training.plan import make_plan
@@ -150,14 +149,12 @@ def conditional(tmp_path_factory):
 
 PROCEDURES = {
     "dead parameters": lambda trainer: dead_parameters(Subject(trainer)),
-    "overfitting a batch": lambda trainer: overfit_one_batch(Subject(trainer)),
     "range test": lambda trainer: find_lr_of(trainer, FinderConfig(num_updates=10, repeats=1, extend=False, probe_size=16)),
     "memory": lambda trainer: forecast_memory(trainer.run.plan),
     "validation": lambda trainer: trainer.run.validation(trainer.run.model),
     "gradient probes": lambda trainer: GradientProbes(
         trainer.run.data.held_out, trainer.run.process, np.array([0, 1000]), torch.device("cpu")
     )(trainer.run.model),
-    "landscape": lambda trainer: _mean_loss(trainer.run, trainer.run.model),
     "training set loss": lambda trainer: _training_set_loss(Evaluation(trainer.run, None)),
 }
 
@@ -177,7 +174,7 @@ def test_a_model_is_called_with_the_conditions_by_their_keywords(conditional):
 
 def test_runs_with_conditions_are_not_stacked(conditional):
     """Whose networks are computed as one, which takes points and timesteps alone."""
-    config = SimpleNamespace(denoiser=None, lora_rank=None, width_base=None, mixed_precision=None, data_kind="points")
+    config = SimpleNamespace(denoiser=None, width_base=None, mixed_precision=None, data_kind="points")
     spec = SimpleNamespace(config=config)
     reason = not_stackable(spec, SimpleNamespace(data=lambda _: conditional.run.data))
     assert reason == "stacks have no conditions, and its model takes class_labels"

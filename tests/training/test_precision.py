@@ -96,7 +96,7 @@ def test_tf32_without_a_gpu_is_an_error():
 def test_a_run_of_float32_stays_one(tmp_path, then, asked, expected):
     config = resolve_config(TrainingConfig(dataset_name="digits", max_train_steps=2, mixed_precision=asked))
     saved = dataclasses.replace(config, mixed_precision=then).to_dict()
-    (tmp_path / "trainer.json").write_text(json.dumps({"config": saved, "mixed_precision": then, "rollbacks": []}))
+    (tmp_path / "trainer.json").write_text(json.dumps({"config": saved, "mixed_precision": then}))
     assert resumed_config(config, tmp_path).mixed_precision == expected
 
 

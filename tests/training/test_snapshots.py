@@ -160,12 +160,6 @@ def test_a_run_too_short_for_its_snapshots_is_refused(tmp_path):
         make_trainer(tmp_path, ema="posthoc")
 
 
-def test_a_merged_lora_has_no_snapshots(tmp_path):
-    options = {"pretrained_model_name_or_path": str(tmp_path), "lora_rank": 2, "merge_lora": True}
-    with pytest.raises(LabError, match="without post-hoc averages, which cannot be merged later, got --merge_lora"):
-        resolve_config(TrainingConfig(ema=POSTHOC, **options))
-
-
 @pytest.mark.slow
 def test_the_forecast_counts_averages_and_snapshots(tmp_path):
     trainer = make_trainer(tmp_path, ema=f"{POSTHOC},dtype=bf16|constant")

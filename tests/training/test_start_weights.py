@@ -80,7 +80,7 @@ REFUSED = {
     "missing weights": (DIGITS, "missing", {}, "conv_in.bias|conv_in.weight|lack"),
     "unknown weights": (DIGITS, "unknown", {}, "novel"),
     "weights that misfit": (DIGITS, "misfit", {}, "conv_in.weight"),
-    "a LoRA beside": (DIGITS, "beside", {}, "without a LoRA beside it.*--merge_lora"),
+    "a LoRA beside": (DIGITS, "beside", {}, "without a LoRA beside it.*fuse_lora"),
     "a revision of a folder": (DIGITS, "unet", {"revision": "main"}, "--revision main: must be left out for a folder"),
     "another configuration": (DIGITS, "unet", {"model_config_name_or_path": "x"}, "has no effect with --pretrained_model"),
     "parameters of a denoiser": (MOONS, "mlp", {"denoiser": "mlp:num_layers=2"}, "without parameters.*got num_layers"),
@@ -276,22 +276,3 @@ def test_a_branch_that_is_not_there_is_refused_by_its_name(hub, models, tmp_path
     status, _, stderr = started.run(runs.SCRIPT, *wrong, env=hub.env)
     assert status == 2
     assert "must be a folder, or a Hub id (USER/NAME), with the revision 'gone'" in stderr
-
-
-@pytest.mark.slow
-def test_shards_start_from_weights_and_go_on_without_them(models, tmp_path):
-    """By FSDP2 as by DDP."""
-    start = shutil.copytree(models / "unet", tmp_path / "start")
-    more = ("--max_train_steps=4", "--checkpointing_steps=2", "--no_evaluation", f"--pretrained_model_name_or_path={start}")
-    fsdp = {**runs.environment(), "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
-    runs.run(*call(tmp_path / "ddp", *more), processes=2)
-    runs.run(*call(tmp_path / "fsdp", *more), processes=2, env=fsdp)
-    expected, found = (load_file(tmp_path / name / "unet" / WEIGHTS) for name in ("ddp", "fsdp"))
-    for name, value in expected.items():
-        if not name.endswith("to_k.bias"):  # its gradient is rounding noise
-            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5, msg=name)
-    for gone in (start, tmp_path / "fsdp" / "checkpoint-4"):
-        shutil.rmtree(gone)
-    runs.run(*call(tmp_path / "fsdp", *more, "--resume_from_checkpoint=latest"), processes=2, env=fsdp)
-    resumed = load_file(tmp_path / "fsdp" / "unet" / WEIGHTS)
-    assert all(torch.equal(value, resumed[name]) for name, value in found.items())

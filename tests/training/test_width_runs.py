@@ -177,7 +177,6 @@ def test_a_run_with_groups_is_not_stacked():
             {"pretrained_model_name_or_path": "somewhere"},
             "--width_base 8 has no effect with --pretrained_model_name_or_path",
         ),
-        ({"pretrained_model_name_or_path": "somewhere", "lora_rank": 2}, "--width_base 8 has no effect with --lora_rank"),
     ],
 )
 def test_what_has_no_rule_is_refused_before_data_are_read(options, part):
