@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from config_fields import field_tables
-from diffusers_lrlab.training.divergence_rules import ON_DIVERGENCE
 
 import diffusers_lrlab
 from diffusers_lrlab import launch, list_schedulers
@@ -271,7 +270,6 @@ TABLES = {
     "denoisers": DENOISERS.table,
     "widths": width_table,
     "traits": traits_table,
-    "divergence": ON_DIVERGENCE.table,
     "datasets": TOY_DATASETS.table,
     "image-sets": IMAGE_DATASETS.table,
     "metrics": metrics_table,

@@ -27,12 +27,15 @@ def recorded_options(
         also (`list` of `str`, *optional*): Other options to take, if `repeated`.
 
     Raises:
-        LabError: for an option that this version does not know.
+        LabError: for an option that this version does not know, and that was in use.
     """
     from ..training.config import TrainingConfig, complete_options
 
     saved = dict(record["config"] if config is None else config)
-    if unknown := sorted(saved.keys() - {field.name for field in dataclasses.fields(TrainingConfig)}):
+    known = {field.name for field in dataclasses.fields(TrainingConfig)}
+    # An option that has left since then decided nothing if it was off.
+    saved = {key: value for key, value in saved.items() if key in known or value}
+    if unknown := sorted(saved.keys() - known):
         made_by = record.get("meta", {}).get("versions", {}).get("diffusers_lrlab", "of then")
         raise LabError(
             f"The record of {name!r} has {unknown[0]!r}, which this version does not know. Use the version that made it, "
