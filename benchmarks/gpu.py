@@ -3,8 +3,7 @@
     python benchmarks/gpu.py | tee gpu.jsonl
 
 Roofs (products, memory, copies, launches); updates of the 35.75 M UNet at 32 pixels in several precisions and layouts, with
-their share of the roof and their memory beside the forecast; the parts of an update, as `--profile` has them, host and
-device, waits among them; stacks of small networks beside the study's template, with updates captured and launched one by
+their share of the roof and their memory; the costliest operators of an update, on host and device; stacks of small networks beside the study's template, with updates captured and launched one by
 one; a captured stack that a member leaves and that goes on from its state; decoding, and a slow source beside updates;
 losses in bf16 beside float32. It stops after --minutes; what fails is a row with its error, and the rest goes on.
 
@@ -175,18 +174,15 @@ def flops_of(trainer, batch):
 
 
 def unet(options, roof):
-    """Milliseconds, images per second, share of the roof, memory beside its forecast, and seconds to compile."""
+    """Milliseconds, images per second, share of the roof, memory, and seconds to compile."""
     model, batches = (TINY_UNET, (2,)) if options.tiny else (UNET, (512, 128, 64))  # the one that a goal is for comes first
     for (name, variant), batch in itertools.product(VARIANTS.items(), batches):
         if not (variant[-1] and options.tiny):
-            is_largest = batch == batches[0]
-            yield f"UNet {name}, batch {batch}", partial(unet_rows, options, roof, name, model, batch, is_largest)
+            yield f"UNet {name}, batch {batch}", partial(unet_rows, options, roof, name, model, batch)
 
 
-def unet_rows(options, roof, name, model, batch, with_forecast):
+def unet_rows(options, roof, name, model, batch):
     """The row of one variant and batch."""
-    from diffusers_lrlab.forecast.memory import forecast_memory
-
     precision, tf32, _, compiled = VARIANTS[name]
     if compiled:
         torch.compiler.reset()  # or a second batch is compiled for any
@@ -215,9 +211,6 @@ def unet_rows(options, roof, name, model, batch, with_forecast):
             "peak_mib": peak,
             "first_update_seconds": first,
         }
-        if with_forecast:
-            forecast = forecast_memory(trainer.run.plan, device=DEVICE.type).total / 2**20
-            yield {"what": f"memory of {what}", "forecast_mib": forecast, "peak_mib": peak}
 
 
 def split(options, _roof):

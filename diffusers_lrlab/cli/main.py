@@ -51,7 +51,6 @@ def _script(name: str, help: str, example: str) -> Command:
 
 _TRAIN = "Train a diffusion pipeline; for several processes: accelerate launch -m diffusers_lrlab.train"
 _PREVIEW = "lrlab preview --lr_scheduler cosine --lr_scheduler rex:d=0.9 --num_training_steps 10000 --num_warmup_steps 500"
-_SCALE = "lrlab scale --learning_rate 1e-4 --base_batch_size 64 --train_batch_size 128 --num_processes 8"
 _SCHEDULE = "lrlab schedule my-schedule --lr_scheduler wsd:decay_type=1-sqrt,num_decay_steps=0.3"
 _UPSTREAM = "Make patches: a schedule for diffusers, or corrected schedules in its scripts and in other trainers"
 COMMANDS = {
@@ -105,7 +104,6 @@ COMMANDS = {
         tools.plan_arguments,
         tools.plan,
     ),
-    "scale": Command("Show learning rates for other batch sizes", _SCALE, tools.scale_arguments, tools.scale),
     "floor": Command(
         "Show the lowest possible loss by noise level, and how far a run is above it",
         "lrlab floor --run ddpm-digits-8 --out floor.png",

@@ -4,14 +4,13 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..data.image_loading import load_image_data
 from ..data.layout import BatchLayout
 from .classifier import NUM_CLASSIFIED, ClassReader, class_reader
 from .frechet import frechet_distance, image_features
 from .registry import register_metric
-from .subject import MOST_REAL, NEIGHBOUR, Evaluation
+from .subject import MOST_REAL, Evaluation
 
 # Keys of `TrainingData.known`; results of latents provide the features of decoded ones.
 FEATURES_OF_DECODED, _FEATURES, _ENCODED = "features of decoded latents", "image features", "images that were encoded"
@@ -19,16 +18,6 @@ FEATURES_OF_DECODED, _FEATURES, _ENCODED = "features of decoded latents", "image
 
 def _has_features(evaluation: Evaluation) -> bool:
     return evaluation.run.data.image_set is not None and len(evaluation.run.data.held_out) > 1
-
-
-def _part_of_frechet(evaluation: Evaluation) -> float:
-    """The classifier is what takes time."""
-    if not _has_features(evaluation):
-        return 0.0
-    channels, resolution = evaluation.run.config.image_shape
-    images = torch.zeros(NEIGHBOUR, channels, resolution, resolution)
-    image_features.__wrapped__(evaluation.run.data.image_set)(images)
-    return 1.0
 
 
 def _images_of(evaluation: Evaluation) -> Any:
@@ -57,7 +46,6 @@ def _images_of(evaluation: Evaluation) -> Any:
         "form": "images",
         "needs": ("samples", "features"),
         "notes": ("frechet_features",),
-        "part": _part_of_frechet,
     },
 )
 def _frechet_distance(evaluation: Evaluation) -> dict[str, Any]:
@@ -99,12 +87,6 @@ def _class_reader(evaluation: Evaluation) -> ClassReader | None:
     return data.known[key]
 
 
-def _part_of_class_accuracy(evaluation: Evaluation) -> float:
-    """The classifier is what takes time."""
-    _class_reader(evaluation)
-    return 1.0
-
-
 @register_metric(
     "class_accuracy",
     description="Share of samples that a classifier assigns to the requested class",
@@ -118,7 +100,6 @@ def _part_of_class_accuracy(evaluation: Evaluation) -> float:
         "better": "larger",
         "needs": ("samples", "features", "labels"),
         "notes": ("class_accuracy_classifier",),
-        "part": _part_of_class_accuracy,
     },
 )
 def _class_accuracy(evaluation: Evaluation) -> dict[str, Any]:

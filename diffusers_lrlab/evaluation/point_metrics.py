@@ -17,16 +17,6 @@ _LOSS_BATCH = 10_000
 _LOSS_DRAWS = 5  # a single draw of noise for each point varies too much
 
 
-def _part_of_training_set_loss(evaluation: Evaluation) -> float:
-    """A tenth of a batch."""
-    run = evaluation.run
-    points = run.data.all_in_memory(_LOSS_BATCH)
-    num = min(MOST_REAL, run.data.num_images or MOST_REAL, len(points) if run.data.in_memory is not None else MOST_REAL)
-    points = points[: _LOSS_BATCH // 10]
-    ValidationLoss(points, run.process, _LOSS_BATCH, run.model.device)(run.model)
-    return _LOSS_DRAWS * num / len(points)
-
-
 @register_metric(
     "training_set_loss",
     description='Loss of the raw weights on all training points (the paper\'s "evaluation loss")',
@@ -37,7 +27,6 @@ def _part_of_training_set_loss(evaluation: Evaluation) -> float:
         "card_title": "Loss of raw weights on all training points",
         "of": "run",
         "form": "points",
-        "part": _part_of_training_set_loss,
     },
 )
 def _training_set_loss(evaluation: Evaluation) -> float:
@@ -67,15 +56,6 @@ def _points_of_likelihood(evaluation: Evaluation) -> np.ndarray:
     return evaluation.held_out[: min(_LIKELIHOOD_POINTS, evaluation.run.config.distance_samples or 0)]
 
 
-def _part_of_exact_kl(evaluation: Evaluation) -> float:
-    """Two steps of the integration."""
-    run, points = evaluation.run, _points_of_likelihood(evaluation)
-    if run.config.dataset_name not in LOG_PROBS or len(points) < 2 or run.process.num_train_timesteps < 2:
-        return 0.0
-    log_likelihood(run.model, run.process, torch.from_numpy(points).to(run.model.device), num_steps=2)
-    return (NUM_STEPS + NUM_STEPS // 2 * len(points[:_HALF_STEPS_POINTS]) / len(points)) / 2
-
-
 @_of_points(
     "exact_kl",
     "KL(data ‖ model) by the known density",
@@ -84,7 +64,6 @@ def _part_of_exact_kl(evaluation: Evaluation) -> float:
     of="run",
     unit="bits",
     needs=("samples", "density"),
-    part=_part_of_exact_kl,
 )
 def _exact_kl(evaluation: Evaluation) -> dict[str, float]:
     """With its standard error; nothing where the density of the data is not known."""

@@ -46,9 +46,6 @@ class Metric:
     num_generated: int | None = None  # most generated samples; all if `None`
     equal_sizes: bool = False  # the function gets equally many of both
     most_dimensions: int | None = None  # of samples
-    # For "run": forecasts of time call it in the function's place. It computes a small part of the metric from an
-    # [`Evaluation`] without samples, and returns how many times as long all of it takes.
-    part: Callable[..., float] | None = None
 
     def __call__(self, *args: Any) -> dict[str, Any]:
         """Its figures by name, as Python's own numbers, and its notes; a `LabError` that names a function with others."""

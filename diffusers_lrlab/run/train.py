@@ -68,7 +68,7 @@ def run_training(config: TrainingConfig) -> Path | None:
 
         accelerator.print(printable(describe_plan(plan)))
         if resolved.dry_run:
-            from ..forecast.describe import describe_forecast
+            from ..preflight.forecast import describe_forecast
 
             for text in describe_forecast(plan, data, accelerator):
                 accelerator.print(text, flush=True)

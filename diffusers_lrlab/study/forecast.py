@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..core.environment import peak_memory_mb
 from ..core.words import counted, duration
 from ..data.batches import iterate_batches
-from ..forecast.memory import forecast_memory
 from ..optimizers.build import optimizer_state_bytes
 from ..training.plan import Plan
 from ..training.prepare import make_accelerator
@@ -226,8 +226,7 @@ def _local_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
                     lambda trainer=trainer, rest=batches: trainer.do_update(next(rest)), plan.num_updates
                 )
                 validation, measurement = _validation_and_measurement_seconds(trainer.run, spec)
-            memory = forecast_memory(plan, device=study.device.type).total
             num_updates = own_updates[spec.id]
             evaluation = validation * _num_validations(plan, num_updates) + measurement
-            probed[key] = _Cost(seconds * num_updates, evaluation, memory)
+            probed[key] = _Cost(seconds * num_updates, evaluation, peak_memory_mb() * 2**20)
     return _total([probed[spec.arm, spec.dataset, spec.metrics] for spec in specs])

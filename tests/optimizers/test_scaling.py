@@ -1,14 +1,12 @@
 """Learning rates for other batches: the rules, the calculator, and what a run makes of them."""
 
 import contextlib
-import math
 
 import pytest
 import runs
 from tables import cases
 
 from diffusers_lrlab import LabError, TrainingConfig
-from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.optimizers.scaling import SCALING_RULES, scaled_learning_rate, scaling_warning
 from diffusers_lrlab.training.prepare import prepare
 from diffusers_lrlab.training.resolve import resolve_config
@@ -78,88 +76,6 @@ def test_the_floor_is_compared_with_the_scaled_rate(min_lr, is_told):
 def test_who_is_warned():
     assert "the derived rule is sqrt" in scaling_warning("linear", "adamw")
     assert scaling_warning("linear", "sgd") is scaling_warning("sqrt", "adamw") is scaling_warning("none", "adam") is None
-
-
-def test_the_calculator(capsys):
-    assert main("scale --learning_rate 1e-4 --train_batch_size 96 --num_processes 2".split()) == 0
-    shown = capsys.readouterr().out
-    row = next(line for line in shown.splitlines() if "this batch" in line).split()
-    assert row[:4] == ["192", "0.0003", "0.000173", "0.0003"]
-    assert row[4] == "0.997003"
-    assert "64      0.0001      0.0001      0.0001       0.999  base" in shown
-
-
-def numbers(shown, batch):
-    """The row of a batch, as numbers."""
-    row = next(line for line in shown.splitlines() if line.split()[:1] == [str(batch)])
-    return [float(word) for word in row.split() if word[0].isdigit()]
-
-
-def test_the_calculator_knows_beta2_and_weight_decay(capsys):
-    """By their timescales in images, in float64 here."""
-    given = "--learning_rate 2e-4 --base_batch_size 32 --adam_beta2 0.99 --adam_weight_decay 0.05 --max_train_steps 3000"
-    assert main(["scale", *given.split(), "--train_batch_size", "4"]) == 0
-    shown = capsys.readouterr().out
-    half_life, tau = 32 * math.log(0.5) / math.log(0.99), 32 / (2e-4 * 0.05)
-    for batch in (1, 4, 256):
-        rate = 2e-4 * math.sqrt(batch / 32)
-        *_, beta2, decay = numbers(shown, batch)
-        assert beta2 == pytest.approx(0.5 ** (batch / half_life), abs=1e-6)
-        assert decay == pytest.approx(batch / (rate * tau), rel=5e-3)
-    assert f"beta2_half_life={half_life:.4g}" in shown
-    assert "adamw:tau=3.2e+06" in shown
-    assert (
-        "weights are forgotten over 100,000 updates, in a run of 3,000: the decay removes 3 % of the first weights." in shown
-    )
-    assert "accumulation" not in shown
-
-
-@cases(("arguments", "is_told"), [("", True), ("--num_processes 2", False)])
-def test_the_calculator_says_what_accumulation_costs(capsys, arguments, is_told):
-    """On one device. The settings that it names are those of the small batch."""
-    given = f"--learning_rate 1e-4 --train_batch_size 4 --gradient_accumulation_steps 16 {arguments}"
-    assert main(["scale", *given.split()]) == 0
-    shown = capsys.readouterr().out
-    assert ("1 update of 64 images in about the time of 16 updates of 4" in shown) == is_told
-    told = (
-        f"--train_batch_size 4 --gradient_accumulation_steps 1 --learning_rate 2.5e-05 --adam_beta2 {0.999 ** (4 / 64):.6g}"
-    )
-    assert (told in shown) == is_told
-
-
-def test_the_calculator_of_widths(capsys):
-    assert main("scale --learning_rate 1e-3 --width_base 64 --width 384".split()) == 0
-    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line}
-    assert rows["64"] == ["64", "0.001", "0.001", "x", "1", "base"]
-    assert rows["384"][:5] == ["384", "0.001", "0.000167", "x", "6"]
-    assert rows["32"][2] == "0.002"
-
-
-@cases(
-    ("arguments", "part"),
-    [
-        ("--learning_rate 1e-4 --width 64", "--width 64 has no effect without --width_base"),
-        ("--learning_rate 1e-4 --width_base 0", "--width_base 0: must be a whole number"),
-        (
-            "--learning_rate 1e-4 --width_base 64 --train_batch_size 8",
-            "--train_batch_size 8 has no effect with --width_base",
-        ),
-        ("--learning_rate 1e-4 --adam_beta2 1", "--adam_beta2 1.0: must be a number in (0, 1)"),
-        ("--learning_rate 1e-4 --adam_weight_decay 0", "--adam_weight_decay 0.0: must be a number in (0, inf)"),
-        ("--learning_rate 1e-4 --max_train_steps 9", "--max_train_steps 9 has no effect without --adam_weight_decay"),
-        ("--learning_rate 1e-4 --adam_weight_decay 1 --width_base 64", "has no effect with --width_base"),
-        ("--learning_rate 1e-4 --num_processes 2", "no effect without --train_batch_size"),
-        (
-            "--learning_rate 1e-4 --train_batch_size 0 --num_processes 0",
-            "--train_batch_size 0: must be a whole number",
-        ),
-        ("--learning_rate -1", "--learning_rate -1.0: must be a number in (0, inf)"),
-        ("", "--learning_rate"),
-    ],
-)
-def test_the_calculator_refuses(arguments, part, capsys):
-    assert main(["scale", *arguments.split()]) == 2
-    assert part in capsys.readouterr().err
 
 
 @cases(

@@ -3,7 +3,6 @@
 import json
 import sys
 from importlib.util import find_spec
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from continued_runs import SMALL, applied_is, assert_same_end, from_the_start, n
 
 from diffusers_lrlab import branch
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.forecast.describe import _num_checkpoints
 from diffusers_lrlab.hub.rerun import repeated_options
 from diffusers_lrlab.run.branch import _command, parse_changes
 from diffusers_lrlab.run.child import Child
@@ -225,12 +223,3 @@ def test_ray_is_needed_for_its_address(trunk, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(LabError, match="--address needs ray, not installed here"):
         branch(trunk, 8, 4, address="auto")
-
-
-@pytest.mark.parametrize(
-    ("steps", "limit", "every", "expected"),
-    [(5, 1, 8, (3, 2)), (5, 0, None, (4, 0)), (5, 3, 10, (3, 2)), (5, 1, None, (1, 0))],
-)
-def test_the_forecast_counts_what_is_kept(steps, limit, every, expected):
-    config = SimpleNamespace(checkpointing_steps=steps, checkpoints_total_limit=limit, keep_every=every)
-    assert _num_checkpoints(SimpleNamespace(config=config, num_updates=20)) == expected

@@ -13,7 +13,6 @@ from helpers import load_data_once
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core.errors import DiskFull, Diverged
 from diffusers_lrlab.core.manifest import find_damage
-from diffusers_lrlab.forecast.memory import forecast_memory
 from diffusers_lrlab.training import checkpoint_writer, checkpoints
 from diffusers_lrlab.training.host_copies import on_host
 from diffusers_lrlab.training.plan import make_plan
@@ -153,13 +152,3 @@ def test_a_copy_shares_nothing_and_keeps_its_shape():
     first, second = copied["param_groups"]
     assert first["betas"] is second["betas"]  # as pickles have it
     assert "lr" not in first
-
-
-def test_the_forecast_knows_of_the_copy(tmp_path):
-    trainer = make_trainer(tmp_path)
-    do_updates(trainer, 1)
-    held = [trainer.run.model.state_dict(), trainer.run.optimizer.state_dict()["state"], trainer.run.average.shadow_params]
-    tensors = torch.utils._pytree.tree_leaves(on_host(held))
-    forecast = forecast_memory(trainer.run.plan)
-    assert forecast.checkpoint == pytest.approx(sum(tensor.nbytes for tensor in tensors), rel=0.05)
-    assert forecast_memory(make_trainer(tmp_path, checkpointing_steps=12).run.plan) == forecast._replace(checkpoint=0)

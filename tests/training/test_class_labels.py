@@ -18,7 +18,6 @@ from latents import save_vae
 from diffusers_lrlab import LabelledImagePipeline, LatentImagePipeline, TrainingConfig, train
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.data.latents.encode import EncodeOptions, encode_dataset
-from diffusers_lrlab.forecast.timing import forecast_time
 from diffusers_lrlab.hub.card import write_model_card
 from diffusers_lrlab.training.prepare import prepare
 from diffusers_lrlab.training.run_folder import RunFolder
@@ -209,10 +208,8 @@ def test_samples_have_the_labels_that_the_metric_expects(grey, tmp_path):
 def test_guidance_counts_twice_in_the_time_of_sampling(grey, tmp_path):
     config = config_of(grey, tmp_path / "run", max_train_steps=2000)
     plain, _, _ = prepare(config)
-    guided, data, accelerator = prepare(config_of(grey, tmp_path / "run", max_train_steps=2000, guidance_scale=3.0))
+    guided, *_ = prepare(config_of(grey, tmp_path / "run", max_train_steps=2000, guidance_scale=3.0))
     assert guided.sampling_cost == 2 * plain.sampling_cost
-    seconds = forecast_time(Trainer(guided, data, accelerator, RunFolder(tmp_path / "run")))
-    assert seconds.sampling > 0
 
 
 # --- what is refused, and what stays as it was -----------------------------------------------------------------------

@@ -9,7 +9,6 @@ from helpers import config, load_data_once
 from diffusers_lrlab import LabError
 from diffusers_lrlab.data import image_loading
 from diffusers_lrlab.data.batches import iterate_batches
-from diffusers_lrlab.forecast.memory import forecast_memory
 from diffusers_lrlab.models.dit import NULL_LABEL, DiT
 from diffusers_lrlab.preflight.model_checks import dead_parameters
 from diffusers_lrlab.preflight.subject import Subject
@@ -63,7 +62,7 @@ def test_it_is_the_class_of_diffusers_with_the_arguments_given():
     assert type(model) is DiTTransformer2DModel
     assert len(model.transformer_blocks) == 2
     assert (model.inner_dim, model.config.patch_size, model.config.in_channels, model.config.out_channels) == (8, 4, 1, 1)
-    assert forecast_memory(plan).parameters == 4 * plan.num_parameters == 4 * sum(p.numel() for p in model.parameters())
+    assert plan.num_parameters == sum(p.numel() for p in model.parameters())
 
 
 REFUSED = {

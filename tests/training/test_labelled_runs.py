@@ -22,7 +22,6 @@ from diffusers_lrlab.evaluation.point_metrics import _training_set_loss
 from diffusers_lrlab.evaluation.subject import Evaluation
 from diffusers_lrlab.finder.find import find_lr_of
 from diffusers_lrlab.finder.range_test import FinderConfig
-from diffusers_lrlab.forecast.memory import forecast_memory
 from diffusers_lrlab.preflight.model_checks import dead_parameters
 from diffusers_lrlab.preflight.subject import Subject
 from diffusers_lrlab.study.stacked.stacks import not_stackable
@@ -150,7 +149,6 @@ def conditional(tmp_path_factory):
 PROCEDURES = {
     "dead parameters": lambda trainer: dead_parameters(Subject(trainer)),
     "range test": lambda trainer: find_lr_of(trainer, FinderConfig(num_updates=10, repeats=1, extend=False, probe_size=16)),
-    "memory": lambda trainer: forecast_memory(trainer.run.plan),
     "validation": lambda trainer: trainer.run.validation(trainer.run.model),
     "gradient probes": lambda trainer: GradientProbes(
         trainer.run.data.held_out, trainer.run.process, np.array([0, 1000]), torch.device("cpu")

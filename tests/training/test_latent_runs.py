@@ -26,8 +26,6 @@ from diffusers_lrlab.data.latents.encode import EncodeOptions, encode_dataset
 from diffusers_lrlab.data.latents.loading import load_latent_data
 from diffusers_lrlab.data.latents.manifest import read_latents_manifest
 from diffusers_lrlab.data.layout import BatchLayout
-from diffusers_lrlab.forecast.decoding import decoding_bytes
-from diffusers_lrlab.forecast.memory import forecast_memory
 from diffusers_lrlab.models.registry import DENOISERS
 from diffusers_lrlab.training.model import find_start, given_model_config
 from diffusers_lrlab.training.plan import make_plan
@@ -187,19 +185,6 @@ def test_the_default_model_fits_the_latents(place):
     model = plan.model_class(**plan.model_config)
     assert isinstance(model, UNet2DModel)
     assert (model.config.sample_size, model.config.in_channels, model.config.out_channels) == (4, 2, 2)
-
-
-def test_the_forecast_knows_the_autoencoder(place):
-    plan = plan_of(place, eval_batch_size=100, frechet_samples=0)
-    vae = AutoencoderKL.from_pretrained(place / "vae")
-    weights = sum(parameter.numel() for parameter in vae.parameters()) * 4
-    found = decoding_bytes(plan, "cpu")
-    assert found.weights == weights
-    # At least the largest activation of the decoder, 16 channels of 8x8 pixels for 100 images of float32.
-    assert found.activations > 100 * 16 * 64 * 4
-    assert forecast_memory(plan).autoencoder >= weights
-    twice = decoding_bytes(dataclasses.replace(plan, config=dataclasses.replace(plan.config, eval_batch_size=200)), "cpu")
-    assert twice.activations == pytest.approx(2 * found.activations, rel=0.1)
 
 
 def test_an_autoencoder_of_the_hub_is_saved_as_its_commit(place, hub, tmp_path):

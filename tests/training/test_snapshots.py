@@ -16,9 +16,6 @@ from diffusers_lrlab.averaging.averages import EMA
 from diffusers_lrlab.averaging.forms import EMAForm, forms_of
 from diffusers_lrlab.averaging.snapshots import read_snapshots
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.forecast.describe import _disk_lines
-from diffusers_lrlab.forecast.memory import forecast_memory
-from diffusers_lrlab.forecast.timing import forecast_time
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
@@ -158,16 +155,3 @@ def test_wrong_lists_are_refused(spec, reason):
 def test_a_run_too_short_for_its_snapshots_is_refused(tmp_path):
     with pytest.raises(LabError, match="takes 16 snapshots, .* and the run has 12 updates"):
         make_trainer(tmp_path, ema="posthoc")
-
-
-@pytest.mark.slow
-def test_the_forecast_counts_averages_and_snapshots(tmp_path):
-    trainer = make_trainer(tmp_path, ema=f"{POSTHOC},dtype=bf16|constant")
-    plan = trainer.run.plan
-    memory = forecast_memory(plan)
-    weights = 4 * plan.num_parameters
-    assert memory.ema == 3 * weights
-    (disk,) = _disk_lines(plan, weights, 0, weights)
-    assert f"3 snapshots of {weights / 2**20:.1f} MiB for `lrlab ema`" in disk  # two widths, half the bytes each
-    assert f"disk  {4 * weights / 2**20:.1f} MiB" in disk
-    assert forecast_time(trainer).snapshots > 0
