@@ -146,7 +146,7 @@ def _other_rates(plan: Plan) -> str | None:
     rules = ("linear", "sqrt")
     rates = [f"{scaled_learning_rate(plan.learning_rate, rule, batch, config.base_batch_size):.3g}" for rule in rules]
     return (
-        f"{'rates':>13}  if {plan.learning_rate:.3g} is good for {config.base_batch_size} images an update, --scale_lr "
+        f"{'rates':>13}  if {plan.learning_rate:.3g} is good for {counted(config.base_batch_size, 'image')} an update, --scale_lr "
         f"linear gives {rates[0]} for {batch}, and sqrt (for Adam) {rates[1]}"
     )
 

@@ -29,7 +29,6 @@ NEEDS = {
     "lrlab preview --timestep_sampler logit_normal --loss_weighting min_snr": None,
     "lrlab env": None,
     "lrlab audit -- true": None,
-    "lrlab scale --learning_rate 1e-4": None,
     f"-m diffusers_lrlab.launch {SCRIPTS / 'own_script.py'} --lr_scheduler rex": None,
     f"-c '{GET}get_scheduler(\"rex\", o, 1, 10)'": None,
     f"-c '{GET}get_scheduler(\"reduce_lr_on_plateau\", o, 0, 10)'": None,

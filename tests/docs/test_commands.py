@@ -150,20 +150,6 @@ def test_a_preview_runs_as_printed(words):
         assert Path(words[words.index("--out") + 1]).stat().st_size > 10_000
 
 
-def test_the_table_of_scaled_rates_is_printed(capsys):
-    for words in {tuple(words) for _, words in printed.commands() if words[:2] == ["lrlab", "scale"]}:
-        assert main(words[1:]) == 0
-        assert "sqrt" in capsys.readouterr().out
-
-
-def test_the_printed_rows_of_that_table_are_its_own(capsys):
-    block = printed.block_with("       ...\n", "")
-    (words,) = {tuple(words) for _, words in printed.commands() if "--adam_weight_decay" in words and words[1] == "scale"}
-    assert main(words[1:]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert {line for line in block.code.rstrip().splitlines() if line.strip() != "..."} <= {*shown}
-
-
 def test_the_printed_entry_point_is_the_one_that_is_looked_for():
     (block,) = printed.blocks("toml")
     (group,) = tomllib.loads(block.code)["project"]["entry-points"]
