@@ -3,9 +3,10 @@
     python benchmarks/gpu.py | tee gpu.jsonl
 
 Roofs (products, memory, copies, launches); updates of the 35.75 M UNet at 32 pixels in several precisions and layouts, with
-their share of the roof and their memory; the costliest operators of an update, on host and device; stacks of small networks beside the study's template, with updates captured and launched one by
-one; a captured stack that a member leaves and that goes on from its state; decoding, and a slow source beside updates;
-losses in bf16 beside float32. It stops after --minutes; what fails is a row with its error, and the rest goes on.
+their share of the roof and their memory; the costliest operators of an update, on host and device; stacks of small networks
+beside the study's template, with updates captured and launched one by one; a captured stack that a member leaves and that
+goes on from its state; decoding, and a slow source beside updates; losses in bf16 beside float32. It stops after --minutes;
+what fails is a row with its error, and the rest goes on.
 
 Without a GPU it measures the CPU, which is of use with --tiny only; updates are "captured" there as what they are. It needs
 torch, numpy and what benchmarks/gpu_wheels.sh fetches: no datasets, pyarrow, scikit-learn, scipy and matplotlib.

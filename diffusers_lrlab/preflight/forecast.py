@@ -41,8 +41,8 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
     """
     Warnings of the checks, then the time, memory and disk space of a run, as lines of its plan.
 
-    Times 20 updates, a validation and a few steps of sampling, and multiplies; metrics and plots at the end are not counted. All
-    processes call this, to its end. Restores the accelerator.
+    Times 20 updates, a validation and a few steps of sampling, and multiplies; metrics and plots at the end are not
+    counted. All processes call this, to its end. Restores the accelerator.
     """
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(plan, data, accelerator, RunFolder(Path(folder), accelerator.is_main_process))
@@ -146,8 +146,8 @@ def _other_rates(plan: Plan) -> str | None:
     rules = ("linear", "sqrt")
     rates = [f"{scaled_learning_rate(plan.learning_rate, rule, batch, config.base_batch_size):.3g}" for rule in rules]
     return (
-        f"{'rates':>13}  if {plan.learning_rate:.3g} is good for {counted(config.base_batch_size, 'image')} an update, --scale_lr "
-        f"linear gives {rates[0]} for {batch}, and sqrt (for Adam) {rates[1]}"
+        f"{'rates':>13}  if {plan.learning_rate:.3g} is good for {counted(config.base_batch_size, 'image')} an update, "
+        f"--scale_lr linear gives {rates[0]} for {batch}, and sqrt (for Adam) {rates[1]}"
     )
 
 

@@ -27,7 +27,7 @@ def test_the_parts_are_multiplied(tmp_path, monkeypatch, capsys):
     # 4 previews and the end show 20 each, and 50 are measured.
     assert "time  3.05 min: training 100 s, validation 8 s, sampling 75 s" in shown
     assert "250 ms per update, 1,024 points per second" in shown
-    # Weights and their average; no update has given the optimizer a state. 200 and 400 are kept, and 300 is among the newest.
+    # Weights and their average; no update has given the optimizer a state.
     assert "disk  7.9 MiB, with 3 checkpoints of 2.3 MiB" in shown
     assert list(tmp_path.iterdir()) == []
 
