@@ -27,7 +27,6 @@ _HOMES = {
     "Progress": "core.progress",
     "FinderConfig": "finder.range_test",
     "TrainingConfig": "training.config",
-    "branch": "run.branch",
     "extend": "run.extend",
     "find_lr": "finder.find",
     "get_loss_weighting": "timesteps.loss_weights",

@@ -62,12 +62,6 @@ COMMANDS = {
         continuing.extend_arguments,
         continuing.extend,
     ),
-    "branch": Command(
-        continuing.BRANCH_HELP,
-        "lrlab branch ddpm-digits-8 --at 2000,4000 --cooldown 0.2",
-        continuing.branch_arguments,
-        continuing.branch,
-    ),
     "list": Command(
         "List everything that is chosen by name: schedules, samplers, optimizers and more",
         "lrlab list schedulers",
@@ -177,7 +171,7 @@ COMMANDS = {
 
 REST = (*SCRIPTS, "plan", "floor", "rerun")  # commands that leave unknown arguments to the parser of training
 # Commands with --import besides those of REST.
-TAKES_NAMES = ("list", "preview", "predict", "study", "schedule", "push", "extend", "branch")
+TAKES_NAMES = ("list", "preview", "predict", "study", "schedule", "push", "extend")
 
 
 def _parser() -> LabParser:

@@ -129,16 +129,13 @@ def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
 
 
 def _parent_text(parent: dict[str, Any] | None) -> str:
-    """Where an extended or a branched run comes from."""
+    """The checkpoint that a run started from."""
     if parent is None:
         return ""
-    changed = (f"`{name}` {now} in place of {before}" for name, (before, now) in parent.get("changed", {}).items())
-    since = "".join(f", with {change} from there on" for change in changed)
     commit = f", commit `{parent['git_commit'][:12]}`" if parent["git_commit"] else ""
     return (
-        f" The run was {parent['how']} at update {parent['update']} from `{Path(parent['folder']).name}`, which had "
-        f"`{parent['schedule']}` over {counted(parent['num_updates'], 'update')}{commit}{since}. Its log and plots "
-        "show both parts."
+        f" The run started from update {parent['update']} of `{Path(parent['folder']).name}`, which had "
+        f"`{parent['schedule']}` over {counted(parent['num_updates'], 'update')}{commit}. Its log and plots show both parts."
     )
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import LabError
 from ..core.files import write_text
 from ..core.options import defaults_of, names_where
 from ..core.words import agreeing, counted
@@ -77,20 +76,9 @@ class Comparison:
         return "\n".join(lines)
 
 
-def repeated_options(folder: Path, trains: bool = True) -> dict[str, Any]:
-    """
-    The options that repeat the run in a folder; raises a `LabError` without a record, or for unknown options.
-
-    They do not repeat the training of a branch with another optimizer than its parent's, which is refused if `trains`.
-    """
-    record = read_record(folder)
-    options = recorded_options(record, str(folder), repeated=True)
-    if trains and (changed := (record["run"].get("parent") or {}).get("changed")):
-        raise LabError(
-            f"The run in {str(folder)!r} was branched with other settings of the optimizer ({', '.join(changed)}), which a "
-            "rerun would use from its first update. Repeat its parent, then branch that with the recorded command."
-        )
-    return options
+def repeated_options(folder: Path) -> dict[str, Any]:
+    """The options that repeat the run in a folder; raises a `LabError` without a record, or for unknown options."""
+    return recorded_options(read_record(folder), str(folder), repeated=True)
 
 
 def without_replaced(recorded: dict[str, Any], arguments: list[str]) -> dict[str, Any]:

@@ -108,7 +108,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "rex": {"d": 0.9},
     "piecewise": {"updates": [0.2, 0.7], "values": [1, 0.3]},
     "join": {"schedules": ["linear", "rex"], "boundaries": [0.4]},
-    "splice": {"schedules": ["cosine", "linear"], "boundaries": [0.4], "scales": [1, 0.5], "lengths": [1000, 0]},
     "reduce_lr_on_plateau": {"factor": 0.3, "patience": 5},
     "greedy": {"factor": 0.8, "patience": 3},
 }

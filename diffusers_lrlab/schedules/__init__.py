@@ -14,10 +14,9 @@ from . import torch_curves
 from . import feedback_entries
 from . import lab_curves
 from . import joined
-from . import spliced
 from . import momentum
 
-__all__ = ["feedback_entries", "host_curves", "joined", "lab_curves", "momentum", "spliced", "torch_curves"]
+__all__ = ["feedback_entries", "host_curves", "joined", "lab_curves", "momentum", "torch_curves"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,6 @@
 """`join`: schedules of the clock one after another."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -17,11 +16,13 @@ from .registries import SCHEDULERS
 from .resolve import merge_spec, resolve_schedule
 from .schedule import Schedule
 
+_OF_WHOLE = ("min_lr", "warmup_type", "warmup_start_ratio")  # parameters of the run as a whole
+
 
 @lru_cache(maxsize=256)
-def parts_of(owner: str, specs: tuple[str, ...], of_whole: tuple[str, ...]) -> tuple[Schedule, ...]:
+def _parts_of(specs: tuple[str, ...]) -> tuple[Schedule, ...]:
     """
-    The schedules in a join or a splice, by spec string; they may not set `of_whole`, parameters of the run as a whole.
+    The schedules in a join, by spec string; they may not set parameters of the run as a whole.
 
     A floor in absolute numbers, which a schedule may have by default, is left out, too.
     """
@@ -29,18 +30,18 @@ def parts_of(owner: str, specs: tuple[str, ...], of_whole: tuple[str, ...]) -> t
     for spec in specs:
         if spec.startswith("hub:"):
             raise LabError(
-                f"{owner} cannot take {spec!r}, which may change on the Hub. Write its spec string; `lrlab pull` shows it."
+                f"join cannot take {spec!r}, which may change on the Hub. Write its spec string; `lrlab pull` shows it."
             )
         part, (name, given) = resolve_schedule(spec), merge_spec(spec, None)
         entry = SCHEDULERS[name]
         if why := part.more_than_a_curve:
             raise LabError(
-                f"{owner} cannot take {spec!r}, which {why}. Take schedules of the learning rate and the clock alone."
+                f"join cannot take {spec!r}, which {why}. Take schedules of the learning rate and the clock alone."
             )
         meaning = {parameter.name: parameter.same_as or parameter.name for parameter in (*entry.parameters, *entry.common)}
-        for key in (meaning[key] for key in given if meaning[key] in of_whole):
-            remedy = f"min_lr_ratio there, or min_lr to the {owner}" if key == "min_lr" else f"it to the {owner}"
-            raise LabError(f"{owner} cannot take {key} inside {spec!r}: give {remedy}.")
+        for key in (meaning[key] for key in given if meaning[key] in _OF_WHOLE):
+            remedy = "min_lr_ratio there, or min_lr to the join" if key == "min_lr" else "it to the join"
+            raise LabError(f"join cannot take {key} inside {spec!r}: give {remedy}.")
         parts.append(replace(part, kwargs=part.kwargs | {"min_lr": None}) if "min_lr" in part.kwargs else part)
     return tuple(parts)
 
@@ -51,7 +52,7 @@ def parts_of_join(
     """The schedules of a join and their scales, checked."""
     if not schedules:
         raise must_be("schedules", schedules, "one schedule or more", "give spec strings in order", of="join")
-    parts = parts_of("join", tuple(schedules), ("min_lr", "warmup_type", "warmup_start_ratio"))
+    parts = _parts_of(tuple(schedules))
     scales = scales or [1.0] * len(parts)
     if len(boundaries) != len(parts) - 1 or len(scales) != len(parts):
         raise LabError(
@@ -59,16 +60,6 @@ def parts_of_join(
             f"schedules take {len(parts) - 1} boundaries and {len(parts)} scales."
         )
     return parts, scales
-
-
-def values_of_parts(progress: Progress, edges: list[int], curves: Sequence[Callable[[], Any]]) -> Any:
-    """The value of the active part, or of each update where `progress` has many; parts change at `edges`."""
-    if isinstance(progress.update, int):
-        return curves[bisect_right(edges, progress.update)]()
-    result = curves[0]()
-    for curve, begin in zip(curves[1:], edges, strict=True):
-        result = np.where(progress.update >= begin, curve(), result)
-    return result
 
 
 @SCHEDULERS.register(
@@ -98,4 +89,10 @@ def join(progress: Progress, schedules: list[str], boundaries: list[float], scal
     def value(part: Schedule, scale: float, begin: int, end: int) -> Any:
         return scale * part.at(Progress(progress.update - begin, end - begin), 1.0)[0]
 
-    return values_of_parts(progress, edges, [partial(value, *one) for one in zip(parts, scales, begins, ends, strict=True)])
+    curves = [partial(value, *one) for one in zip(parts, scales, begins, ends, strict=True)]
+    if isinstance(progress.update, int):
+        return curves[bisect_right(edges, progress.update)]()
+    result = curves[0]()
+    for curve, edge in zip(curves[1:], edges, strict=True):
+        result = np.where(progress.update >= edge, curve(), result)
+    return result

@@ -189,7 +189,7 @@ class OutputConfig:
     )
     keep_every: int | None = option(
         None,
-        "Updates between checkpoints that are kept permanently, besides the newest ones, for `lrlab branch` and `lrlab "
+        "Updates between checkpoints that are kept permanently, besides the newest ones, for `lrlab "
         "extend` (default: none).",
         OUTPUT,
         range="[1, 1e9]",

@@ -217,8 +217,6 @@ EXACT = [
     ("edm2_inverse_sqrt", 10, 0, {}, [1, *(1 / np.sqrt(np.arange(1, 10)))]),
     ("piecewise", 4, 0, {}, [1, 1, 1, 0.55]),
     ("join", 4, 0, {}, [1, 1, 1, 1 / 2]),
-    ("splice", 4, 0, {}, [1, 1, 1, 1 / 2]),
-    ("splice", 4, 1, {"schedules": ["linear", "constant"], "lengths": [3, 0], "scales": [1, 0.5]}, [0, 1, 1 / 2, 1 / 2]),
     ("demon", 4, 1, {}, [0, 1, 1, 1]),
     ("mdlrc", 5, 1, {}, [0, 1, 0.775, 0.55, 0.325]),
     ("mdlrc", 4, 0, {"momentum_form": "heavy_ball"}, 1 / (1 - 0.9 * np.arange(4) / 4)),
@@ -235,8 +233,8 @@ def test_exact_arrays(name, num_updates, warmup, kwargs, expected):
     close(lr_curve(name, BASE, warmup, num_updates, kwargs), BASE * np.asarray(expected))
 
 
-# Where they begin; the default parts of join and splice do not fit into one update.
-STARTS = {"cyclic": 0.1, "one_cycle": E, "cosine_warmup_with_min_lr": 0.1, "join": None, "splice": None}
+# Where they begin; the default parts of join do not fit into one update.
+STARTS = {"cyclic": 0.1, "one_cycle": E, "cosine_warmup_with_min_lr": 0.1, "join": None}
 
 
 @each_name

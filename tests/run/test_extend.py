@@ -1,4 +1,4 @@
-"""`lrlab extend`: the curve that was announced, and the bits of a run that was that long from its start."""
+"""`lrlab extend`: a longer run and a cool-down have the bits of a run with that curve from its start."""
 
 import json
 import shutil
@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import runs
 import started
-from continued_runs import SMALL, applied_is, assert_same_end, from_the_start, logged_rates, new_run
+from continued_runs import SMALL, applied_is, assert_same_end, from_the_start, new_run
 
 from diffusers_lrlab import extend
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.manifest import write_manifest
-from diffusers_lrlab.schedules.continued import RunCurve
-from diffusers_lrlab.schedules.resolve import resolve_schedule
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +24,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trunk(folder):
-    return new_run(folder, "trunk", "constant_with_warmup")
+    """Its rotation keeps one checkpoint, and `keep_every` those to cool down from."""
+    return new_run(folder, "trunk", "constant_with_warmup", checkpoints_total_limit=1, keep_every=8)
 
 
 @pytest.fixture(scope="module")
@@ -39,25 +38,18 @@ def test_a_constant_rate_goes_on(trunk, capsys):
     before = sorted((path.relative_to(trunk), path.stat().st_mtime_ns) for path in trunk.rglob("*"))
     extended = extend(trunk, 30)
     out = capsys.readouterr().out
-    assert "as if it had been that long from the start, to the bit" in out
+    assert "a run with 'constant_with_warmup' over 30 updates from its start, to the bit" in out
     assert "0.0003 first (update 20), 0.0003 highest (update 20), 0.0003 last (update 29)" in out
     assert extended == trunk.with_name("trunk-30")
     assert_same_end(from_the_start(extended), extended, 30)
     parent = runs.read_record(extended)["run"]["parent"]
-    assert (parent["update"], parent["num_updates"], parent["how"]) == (20, 20, "extended")
-    assert "The run was extended at update 20 from `trunk`" in (extended / "README.md").read_text()
+    assert (parent["folder"], parent["update"], parent["num_updates"]) == (str(trunk), 20, 20)
+    assert parent["git_commit"] == runs.read_record(trunk)["meta"]["git_commit"]
+    assert "The run started from update 20 of `trunk`" in (extended / "README.md").read_text()
     # The run that it goes on from is as it was, and the same command says that all is done.
     assert before == sorted((path.relative_to(trunk), path.stat().st_mtime_ns) for path in trunk.rglob("*"))
     assert extend(trunk, 30) == extended
     assert "It is finished" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_an_extended_run_goes_on_again(trunk):
-    whole = from_the_start(extend(extend(trunk, 24), 28, output_dir=trunk.with_name("twice")))
-    assert_same_end(whole, trunk.with_name("twice"), 28)
-    parents = runs.read_record(trunk.with_name("twice"))["run"]["parent"]
-    assert (parents["update"], parents["parent"]["update"]) == (24, 20)
 
 
 @pytest.mark.slow
@@ -68,96 +60,64 @@ def test_it_goes_on_from_before_the_decay(folder, capsys, schedule, start):
     """The decay of the longer run begins later, so that a part of the work is done again."""
     name = schedule.partition(":")[0]
     extended = extend(new_run(folder, name, schedule), 30)
-    assert f"from its checkpoint-{start}" in capsys.readouterr().out
+    assert f"checkpoint-{start} of" in capsys.readouterr().out
     assert_same_end(from_the_start(extended), extended, 30)
 
 
-def test_a_cosine_that_has_ended_is_not_raised_unasked(cosine, folder):
-    with pytest.raises(LabError) as error:
-        extend(cosine, 40)
-    text = str(error.value)
-    assert "matches the rates of the run only up to update 2 " in text
-    assert "oldest checkpoint is from update 5" in text
-    assert "--rewarm" in text
-    assert not (folder / "cosine-40").exists()
+@pytest.mark.slow
+def test_a_plateau_is_cooled_down(trunk, folder, capsys):
+    for at, num in ((8, 2), (16, 4)):
+        run = extend(trunk, at=at, cooldown=num, decay="linear")
+        assert run == folder / f"trunk-{at + num}"
+        assert "a run with 'warmup_stable_decay:num_decay_steps=" in capsys.readouterr().out
+        assert_same_end(from_the_start(run), run, at + num)
+        assert applied_is(run, 3e-4 * np.concatenate([[0], np.ones(at - 1), 1 - np.arange(num) / num]))
+        assert runs.read_record(run)["run"]["parent"]["update"] == at
 
 
-def test_no_error_names_a_way_that_is_refused_too(folder):
-    """No other schedule can take over at the end of a long cosine, which has no plateau to branch from."""
-    run = new_run(folder, "long-cosine", "cosine", 40, checkpoints_total_limit=1)
-    for arguments in ({}, {"then": "linear"}):
-        with pytest.raises(LabError) as error:
-            extend(run, 80, **arguments)
-        text = str(error.value)
-        assert "--rewarm" in text
-        assert "--then SPEC" not in text
-        assert "or branch" not in text
-
-
-def test_a_cosine_is_rewarmed_to_the_longer_one(cosine, capsys):
-    extended = extend(cosine, 40, rewarm=4)
-    record = runs.read_record(extended)
-    peak = record["train"]["peak_learning_rate"]
-    schedule = resolve_schedule("cosine:min_lr_ratio=0.05")
-    short, long = (RunCurve(schedule, peak, None, 1, num).lrs for num in (20, 40))
-    rise = np.interp(np.arange(4), [0, 4], [short[19], long[24]])
-    assert applied_is(extended, np.concatenate([short, rise, long[24:]]))
-    shown = capsys.readouterr().out
-    assert f"re-warmed: over 4 updates from {short[19] / peak:.2g} to {long[24] / peak:.2g} of the peak" in shown
-    assert f"{short[19]:.4g} first (update 20), {long[24]:.4g} highest (update 24), {long[39]:.4g} last (update 39)" in shown
-
-
-def test_it_rewinds_to_where_both_lengths_agree(cosine, capsys):
-    extended = extend(cosine, 22, tolerance=0.1)
-    peak = runs.read_record(extended)["train"]["peak_learning_rate"]
-    schedule = resolve_schedule("cosine:min_lr_ratio=0.05")
-    short, long = (RunCurve(schedule, peak, None, 1, num).lrs for num in (20, 22))
-    assert applied_is(extended, np.concatenate([short[:20], long[20:]])) or applied_is(
-        extended, np.concatenate([short[:15], long[15:]])
-    )
-    assert "rewound: before update" in capsys.readouterr().out
-
-
-def test_another_schedule_takes_over_without_a_jump(trunk, cosine):
-    after = extend(trunk, 30, then="linear", output_dir=trunk.with_name("then"))
-    rates = logged_rates(after)
-    assert (rates[19], rates[21]) == (3e-4, pytest.approx(3e-4 * 0.9))
-    assert applied_is(after, 3e-4 * np.concatenate([[0.0], np.ones(19), 1 - np.arange(10) / 10]))
-    low = extend(cosine, 25, then="constant", output_dir=trunk.with_name("low"))
-    rates = logged_rates(low)
-    assert rates[21] == rates[24 - 1] == pytest.approx(rates[19], rel=1e-12)
-
-
-def test_stopped_in_the_middle_it_takes_over_there(cosine, folder):
-    stopped = folder / "stopped"
-    shutil.copytree(cosine, stopped)
-    for update in (15, 20):
-        shutil.rmtree(stopped / f"checkpoint-{update}")
-    schedule = resolve_schedule("cosine:min_lr_ratio=0.05")
-    after = extend(stopped, 14, then="constant")
-    peak = runs.read_record(after)["train"]["peak_learning_rate"]
-    before = RunCurve(schedule, peak, None, 1, 20).lrs[:10]
-    assert applied_is(after, np.concatenate([before, np.full(4, before[9])]))
+@pytest.mark.slow
+def test_a_run_with_a_decay_of_its_own_is_cooled_down_earlier(folder):
+    """With the shape of its own decay; not once that has begun."""
+    trunk = new_run(folder, "own-decay", "wsd:num_decay_steps=9,decay_type=exponential,min_lr_ratio=0.1")
+    run = extend(trunk, at=10, cooldown=3)
+    assert runs.read_record(run)["config"]["lr_scheduler_kwargs"]["decay_type"] == "exponential"
+    assert_same_end(from_the_start(run), run, 13)
+    with pytest.raises(LabError, match=r"--at 15: must be on the plateau of a constant or a warmup_stable_decay"):
+        extend(trunk, at=15, cooldown=3)
 
 
 REFUSED = [
+    ({}, "needs either --max_train_steps N, or --at UPDATE --cooldown M"),
+    ({"max_train_steps": 40, "at": 8}, "needs either --max_train_steps N, or --at UPDATE --cooldown M"),
+    ({"max_train_steps": 40, "cooldown": 8}, "--cooldown and --decay have no effect without --at"),
     ({"max_train_steps": 20}, "--max_train_steps 20: must be more than 20, got 20"),
-    ({"max_train_steps": 40, "rewarm": 5.0}, "--rewarm 5 has no effect"),
-    ({"max_train_steps": 40, "rewarm": 5.0, "then": "cosine"}, "exclude each other"),
-    ({"max_train_steps": 40, "then": "greedy"}, "this one follows a metric"),
-    ({"max_train_steps": 40, "tolerance": 2.0}, "--tolerance 2.0: must be a number in [0, 1]"),
-    ({"max_train_steps": 40, "output_dir": "."}, "holds other files and no run"),
-    ({"max_train_steps": 40, "output_dir": "trunk"}, "--out 'trunk' already holds a run. Give another folder."),
+    ({"max_train_steps": 40, "output_dir": "."}, "--out '.' holds something else"),
+    ({"max_train_steps": 40, "output_dir": "trunk"}, "--out 'trunk' holds something else"),
+    ({"at": 8}, "--cooldown 0: must be a whole number in [1, 1e9]"),
+    ({"at": 9, "cooldown": 4}, "--at 9: must be the update of a checkpoint of the run (8, 16, 20), got 9"),
+    ({"at": 8, "cooldown": 4, "decay": "cubic"}, "--decay 'cubic': must be one of linear,"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[message for _, message in REFUSED])
 def test_refused(trunk, arguments, message, monkeypatch):
-    if arguments.get("output_dir") == "trunk":
-        monkeypatch.chdir(trunk.parent)
+    monkeypatch.chdir(trunk.parent)
     with pytest.raises(LabError) as error:
         extend(trunk, **arguments)
     assert message in str(error.value)
+
+
+def test_a_schedule_that_depends_on_the_length_is_not_extended(cosine, folder):
+    with pytest.raises(LabError, match="depend on the length of the run, and agree only up to update 2; the oldest"):
+        extend(cosine, 40)
+    with pytest.raises(LabError, match=r"--at 10: must be on the plateau .* got 'cosine:min_lr_ratio=0.05' at 0.6"):
+        extend(cosine, at=10, cooldown=4)
+    assert not (folder / "cosine-40").exists()
+
+
+def test_what_one_cools_down_from_is_kept(trunk):
+    kept = {path.name for path in trunk.glob("checkpoint-*")}
+    assert kept == {"checkpoint-8", "checkpoint-16", "checkpoint-20"}
 
 
 @pytest.mark.slow
@@ -196,7 +156,7 @@ def test_refused_before_anything_is_written(folder, trunk, cosine):
         assert not run.with_name(f"{run.name}-40").exists()
     with pytest.raises(LabError, match=f"got a name that no folder has. Hint: Did you mean '{trunk}'"):
         extend(trunk.with_name("trink"), 40)
-    with pytest.raises(LabError, match="holds a run|already holds a run"):
+    with pytest.raises(LabError, match="holds something else"):
         extend(trunk, 40, output_dir=cosine)
 
 

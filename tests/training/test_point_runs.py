@@ -57,7 +57,7 @@ def make_trainer(folder, model, **options):
 
 
 def choices():
-    yield from ({"lr_scheduler": name} for name in SCHEDULERS if name not in ("join", "splice"))
+    yield from ({"lr_scheduler": name} for name in SCHEDULERS if name != "join")
     yield from ({"momentum_scheduler": name, "lr_scheduler": "constant"} for name in MOMENTUM_SCHEDULERS)
     samplers = (name for name, entry in TIMESTEP_SAMPLERS.items() if "internal" not in entry.traits)
     yield from ({"timestep_sampler": begins_soon(name)} for name in samplers)
