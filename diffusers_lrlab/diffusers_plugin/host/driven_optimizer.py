@@ -1,15 +1,17 @@
 """A program's optimizer whose learning rates follow a schedule of the launcher, by its real steps."""
 
+import sys
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CyclicLR, LRScheduler
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, ReduceLROnPlateau
 
 from ...core.errors import LabError
 from ...schedules.momentum import read_momentum, write_lrs, write_momentum
 from ...schedules.schedule import Schedule
 from ...schedules.scheduler import CurveLR
+from .scheduler_length import parts_of
 
 COUNT = "lrlab_update"
 """The number of updates done: a key of parameter groups, and an attribute of schedulers, so that checkpoints contain it."""
@@ -28,6 +30,7 @@ class DrivenOptimizer:
         self.schedulers: list[LRScheduler] = []
         self.num_scheduler_steps = 0  # by the program, since it set their position
         self.curve: CurveLR | None = None
+        self.last_update: int | None = None  # of the curve, whose rates are those of all updates after it
         self._momenta = [read_momentum(group) for group in optimizer.param_groups]  # before any scheduler
         self._rates: list[Any] = []  # of the curve, as written
         self._may_differ = True  # the coming step may find other rates, as after a resume
@@ -60,16 +63,21 @@ class DrivenOptimizer:
             if self.curve is not None:
                 vars(scheduler)[COUNT] = self.update
 
+    def count_scheduler_step(self, scheduler: LRScheduler, *given: Any) -> None:
+        """Counts a step of the program's; one with a position, such as `scheduler.step(100)`, starts the count anew."""
+        sets_position = bool(given) and isinstance(given[0], int) and not isinstance(scheduler, ReduceLROnPlateau)
+        self.num_scheduler_steps = 0 if sets_position else self.num_scheduler_steps + 1
+
     def outermost(self) -> list[LRScheduler]:
         """The schedulers that are not parts of others."""
-        parts = {id(part) for scheduler in self.schedulers for part in _parts_of(scheduler)}
+        parts = {id(part) for scheduler in self.schedulers for part in parts_of(scheduler)}
         return [scheduler for scheduler in self.schedulers if id(scheduler) not in parts]
 
     def replaced(self) -> str:
         """The classes of the schedulers, such as `"SequentialLR (LinearLR, CosineAnnealingLR)"`."""
         names = []
         for scheduler in self.outermost():
-            parts = ", ".join(type(part).__name__ for part in _parts_of(scheduler))
+            parts = ", ".join(type(part).__name__ for part in parts_of(scheduler))
             names.append(f"{type(scheduler).__name__}{f' ({parts})' if parts else ''}")
         return " and ".join(names)
 
@@ -79,6 +87,11 @@ class DrivenOptimizer:
     def update(self) -> int:
         """The next update."""
         return int(self.curve.last_epoch) if self.curve is not None else 0
+
+    @property
+    def rate(self) -> float:
+        """The highest learning rate of the groups, as written."""
+        return max(map(float, self._rates))
 
     def drive(self, schedule: Schedule, num_warmup_steps: int, num_updates: int) -> CurveLR:
         """Begins to set the rates, at the update from which the program resumes."""
@@ -117,7 +130,8 @@ class DrivenOptimizer:
         return [float(peak) for peak in peaks]
 
     def _write(self, curve: CurveLR, update: int) -> None:
-        curve.move_to(update)
+        curve.move_to(update if self.last_update is None else min(update, self.last_update))
+        curve.last_epoch = update
         for group in self.optimizer.param_groups:
             group[COUNT] = update
         self._rates = self.rates()
@@ -173,13 +187,22 @@ class DrivenOptimizer:
         before, self._weight_version = self._weight_version, None if weight is None else weight._version
         if before is not None and before != self._weight_version:
             raise LabError(
-                f"--lr_scheduler: the weights change, but no step of {type(self.optimizer).__name__} is seen. Its step is "
-                "compiled (torch.compile), or fused into the backward pass. Switch that off in the program."
+                f"--lr_scheduler: the weights change, but no step of {type(self.optimizer).__name__} is seen: "
+                f"{why_unseen(self.optimizer)}."
             )
 
 
-def _parts_of(scheduler: LRScheduler) -> list[LRScheduler]:
-    return list(getattr(scheduler, "_schedulers", []))
+def why_unseen(optimizer: Optimizer) -> str:
+    """What may hide the steps of an optimizer, with the remedy."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    if any(weight._post_accumulate_grad_hooks for weight in weights):  # as for a step in the backward pass
+        return "its step is fused into the backward pass. Switch that off in the program"
+    if "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["frames"]["total"]:
+        return "its step may be compiled (torch.compile). Switch that off in the program"
+    return (
+        "the program changes weights by other means than optimizer.step(). Hint: make the schedule in the program, by "
+        "diffusers_lrlab.get_scheduler or by its option for the class of a scheduler"
+    )
 
 
 def _copy(value: Any) -> Any:
