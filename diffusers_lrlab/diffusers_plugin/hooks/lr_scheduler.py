@@ -176,6 +176,8 @@ class LrSchedulerHook:
             yield
         except LabError as error:
             self._error = error
+            if self._watched is not None:
+                self._watched.num_updates = None  # how many there have been says nothing now
             raise
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
