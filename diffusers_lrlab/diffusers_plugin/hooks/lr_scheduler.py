@@ -133,6 +133,7 @@ class LrSchedulerHook:
             make(scheduler, *args, **kwargs)
             return
         driven = self._find(optimizers[0])
+        optimizers[0]._patch_step_function()  # torch's hooks, which a step that the program gave the class lacks
         rates = driven.rates()
         self._call(make, scheduler, *args, **kwargs)
         driven.schedulers.append(scheduler)

@@ -38,10 +38,10 @@ class ReplacedSteps:
             return step
 
         @functools.wraps(function)
-        def follow(*args: Any, **kwargs: Any) -> Any:
-            return self._call(function, owner, *args, **kwargs)
+        def follow(owner: Optimizer, /, *args: Any, **kwargs: Any) -> Any:
+            return self._call(step, owner, *args, **kwargs)
 
-        return types.MethodType(follow, step.__self__) if isinstance(step, types.MethodType) else follow
+        return types.MethodType(follow, owner)  # not a function, for which torch can make no scheduler
 
     def _call(self, step: Any, owner: Optimizer, /, *args: Any, **kwargs: Any) -> Any:
         if any(each is owner for each in self.running):

@@ -434,7 +434,9 @@ def test_a_single_update_says_what_was_expected(train):
     assert "The script did 1 update instead of the expected 12" in stderr
 
 
-PAST = "diffusers_lrlab: --lr_scheduler {} has ended after 8 updates, and the program goes on. The learning rate stays that of"
+PAST = (
+    "diffusers_lrlab: --lr_scheduler {} has ended after 8 updates, and the program goes on. The learning rate stays that of"
+)
 
 
 @cases("spec", ["rex", "mdlrc", "linear"])
@@ -446,7 +448,9 @@ def test_past_the_end_the_last_rate_stays_and_the_status_is_1(spec, train):
     close(seen[:, 0, 1], momenta[rows])
     assert seen[-1, 0, 0] > 0
     assert stderr.count(f"{PAST.format(spec)} the last update, {curve[-1]:.4g}.") == 1
-    text = f"--lr_scheduler {spec}: 4 updates ran past the end of the schedule, at a learning rate of {curve[-1]:.4g}, that of"
+    text = (
+        f"--lr_scheduler {spec}: 4 updates ran past the end of the schedule, at a learning rate of {curve[-1]:.4g}, that of"
+    )
     assert text in stderr
     assert "12 updates, every value that follows the clock was as expected" in stderr
 
@@ -460,7 +464,10 @@ def test_an_assumed_length_that_is_too_short_has_status_1(train):
 
 def test_a_resumed_program_that_runs_all_its_updates_again(train):
     """As musubi-tuner does."""
-    parts = COSINE, STOPPED.format(load=LOADS["optimizer_then_scheduler"], step="scheduler.step()", scheduler="scheduler.state_dict()")
+    parts = (
+        COSINE,
+        STOPPED.format(load=LOADS["optimizer_then_scheduler"], step="scheduler.step()", scheduler="scheduler.state_dict()"),
+    )
     options = [REX, "--num_updates=5"]
     curve = lr_curve("rex", LR, 0, 5)
     train(*parts, arguments=[0, 5], options=options)
@@ -470,9 +477,127 @@ def test_a_resumed_program_that_runs_all_its_updates_again(train):
 
 
 def test_a_schedule_without_an_end_takes_no_length_from_a_scheduler(train):
-    seen, _, stderr = train("scheduler = S.CosineAnnealingLR(optimizer, T_max=3)\n", LOOP, options=["--lr_scheduler=constant"])
+    seen, _, stderr = train(
+        "scheduler = S.CosineAnnealingLR(optimizer, T_max=3)\n", LOOP, options=["--lr_scheduler=constant"]
+    )
     check(seen, np.full(N, LR))
     assert "no end, with no warm-up" in stderr
+
+
+# --- steps that torch's hooks do not see ------------------------------------------------------------------------------
+
+REPLACED = """
+import functools, types
+
+def sgd(optimizer, closure=None):
+    seen.append([[group["lr"], group["betas"][0]] for group in optimizer.param_groups])
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            {changes}
+
+step = type(optimizer).step
+def counted(*args):
+    counted.calls += 1
+    if counted.calls % 3 == 0:
+        return step(optimizer)
+counted.calls = 0
+"""
+CHANGES = {
+    "in_place": "with torch.no_grad(): parameter.add_(parameter.grad, alpha=-group['lr'])",
+    "by_data": "parameter.data.add_(parameter.grad, alpha=-group['lr'])",
+}
+STEPS = {
+    "method": "types.MethodType(sgd, optimizer)",  # as OneTrainer's
+    "function": "lambda closure=None: sgd(optimizer)",
+    "partial": "functools.partial(sgd, optimizer)",
+    "that_calls_the_class": "lambda *args: step(optimizer)",
+    "that_was_replaced": "functools.partial(types.MethodType(sgd, optimizer))",
+    "of_the_class": "optimizer.step; AdamW.step = sgd",
+    "every_third": "counted",
+}
+
+
+# torch warns of steps that are replaced after a scheduler is made.
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step", "ignore:Seems like `optimizer.step")
+@cases(
+    ("step", "changes", "when"),
+    [
+        (step, changes, when)
+        for step in STEPS
+        for changes in list(CHANGES)[: 2 if step == "method" else 1]
+        for when in ("before", "after", "without")
+        if step != "of_the_class" or when == "before"
+    ],
+)
+def test_a_step_that_the_program_sets_is_counted_once(step, changes, when, train):
+    replaced = f"optimizer.step = {STEPS[step]}\n"
+    if step == "of_the_class":
+        replaced = "AdamW.step = sgd\n"
+    make = {"before": replaced + COSINE, "after": COSINE + replaced, "without": replaced}[when]
+    loop = NO_SCHEDULER if when == "without" else LOOP
+    loop = loop.replace(
+        "    backward()\n    optimizer.step()\n", "    for _ in range(3):\n        backward()\n        optimizer.step()\n"
+    )
+    loop = loop if step == "every_third" else loop.replace("range(3)", "range(1)")
+    options = [REX, "--num_updates=12", "--num_warmup_steps=0.25" if changes == "by_data" else "--strict_lr_audit"]
+    seen, shown, stderr = train(REPLACED.format(changes=CHANGES[changes]), make, loop, options=options)
+    curve = lr_curve("rex", LR, 3 if changes == "by_data" else 0, N)
+    check(seen, curve, None if when == "without" else shown)
+    assert "LR audit: 12 updates, every value" in stderr
+
+
+HIDDEN = """
+def update(parameter):
+    with torch.no_grad():
+        parameter -= 1e-3 * parameter.grad
+%s
+for update_ in range(3):
+    backward()
+    %s
+    scheduler.step()
+"""
+FUSED = "for each in (model.weight, model.bias): each.register_post_accumulate_grad_hook(update)"
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@cases(
+    ("made", "each", "reason"),
+    [
+        (FUSED, "pass", "its step is fused into the backward pass. Switch that off"),
+        ("", "update(model.weight)", "the program changes weights by other means than optimizer.step(). Hint: make the sch"),
+    ],
+)
+def test_the_reason_for_unseen_steps_is_one_that_is_there(made, each, reason, launch):
+    stderr = launch(PROGRAM + COSINE + HIDDEN % (made, each), options=[REX, "--num_updates=12"], status=2)
+    assert f"the weights change, but no step of AdamW is seen: {reason}" in stderr
+    assert stderr.count("Switch that off") == bool(made)
+
+
+OWN_WORDS = """
+class Waves(S.LRScheduler):
+    def __init__(self, optimizer, **words):
+        self.words = words
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [0.5 for _ in self.base_lrs]
+
+    def step(self, step=None, **words):
+        assert len(words) in (0, 5)
+        super().step()
+        self.last_epoch = self.last_epoch if step is None else step
+
+words = dict.fromkeys(("make", "scheduler", "call", "cls", "owner"), 1)
+scheduler = Waves(optimizer=optimizer, init=1, **words)
+assert len(scheduler.words) == 6
+"""
+
+
+def test_keywords_of_a_scheduler_may_have_any_name(train):
+    """As `step` in SimpleTuner, which goes on after the error."""
+    loop = LOOP.replace("scheduler.step()", "scheduler.step(step=update + 1, **words)")
+    seen, shown, _ = train(OWN_WORDS, loop, options=[REX, "--num_updates=12"])
+    check(seen, lr_curve("rex", LR, 0, N), shown)
 
 
 # --- wrong input -----------------------------------------------------------------------------------------------------
