@@ -129,13 +129,9 @@ class DrivenOptimizer:
             peaks = scheduler.max_lrs if isinstance(scheduler, CyclicLR) else peaks
         return [float(peak) for peak in peaks]
 
-    def _write(self, curve: CurveLR, update: int, is_next: bool = False) -> None:
-        """Sets the rates of an update; past the end those of the last one, but not before it is clear that there `is_next`."""
-        curve.move_to(update)
-        end = self.last_update
-        if end is not None and (update > end + 1 or is_next and update > end):
-            curve.move_to(end)
-            curve.last_epoch = update
+    def _write(self, curve: CurveLR, update: int) -> None:
+        curve.move_to(update if self.last_update is None else min(update, self.last_update))
+        curve.last_epoch = update
         for group in self.optimizer.param_groups:
             group[COUNT] = update
         self._rates = self.rates()
@@ -148,9 +144,8 @@ class DrivenOptimizer:
         """Sets the rates of the coming update, and returns its number."""
         self._check_parts()
         update = int(self.optimizer.param_groups[0].get(COUNT, self.update))  # another one if its state was loaded
-        differs = self._may_differ or update != self.update or not self._has_its_rates()
-        if self.curve is not None and (differs or self.last_update is not None and update > self.last_update):
-            self._write(self.curve, update, is_next=True)
+        if self.curve is not None and (self._may_differ or update != self.update or not self._has_its_rates()):
+            self._write(self.curve, update)
             self._may_differ = False
         return update
 
