@@ -183,7 +183,9 @@ class Recorder:
         self._quietly(self._note_clipping, norm, max_norm)
         return norm
 
-    def _clip_by_known_norm(self, clip: Any, /, parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kw: Any) -> None:
+    def _clip_by_known_norm(
+        self, clip: Any, /, parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kw: Any
+    ) -> None:
         self._quietly(self._note_clipping, total_norm, max_norm)
         clip(parameters, max_norm, total_norm, *args, **kw)
 

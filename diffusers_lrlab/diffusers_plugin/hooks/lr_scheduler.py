@@ -25,8 +25,8 @@ from ...schedules.resolve import describe_schedule, resolve_schedule
 from ...schedules.schedule import ENDLESS, Schedule
 from ..host.driven_optimizer import DrivenOptimizer, why_unseen
 from ..host.hook import Hook, Host
+from ..host.program_schedulers import SchedulerLength, length_of, optimizers_in
 from ..host.replaced_steps import ReplacedSteps
-from ..host.scheduler_length import SchedulerLength, length_of
 from ..host.watched_schedule import WatchedSchedule
 from ..script.source import HostScript, lines_of
 from ..trainers.updates import is_left_out
@@ -89,7 +89,6 @@ class LrSchedulerHook:
         self.length: tuple[int, str] | None = None  # updates of the run and who says so, if that is known before
         self.first_update = 0  # of a run that goes on from a checkpoint
         self.num_seen = 0  # updates
-        self._first, self._has_said_end = 0, False  # update of this process; whether the run has passed the end
         self._last_made: Optimizer | None = None  # by the program
         self._presumed: SchedulerLength | None = None  # of the run, if the program's scheduler tells it
         self._scheduled: list[DrivenOptimizer] = []  # with a scheduler
@@ -128,7 +127,7 @@ class LrSchedulerHook:
                 self.run.patches.wrap(cls, name, around)
 
     def _make(self, make: Any, scheduler: LRScheduler, /, *args: Any, **kwargs: Any) -> None:
-        optimizers = [] if self._depth else _optimizers_in([*args, *kwargs.values()])
+        optimizers = [] if self._depth else optimizers_in([*args, *kwargs.values()])
         if not optimizers:
             make(scheduler, *args, **kwargs)
             return
@@ -208,7 +207,7 @@ class LrSchedulerHook:
         watched.update = driven.before_step()
         if self._presumed is not None:
             self._presumed.check(self.num_seen, watched.update, self.option)
-        self._say_if_past_end(driven)
+        driven.say_if_past_end(self.option)
         if watched.update < self.first_update:
             raise LabError(
                 f"{self.option}: the program is at update {watched.update}, although its checkpoint is at update "
@@ -270,7 +269,7 @@ class LrSchedulerHook:
         curve = driven.drive(self.schedule, warmup, total)
         self._depth -= 1
         self._driven, self._watched = driven, self.clock.follow(curve, num_updates)
-        self._watched.last_update, self._first = driven.last_update, driven.update
+        self._watched.last_update = driven.last_update
         if num_updates is None:
             length = f"no end, with a warm-up of {counted(warmup, 'update', ',')}" if warmup else "no end, with no warm-up"
         else:
@@ -314,20 +313,7 @@ class LrSchedulerHook:
     @property
     def num_past_end(self) -> int:
         """Updates of this process after the last one of the schedule."""
-        driven = self._driven
-        if driven is None or driven.last_update is None:
-            return 0
-        return max(driven.update - max(driven.last_update + 1, self._first), 0)
-
-    def _say_if_past_end(self, driven: DrivenOptimizer) -> None:
-        if driven.last_update is None or driven.update <= driven.last_update or self._has_said_end:
-            return
-        self._has_said_end = True
-        if is_first_process():
-            sys.stderr.write(
-                f"diffusers_lrlab: {self.option} has ended after {counted(driven.last_update + 1, 'update', ',')}, and the "
-                f"program goes on. The learning rate stays that of the last update, {driven.rate:.4g}.\n"
-            )
+        return 0 if self._driven is None else self._driven.num_past_end
 
     def raise_error(self) -> None:
         """Raises the error that has ended the run, if the program has caught it."""
@@ -336,10 +322,10 @@ class LrSchedulerHook:
 
     def report(self) -> str:
         """Updates past the end; else empty if it acted, since the clock reports the rates."""
-        if (num := self.num_past_end) and self._driven is not None:
+        if (driven := self._driven) is not None and driven.num_past_end:
             return (
-                f"{self.option}: {counted(num, 'update', ',')} ran past the end of the schedule, at a learning rate of "
-                f"{self._driven.rate:.4g}, that of its last update. The exit status is 1."
+                f"{self.option}: {counted(driven.num_past_end, 'update', ',')} ran past the end of the schedule, at a "
+                f"learning rate of {driven.rate:.4g}, that of its last update. The exit status is 1."
             )
         if self.num_seen:
             return ""
@@ -362,16 +348,3 @@ def _resolved(schedule: Schedule, num_warmup_steps: float, num_updates: int | No
 
 def _with_subclasses(cls: type[LRScheduler]) -> set[type[LRScheduler]]:
     return {cls}.union(*map(_with_subclasses, cls.__subclasses__()))
-
-
-def _optimizers_in(values: Any) -> list[Optimizer]:
-    """The optimizers among a constructor's arguments, or of schedulers among them."""
-    found: list[Optimizer] = []
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            found += _optimizers_in(value)
-        elif isinstance(value, Optimizer):
-            found += [bare_optimizer(value)]
-        elif isinstance(value, LRScheduler):
-            found += [bare_optimizer(value.optimizer)]
-    return found

@@ -159,7 +159,9 @@ class WeightingHook:
         losses: torch.Tensor = mse_loss(prediction, target, reduction="none") * weights
         return losses if reduction == "none" else losses.mean()
 
-    def _weigh_sigmas(self, weigh: Callable[..., torch.Tensor], weighting_scheme: str, sigmas: Any = None, /) -> torch.Tensor:
+    def _weigh_sigmas(
+        self, weigh: Callable[..., torch.Tensor], weighting_scheme: str, sigmas: Any = None, /
+    ) -> torch.Tensor:
         own = weigh(weighting_scheme, sigmas)
         if self.script.caller(self.script.calls(WEIGHTING)) is None or self.timesteps.timesteps is None:
             return own

@@ -7,11 +7,12 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, ReduceLROnPlateau
 
-from ...core.errors import LabError
+from ...core.errors import LabError, is_first_process
+from ...core.words import counted
 from ...schedules.momentum import read_momentum, write_lrs, write_momentum
 from ...schedules.schedule import Schedule
 from ...schedules.scheduler import CurveLR
-from .scheduler_length import parts_of
+from .program_schedulers import parts_of
 
 COUNT = "lrlab_update"
 """The number of updates done: a key of parameter groups, and an attribute of schedulers, so that checkpoints contain it."""
@@ -31,6 +32,8 @@ class DrivenOptimizer:
         self.num_scheduler_steps = 0  # by the program, since it set their position
         self.curve: CurveLR | None = None
         self.last_update: int | None = None  # of the curve, whose rates are those of all updates after it
+        self._first_update = 0  # of this process
+        self._has_said_end = False
         self._momenta = [read_momentum(group) for group in optimizer.param_groups]  # before any scheduler
         self._rates: list[Any] = []  # of the curve, as written
         self._may_differ = True  # the coming step may find other rates, as after a resume
@@ -65,7 +68,8 @@ class DrivenOptimizer:
 
     def count_scheduler_step(self, scheduler: LRScheduler, *given: Any) -> None:
         """Counts a step of the program's; one with a position, such as `scheduler.step(100)`, starts the count anew."""
-        sets_position = bool(given) and isinstance(given[0], int) and not isinstance(scheduler, ReduceLROnPlateau)
+        sets_position = any(type(each) is int and each == scheduler.last_epoch for each in given)
+        sets_position = sets_position and not isinstance(scheduler, ReduceLROnPlateau)
         self.num_scheduler_steps = 0 if sets_position else self.num_scheduler_steps + 1
 
     def outermost(self) -> list[LRScheduler]:
@@ -102,7 +106,7 @@ class DrivenOptimizer:
                 f"--lr_scheduler: {name} has no learning rate (lr=None), but computes its own. Give it one, such as "
                 "relative_step=False and lr=1e-5 of Adafactor."
             )
-        done = self._updates_before()
+        done = self._first_update = self._updates_before()
         for group, peak in zip(groups, self._peaks(done), strict=True):
             group["initial_lr"] = peak
         curve = self.curve = CurveLR(self.optimizer, schedule, num_warmup_steps, num_updates)
@@ -154,6 +158,22 @@ class DrivenOptimizer:
         if self.curve is not None:
             self._write(self.curve, self.update + (not was_skipped))
         return self.update
+
+    @property
+    def num_past_end(self) -> int:
+        """Updates of this process after the last one of the curve."""
+        return 0 if self.last_update is None else max(self.update - max(self.last_update + 1, self._first_update), 0)
+
+    def say_if_past_end(self, option: str) -> None:
+        """Before an update: a line if it is the first one after the last of the curve."""
+        if self.last_update is None or self.update <= self.last_update or self._has_said_end:
+            return
+        self._has_said_end = True
+        if is_first_process():
+            sys.stderr.write(
+                f"diffusers_lrlab: {option} has ended after {counted(self.last_update + 1, 'update', ',')}, and the program "
+                f"goes on. The learning rate stays that of the last update, {self.rate:.4g}.\n"
+            )
 
     # --- errors -------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer, lr_scheduler, optimizer
 
+from ...audit.recorder.schedulers import bare_optimizer
 from .patches import Patches
 
 _OF_TORCH = lr_scheduler.__file__, optimizer.__file__  # whose functions around a step call it
@@ -24,7 +25,8 @@ class ReplacedSteps:
 
     def install(self, patches: Patches) -> None:
         def set_attribute(set_value: Any, owner: Optimizer, name: str, value: Any, /) -> None:
-            set_value(owner, name, self._followed(owner, value) if name == "step" else value)
+            is_replaced = name == "step" and bare_optimizer(owner) is owner  # not of a wrapper, whose optimizer is followed
+            set_value(owner, name, self._followed(owner, value) if is_replaced else value)
 
         patches.wrap(Optimizer, "__setattr__", set_attribute)
 
@@ -76,7 +78,9 @@ class _Weights:
             return False  # a step at a rate of 0 keeps them, too
         # Those that are written by their `data` have no new version. Half precision may lose a small step to rounding.
         is_exact = all(values.dtype in (torch.float32, torch.float64) for _, values in self._values)
-        return is_exact and any(self._has_gradient) and all(torch.equal(_some(each), values) for each, values in self._values)
+        return (
+            is_exact and any(self._has_gradient) and all(torch.equal(_some(each), values) for each, values in self._values)
+        )
 
 
 def _some(weight: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,11 @@
-"""The length of a run by the program's scheduler, as long as that takes one step per update."""
+"""The torch schedulers of a program: their optimizers, their parts, and the length of the run by one of them."""
 
 from typing import Any
 
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR, LRScheduler
 
-from ...audit.recorder.schedulers import describe_scheduler
+from ...audit.recorder.schedulers import bare_optimizer, describe_scheduler
 from ...core.errors import LabError
 from ...core.words import counted
 
@@ -34,6 +35,19 @@ class SchedulerLength:
                 f"{option}: the {counted(self.num_steps, 'step', ',')} of {type(self.scheduler).__name__} are not updates: "
                 f"give --num_updates N before the program's name. {self._fault}"
             )
+
+
+def optimizers_in(values: Any) -> list[Optimizer]:
+    """The optimizers among a constructor's arguments, or of schedulers among them."""
+    found: list[Optimizer] = []
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            found += optimizers_in(value)
+        elif isinstance(value, Optimizer):
+            found += [bare_optimizer(value)]
+        elif isinstance(value, LRScheduler):
+            found += [bare_optimizer(value.optimizer)]
+    return found
 
 
 def parts_of(scheduler: LRScheduler) -> list[LRScheduler]:
