@@ -67,8 +67,9 @@ class _Weights:
         self._groups = owner.param_groups
         weights = [weight for group in owner.param_groups for weight in group["params"] if weight.grad is not None]
         self._versions = [(weight, weight._version) for weight in weights]
-        self._values = [(weight, _some(weight)) for weight in weights[:_NUM_WEIGHTS]]
-        self._has_gradient = [_some(weight.grad).any() for weight in weights[:_NUM_WEIGHTS]]
+        dense = [weight for weight in weights if type(weight.data) is torch.Tensor and weight.grad.layout == torch.strided]
+        self._values = [(weight, _some(weight)) for weight in dense[:_NUM_WEIGHTS]]
+        self._has_gradient = [_some(weight.grad).any() for weight in dense[:_NUM_WEIGHTS]]
 
     def are_kept(self) -> bool:
         """Whether the weights are as before, where a step would have changed them."""
