@@ -263,7 +263,10 @@ class LrSchedulerHook:
             )
         if is_endless and self._presumed is not None and not 0 < self.num_warmup_steps < 1:
             self._presumed = num_updates = None
-        warmup, total = _resolved(self.schedule, self.num_warmup_steps, num_updates)
+        remedy = (
+            "" if self._presumed is None else f" Or give --num_updates N, since {num_updates} is {source.partition(';')[0]}."
+        )
+        warmup, total = _resolved(self.schedule, self.num_warmup_steps, num_updates, remedy)
         driven.last_update = None if is_endless else total - 1
         self._depth += 1  # the curve is a scheduler, too
         curve = driven.drive(self.schedule, warmup, total)
@@ -338,12 +341,13 @@ class LrSchedulerHook:
         )
 
 
-def _resolved(schedule: Schedule, num_warmup_steps: float, num_updates: int | None) -> tuple[int, int]:
+def _resolved(schedule: Schedule, num_warmup_steps: float, num_updates: int | None, remedy: str = "") -> tuple[int, int]:
     """Updates of warm-up and of the run. With the length checked before, an error is one of the warm-up, and names it."""
     try:
         return resolve_length(schedule, num_warmup_steps, num_updates)
     except LabError as error:
-        raise LabError(f"--num_warmup_steps {num_warmup_steps:g}: {error}" if num_warmup_steps else str(error)) from None
+        named = f"--num_warmup_steps {num_warmup_steps:g}: " if num_warmup_steps else ""
+        raise LabError(f"{named}{error}{remedy}") from None
 
 
 def _with_subclasses(cls: type[LRScheduler]) -> set[type[LRScheduler]]:

@@ -376,6 +376,12 @@ def test_a_length_in_epochs_or_micro_batches_ends_the_run_before_its_next_update
     assert f"LR audit: {update + 1} update" in stderr
 
 
+def test_a_warm_up_beyond_the_length_of_a_scheduler_asks_for_the_updates(launch):
+    stderr = launch(PROGRAM + COSINE + LOOP, options=[REX, "--num_warmup_steps=50"], status=2)
+    assert "--num_warmup_steps 50: Warm-up of 50 updates does not fit into a run of 12 updates" in stderr
+    assert "Or give --num_updates N, since 12 is the length of CosineAnnealingLR." in stderr
+
+
 GRADUAL = """
 class GradualWarmup(S.LRScheduler):
     def __init__(self, optimizer, total_epoch, after_scheduler):
