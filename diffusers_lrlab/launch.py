@@ -39,7 +39,7 @@ def follow_into_spawned_processes(patches: Patches) -> None:
     """
     from multiprocessing import spawn
 
-    def get_more(get_preparation_data: Any, name: str) -> dict[str, Any]:
+    def get_more(get_preparation_data: Any, name: str, /) -> dict[str, Any]:
         return {**get_preparation_data(name), "diffusers_lrlab": diffusers_lrlab.register}
 
     patches.wrap(spawn, "get_preparation_data", get_more)
@@ -167,6 +167,8 @@ def _launch(options: argparse.Namespace, parser: argparse.ArgumentParser, patche
         hooks.check_used()
         if test is not None and hooks.find_lr is not None:
             test.finish(hooks.find_lr)
+        if hooks.exit_status:
+            sys.exit(hooks.exit_status)
     except (LabError, Interrupted) as error:
         sys.exit(report_error(error))
     except (Exception, KeyboardInterrupt) as error:

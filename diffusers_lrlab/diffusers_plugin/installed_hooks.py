@@ -8,6 +8,7 @@ from .hook_options import options_of_test, requested_groups, shown
 from .hook_table import HOOKS
 from .hooks.clock import clock_of
 from .hooks.find_lr import FindLrHook
+from .hooks.lr_scheduler import LrSchedulerHook
 from .host.hook import Host, RangeTest
 from .host.patches import Patches
 from .host.run import HostRun
@@ -44,10 +45,21 @@ class InstalledHooks:
         """The hook of a range test."""
         return cast(FindLrHook | None, self.made.get("find_lr"))
 
+    @property
+    def _lr_scheduler(self) -> LrSchedulerHook | None:
+        return cast(LrSchedulerHook | None, self.made.get("lr_scheduler"))
+
+    @property
+    def exit_status(self) -> int:
+        """Of a program that has ended well: 1 if it has done more updates than --lr_scheduler has."""
+        return int(self._lr_scheduler is not None and self._lr_scheduler.num_past_end > 0)
+
     def check_used(self) -> None:
         """
         After the script's end: a hook that must act and never did is an error; with `--strict`, this holds for every hook.
         """
+        if self._lr_scheduler is not None:
+            self._lr_scheduler.raise_error()
         for name, hook in self.made.items():
             if HOOKS[name].must_act and not hook.num_seen:
                 raise LabError(hook.report())

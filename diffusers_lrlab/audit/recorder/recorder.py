@@ -69,7 +69,7 @@ class Recorder:
                     )
         atexit.register(quietly, self._finish)
 
-    def _register(self, register: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _register(self, register: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Another hook before steps may set the rate, as the launcher's does, so this one stays the last."""
         handle = register(*args, **kwargs)
         hooks = self._reads_rates.hooks_dict_ref()
@@ -132,7 +132,7 @@ class Recorder:
 
     # --- gradients ----------------------------------------------------------------------------------------------------
 
-    def _backward(self, backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    def _backward(self, backward: Any, /, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if self._in_backward:  # checkpointed activations make a backward pass of their own, perhaps in another thread
             return backward(tensors, *args, **kwargs)
         if self._num_backward < _NUM_LOSSES_EXAMINED or self.optimizers.without_hooks():
@@ -178,12 +178,14 @@ class Recorder:
             self.file.write({"discarded": None if watched is None else watched.number, "b": self._since_step})
         self._since_step = 0
 
-    def _clip_norm(self, clip: Any, parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
+    def _clip_norm(self, clip: Any, /, parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
         norm = clip(parameters, max_norm, *args, **kwargs)
         self._quietly(self._note_clipping, norm, max_norm)
         return norm
 
-    def _clip_by_known_norm(self, clip: Any, parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kw: Any) -> None:
+    def _clip_by_known_norm(
+        self, clip: Any, /, parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kw: Any
+    ) -> None:
         self._quietly(self._note_clipping, total_norm, max_norm)
         clip(parameters, max_norm, total_norm, *args, **kw)
 
@@ -196,7 +198,7 @@ class Recorder:
     def _on_scale(self, *_: Any) -> None:
         self._has_scaler = True
 
-    def _scaler_step(self, step: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _scaler_step(self, step: Any, scaler: Any, /, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         before = self._num_steps
         result = step(scaler, optimizer, *args, **kwargs)
         if self._num_steps == before:
@@ -210,7 +212,7 @@ class Recorder:
             watched.num_backward = self._since_step = 0
             self._clip = {}
 
-    def _load(self, load: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _load(self, load: Any, optimizer: Any, /, *args: Any, **kwargs: Any) -> Any:
         before = self._quietly(self._peaks_of, optimizer)
         result = load(optimizer, *args, **kwargs)
         self._quietly(self._note_load, optimizer, before)

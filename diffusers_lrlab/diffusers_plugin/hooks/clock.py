@@ -81,12 +81,12 @@ class HostClock:
     def _follow_curves(self) -> None:
         """Watches every `CurveLR` from its constructor on, and counts the steps of all watched schedules."""
 
-        def make_and_watch(make: Any, scheduler: CurveLR, *args: Any, **kwargs: Any) -> None:
+        def make_and_watch(make: Any, scheduler: CurveLR, /, *args: Any, **kwargs: Any) -> None:
             make(scheduler, *args, **kwargs)
             given = Progress(0, scheduler.plan["num_training_steps"], scheduler.plan["num_warmup_steps"])
             self._watch(scheduler.schedule, scheduler, given)
 
-        def step_and_count(step: Any, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
+        def step_and_count(step: Any, scheduler: LRScheduler, /, *args: Any, **kwargs: Any) -> None:
             watched = self._find(scheduler)
             if not isinstance(watched, WatchedSchedule) or watched.takes_step():
                 step(scheduler, *args, **kwargs)
@@ -117,7 +117,7 @@ class HostClock:
         from accelerate import Accelerator
         from accelerate.scheduler import AcceleratedScheduler
 
-        def prepare_and_remember(prepare_scheduler: Any, accelerator: Any, scheduler: Any) -> Any:
+        def prepare_and_remember(prepare_scheduler: Any, accelerator: Any, scheduler: Any, /) -> Any:
             self.run.accelerator = accelerator
             wrapper = prepare_scheduler(accelerator, scheduler)
             watched = self._find(scheduler)
@@ -134,20 +134,20 @@ class HostClock:
                     watched.resolve_clock = functools.partial(self._resolve_clock, wrapper, watched)
             return wrapper
 
-        def load_or_continue(wrapper: AcceleratedScheduler, state: dict[str, Any]) -> None:
+        def load_or_continue(_: Any, wrapper: AcceleratedScheduler, state: dict[str, Any], /) -> None:
             if self.is_replaced and _is_of_another(wrapper.scheduler, state):
                 wrapper.scheduler.last_epoch = int(state.get("last_epoch", 0))  # its rates are replaced
             elif note := (self._find(wrapper.scheduler) or wrapper.scheduler).load_state_dict(state):
                 self.run.warn(note)
 
-        def step_without_loss(step: Any, wrapper: Any, *args: Any, **kwargs: Any) -> None:
+        def step_without_loss(step: Any, wrapper: Any, /, *args: Any, **kwargs: Any) -> None:
             # Scripts step schedules without a loss, which is left out for a follower that another hook gives one.
             is_follower = isinstance(wrapper.scheduler, FeedbackSchedule) and not args and not kwargs
             if not is_follower or self.compares and not self.has_loss:
                 step(wrapper, *args, **kwargs)
 
         self.run.patches.wrap(Accelerator, "prepare_scheduler", prepare_and_remember)
-        self.run.patches.replace(AcceleratedScheduler, "load_state_dict", load_or_continue)
+        self.run.patches.wrap(AcceleratedScheduler, "load_state_dict", load_or_continue)
         self.run.patches.wrap(AcceleratedScheduler, "step", step_without_loss)
 
     def _advance_followers(self) -> None:

@@ -106,7 +106,7 @@ class EMAHook:
     def install(self) -> None:
         from accelerate import Accelerator
 
-        def wait_and_finish(wait: Any, accelerator: Any) -> None:
+        def wait_and_finish(wait: Any, accelerator: Any, /) -> None:
             wait(accelerator)
             if self.script.caller(self.script.calls(_END)) is not None and self._is_at_end():
                 self._finish()

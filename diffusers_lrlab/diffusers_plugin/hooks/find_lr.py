@@ -149,7 +149,7 @@ class FindLrHook:
         for group, ratio in zip(optimizer.param_groups, self._ratios, strict=True):
             group["lr"] = self.test.lr * ratio
 
-    def _read_loss(self, backward: Any, accelerator: Any, loss: torch.Tensor, **kwargs: Any) -> None:
+    def _read_loss(self, backward: Any, accelerator: Any, loss: torch.Tensor, /, **kwargs: Any) -> None:
         if self.script.caller(self.script.calls("backward")) is not None:
             self._losses.append(loss.detach())
             if len(self._losses) > _UNSTABLE * accelerator.gradient_accumulation_steps:

@@ -168,7 +168,7 @@ class LogHook:
         self.num_seen = hook.num_seen
         return hook.timesteps
 
-    def _log_loss(self, mse_loss: Any, prediction: Any, target: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def _log_loss(self, mse_loss: Any, prediction: Any, target: Any, /, *args: Any, **kwargs: Any) -> torch.Tensor:
         timesteps = self._new_timesteps(LOSS)
         if timesteps is not None and len(prediction) != len(timesteps):
             drawn = counted(len(timesteps), "timestep")
@@ -180,7 +180,7 @@ class LogHook:
             self._measure(timesteps, errors)
         return cast(torch.Tensor, mse_loss(prediction, target, *args, **kwargs))
 
-    def _log_backward(self, backward: Any, accelerator: Any, loss: torch.Tensor, **kwargs: Any) -> None:
+    def _log_backward(self, backward: Any, accelerator: Any, loss: torch.Tensor, /, **kwargs: Any) -> None:
         timesteps = self._new_timesteps("backward")
         if timesteps is not None:
             self._sums.add(timesteps[None], loss.reshape(1))

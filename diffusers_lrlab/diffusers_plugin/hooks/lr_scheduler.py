@@ -5,24 +5,28 @@ schedule. What the program's own schedulers write in between is put back, howeve
 """
 
 import ast
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LinearLR, LRScheduler
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ...audit.recorder.recorder import is_nested_step
-from ...audit.recorder.schedulers import bare_optimizer, describe_scheduler
+from ...audit.recorder.schedulers import bare_optimizer
 from ...core.errors import LabError, is_first_process, must_be
 from ...core.words import counted
 from ...schedules.expected import resolve_length
 from ...schedules.resolve import describe_schedule, resolve_schedule
 from ...schedules.schedule import ENDLESS, Schedule
-from ..host.driven_optimizer import DrivenOptimizer
+from ..host.driven_optimizer import DrivenOptimizer, why_unseen
 from ..host.hook import Hook, Host
+from ..host.program_schedulers import SchedulerLength, length_of, optimizers_in
+from ..host.replaced_steps import ReplacedSteps
 from ..host.watched_schedule import WatchedSchedule
 from ..script.source import HostScript, lines_of
 from ..trainers.updates import is_left_out
@@ -85,28 +89,32 @@ class LrSchedulerHook:
         self.length: tuple[int, str] | None = None  # updates of the run and who says so, if that is known before
         self.first_update = 0  # of a run that goes on from a checkpoint
         self.num_seen = 0  # updates
-        self._num_optimizers = 0  # made by the program
+        self._last_made: Optimizer | None = None  # by the program
+        self._presumed: SchedulerLength | None = None  # of the run, if the program's scheduler tells it
         self._scheduled: list[DrivenOptimizer] = []  # with a scheduler
         self._driven: DrivenOptimizer | None = None
         self._watched: WatchedSchedule | None = None  # in the clock's audit
         self._running: list[Optimizer] = []  # optimizers in their steps: one may call another
+        self._replaced = ReplacedSteps(self._before_step, self._after_replaced_step)
+        self._error: LabError | None = None  # that has ended the run, even if the program has caught it
         self._depth = 0  # of calls of schedulers, which may call others
 
     def install(self) -> None:
         patches = self.run.patches
 
-        def follow_new(cls: type[LRScheduler], **kwargs: Any) -> None:
+        def follow_new(cls: type[LRScheduler], /, **kwargs: Any) -> None:
             super(LRScheduler, cls).__init_subclass__(**kwargs)
             self._follow(cls)
 
-        def make_and_count(init: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-            self._num_optimizers += 1
+        def make_and_remember(init: Any, optimizer: Optimizer, /, *args: Any, **kwargs: Any) -> None:
+            self._last_made = optimizer
             init(optimizer, *args, **kwargs)
 
         for cls in _with_subclasses(LRScheduler):
             self._follow(cls)
         patches.replace(LRScheduler, "__init_subclass__", classmethod(follow_new))
-        patches.wrap(Optimizer, "__init__", make_and_count)
+        patches.wrap(Optimizer, "__init__", make_and_remember)
+        self._replaced.install(patches)
         patches.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         patches.callback(register_optimizer_step_post_hook(self._after_step).remove)
         self.clock.begin_early = self._begin_early
@@ -118,12 +126,13 @@ class LrSchedulerHook:
             if name in vars(cls):
                 self.run.patches.wrap(cls, name, around)
 
-    def _make(self, make: Any, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
-        optimizers = [] if self._depth else _optimizers_in([*args, *kwargs.values()])
+    def _make(self, make: Any, scheduler: LRScheduler, /, *args: Any, **kwargs: Any) -> None:
+        optimizers = [] if self._depth else optimizers_in([*args, *kwargs.values()])
         if not optimizers:
             make(scheduler, *args, **kwargs)
             return
         driven = self._find(optimizers[0])
+        optimizers[0]._patch_step_function()  # torch's hooks, which a step that the program gave the class lacks
         rates = driven.rates()
         self._call(make, scheduler, *args, **kwargs)
         driven.schedulers.append(scheduler)
@@ -131,21 +140,21 @@ class LrSchedulerHook:
             self._scheduled.append(driven)
         driven.put_back(rates)
 
-    def _step(self, step: Any, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
+    def _step(self, step: Any, scheduler: LRScheduler, /, *args: Any, **kwargs: Any) -> None:
         optimizer = bare_optimizer(getattr(scheduler, "optimizer", None))
         if self._depth or optimizer is None:
             step(scheduler, *args, **kwargs)
             return
         driven = self._find(optimizer)
         if not self.num_seen:
-            driven.check_steps_are_seen()
+            with self._kept():
+                driven.check_steps_are_seen()
         rates = driven.rates()
         self._call(step, scheduler, *args, **kwargs)
-        sets_position = isinstance(kwargs.get("epoch", args[0] if args else None), int)
-        driven.num_scheduler_steps = 0 if sets_position else driven.num_scheduler_steps + 1
+        driven.count_scheduler_step(scheduler, *args, *kwargs.values())
         driven.put_back(rates)
 
-    def _call(self, call: Any, *args: Any, **kwargs: Any) -> None:
+    def _call(self, call: Any, /, *args: Any, **kwargs: Any) -> None:
         self._depth += 1
         try:
             call(*args, **kwargs)
@@ -158,10 +167,28 @@ class LrSchedulerHook:
 
     # --- the optimizer's steps ----------------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Keeps an error, which a program may catch."""
+        if self._error is not None:
+            raise self._error
+        try:
+            yield
+        except LabError as error:
+            self._error = error
+            if self._watched is not None:
+                self._watched.num_updates = None  # how many there have been says nothing now
+            raise
+
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._running and not is_nested_step():
+        with self._kept():
+            self._set_rates(optimizer)
+
+    def _set_rates(self, optimizer: Optimizer) -> None:
+        if self._running and not self._replaced.running and not is_nested_step():
             self._running.clear()  # left by a step that raised an error
         is_inside = any(each is optimizer or self._is_driven(each) for each in self._running)
+        self._replaced.note_inner(optimizer)
         self._running.append(optimizer)
         if self._watched is not None:
             self._watched.is_paused = is_inside
@@ -178,13 +205,22 @@ class LrSchedulerHook:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise LabError(f"{self.option}: a step in a CUDA graph has the same rate at every replay. Switch the graph off.")
         watched.update = driven.before_step()
+        if self._presumed is not None:
+            self._presumed.check(self.num_seen, watched.update, self.option)
+        driven.say_if_past_end(self.option)
         if watched.update < self.first_update:
             raise LabError(
                 f"{self.option}: the program is at update {watched.update}, although its checkpoint is at update "
                 f"{self.first_update}. It has not loaded the optimizer of the checkpoint."
             )
 
-    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def _after_replaced_step(self, optimizer: Optimizer, was_left_out: bool) -> None:
+        if self._is_driven(optimizer) and self._watched is not None and not was_left_out:
+            self._watched.is_paused = False
+            self._watched.before_step(optimizer)
+        self._after_step(optimizer, was_left_out=was_left_out)
+
+    def _after_step(self, optimizer: Optimizer, *_: Any, was_left_out: bool = False) -> None:
         while self._running and self._running.pop() is not optimizer:
             pass
         driven, watched = self._driven, self._watched
@@ -192,7 +228,7 @@ class LrSchedulerHook:
             return
         if any(each is optimizer for each in self._running):
             return  # its step called that of its base class
-        was_skipped = is_left_out(optimizer)
+        was_skipped = was_left_out or is_left_out(optimizer)
         self.num_seen += not was_skipped
         watched.update = driven.after_step(was_skipped)
 
@@ -225,11 +261,18 @@ class LrSchedulerHook:
                 f"{self.option}: needs the number of updates of the run, which {source}. Hint: give --num_updates N before "
                 "the program's name."
             )
-        warmup, total = _resolved(self.schedule, self.num_warmup_steps, num_updates)
+        if is_endless and self._presumed is not None and not 0 < self.num_warmup_steps < 1:
+            self._presumed = num_updates = None
+        remedy = (
+            "" if self._presumed is None else f" Or give --num_updates N, since {num_updates} is {source.partition(';')[0]}."
+        )
+        warmup, total = _resolved(self.schedule, self.num_warmup_steps, num_updates, remedy)
+        driven.last_update = None if is_endless else total - 1
         self._depth += 1  # the curve is a scheduler, too
         curve = driven.drive(self.schedule, warmup, total)
         self._depth -= 1
         self._driven, self._watched = driven, self.clock.follow(curve, num_updates)
+        self._watched.last_update = driven.last_update
         if num_updates is None:
             length = f"no end, with a warm-up of {counted(warmup, 'update', ',')}" if warmup else "no end, with no warm-up"
         else:
@@ -245,14 +288,14 @@ class LrSchedulerHook:
         if (known := self.run.count_updates()) is not None:
             return known, "by the program's arguments"
         for scheduler in driven.outermost():
-            if (steps := _length_of(scheduler)) is None:
+            if (steps := length_of(scheduler)) is None:
                 continue
             name = type(scheduler).__name__
             num_processes = int(os.environ.get("WORLD_SIZE", 1))
-            accumulates = getattr(self.run.accelerator, "gradient_accumulation_steps", 1) > 1 or driven.num_scheduler_steps
-            if num_processes > 1 or accumulates:
+            if num_processes > 1 or getattr(self.run.accelerator, "gradient_accumulation_steps", 1) > 1:
                 reason = f"with {counted(num_processes, 'process')}" if num_processes > 1 else "with accumulated gradients"
                 return None, f"the {counted(steps, 'step', ',')} of {name} do not tell {reason}"
+            self._presumed = SchedulerLength(scheduler, steps)
             return steps, f"the length of {name}; --num_updates sets another"
         return None, f"neither the program's arguments nor {driven.replaced() or 'a scheduler'} tells"
 
@@ -268,50 +311,44 @@ class LrSchedulerHook:
         if is_first_process():
             sys.stderr.write(f"diffusers_lrlab: {text}\n")
 
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_past_end(self) -> int:
+        """Updates of this process after the last one of the schedule."""
+        return 0 if self._driven is None else self._driven.num_past_end
+
+    def raise_error(self) -> None:
+        """Raises the error that has ended the run, if the program has caught it."""
+        if self._error is not None:
+            raise self._error
+
     def report(self) -> str:
-        """Empty if it acted, since the clock reports the rates."""
+        """Updates past the end; else empty if it acted, since the clock reports the rates."""
+        if (driven := self._driven) is not None and driven.num_past_end:
+            return (
+                f"{self.option}: {counted(driven.num_past_end, 'update', ',')} ran past the end of the schedule, at a "
+                f"learning rate of {driven.rate:.4g}, that of its last update. The exit status is 1."
+            )
         if self.num_seen:
             return ""
-        if not self._num_optimizers:
+        if self._last_made is None:
             return f"{self.option}: the program ended without making a torch optimizer, so there was nothing to drive."
+        optimizer = self._scheduled[0].optimizer if self._scheduled else self._last_made
         return (
-            f"{self.option}: the program ended before a step of its optimizer was seen. Either it did not train, or its "
-            "steps are compiled (torch.compile) or fused into the backward pass: switch that off."
+            f"{self.option}: the program ended before a step of its optimizer was seen. Either it did not train, or "
+            f"{why_unseen(optimizer)}."
         )
 
 
-def _resolved(schedule: Schedule, num_warmup_steps: float, num_updates: int | None) -> tuple[int, int]:
+def _resolved(schedule: Schedule, num_warmup_steps: float, num_updates: int | None, remedy: str = "") -> tuple[int, int]:
     """Updates of warm-up and of the run. With the length checked before, an error is one of the warm-up, and names it."""
     try:
         return resolve_length(schedule, num_warmup_steps, num_updates)
     except LabError as error:
-        raise LabError(f"--num_warmup_steps {num_warmup_steps:g}: {error}" if num_warmup_steps else str(error)) from None
+        named = f"--num_warmup_steps {num_warmup_steps:g}: " if num_warmup_steps else ""
+        raise LabError(f"{named}{error}{remedy}") from None
 
 
 def _with_subclasses(cls: type[LRScheduler]) -> set[type[LRScheduler]]:
     return {cls}.union(*map(_with_subclasses, cls.__subclasses__()))
-
-
-def _optimizers_in(values: Any) -> list[Optimizer]:
-    """The optimizers among a constructor's arguments, or of schedulers among them."""
-    found: list[Optimizer] = []
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            found += _optimizers_in(value)
-        elif isinstance(value, Optimizer):
-            found += [bare_optimizer(value)]
-        elif isinstance(value, LRScheduler):
-            found += [bare_optimizer(value.optimizer)]
-    return found
-
-
-def _length_of(scheduler: Any) -> int | None:
-    """The length that a scheduler was made for, in its own steps."""
-    parts = getattr(scheduler, "_schedulers", [])
-    if parts and not hasattr(scheduler, "_milestones"):  # ChainedScheduler
-        return max((length for part in parts if (length := _length_of(part))), default=None)
-    length = describe_scheduler(scheduler)["length"]
-    last = parts[-1] if parts else scheduler
-    if length is None and isinstance(last, LinearLR) and last.end_factor < last.start_factor:  # not a warm-up
-        length = last.total_iters + (scheduler._milestones[-1] if parts else 0)
-    return int(length) if length else None

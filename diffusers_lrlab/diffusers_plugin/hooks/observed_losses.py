@@ -66,7 +66,7 @@ class LossesHook:
             return None
         return hook.timesteps
 
-    def _read_errors(self, mse_loss: Any, prediction: Any, target: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def _read_errors(self, mse_loss: Any, prediction: Any, target: Any, /, *args: Any, **kwargs: Any) -> torch.Tensor:
         timesteps = self._new_timesteps(LOSS)
         if timesteps is not None:
             if len(prediction) != len(timesteps):
@@ -81,7 +81,7 @@ class LossesHook:
                 self._add(timesteps, (prediction - target).float().square().flatten(1).mean(1))
         return cast(torch.Tensor, mse_loss(prediction, target, *args, **kwargs))
 
-    def _follow_weights(self, weigh: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def _follow_weights(self, weigh: Any, /, *args: Any, **kwargs: Any) -> torch.Tensor:
         weights = cast(torch.Tensor, weigh(*args, **kwargs))
         if self._new_timesteps(WEIGHTING) is None or not torch.is_grad_enabled():
             return weights
@@ -89,7 +89,7 @@ class LossesHook:
         self._leaf = weights.detach().float().requires_grad_()
         return self._leaf
 
-    def _read_gradients(self, backward: Any, accelerator: Any, loss: torch.Tensor, **kwargs: Any) -> None:
+    def _read_gradients(self, backward: Any, accelerator: Any, loss: torch.Tensor, /, **kwargs: Any) -> None:
         leaf, timesteps, self._leaf = self._leaf, self.timesteps.timesteps, None
         backward(accelerator, loss, **kwargs)
         if leaf is None or timesteps is None:

@@ -79,12 +79,12 @@ class OptimizerHook:
     def install(self) -> None:
         from accelerate.optimizer import AcceleratedOptimizer
 
-        def check_and_load(load_state_dict: Any, wrapper: AcceleratedOptimizer, state: dict[str, Any]) -> None:
+        def check_and_load(load_state_dict: Any, wrapper: AcceleratedOptimizer, state: dict[str, Any], /) -> None:
             if wrapper.optimizer is self.optimizer:
                 self._check_saved(state["param_groups"])
             load_state_dict(wrapper, state)
 
-        def follow_new(cls: type[Optimizer], **kwargs: Any) -> None:  # of packages that the script imports
+        def follow_new(cls: type[Optimizer], /, **kwargs: Any) -> None:  # of packages that the script imports
             super(Optimizer, cls).__init_subclass__(**kwargs)
             self._follow(cls)
 
@@ -102,7 +102,7 @@ class OptimizerHook:
 
     def _replacing(self, init: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(init)
-        def replace(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        def replace(optimizer: Optimizer, /, *args: Any, **kwargs: Any) -> None:
             frame, cls = sys._getframe(1), type(optimizer)
             # A class defined in the script also calls the __init__ of its base from there.
             if frame.f_code.co_filename != self.script.path or cls.__init__ is not replace:

@@ -73,7 +73,7 @@ class ResumeHook:
         self.run.on_prepared.append(self._watch_loader)
         self.run.on_step.append(self._count_update)
 
-        def save_whole(save_state: Any, accelerator: Any, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+        def save_whole(save_state: Any, accelerator: Any, output_dir: Any = None, /, *args: Any, **kwargs: Any) -> Any:
             save = functools.partial(save_state, accelerator)
             if not self.is_active or self.loader is None:
                 return save(output_dir, *args, **kwargs)
@@ -83,7 +83,7 @@ class ResumeHook:
                     return save(folder, *args, **kwargs) and output_dir
             return self._save(self.loader, save, output_dir, *args, **kwargs)
 
-        def load_all(load_state: Any, accelerator: Any, input_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+        def load_all(load_state: Any, accelerator: Any, input_dir: Any = None, /, *args: Any, **kwargs: Any) -> Any:
             loaded = load_state(accelerator, input_dir, *args, **kwargs)
             if self.is_active and self.loader is None:
                 self._refuse("it reads its checkpoint before its loader is prepared")

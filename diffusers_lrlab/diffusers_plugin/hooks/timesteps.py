@@ -88,7 +88,7 @@ class TimestepHook:
         else:
             self.run.patches.wrap(torch, "randint", self._draw_index)
 
-    def _draw_index(self, randint: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+    def _draw_index(self, randint: Callable[..., torch.Tensor], /, *args: Any, **kwargs: Any) -> torch.Tensor:
         # The script's own draw comes first, so that its generator continues as without the hook.
         own = randint(*args, **kwargs)
         frame = self.script.caller(self.script.randint_calls)
@@ -96,7 +96,7 @@ class TimestepHook:
             return own
         return self.replaced(own)
 
-    def _draw_density(self, density: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+    def _draw_density(self, density: Callable[..., torch.Tensor], /, *args: Any, **kwargs: Any) -> torch.Tensor:
         drawn = density(*args, **kwargs)
         frame = self.script.caller(self.script.calls(DENSITY))
         if frame is None or not self._is_known(frame, is_flow):

@@ -36,7 +36,7 @@ class UpdateLog:
     def install(self) -> None:
         from accelerate import Accelerator
 
-        def clip_and_remember(clip: Any, accelerator: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        def clip_and_remember(clip: Any, accelerator: Any, parameters: Any, /, *args: Any, **kwargs: Any) -> Any:
             if isinstance(parameters, Iterator):
                 parameters = list(parameters)
                 if not parameters:

@@ -138,7 +138,7 @@ class WeightingHook:
             table = table * torch.from_numpy((1 + levels.snr**0.5) ** 2)
         return table.float()
 
-    def _weighted_loss(self, mse_loss: Any, prediction: Any, target: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def _weighted_loss(self, mse_loss: Any, prediction: Any, target: Any, /, *args: Any, **kwargs: Any) -> torch.Tensor:
         reduction = kwargs.get("reduction", "mean")
         timesteps = self.timesteps.timesteps
         if self.script.caller(self.script.calls(LOSS)) is None or timesteps is None:
@@ -159,7 +159,9 @@ class WeightingHook:
         losses: torch.Tensor = mse_loss(prediction, target, reduction="none") * weights
         return losses if reduction == "none" else losses.mean()
 
-    def _weigh_sigmas(self, weigh: Callable[..., torch.Tensor], weighting_scheme: str, sigmas: Any = None) -> torch.Tensor:
+    def _weigh_sigmas(
+        self, weigh: Callable[..., torch.Tensor], weighting_scheme: str, sigmas: Any = None, /
+    ) -> torch.Tensor:
         own = weigh(weighting_scheme, sigmas)
         if self.script.caller(self.script.calls(WEIGHTING)) is None or self.timesteps.timesteps is None:
             return own

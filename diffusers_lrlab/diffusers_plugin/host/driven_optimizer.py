@@ -1,15 +1,18 @@
 """A program's optimizer whose learning rates follow a schedule of the launcher, by its real steps."""
 
+import sys
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CyclicLR, LRScheduler
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, ReduceLROnPlateau
 
-from ...core.errors import LabError
+from ...core.errors import LabError, is_first_process
+from ...core.words import counted
 from ...schedules.momentum import read_momentum, write_lrs, write_momentum
 from ...schedules.schedule import Schedule
 from ...schedules.scheduler import CurveLR
+from .program_schedulers import parts_of
 
 COUNT = "lrlab_update"
 """The number of updates done: a key of parameter groups, and an attribute of schedulers, so that checkpoints contain it."""
@@ -28,6 +31,9 @@ class DrivenOptimizer:
         self.schedulers: list[LRScheduler] = []
         self.num_scheduler_steps = 0  # by the program, since it set their position
         self.curve: CurveLR | None = None
+        self.last_update: int | None = None  # of the curve, whose rates are those of all updates after it
+        self._first_update = 0  # of this process
+        self._has_said_end = False
         self._momenta = [read_momentum(group) for group in optimizer.param_groups]  # before any scheduler
         self._rates: list[Any] = []  # of the curve, as written
         self._may_differ = True  # the coming step may find other rates, as after a resume
@@ -60,16 +66,22 @@ class DrivenOptimizer:
             if self.curve is not None:
                 vars(scheduler)[COUNT] = self.update
 
+    def count_scheduler_step(self, scheduler: LRScheduler, *given: Any) -> None:
+        """Counts a step of the program's; one with a position, such as `scheduler.step(100)`, starts the count anew."""
+        sets_position = any(type(each) is int and each == scheduler.last_epoch for each in given)
+        sets_position = sets_position and not isinstance(scheduler, ReduceLROnPlateau)
+        self.num_scheduler_steps = 0 if sets_position else self.num_scheduler_steps + 1
+
     def outermost(self) -> list[LRScheduler]:
         """The schedulers that are not parts of others."""
-        parts = {id(part) for scheduler in self.schedulers for part in _parts_of(scheduler)}
+        parts = {id(part) for scheduler in self.schedulers for part in parts_of(scheduler)}
         return [scheduler for scheduler in self.schedulers if id(scheduler) not in parts]
 
     def replaced(self) -> str:
         """The classes of the schedulers, such as `"SequentialLR (LinearLR, CosineAnnealingLR)"`."""
         names = []
         for scheduler in self.outermost():
-            parts = ", ".join(type(part).__name__ for part in _parts_of(scheduler))
+            parts = ", ".join(type(part).__name__ for part in parts_of(scheduler))
             names.append(f"{type(scheduler).__name__}{f' ({parts})' if parts else ''}")
         return " and ".join(names)
 
@@ -80,6 +92,11 @@ class DrivenOptimizer:
         """The next update."""
         return int(self.curve.last_epoch) if self.curve is not None else 0
 
+    @property
+    def rate(self) -> float:
+        """The highest learning rate of the groups, as written."""
+        return max(map(float, self._rates))
+
     def drive(self, schedule: Schedule, num_warmup_steps: int, num_updates: int) -> CurveLR:
         """Begins to set the rates, at the update from which the program resumes."""
         groups = self.optimizer.param_groups
@@ -89,7 +106,7 @@ class DrivenOptimizer:
                 f"--lr_scheduler: {name} has no learning rate (lr=None), but computes its own. Give it one, such as "
                 "relative_step=False and lr=1e-5 of Adafactor."
             )
-        done = self._updates_before()
+        done = self._first_update = self._updates_before()
         for group, peak in zip(groups, self._peaks(done), strict=True):
             group["initial_lr"] = peak
         curve = self.curve = CurveLR(self.optimizer, schedule, num_warmup_steps, num_updates)
@@ -117,7 +134,8 @@ class DrivenOptimizer:
         return [float(peak) for peak in peaks]
 
     def _write(self, curve: CurveLR, update: int) -> None:
-        curve.move_to(update)
+        curve.move_to(update if self.last_update is None else min(update, self.last_update))
+        curve.last_epoch = update
         for group in self.optimizer.param_groups:
             group[COUNT] = update
         self._rates = self.rates()
@@ -140,6 +158,22 @@ class DrivenOptimizer:
         if self.curve is not None:
             self._write(self.curve, self.update + (not was_skipped))
         return self.update
+
+    @property
+    def num_past_end(self) -> int:
+        """Updates of this process after the last one of the curve."""
+        return 0 if self.last_update is None else max(self.update - max(self.last_update + 1, self._first_update), 0)
+
+    def say_if_past_end(self, option: str) -> None:
+        """Before an update: a line if it is the first one after the last of the curve."""
+        if self.last_update is None or self.update <= self.last_update or self._has_said_end:
+            return
+        self._has_said_end = True
+        if is_first_process():
+            sys.stderr.write(
+                f"diffusers_lrlab: {option} has ended after {counted(self.last_update + 1, 'update', ',')}, and the program "
+                f"goes on. The learning rate stays that of the last update, {self.rate:.4g}.\n"
+            )
 
     # --- errors -------------------------------------------------------------------------------------------------------
 
@@ -173,13 +207,22 @@ class DrivenOptimizer:
         before, self._weight_version = self._weight_version, None if weight is None else weight._version
         if before is not None and before != self._weight_version:
             raise LabError(
-                f"--lr_scheduler: the weights change, but no step of {type(self.optimizer).__name__} is seen. Its step is "
-                "compiled (torch.compile), or fused into the backward pass. Switch that off in the program."
+                f"--lr_scheduler: the weights change, but no step of {type(self.optimizer).__name__} is seen: "
+                f"{why_unseen(self.optimizer)}."
             )
 
 
-def _parts_of(scheduler: LRScheduler) -> list[LRScheduler]:
-    return list(getattr(scheduler, "_schedulers", []))
+def why_unseen(optimizer: Optimizer) -> str:
+    """What may hide the steps of an optimizer, with the remedy."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    if any(weight._post_accumulate_grad_hooks for weight in weights):  # as for a step in the backward pass
+        return "its step is fused into the backward pass. Switch that off in the program"
+    if "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["frames"]["total"]:
+        return "its step may be compiled (torch.compile). Switch that off in the program"
+    return (
+        "the program changes weights by other means than optimizer.step(). Hint: make the schedule in the program, by "
+        "diffusers_lrlab.get_scheduler or by its option for the class of a scheduler"
+    )
 
 
 def _copy(value: Any) -> Any:

@@ -137,7 +137,8 @@ def check_rate(checkpoint: Checkpoint, curve: RunCurve) -> None:
             f"--extend: {str(checkpoint.path)!r} has done {counted(at, 'update')}, but according to the command the run "
             f"has {curve.num_updates}. Hint: give the command that the run was started with."
         )
-    clock = Progress(at, curve.num_updates, curve.warmup_updates)
+    held = COUNT in checkpoint.group  # by the launcher's --lr_scheduler, whose last rate stays
+    clock = Progress(min(at, curve.num_updates - held), curve.num_updates, curve.warmup_updates)
     expected = float(curve.schedule.at(clock, curve.lr, curve.momentum)[0])
     if abs(found - expected) > TOLERANCE * curve.lr:
         raise LabError(

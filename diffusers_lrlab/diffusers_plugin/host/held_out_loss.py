@@ -47,7 +47,7 @@ class HeldOutLoss:
         self.num_seen = 0  # losses
 
     def install(self) -> None:
-        def make_without_held_out_rows(make: Any, loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+        def make_without_held_out_rows(make: Any, loader: Any, dataset: Any, /, *args: Any, **kwargs: Any) -> None:
             if self.is_active and self.script.caller(self.code.loader_calls) is not None:
                 try:
                     dataset = self.rows.split(make, dataset, *args, **kwargs)

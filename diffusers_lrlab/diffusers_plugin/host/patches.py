@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -25,11 +26,30 @@ class Patches(contextlib.ExitStack):
             self.callback(setattr, owner, name, own)
 
     def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        """Replaces a function or method by one that calls `around(original, *args, **kwargs)`."""
+        """
+        Replaces a function or method by one that calls `around(original, *args, **kwargs)`.
+
+        The parameters of `around` are positional-only, since a caller's keyword may have any name. Those that it names and
+        a caller gives by keyword are passed by their position in `original`.
+        """
         original = getattr(owner, name)
+        names = _positional(original)[: len(_positional(around)) - 1]
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
+            for given in names[len(args) :]:
+                if given not in kwargs:
+                    break
+                args = (*args, kwargs.pop(given))
             return around(original, *args, **kwargs)
 
         self.replace(owner, name, call)
+
+
+def _positional(function: Callable[..., Any]) -> list[str]:
+    """The names of its positional parameters; none for a built-in function that does not tell."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return []
+    return [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]

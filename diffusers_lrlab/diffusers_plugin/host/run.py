@@ -41,7 +41,7 @@ class HostRun:
         from accelerate import Accelerator
         from accelerate.optimizer import AcceleratedOptimizer
 
-        def parse_and_remember(parse: Any, *args: Any, **kwargs: Any) -> Any:
+        def parse_and_remember(parse: Any, /, *args: Any, **kwargs: Any) -> Any:
             namespace, rest = parse(*args, **kwargs)
             # A copy, since scripts write their computed length into the namespace.
             self.arguments = dict(vars(namespace))
@@ -49,7 +49,7 @@ class HostRun:
                 call(namespace)
             return namespace, rest
 
-        def prepare_and_remember(prepare: Any, accelerator: Any, *args: Any, **kwargs: Any) -> Any:
+        def prepare_and_remember(prepare: Any, accelerator: Any, /, *args: Any, **kwargs: Any) -> Any:
             self.accelerator = accelerator
             prepared = prepare(accelerator, *args, **kwargs)
             self._remember(args, prepared if len(args) > 1 else [prepared])
@@ -57,7 +57,7 @@ class HostRun:
                 call()
             return prepared
 
-        def step_and_notify(step: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        def step_and_notify(step: Any, optimizer: Any, /, *args: Any, **kwargs: Any) -> None:
             self._remember_first_step()
             updates = self.num_updates
             step(optimizer, *args, **kwargs)
@@ -66,7 +66,7 @@ class HostRun:
                 for call in self.on_step:
                     call()
 
-        def notify_and_end(end_training: Any, accelerator: Any) -> None:
+        def notify_and_end(end_training: Any, accelerator: Any, /) -> None:
             for call in self.on_end:
                 call()
             end_training(accelerator)

@@ -37,12 +37,12 @@ def follow_arguments(patches: Patches, script: HostScript, launcher_options: Ite
     """
     ours = {*launcher_options} - {"--local_rank", "--local-rank"}  # which is passed on to the script
 
-    def add_wider_argument(add_argument: Any, container: Any, *flags: Any, **options: Any) -> Any:
+    def add_wider_argument(add_argument: Any, container: Any, /, *flags: Any, **options: Any) -> Any:
         if _LR_OPTIONS & {*flags}:
             options = _widened(options, script)
         return add_argument(container, *flags, **options)
 
-    def explain_order(error: Any, parser: argparse.ArgumentParser, message: str) -> Any:
+    def explain_order(error: Any, parser: argparse.ArgumentParser, message: str, /) -> Any:
         unknown = message.removeprefix(_UNKNOWN).split() if message.startswith(_UNKNOWN) else []
         misplaced = [flag for flag in (word.partition("=")[0] for word in unknown) if flag in ours]
         if misplaced:

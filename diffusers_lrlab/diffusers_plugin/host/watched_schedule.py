@@ -46,7 +46,8 @@ class WatchedSchedule:
         self.resolve_clock: Callable[[], None] | None = None
         self.is_prepared = False  # whether accelerate steps it
         self.is_paused = False  # the optimizer's step has called that of its base class
-        optimizer.register_step_pre_hook(self._before_step)
+        self.last_update: int | None = None  # whose values are those of all later ones, too
+        optimizer.register_step_pre_hook(self.before_step)
 
     def lrs(self, num_updates: int) -> tuple[np.ndarray, np.ndarray]:
         """The learning rates at each update by the script's clock and by the intended one, float64."""
@@ -101,7 +102,7 @@ class WatchedSchedule:
         self.update, rest = divmod(self.scheduler.last_epoch - steps, self.steps_per_update)
         self.phase = (rest + steps) / self.steps_per_update
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def before_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Audits the coming update."""
         if self.is_paused:
             return
@@ -115,11 +116,13 @@ class WatchedSchedule:
                 f"--strict_lr_audit: the script continues after {counted(self.num_updates, 'update')}, where its schedule "
                 "ends. Give its real number of updates (--num_updates N before its name)."
             )
+        position = self.update + self.phase
+        position = position if self.last_update is None else min(position, self.last_update)
         groups = range(len(self.base_lrs))
         self.audit.check(
             self.update,
             [(float(group["lr"]), read_momentum(group)) for group in optimizer.param_groups[: len(groups)]],
-            [self._at(self.expected, self.update + self.phase, index) for index in groups],
+            [self._at(self.expected, position, index) for index in groups],
             self.base_lrs,
         )
         self.update += 1

@@ -84,6 +84,7 @@ def schedule_function(spec: str) -> Any:
 
 def build_for_library(
     spec: str,
+    /,
     optimizer: Any,
     num_warmup_steps: float = 0,
     num_training_steps: int | None = None,

@@ -64,7 +64,7 @@ class RealUpdates:
             if flag is not None:
                 self._num_left_out = self._num_left_out + (flag != 0)
 
-    def _load(self, load: Any, optimizer: Optimizer, state: dict[str, Any]) -> None:
+    def _load(self, load: Any, optimizer: Optimizer, state: dict[str, Any], /) -> None:
         load(optimizer, state)
         states = state["state"].values()
         steps = [int(each["step"]) for each in states if "step" in each]

@@ -1,6 +1,7 @@
 """`--lr_scheduler` of the launcher: the rates that the steps of an optimizer see, in programs that know nothing of it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -320,6 +321,289 @@ def test_a_length_that_nothing_tells_is_an_error(case, launch, monkeypatch):
     assert "Hint: give --num_updates N before the program's name." in stderr
 
 
+EPOCHS = """
+for epoch in range(3):
+    {first}
+    for batch in range(4):
+        {each}
+        backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    {last}
+"""
+SEQUENCE = "S.SequentialLR(optimizer, [S.LinearLR(optimizer, total_iters=1), S.CosineAnnealingLR(optimizer, 2)], [1])"
+LAMBDA = "(lambda max_steps: S.LambdaLR(optimizer, lambda step: 1 - step / max_steps))(3)"
+COS, STEP = "S.CosineAnnealingLR(optimizer, 3)", "scheduler.step()"
+NOT_UPDATES = {
+    # scheduler, where it is stepped and how, the steps that it takes between two updates, the first of these updates
+    "cosine": (COS, "last", STEP, "0 steps", 0),
+    "at_the_start": (COS, "first", STEP, "0 steps", 0),
+    "never": (COS, "last", "pass", "0 steps", 0),
+    "one_cycle": ("S.OneCycleLR(optimizer, 1e-3, epochs=3, steps_per_epoch=1)", "last", STEP, "0 steps", 0),
+    "sequence": (SEQUENCE, "last", STEP, "0 steps", 0),
+    "chain": (f"S.ChainedScheduler([{SEQUENCE}])", "last", STEP, "0 steps", 0),
+    "closure": (LAMBDA, "last", STEP, "0 steps", 0),
+    "float_epoch": (COS, "each", "scheduler.step(epoch + batch / 4)", "0.25 steps", 0),
+    "micro_batches": (COS, "each", "[scheduler.step() for _ in '1234']", "4 steps", 0),
+    "every_second": ("S.CosineAnnealingLR(optimizer, 7)", "each", "batch % 2 == 1 and scheduler.step()", "0 steps", 1),
+    "beside_a_plateau": (
+        f"{COS}; plateau = S.ReduceLROnPlateau(optimizer)",
+        "each",
+        "plateau.step(1); batch == 3 and scheduler.step()",
+        "0 steps",
+        0,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter", "ignore:Detected call of `lr_scheduler.step")
+@cases("case", NOT_UPDATES)
+def test_a_length_in_epochs_or_micro_batches_ends_the_run_before_its_next_update(case, launch):
+    make, where, step, taken, update = NOT_UPDATES[case]
+    loop = EPOCHS.format(**{**dict.fromkeys(("first", "each", "last"), "pass"), where: step})
+    arguments = ["--epochs=3", "--max_epochs=3", "--num_train_epochs=3"]  # which are not updates either
+    parse = "import argparse\nparser = argparse.ArgumentParser()\n"
+    parse += "".join(f"parser.add_argument('{each.partition('=')[0]}', type=int)\n" for each in arguments)
+    program = PROGRAM + parse + f"parser.parse_args()\nscheduler = {make}\n" + loop
+    stderr = launch(program, arguments=arguments, status=2)
+    name = re.search(r"S\.(\w+)", make)[1]
+    assert f"steps of {name} are not updates: give --num_updates N before the program's name." in stderr
+    assert f"It took {taken} between update {update} and update {update + 1}." in stderr
+    assert f"LR audit: {update + 1} update" in stderr
+    assert "instead of the expected" not in stderr
+    caught = program.replace("optimizer.step()", "\n        try: optimizer.step()\n        except ValueError: pass")
+    stderr = launch(caught, arguments=arguments, status=2)
+    assert f"LR audit: {update + 1} update" in stderr
+
+
+def test_a_warm_up_beyond_the_length_of_a_scheduler_asks_for_the_updates(launch):
+    stderr = launch(PROGRAM + COSINE + LOOP, options=[REX, "--num_warmup_steps=50"], status=2)
+    assert "--num_warmup_steps 50: Warm-up of 50 updates does not fit into a run of 12 updates" in stderr
+    assert "Or give --num_updates N, since 12 is the length of CosineAnnealingLR." in stderr
+
+
+GRADUAL = """
+class GradualWarmup(S.LRScheduler):
+    def __init__(self, optimizer, total_epoch, after_scheduler):
+        self.total_epoch, self.after_scheduler = total_epoch, after_scheduler
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [group["initial_lr"] * min(self.last_epoch / self.total_epoch, 1) for group in self.optimizer.param_groups]
+
+    def step(self, epoch=None):
+        self.after_scheduler.step() if self.last_epoch > self.total_epoch else super().step()
+
+scheduler = GradualWarmup(optimizer, 2, S.CosineAnnealingLR(optimizer, 10))
+"""
+
+
+def test_the_length_of_a_scheduler_in_another_one_is_not_that_of_the_run(train, launch):
+    stderr = launch(PROGRAM + GRADUAL + LOOP, status=2)
+    assert "which neither the program's arguments nor GradualWarmup (CosineAnnealingLR) tells" in stderr
+    seen, *_ = train(GRADUAL, LOOP, options=[REX, "--num_updates=12"])
+    check(seen, lr_curve("rex", LR, 0, N))
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step", "ignore:The epoch parameter")
+@cases("step", ["scheduler.step(); optimizer.step()", "scheduler.step(update); optimizer.step()"])
+def test_a_scheduler_may_be_stepped_before_the_optimizer(step, train):
+    loop = LOOP.replace("optimizer.step()\n    scheduler.step()", step)
+    seen, _, stderr = train(COSINE, loop, options=[REX, "--strict_lr_audit"])
+    check(seen, lr_curve("rex", LR, 0, N))
+    assert "12 updates (the length of CosineAnnealingLR;" in stderr
+
+
+@cases("skipped", [(0, 1), (5, 7)])
+def test_updates_that_are_skipped_leave_the_length_as_it_is(skipped, train):
+    """By accelerate, which does not step the scheduler then; a later one may be stepped, too."""
+    loop = """
+for update in range(14):
+    if update in %s:
+        update > 1 and scheduler.step()
+        continue
+    backward()
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()
+"""
+    seen, _, stderr = train("scheduler = S.CosineAnnealingLR(optimizer, T_max=14)\n", loop % (skipped,))
+    check(seen, lr_curve("rex", LR, 0, 14)[:12])
+    assert "The script did 12 updates instead of the expected 14" in stderr
+
+
+def test_a_single_update_says_what_was_expected(train):
+    seen, _, stderr = train(COSINE, LOOP.replace("range(12)", "range(1)"))
+    check(seen, lr_curve("rex", LR, 0, N)[:1])
+    assert "The script did 1 update instead of the expected 12" in stderr
+
+
+PAST = (
+    "diffusers_lrlab: --lr_scheduler {} has ended after 8 updates, and the program goes on. The learning rate stays that of"
+)
+
+
+@cases("spec", ["rex", "mdlrc", "linear"])
+def test_past_the_end_the_last_rate_stays_and_the_status_is_1(spec, train):
+    seen, shown, stderr = train(COSINE, LOOP, options=[f"--lr_scheduler={spec}", "--num_updates=8"], status=1)
+    curve, momenta = schedule_curves(resolve_schedule(spec), LR, 0.9, 0, 8)
+    rows = [*range(8), 7, 7, 7, 7]
+    check(seen, curve[rows], shown)
+    close(seen[:, 0, 1], momenta[rows])
+    assert seen[-1, 0, 0] > 0
+    assert stderr.count(f"{PAST.format(spec)} the last update, {curve[-1]:.4g}.") == 1
+    text = (
+        f"--lr_scheduler {spec}: 4 updates ran past the end of the schedule, at a learning rate of {curve[-1]:.4g}, that of"
+    )
+    assert text in stderr
+    assert "12 updates, every value that follows the clock was as expected" in stderr
+
+
+def test_an_assumed_length_that_is_too_short_has_status_1(train):
+    """A wave: its length is half a period."""
+    seen, _, stderr = train("scheduler = S.CosineAnnealingLR(optimizer, T_max=8)\n", LOOP, status=1)
+    check(seen, lr_curve("rex", LR, 0, 8)[[*range(8), 7, 7, 7, 7]])
+    assert "4 updates ran past the end" in stderr
+
+
+def test_a_resumed_program_that_runs_all_its_updates_again(train):
+    """As musubi-tuner does."""
+    parts = (
+        COSINE,
+        STOPPED.format(load=LOADS["optimizer_then_scheduler"], step="scheduler.step()", scheduler="scheduler.state_dict()"),
+    )
+    options = [REX, "--num_updates=5"]
+    curve = lr_curve("rex", LR, 0, 5)
+    train(*parts, arguments=[0, 5], options=options)
+    seen, _, stderr = train(*parts, "\n", arguments=[5, 10], options=options, status=1)
+    check(seen, curve[[4] * 5])
+    assert "5 updates ran past the end of the schedule" in stderr
+
+
+def test_a_schedule_without_an_end_takes_no_length_from_a_scheduler(train):
+    seen, _, stderr = train(
+        "scheduler = S.CosineAnnealingLR(optimizer, T_max=3)\n", LOOP, options=["--lr_scheduler=constant"]
+    )
+    check(seen, np.full(N, LR))
+    assert "no end, with no warm-up" in stderr
+
+
+# --- steps that torch's hooks do not see ------------------------------------------------------------------------------
+
+REPLACED = """
+import functools, types
+
+def sgd(optimizer, closure=None):
+    seen.append([[group["lr"], group["betas"][0]] for group in optimizer.param_groups])
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            {changes}
+
+step = type(optimizer).step
+def counted(*args):
+    counted.calls += 1
+    if counted.calls % 3 == 0:
+        return step(optimizer)
+counted.calls = 0
+"""
+CHANGES = {
+    "in_place": "with torch.no_grad(): parameter.add_(parameter.grad, alpha=-group['lr'])",
+    "by_data": "parameter.data.add_(parameter.grad, alpha=-group['lr'])",
+}
+STEPS = {
+    "method": "types.MethodType(sgd, optimizer)",  # as OneTrainer's
+    "function": "lambda closure=None: sgd(optimizer)",
+    "partial": "functools.partial(sgd, optimizer)",
+    "that_calls_the_class": "lambda *args: step(optimizer)",
+    "that_was_replaced": "functools.partial(types.MethodType(sgd, optimizer))",
+    "of_the_class": "optimizer.step; AdamW.step = sgd",
+    "every_third": "counted",
+}
+
+
+# torch warns of steps that are replaced after a scheduler is made.
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step", "ignore:Seems like `optimizer.step")
+@cases(
+    ("step", "changes", "when"),
+    [
+        (step, changes, when)
+        for step in STEPS
+        for changes in list(CHANGES)[: 2 if step == "method" else 1]
+        for when in ("before", "after", "without")
+        if step != "of_the_class" or when == "before"
+    ],
+)
+def test_a_step_that_the_program_sets_is_counted_once(step, changes, when, train):
+    replaced = f"optimizer.step = {STEPS[step]}\n"
+    if step == "of_the_class":
+        replaced = "AdamW.step = sgd\n"
+    make = {"before": replaced + COSINE, "after": COSINE + replaced, "without": replaced}[when]
+    loop = NO_SCHEDULER if when == "without" else LOOP
+    loop = loop.replace(
+        "    backward()\n    optimizer.step()\n", "    for _ in range(3):\n        backward()\n        optimizer.step()\n"
+    )
+    loop = loop if step == "every_third" else loop.replace("range(3)", "range(1)")
+    options = [REX, "--num_updates=12", "--num_warmup_steps=0.25" if changes == "by_data" else "--strict_lr_audit"]
+    seen, shown, stderr = train(REPLACED.format(changes=CHANGES[changes]), make, loop, options=options)
+    curve = lr_curve("rex", LR, 3 if changes == "by_data" else 0, N)
+    check(seen, curve, None if when == "without" else shown)
+    assert "LR audit: 12 updates, every value" in stderr
+
+
+HIDDEN = """
+def update(parameter):
+    with torch.no_grad():
+        parameter -= 1e-3 * parameter.grad
+%s
+for update_ in range(3):
+    backward()
+    %s
+    scheduler.step()
+"""
+FUSED = "for each in (model.weight, model.bias): each.register_post_accumulate_grad_hook(update)"
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@cases(
+    ("made", "each", "reason"),
+    [
+        (FUSED, "pass", "its step is fused into the backward pass. Switch that off"),
+        ("", "update(model.weight)", "the program changes weights by other means than optimizer.step(). Hint: make the sch"),
+    ],
+)
+def test_the_reason_for_unseen_steps_is_one_that_is_there(made, each, reason, launch):
+    stderr = launch(PROGRAM + COSINE + HIDDEN % (made, each), options=[REX, "--num_updates=12"], status=2)
+    assert f"the weights change, but no step of AdamW is seen: {reason}" in stderr
+    assert stderr.count("Switch that off") == bool(made)
+
+
+OWN_WORDS = """
+class Waves(S.LRScheduler):
+    def __init__(self, optimizer, **words):
+        self.words = words
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [0.5 for _ in self.base_lrs]
+
+    def step(self, step=None, **words):
+        assert len(words) in (0, 5)
+        super().step()
+        self.last_epoch = self.last_epoch if step is None else step
+
+words = dict.fromkeys(("make", "scheduler", "call", "cls", "owner"), 1)
+scheduler = Waves(optimizer=optimizer, init=1, **words)
+assert len(scheduler.words) == 6
+"""
+
+
+def test_keywords_of_a_scheduler_may_have_any_name(train):
+    """As `step` in SimpleTuner, which goes on after the error."""
+    loop = LOOP.replace("scheduler.step()", "scheduler.step(step=update + 1, **words)")
+    seen, shown, _ = train(OWN_WORDS, loop, options=[REX, "--num_updates=12"])
+    check(seen, lr_curve("rex", LR, 0, N), shown)
+
+
 # --- wrong input -----------------------------------------------------------------------------------------------------
 
 REFUSED = {
@@ -486,6 +770,7 @@ def test_nothing_is_left_in_torch(train):
         return [
             *map(len, hooks),
             Optimizer.__init__,
+            vars(Optimizer).get("__setattr__"),
             *(vars(each).get(name) for each in classes for name in ("__init__", "step")),
         ]
 

@@ -2,17 +2,25 @@
 
 import functools
 import importlib
+import inspect
 import json
 import sys
 import types
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from hosts import HAS_TRAINING
 from launched_here import launch_here
 
+from diffusers_lrlab import launch
+from diffusers_lrlab.audit.recorder import recorder
+from diffusers_lrlab.diffusers_plugin.host.patches import Patches
+from diffusers_lrlab.diffusers_plugin.host.script_arguments import follow_arguments
+from diffusers_lrlab.diffusers_plugin.installed_hooks import InstalledHooks
 from diffusers_lrlab.diffusers_plugin.registration.schedules import build_for_library
+from diffusers_lrlab.diffusers_plugin.script.source import HostScript
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 LIBRARIES = ("torch", "accelerate", "diffusers", "transformers", "argparse", "multiprocessing", "diffusers_lrlab")
@@ -123,3 +131,78 @@ def test_specs_of_a_script_are_not_watched_after_it(tmp_path):
     function = optimization.TYPE_TO_SCHEDULER_FUNCTION[optimization.SchedulerType(spec)]
     assert isinstance(function, functools.partial)
     assert function.func is build_for_library
+
+
+# --- keywords ----------------------------------------------------------------------------------------------------------
+
+
+def wraps_of_the_launcher(name, folder):
+    """Each function that wraps another one, by the attribute that it replaces."""
+    script, options = RUNS[name] if name in RUNS else ("ddpm", ("--lr_scheduler=rex", "--num_updates=6"))
+    arguments = [*options, str(SCRIPTS / f"{script}_script.py"), f"--output_dir={folder}"]
+    found, wrap = {}, Patches.wrap
+
+    def record(self, owner, attribute, around):
+        found[f"{owner.__name__}.{attribute}"] = around
+        wrap(self, owner, attribute, around)
+
+    with mock.patch.object(Patches, "wrap", record), Patches() as patches:
+        parsed = launch.make_parser().parse_args(arguments)
+        InstalledHooks(parsed, launch._range_test(parsed) if parsed.find_lr else None, patches)
+        launch.follow_into_spawned_processes(patches)
+        follow_arguments(patches, HostScript(parsed.script), ())
+    return found
+
+
+def wraps_of_the_recorder(folder):
+    found = {}
+
+    def record(owner, attribute, before=None, after=None, around=None):
+        if around is not None:
+            found[f"{owner.__name__}.{attribute}"] = around
+
+    names = ("register_optimizer_step_pre_hook", "register_optimizer_step_post_hook", "atexit")
+    with mock.patch.object(recorder, "_wrap", record), mock.patch.multiple(recorder, **dict.fromkeys(names, mock.Mock())):
+        recorder.Recorder(str(folder)).install()
+    return found
+
+
+@pytest.mark.parametrize("name", [*RUNS, "lr_scheduler", "audit"])
+def test_no_keyword_of_a_caller_is_taken_for_a_parameter_of_a_wrap(name, tmp_path):
+    if name == "find_lr" and not HAS_TRAINING:
+        pytest.skip("--find_lr needs diffusers_lrlab[train]")
+    found = wraps_of_the_recorder(tmp_path) if name == "audit" else wraps_of_the_launcher(name, tmp_path)
+    assert len(found) > 5
+    for attribute, around in found.items():
+        parameters = [*inspect.signature(around).parameters.values()]
+        own = parameters[:1] if name == "audit" else parameters  # the recorder's others are named as the wrapped function's
+        bare = [each.name for each in own if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+        assert not bare, (attribute, bare)
+
+
+class Wrapped:
+    def method(self, first, second=2, *more, **words):
+        return first, second, more, words
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "result"),
+    [
+        ((1,), {}, (1, 2, (), {})),
+        ((1, 3, 4), {}, (1, 3, (4,), {})),
+        ((), {"first": 1}, (1, 2, (), {})),
+        ((), {"second": 3, "first": 1}, (1, 3, (), {})),
+        (
+            (1,),
+            {"original": 5, "owner": 6, "given": 7, "args": 8},
+            (1, 2, (), {"original": 5, "owner": 6, "given": 7, "args": 8}),
+        ),
+    ],
+)
+def test_a_wrap_gets_named_parameters_by_position(args, kwargs, result):
+    def around(original, owner, given, /, *args, **kwargs):
+        return original(owner, given, *args, **kwargs)
+
+    with Patches() as patches:
+        patches.wrap(Wrapped, "method", around)
+        assert Wrapped().method(*args, **kwargs) == result
