@@ -63,8 +63,8 @@ class Evidence:
         """Scheduler steps until the run's end, with those before a resume."""
         if self.optimizer.final_position is not None:
             return float(self.optimizer.final_position)
-        positions = self.optimizer.column("s")
-        return float(positions[-1] + self.steps) if len(positions) and np.isfinite(positions[-1]) else 0.0
+        position = self.optimizer.positions[-1]
+        return float(position + self.steps) if np.isfinite(position) else 0.0
 
 
 def stepped_per(seen: Evidence) -> str:

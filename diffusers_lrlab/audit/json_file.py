@@ -39,7 +39,10 @@ def as_json(audit: Audit) -> dict[str, Any]:
 
 def _section_as_json(section: Section) -> dict[str, Any]:
     optimizer, comparison = section.optimizer, section.comparison
-    scheduler = optimizer.scheduler and {**optimizer.scheduler, "steps_per_update": steps_per_update(optimizer)}
+    scheduler = optimizer.scheduler and {
+        **{key: optimizer.scheduler[key] for key in ("name", "length", "warmup")},
+        "steps_per_update": steps_per_update(optimizer),
+    }
     return {
         "name": optimizer.name,
         "num_updates": optimizer.num_updates,
@@ -63,23 +66,17 @@ def _section_as_json(section: Section) -> dict[str, Any]:
 def _groups_as_json(optimizer: AuditedOptimizer, comparison: Comparison | None) -> list[dict[str, Any]]:
     """Parameter groups, those with the same values at every update as one entry."""
     lr, momentum = optimizer.lr, optimizer.of_groups("m")
-    entries: dict[bytes, dict[str, Any]] = {}
-    for group in range(lr.shape[1]):
-        key = lr[:, group].tobytes() + momentum[:, group].tobytes()
-        entry = entries.setdefault(
-            key,
-            {
-                "indices": [],
-                "num_parameters": 0,
-                "dtype": optimizer.dtypes[group] if optimizer.dtypes else None,
-                "lr": _numbers(lr[:, group]),
-                "momentum": _numbers(momentum[:, group]),
-                "expected_lr": None if comparison is None else _numbers(comparison.lr[:, group]),
-            },
-        )
-        entry["indices"].append(group)
-        entry["num_parameters"] += optimizer.group_sizes[group] if optimizer.group_sizes else 0
-    return list(entries.values())
+    return [
+        {
+            "indices": indices,
+            "num_parameters": sum(optimizer.group_sizes[index] for index in indices),
+            "dtype": optimizer.dtypes[indices[0]],
+            "lr": _numbers(lr[:, indices[0]]),
+            "momentum": _numbers(momentum[:, indices[0]]),
+            "expected_lr": None if comparison is None else _numbers(comparison.lr[:, indices[0]]),
+        }
+        for indices in optimizer.equal_groups(lr, momentum)
+    ]
 
 
 def _numbers(values: np.ndarray) -> list[float | None] | None:

@@ -16,14 +16,20 @@ from .schedulers import Schedulers, describe_scheduler, position
 class Watched:
     """An optimizer, with what has happened since its last step."""
 
-    def __init__(self, number: int, optimizer: Any, file: RecordFile, schedulers: Schedulers):
-        self.number, self._reference, self._file, self._schedulers = number, weakref.ref(optimizer), file, schedulers
+    def __init__(self, number: int, optimizer: Any, file: RecordFile):
+        self.number, self._reference, self._file = number, weakref.ref(optimizer), file
+        self.schedulers = Schedulers()
+        self.is_loaded = False
         self.num_backward = 0
         self.num_steps = 0
         self.position: int | None = None  # of its scheduler after its last step
         self.num_hooks = 0  # steps that the hooks have seen
         self.is_wrapper = False  # its step calls that of another optimizer
+        self._before: dict[str, Any] = {}  # the first step
         self._described: Any = None
+        self._columns: list[int] = []  # of the parameter groups in the records
+        self._first_weights: list[weakref.ref[Any] | None] = []  # of each column
+        self._added: list[weakref.ref[Any]] = []  # first weights of groups that the program has added
         self._lr: list[Any] = []
         self._momentum: list[Any] = []
         self._version: int | None = None
@@ -42,6 +48,9 @@ class Watched:
         self._momentum = _readable_all(momenta)
         return self._lr
 
+    def first_lr(self) -> Any:
+        return next((readable(group.get("lr")) for group in getattr(self.optimizer, "param_groups", [])), None)
+
     def read_peaks(self) -> list[Any]:
         """Reads the learning rates of all groups before any scheduler, which keeps them beside its own."""
         groups = getattr(self.optimizer, "param_groups", [])
@@ -49,10 +58,10 @@ class Watched:
 
     def record(self, extra: dict[str, Any]) -> None:
         """Writes a step, and what is new about the optimizer before it."""
-        scheduler = self._schedulers.of(self.optimizer)
+        scheduler = self.schedulers.begin_update()
         self._describe(scheduler)
         lrs, momenta = _shortened(self._lr), _shortened(self._momentum)
-        row: dict[str, Any] = {"o": self.number, "b": self.num_backward, **extra}
+        row: dict[str, Any] = {"o": self.number, "b": self.num_backward, **self._before, **extra}
         for key, values in (("lr", lrs), ("m", momenta)):
             if len(values) == 1:
                 row[key] = values[0]
@@ -63,27 +72,60 @@ class Watched:
         if scheduler is not None:
             row["s"] = position(scheduler)
         self._file.write({key: value for key, value in row.items() if value is not None})
-        self.num_backward = 0
+        self.num_backward, self._before = 0, {}
         self.num_steps += 1
         self.num_hooks += "x" not in extra
         self._version = self._weight_version()
 
     def _describe(self, scheduler: Any) -> None:
         groups = self.optimizer.param_groups
-        state = (len(groups), id(scheduler))
-        if state == self._described:
+        state = [
+            id(scheduler),
+            *[(id(parameters[0]), len(parameters)) for group in groups if (parameters := group["params"])],
+        ]
+        if state == self._described and len(groups) == len(self._columns):
             return
         self._described = state
+        self._assign_columns(groups)
+        self._weight = None
         described = {
             "optimizer": self.number,
             "name": type(self.optimizer).__name__,
+            "columns": self._columns,
             "groups": [sum(parameter.numel() for parameter in group["params"]) for group in groups],
             "dtypes": [str(lr.dtype) if isinstance(lr := group.get("lr"), torch.Tensor) else None for group in groups],
             "weights": type(self.first_weight()).__name__,
-            "adapts": any(("d" in group and "k" in group) or "scheduled_lr" in group for group in groups),
-            "scheduler": None if scheduler is None else describe_scheduler(scheduler),
+            "adapts": any(map(_adapts, groups)),
+            "scheduler": None if scheduler is None else {"id": id(scheduler), **describe_scheduler(scheduler)},
         }
         self._file.write(described)
+
+    def _assign_columns(self, groups: list[Any]) -> None:
+        """
+        A group keeps its column while it has its first weight. One with another weight takes over the column of the group
+        at its index, since engines swap weights, unless that group has moved or the program has added this one.
+        """
+        firsts = [next(iter(group["params"]), None) for group in groups]
+        known = [None if reference is None else reference() for reference in self._first_weights]
+        columns: list[int | None] = [
+            next((column for column, each in enumerate(known) if each is first), None) if first is not None else None
+            for first in firsts
+        ]
+        added = [reference() for reference in self._added]
+        for index, first in enumerate(firsts):
+            if columns[index] is not None:
+                continue
+            before = self._columns[index] if index < len(self._columns) else None
+            if before is None or before in columns or (first is not None and any(each is first for each in added)):
+                self._first_weights.append(None)
+                before = len(self._first_weights) - 1
+            columns[index] = before
+            self._first_weights[before] = None if first is None else weakref.ref(first)
+        self._columns, self._added = [column for column in columns if column is not None], []
+
+    def note_added_group(self) -> None:
+        if self.num_steps and (weight := next(iter(self.optimizer.param_groups[-1]["params"]), None)) is not None:
+            self._added.append(weakref.ref(weight))
 
     def has_new_weights(self) -> bool:
         """Whether a weight was changed in place since the last call."""
@@ -103,9 +145,24 @@ class Watched:
             self._weight = None if weight is None else weakref.ref(weight)
         return weight
 
-    def note_position(self) -> None:
-        if (scheduler := self._schedulers.of(self.optimizer)) is not None:
-            self.position = position(scheduler)
+    def note_scheduler(self, scheduler: Any) -> None:
+        """A scheduler has been made, whose constructor may have stepped others."""
+        self.schedulers.add(scheduler)
+        self._before = {}
+
+    def note_scheduler_step(self, scheduler: Any, num_steps: int, lr: Any) -> None:
+        """A step of a scheduler, and the rate before it: that of no update, if it comes before the first one."""
+        self.schedulers.note_step(scheduler)
+        if (current := self.schedulers.current()) is not None:
+            self.position = position(current)
+        if not self.num_steps and num_steps > 0:
+            before = self._before
+            self._before = {"early": before.get("early", 0) + num_steps, "from": before.get("from", lr), "to": lr}
+
+    def note_own_count(self) -> None:
+        """Before the first step: how many the optimizer has taken by its own count, if it has one."""
+        if not self.num_steps and self.optimizer is not None:
+            self._before["count"] = _own_count(self.optimizer, self.is_loaded)
 
     def has_gradients(self) -> bool:
         groups = getattr(self.optimizer, "param_groups", [])
@@ -120,8 +177,8 @@ class Watched:
 class Optimizers:
     """All optimizers of a program that torch's constructor has made."""
 
-    def __init__(self, file: RecordFile, schedulers: Schedulers):
-        self._file, self._schedulers = file, schedulers
+    def __init__(self, file: RecordFile):
+        self._file = file
         self._all: list[Watched] = []
 
     def __iter__(self) -> Iterator[Watched]:
@@ -131,10 +188,16 @@ class Optimizers:
         for each in self._all:
             if each.optimizer is optimizer:
                 return each
-        watched = Watched(len(self._all), optimizer, self._file, self._schedulers)
+        watched = Watched(len(self._all), optimizer, self._file)
         self._all.append(watched)
         self._file.write({"made": watched.number, "name": type(optimizer).__name__})
         return watched
+
+    def note_added_group(self, optimizer: Any) -> None:
+        """Not for the groups of a constructor, which calls this before the optimizer is known."""
+        for each in self:
+            if each.optimizer is optimizer:
+                each.note_added_group()
 
     def without_hooks(self) -> list[Watched]:
         """Optimizers whose steps no hook has seen, and whose weights no other optimizer updates."""
@@ -162,6 +225,23 @@ class Optimizers:
     def positions(self) -> dict[int, int]:
         """The last positions of the schedulers by the number of the optimizer."""
         return {each.number: each.position for each in self._all if each.position is not None}
+
+
+def _adapts(group: dict[str, Any]) -> bool:
+    """Whether an optimizer like Prodigy or a schedule-free one multiplies the rate of a group by its own estimate."""
+    return ("d" in group and "k" in group) or "scheduled_lr" in group
+
+
+def _own_count(optimizer: Any, is_loaded: bool) -> Any:
+    """The steps that an optimizer has taken, as it counts them, also those before a resume; `None` if it counts none."""
+    for group in optimizer.param_groups:
+        count = group.get("step", group.get("k") if _adapts(group) else None)
+        if count is not None:
+            return readable(count)
+    states = [state for state in getattr(optimizer, "state", {}).values() if isinstance(state, dict)]
+    if not states and not is_loaded:
+        return 0
+    return next((readable(state["step"]) for state in states if "step" in state), None)
 
 
 def _readable_all(values: list[Any]) -> list[Any]:

@@ -9,21 +9,38 @@ _LENGTH_NAMES = ("num_training_steps", "total_steps", "T_max", "max_steps", "max
 _WARMUP_NAMES = ("num_warmup_steps", "warmup_steps", "warmup_iters")
 
 
+_REPLACED = "lrlab_update"  # an attribute of schedulers whose rates the launcher replaces by those of another
+
+
 class Schedulers:
-    """All schedulers that the program has made, and which of them an optimizer follows."""
+    """The schedulers that the program has made for an optimizer, and which of them sets its rates."""
 
     def __init__(self) -> None:
-        self._made: list[weakref.ref[Any]] = []
+        self._current: weakref.ref[Any] | None = None
+        self._made: list[weakref.ref[Any]] = []  # since the last update
+        self._stepped: list[weakref.ref[Any]] = []  # since the last update
 
     def add(self, scheduler: Any) -> None:
-        if not any(each() is scheduler for each in self._made):
-            self._made.append(weakref.ref(scheduler))
+        self._made.append(weakref.ref(scheduler))
 
-    def of(self, optimizer: Any) -> Any:
-        """The scheduler of an optimizer: the most advanced one, or the last one made, which may contain others."""
-        candidates = [each for each in (made() for made in self._made) if each is not None]
-        own = [each for each in candidates if bare_optimizer(getattr(each, "optimizer", None)) is optimizer]
-        return max(reversed(own), key=position, default=None)
+    def note_step(self, scheduler: Any) -> None:
+        if _REPLACED not in vars(scheduler):
+            self._stepped.append(weakref.ref(scheduler))
+
+    def current(self) -> Any:
+        """The one in charge: the last one made, which may contain others, or the most advanced one that was stepped."""
+        for references in (self._made, self._stepped):
+            alive = [each for each in (reference() for reference in references) if each is not None]
+            if alive:
+                return max(reversed(alive), key=position)
+        return None if self._current is None else self._current()
+
+    def begin_update(self) -> Any:
+        """The scheduler in charge of the coming update."""
+        scheduler = self.current()
+        self._current = None if scheduler is None else weakref.ref(scheduler)
+        self._made, self._stepped = [], []
+        return scheduler
 
 
 def bare_optimizer(optimizer: Any) -> Any:
@@ -35,7 +52,9 @@ def bare_optimizer(optimizer: Any) -> Any:
 
 def position(scheduler: Any) -> int:
     """How often a scheduler has been stepped."""
-    number = getattr(scheduler, "last_epoch", -1)
+    number = getattr(scheduler, "last_epoch", None)
+    if number is None:  # ChainedScheduler
+        return max(map(position, getattr(scheduler, "_schedulers", [])), default=-1)
     return int(number) if isinstance(number, (int, float)) else -1
 
 
@@ -52,6 +71,10 @@ def describe_scheduler(scheduler: Any) -> dict[str, Any]:
         length = milestones[-1] + last["length"] if last["length"] else None
         warmup = milestones[0] if len(milestones) == 1 else None
         name = " then ".join(type(part).__name__ for part in parts)
+    elif parts:  # ChainedScheduler
+        described = [describe_scheduler(part) for part in parts]
+        length, warmup = (next(filter(None, (each[key] for each in described)), None) for key in ("length", "warmup"))
+        name = " and ".join(type(part).__name__ for part in parts)
     return {"name": known.get("__name__") or name, "length": length, "warmup": warmup}
 
 
