@@ -214,8 +214,8 @@ PAIRS = {
         "o = adam(); train(o, accumulation=4)\nmodel(x).mean().backward()",
     ),
     "engine_hides": (
-        f"{ENGINE}; train(DeepSpeedEngine().optimizer)",
-        f"{ENGINE}; train(adam())",
+        f"{ENGINE}; train(DeepSpeedEngine().optimizer); engines.clear(); sys.modules.pop('deepspeed')",
+        f"{ENGINE}; train(adam()); sys.modules.pop('deepspeed')",
     ),
     "own_estimate": (
         "o = adam(); o.param_groups[0].update(d=1e-6, k=0); train(o)",

@@ -21,7 +21,7 @@ def describe_curve(lr: np.ndarray) -> str:
     if len(turns) > _MOST_TURNS:
         first = f"{lr[0]:.4g} at update 0{_if_highest(0, peak)}"
         first += f", highest at update {peak:,} ({highest:.4g})" if peak else ""
-        return f"{first}, then it {_repeated(lr, turns)}, {lr[-1]:.4g} {last}"
+        return f"{first}, {_repeated(lr, turns)}, {lr[-1]:.4g} {last}"
     parts = [f"{lr[0]:.4g} at update 0{_if_highest(0, peak)}"]
     for before, index in zip([0, *turns], [*turns, len(lr) - 1]):  # noqa: B905
         verb = "falls" if lr[index] < lr[before] else "rises"

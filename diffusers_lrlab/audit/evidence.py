@@ -38,6 +38,11 @@ class Evidence:
         return float(np.nanmax(self.lr, initial=0.0))
 
     @property
+    def start(self) -> float:
+        """The first learning rate relative to the highest one."""
+        return float(self.lr[0] / self.peak) if self.peak else 0.0
+
+    @property
     def end(self) -> float:
         """The last learning rate relative to the highest one."""
         return float(self.lr[-1] / self.peak) if self.peak else 0.0

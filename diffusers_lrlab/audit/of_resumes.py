@@ -70,7 +70,7 @@ def schedule_not_resumed(seen: Evidence) -> Finding | None:
         "schedule_not_resumed",
         f"The optimizer continues after {counted(done, 'update', ',')}, by its own count, and the scheduler from its step "
         f"{position:,.0f}, not {due:,.0f}: the schedule {'starts again' if position <= 2 else 'continues elsewhere'}, at "
-        f"{percent(seen.lr[0] / seen.peak) if seen.peak else 0} of the highest rate. Remedy: {remedy}.",
+        f"{percent(seen.start)} of the highest rate. Remedy: {remedy}.",
     )
 
 
@@ -78,6 +78,8 @@ def ahead_of_updates(seen: Evidence) -> Finding | None:
     """The scheduler is stepped before the first update, or for updates that are skipped"""
     optimizer = seen.optimizer
     early = optimizer.early_steps if optimizer.own_count == 0 else 0  # otherwise, to continue an earlier run
+    if early <= seen.steps and seen.steps > 1 + CLOSE:
+        early = 0  # of the first update, as by micro-batch
     later, where = _steps_without_updates(seen)
     reference = (optimizer.scheduler or {}).get("warmup") or seen.length or optimizer.num_updates
     share = (early + later) / reference
@@ -90,7 +92,7 @@ def ahead_of_updates(seen: Evidence) -> Finding | None:
         rates = f"its rate of {first:.4g}" if first == last else f"its rates from {first:.4g} to {last:.4g}"
         parts.append(
             f"The scheduler was stepped {times(early)} before the first update{skipped if optimizer.skipped_first else ''}, "
-            f"so no update had {rates}, and the first ran at {percent(seen.lr[0] / seen.peak)} of the peak."
+            f"so no update had {rates}, and the first ran at {percent(seen.start)} of the peak."
         )
     if later:
         parts.append(

@@ -138,14 +138,14 @@ def high_at_end(seen: Evidence) -> Finding | None:
 
 def over_early(seen: Evidence) -> Finding | None:
     """The decay has no length and is over early, such as one meant per epoch that is stepped per batch"""
-    lr, end = seen.lr, max(seen.end, _VANISHED)
+    lr, settles = seen.lr, seen.end >= _VANISHED * (1 - 1e-9)  # at a rate that is not lost beside the peak
     if len(lr) < 20 or not seen.peak or too_short(seen) or rose_after_end(seen):
         return None
-    higher = np.flatnonzero(lr > end * seen.peak * (1 + 1e-9))
+    limit = seen.end * (1 + 1e-9) if settles else _VANISHED * (1 - 1e-9)
+    higher = np.flatnonzero(lr >= limit * seen.peak)
     first = int(higher[-1]) + 1 if len(higher) else 0
     share = 1 - first / len(lr)  # of the run after the decay
-    settles = end > _VANISHED  # at a rate that is not lost beside the peak
-    if share < (0.9 if settles else 0.2) or (settles and (end > 0.5 or seen.optimizer.scheduler is None)):
+    if share < (0.9 if settles else 0.3) or (settles and (seen.end > 0.5 or seen.optimizer.scheduler is None)):
         return None
     remedy = "step the scheduler once per epoch, or count in batches: gamma ** (1 / batches per epoch), step_size and "
     remedy = f"if the decay is meant per epoch, {remedy}milestones times the batches per epoch"
@@ -155,7 +155,7 @@ def over_early(seen: Evidence) -> Finding | None:
         remedy = "if the decay is meant per epoch, apply it once per epoch, not at every update"
     return Finding(
         "over_early",
-        f"{f'At {percent(end)}' if settles else 'Below 0.1 %'} of the peak from update {first:,} of {len(lr):,} on: almost "
+        f"{f'At {percent(seen.end)}' if settles else 'Below 0.1 %'} of the peak from update {first:,} of {len(lr):,} on: almost "
         f"nothing is learned in {percent(share)} of the run. Remedy: {remedy}.",
         is_problem=share >= 0.5,
     )

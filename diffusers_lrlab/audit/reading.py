@@ -143,7 +143,7 @@ def _take(process: AuditedProcess, record: dict[str, Any]) -> None:
 
     if "o" in record:
         found = optimizer(record["o"])
-        scheduler = found.scheduler and found.scheduler["id"]
+        scheduler = found.scheduler and found.scheduler["number"]
         found.rows.append({**record, "columns": found.columns, "scheduler": scheduler})
     elif "made" in record:
         optimizer(record["made"]).name = record["name"]

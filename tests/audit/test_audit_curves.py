@@ -30,12 +30,12 @@ CURVES = {
     ),
     "restarts": (
         1e-3 * (1 - N % 5 / 5),
-        "0.001 at update 0 (the highest), then it restarts 19 times from 0.0002, first at update 5, 0.0002 at the last "
+        "0.001 at update 0 (the highest), restarts 19 times from 0.0002, first at update 5, 0.0002 at the last "
         "(20 % of the highest)",
     ),
     "triangles after a warm-up": (
         1e-3 * np.where(N < 10, N / 10, 1 - abs((N - 10) % 10 - 5) / 10)[:95],
-        "0 at update 0, highest at update 15 (0.001), then it falls and rises again 8 times between 0.0005 and 0.001, "
+        "0 at update 0, highest at update 15 (0.001), falls and rises again 9 times between 0.0005 and 0.001, "
         "0.0009 at the last (90 % of the highest)",
     ),
     "noise": (1e-3 * COSINE + 1e-7 * (N % 2), "0.001 at update 0, highest at update 0"),
@@ -57,7 +57,7 @@ OVER = {
     "lambda": (STEPWISE.format("LambdaLR(o, lambda n: 0.95 ** n)"), "Below 0.1 % of the peak from update 135 of 300 on"),
     "cyclic": (
         STEPWISE.format("CyclicLR(o, 0, 1e-3, 5, mode='triangular2', cycle_momentum=False)"),
-        "Below 0.1 % of the peak from update 106 of 300 on",
+        "Below 0.1 % of the peak from update 98 of 300 on",
     ),
     "after a warm-up": (
         STEPWISE.format("LambdaLR(o, lambda n: min(n / 10, 0.5 ** (n - 10)))"),
@@ -126,7 +126,7 @@ AHEAD = {
             s.step()
     """,
     "skipped at the end": SCALED.format("s.step()").replace("n < 8", "n >= 80"),
-    "per process": "o = adam(); s = CosineAnnealingLR(o, 160)\nfor _ in range(40): train(o, 1); [s.step() for _ in "1234"]",
+    "per process": "o = adam(); s = CosineAnnealingLR(o, 160)\nfor _ in range(40): train(o, 1); [s.step() for _ in '1234']",
     "forwarded after a load": PAIRS["schedule_not_resumed"][1].replace(
         "s = LambdaLR(o, s.lr_lambdas[0], 39)", f"{NESTED}; [s.step() for _ in range(40)]"
     ),
@@ -142,12 +142,13 @@ AHEAD = {
 REPLACED = """
 from diffusers_lrlab.diffusers_plugin.host.driven_optimizer import DrivenOptimizer
 from diffusers_lrlab.schedules.resolve import resolve_schedule
-o = adam(); driven = DrivenOptimizer(o); s = get_scheduler('linear', o, 20, 160); driven.schedulers.append(s)
+o = adam(); driven = DrivenOptimizer(o); rates = driven.rates(); s = get_scheduler('linear', o, 20, 160)
+driven.schedulers.append(s); driven.put_back(rates)
 driven.drive(resolve_schedule('rex'), 0, 40)
 def step():
     rates = driven.rates(); s.step(); driven.put_back(rates)
 def before(): driven.before_step()
-o.register_step_post_hook(lambda *_: driven.after_step(False))
+hook = o.register_step_post_hook(lambda *_: driven.after_step(False))
 train(o, 40, accumulation=4, micro_step=step, before_step=before)
 """
 

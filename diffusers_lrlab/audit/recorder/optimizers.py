@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .records import RecordFile, readable
-from .schedulers import Schedulers, describe_scheduler, position
+from .schedulers import Schedulers, describe_scheduler, is_replaced, position
 
 
 class Watched:
@@ -32,6 +32,7 @@ class Watched:
         self._added: list[weakref.ref[Any]] = []  # first weights of groups that the program has added
         self._lr: list[Any] = []
         self._momentum: list[Any] = []
+        self._position: int | None = None
         self._version: int | None = None
         self._weight: weakref.ref[Any] | None = None
 
@@ -40,7 +41,10 @@ class Watched:
         return self._reference()
 
     def read_lr(self) -> list[Any]:
-        """Reads the learning rates and momenta that the next step uses."""
+        """Reads the learning rates and momenta that the next step uses, and the position of the scheduler."""
+        scheduler = self.schedulers.begin_update()
+        self._describe(scheduler)
+        self._position = None if scheduler is None else position(scheduler)
         groups = getattr(self.optimizer, "param_groups", [])
         self._lr = _readable_all([group.get("lr") for group in groups])
         betas = [group.get("betas") for group in groups]
@@ -57,9 +61,7 @@ class Watched:
         return [readable(group.get("initial_lr", group.get("lr"))) for group in groups]
 
     def record(self, extra: dict[str, Any]) -> None:
-        """Writes a step, and what is new about the optimizer before it."""
-        scheduler = self.schedulers.begin_update()
-        self._describe(scheduler)
+        """Writes a step."""
         lrs, momenta = _shortened(self._lr), _shortened(self._momentum)
         row: dict[str, Any] = {"o": self.number, "b": self.num_backward, **self._before, **extra}
         for key, values in (("lr", lrs), ("m", momenta)):
@@ -69,8 +71,7 @@ class Watched:
                 row[key] = array("d", values).tobytes().hex()  # as decimal numbers, they would take time
             else:
                 row[key] = [value.item() if isinstance(value, torch.Tensor) else value for value in values]
-        if scheduler is not None:
-            row["s"] = position(scheduler)
+        row["s"] = self._position
         self._file.write({key: value for key, value in row.items() if value is not None})
         self.num_backward, self._before = 0, {}
         self.num_steps += 1
@@ -80,7 +81,7 @@ class Watched:
     def _describe(self, scheduler: Any) -> None:
         groups = self.optimizer.param_groups
         state = [
-            id(scheduler),
+            self.schedulers.number,
             *[(id(parameters[0]), len(parameters)) for group in groups if (parameters := group["params"])],
         ]
         if state == self._described and len(groups) == len(self._columns):
@@ -96,7 +97,7 @@ class Watched:
             "dtypes": [str(lr.dtype) if isinstance(lr := group.get("lr"), torch.Tensor) else None for group in groups],
             "weights": type(self.first_weight()).__name__,
             "adapts": any(map(_adapts, groups)),
-            "scheduler": None if scheduler is None else {"id": id(scheduler), **describe_scheduler(scheduler)},
+            "scheduler": None if scheduler is None else {"number": self.schedulers.number, **describe_scheduler(scheduler)},
         }
         self._file.write(described)
 
@@ -152,6 +153,8 @@ class Watched:
 
     def note_scheduler_step(self, scheduler: Any, num_steps: int, lr: Any) -> None:
         """A step of a scheduler, and the rate before it: that of no update, if it comes before the first one."""
+        if is_replaced(scheduler):
+            return
         self.schedulers.note_step(scheduler)
         if (current := self.schedulers.current()) is not None:
             self.position = position(current)

@@ -9,13 +9,11 @@ _LENGTH_NAMES = ("num_training_steps", "total_steps", "T_max", "max_steps", "max
 _WARMUP_NAMES = ("num_warmup_steps", "warmup_steps", "warmup_iters")
 
 
-_REPLACED = "lrlab_update"  # an attribute of schedulers whose rates the launcher replaces by those of another
-
-
 class Schedulers:
     """The schedulers that the program has made for an optimizer, and which of them sets its rates."""
 
     def __init__(self) -> None:
+        self.number = 0  # of those that were in charge
         self._current: weakref.ref[Any] | None = None
         self._made: list[weakref.ref[Any]] = []  # since the last update
         self._stepped: list[weakref.ref[Any]] = []  # since the last update
@@ -24,23 +22,30 @@ class Schedulers:
         self._made.append(weakref.ref(scheduler))
 
     def note_step(self, scheduler: Any) -> None:
-        if _REPLACED not in vars(scheduler):
-            self._stepped.append(weakref.ref(scheduler))
+        self._stepped.append(weakref.ref(scheduler))
 
     def current(self) -> Any:
         """The one in charge: the last one made, which may contain others, or the most advanced one that was stepped."""
         for references in (self._made, self._stepped):
             alive = [each for each in (reference() for reference in references) if each is not None]
             if alive:
-                return max(reversed(alive), key=position)
+                in_charge = [each for each in alive if not is_replaced(each)] or alive
+                return max(reversed(in_charge), key=position)
         return None if self._current is None else self._current()
 
     def begin_update(self) -> Any:
         """The scheduler in charge of the coming update."""
         scheduler = self.current()
-        self._current = None if scheduler is None else weakref.ref(scheduler)
+        if scheduler is not None and (self._current is None or self._current() is not scheduler):
+            self._current = weakref.ref(scheduler)
+            self.number += 1
         self._made, self._stepped = [], []
         return scheduler
+
+
+def is_replaced(scheduler: Any) -> bool:
+    """Whether the launcher replaces the rates of a scheduler by those of another one."""
+    return "lrlab_update" in vars(scheduler)
 
 
 def bare_optimizer(optimizer: Any) -> Any:
