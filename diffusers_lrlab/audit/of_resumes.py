@@ -81,15 +81,16 @@ def ahead_of_updates(seen: Evidence) -> Finding | None:
     if early <= seen.steps and seen.steps > 1 + CLOSE:
         early = 0  # of the first update, as by micro-batch
     later, where = _steps_without_updates(seen)
-    reference = (optimizer.scheduler or {}).get("warmup") or seen.length or optimizer.num_updates
-    share = (early + later) / reference
-    if not early and (share < CLOSE or later < 2):
+    length = seen.length or optimizer.num_updates
+    share = max(early / ((optimizer.scheduler or {}).get("warmup") or length), later / length)
+    if not seen.peak or not early and (share < CLOSE or later < 2):
         return None
     parts = []
     if early:
         first, last = optimizer.rows[0].get("from"), optimizer.rows[0].get("to")
         skipped = f", while the loss scaler skipped {counted(optimizer.skipped_first, 'update')}"
-        rates = f"its rate of {first:.4g}" if first == last else f"its rates from {first:.4g} to {last:.4g}"
+        rates = "its rates before" if None in (first, last) else f"its rates from {first:.4g} to {last:.4g}"
+        rates = f"its rate of {first:.4g}" if first == last and first is not None else rates
         parts.append(
             f"The scheduler was stepped {times(early)} before the first update{skipped if optimizer.skipped_first else ''}, "
             f"so no update had {rates}, and the first ran at {percent(seen.start)} of the peak."

@@ -147,16 +147,16 @@ def over_early(seen: Evidence) -> Finding | None:
     share = 1 - first / len(lr)  # of the run after the decay
     if share < (0.9 if settles else 0.3) or (settles and (seen.end > 0.5 or seen.optimizer.scheduler is None)):
         return None
-    remedy = "step the scheduler once per epoch, or count in batches: gamma ** (1 / batches per epoch), step_size and "
-    remedy = f"if the decay is meant per epoch, {remedy}milestones times the batches per epoch"
+    remedy = "step the scheduler once per epoch, or count in batches: gamma ** (1 / batches per epoch), step_size, "
+    remedy = f"if the decay is meant per epoch, {remedy}milestones and patience times the batches per epoch"
     if 0 < seen.steps < 1 - 2 * CLOSE:
         remedy = "choose a slower decay, such as a gamma closer to 1"
     elif seen.optimizer.scheduler is None:
         remedy = "if the decay is meant per epoch, apply it once per epoch, not at every update"
     return Finding(
         "over_early",
-        f"{f'At {percent(seen.end)}' if settles else 'Below 0.1 %'} of the peak from update {first:,} of {len(lr):,} on: almost "
-        f"nothing is learned in {percent(share)} of the run. Remedy: {remedy}.",
+        f"{f'At {percent(seen.end)}' if settles else 'Below 0.1 %'} of the peak from update {first:,} of {len(lr):,} on: for "
+        f"{percent(share)} of the run. Remedy: {remedy}.",
         is_problem=share >= 0.5,
     )
 
@@ -165,6 +165,11 @@ def rarely_stepped(seen: Evidence) -> Finding | None:
     """The scheduler is stepped less often than the optimizer."""
     if not 0 < seen.steps < 1 - 2 * CLOSE or seen.optimizer.num_updates < 10:
         return None
+    moves = np.diff(seen.optimizer.positions)
+    first = int(np.argmax(moves > 0))
+    if first > 1 and np.all(moves[first:] > 0):
+        text = f"The scheduler was first stepped after update {first:,}: until then, the rate was that of its step 0."
+        return Finding("rarely_stepped", f"{text} If that is not meant, step it from the first update on.", is_problem=False)
     return Finding(
         "rarely_stepped",
         f"The scheduler was stepped {stepped_per(seen)}. That is usual for schedules by epoch; a schedule made for updates "

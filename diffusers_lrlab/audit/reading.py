@@ -91,8 +91,7 @@ class AuditedOptimizer:
         The learning rate at each update of the group that has one for the most updates, the first of these. Where it does
         not exist, that of another group.
         """
-        columns = [column for column in self.lr.T if np.nanmax(column, initial=0.0) > 0] or [*self.lr.T]
-        columns.sort(key=lambda column: -np.isfinite(column).sum())
+        columns = sorted(self.lr.T, key=lambda column: (np.nanmax(column, initial=0.0) <= 0, -np.isfinite(column).sum()))
         lead = columns[0].copy()
         for column in columns[1:]:
             lead = np.where(np.isfinite(lead), lead, column)

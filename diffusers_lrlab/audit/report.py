@@ -149,6 +149,8 @@ def _facts(section: Section) -> list[str]:
     scheduler = optimizer.scheduler["name"] if optimizer.scheduler else "no torch scheduler"
     accumulated = f", {counted(seen.accumulated, 'backward pass')} each" if seen.accumulated else ""
     groups = f", {counted(len(optimizer.group_sizes), 'parameter group')}" if len(optimizer.group_sizes) > 1 else ""
+    if partial := int((~optimizer.exists.all(axis=0)).sum()):
+        groups += f" ({partial} of them for a part of the run)"
     first = (
         f"LR audit: {optimizer.name} ({scheduler}), {counted(optimizer.num_updates, 'update', ',')}{accumulated}{groups}."
     )

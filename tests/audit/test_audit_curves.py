@@ -21,12 +21,12 @@ CURVES = {
     ),
     "down and up": (
         1e-3 * abs(1 - N / 50),
-        "0.001 at update 0 (the highest), falls to 0 at update 50, rises to 0.00098 at the last (98 % of the highest)",
+        "0.001 at update 0 (the highest), falls to 0 at update 50, then rises to 0.00098 at the last (98 % of the highest)",
     ),
     "two rises": (
         1e-3 * np.interp(N, [0, 20, 40, 60, 99], [0.2, 0.6, 0.1, 1, 0]),
         "0.0002 at update 0, rises to 0.0006 at update 20, falls to 0.0001 at update 40, rises to 0.001 at update 60 "
-        "(the highest), falls to 0 at the last (0 % of the highest)",
+        "(the highest), then falls to 0 at the last (0 % of the highest)",
     ),
     "restarts": (
         1e-3 * (1 - N % 5 / 5),

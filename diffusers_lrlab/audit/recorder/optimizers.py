@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,9 +27,9 @@ class Watched:
         self.is_wrapper = False  # its step calls that of another optimizer
         self._before: dict[str, Any] = {}  # the first step
         self._described: Any = None
-        self._columns: list[int] = []  # of the parameter groups in the records
-        self._first_weights: list[weakref.ref[Any] | None] = []  # of each column
-        self._added: list[weakref.ref[Any]] = []  # first weights of groups that the program has added
+        self._columns: list[Any] = []  # of the parameter groups in the records
+        self._first_weights: list[Callable[[], Any]] = []  # of each column
+        self._added: list[Callable[[], Any]] = []  # first weights of groups that the program has added
         self._lr: list[Any] = []
         self._momentum: list[Any] = []
         self._position: int | None = None
@@ -80,11 +80,9 @@ class Watched:
 
     def _describe(self, scheduler: Any) -> None:
         groups = self.optimizer.param_groups
-        state = [
-            self.schedulers.number,
-            *[(id(parameters[0]), len(parameters)) for group in groups if (parameters := group["params"])],
-        ]
-        if state == self._described and len(groups) == len(self._columns):
+        weights = [(id(group["params"][0]), len(group["params"])) if group["params"] else None for group in groups]
+        state = (self.schedulers.number, weights)
+        if state == self._described:
             return
         self._described = state
         self._assign_columns(groups)
@@ -107,26 +105,21 @@ class Watched:
         at its index, since engines swap weights, unless that group has moved or the program has added this one.
         """
         firsts = [next(iter(group["params"]), None) for group in groups]
-        known = [None if reference is None else reference() for reference in self._first_weights]
-        columns: list[int | None] = [
-            next((column for column, each in enumerate(known) if each is first), None) if first is not None else None
-            for first in firsts
-        ]
-        added = [reference() for reference in self._added]
+        known = {id(each()): column for column, each in enumerate(self._first_weights) if each() is not None}
+        added = [each() for each in self._added if each() is not None]
+        columns = [known.get(id(first)) for first in firsts]
         for index, first in enumerate(firsts):
-            if columns[index] is not None:
-                continue
-            before = self._columns[index] if index < len(self._columns) else None
-            if before is None or before in columns or (first is not None and any(each is first for each in added)):
-                self._first_weights.append(None)
-                before = len(self._first_weights) - 1
-            columns[index] = before
-            self._first_weights[before] = None if first is None else weakref.ref(first)
-        self._columns, self._added = [column for column in columns if column is not None], []
+            if columns[index] is None:
+                column = self._columns[index] if index < len(self._columns) else None
+                if column is None or column in columns or any(each is first for each in added):
+                    column = len(self._first_weights)
+                    self._first_weights.append(_no_weight)
+                columns[index], self._first_weights[column] = column, _no_weight if first is None else weakref.ref(first)
+        self._columns, self._added = columns, []
 
     def note_added_group(self) -> None:
-        if self.num_steps and (weight := next(iter(self.optimizer.param_groups[-1]["params"]), None)) is not None:
-            self._added.append(weakref.ref(weight))
+        weight = next(iter(self.optimizer.param_groups[-1]["params"]), None)
+        self._added += [] if weight is None or not self._columns else [weakref.ref(weight)]
 
     def has_new_weights(self) -> bool:
         """Whether a weight was changed in place since the last call."""
@@ -228,6 +221,10 @@ class Optimizers:
     def positions(self) -> dict[int, int]:
         """The last positions of the schedulers by the number of the optimizer."""
         return {each.number: each.position for each in self._all if each.position is not None}
+
+
+def _no_weight() -> None:
+    """The first weight of an empty group."""
 
 
 def _adapts(group: dict[str, Any]) -> bool:
