@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +51,9 @@ def _section_as_json(section: Section) -> dict[str, Any]:
         "skipped_updates": optimizer.skipped,
         "scheduler": scheduler,
         "groups": _groups_as_json(optimizer, comparison),
-        "backward_passes": _counts(optimizer.column("b")),
-        "scheduler_steps": _counts(optimizer.column("s")),
-        "gradient_norm": _norms(optimizer.column("n")),
+        "backward_passes": _numbers(optimizer.column("b"), int),
+        "scheduler_steps": _numbers(optimizer.column("s"), int),
+        "gradient_norm": _numbers(optimizer.column("n"), _seven_digits),
         "max_gradient_norm": _numbers(optimizer.column("c")),
         "findings": [asdict(finding) for finding in section.findings],
         "comparison": comparison
@@ -79,22 +81,16 @@ def _groups_as_json(optimizer: AuditedOptimizer, comparison: Comparison | None) 
     ]
 
 
-def _numbers(values: np.ndarray) -> list[float | None] | None:
+def _numbers(values: np.ndarray, as_number: Callable[[float], float] = float) -> list[float | None] | None:
     """`None` for numbers that are not known, or for all if none is."""
     if not np.isfinite(values).any():
         return None
-    return [value if np.isfinite(value) else None for value in values.tolist()]
+    return [as_number(value) if isfinite(value) else None for value in values.tolist()]
 
 
-def _counts(values: np.ndarray) -> list[int | None] | None:
-    numbers = _numbers(values)
-    return None if numbers is None else [None if value is None else int(value) for value in numbers]
-
-
-def _norms(values: np.ndarray) -> list[float | None] | None:
-    """Seven digits, those of float32, to keep the file of a long run small."""
-    numbers = _numbers(values)
-    return None if numbers is None else [None if value is None else float(f"{value:.7g}") for value in numbers]
+def _seven_digits(value: float) -> float:
+    """Those of float32, to keep the file of a long run small."""
+    return float(f"{value:.7g}")
 
 
 def write_json(audit: Audit, path: Path) -> None:

@@ -145,7 +145,8 @@ def over_early(seen: Evidence) -> Finding | None:
     higher = np.flatnonzero(lr >= limit * seen.peak)
     first = int(higher[-1]) + 1 if len(higher) else 0
     share = 1 - first / len(lr)  # of the run after the decay
-    if share < (0.9 if settles else 0.3) or (settles and (seen.end > 0.5 or seen.optimizer.scheduler is None)):
+    usual = 0.3 if not settles else 0.6 if seen.end <= 0.05 else 0.9
+    if share < usual or seen.end > 0.5:
         return None
     remedy = "step the scheduler once per epoch, or count in batches: gamma ** (1 / batches per epoch), step_size, "
     remedy = f"if the decay is meant per epoch, {remedy}milestones and patience times the batches per epoch"
@@ -155,9 +156,9 @@ def over_early(seen: Evidence) -> Finding | None:
         remedy = "if the decay is meant per epoch, apply it once per epoch, not at every update"
     return Finding(
         "over_early",
-        f"{f'At {percent(seen.end)}' if settles else 'Below 0.1 %'} of the peak from update {first:,} of {len(lr):,} on: for "
-        f"{percent(share)} of the run. Remedy: {remedy}.",
-        is_problem=share >= 0.5,
+        f"{f'At {percent(seen.end)}' if settles else 'Below 0.1 %'} of the peak from update {first:,} of {len(lr):,} on, "
+        f"for {percent(share)} of the run. Remedy: {remedy}.",
+        is_problem=share >= (0.9 if settles else 0.5),
     )
 
 

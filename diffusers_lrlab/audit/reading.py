@@ -41,8 +41,8 @@ class AuditedOptimizer:
     @property
     def own_count(self) -> int | None:
         """Steps before the first update by the optimizer's own count; `None` if it counts none."""
-        count = self.rows[0].get("count")
-        return None if count is None else int(count)
+        row = self.rows[0]
+        return int(row["count"]) if "count" in row and "x" not in row else None  # which is read after the step
 
     @property
     def early_steps(self) -> int:

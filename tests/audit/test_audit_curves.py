@@ -63,6 +63,10 @@ OVER = {
         STEPWISE.format("LambdaLR(o, lambda n: min(n / 10, 0.5 ** (n - 10)))"),
         "Below 0.1 % of the peak from update 20 of 300 on",
     ),
+    "to a floor": (
+        STEPWISE.format("LambdaLR(o, lambda n: max(0.8 ** n, 0.01))"),
+        "At 1 % of the peak from update 21 of 300 on",
+    ),
     "by hand": (
         "o = adam()\nfor n in range(300): o.param_groups[0]['lr'] = 1e-3 * 0.9 ** n; train(o, 1)",
         "Below 0.1 % of the peak from update 66 of 300 on",
@@ -73,6 +77,7 @@ MEANT = {
     "linear": STEPWISE.format("get_scheduler('linear', o, 0, 300)"),
     "a fourth power": STEPWISE.format("PolynomialLR(o, 300, 4)"),
     "exponential to a ten-thousandth": STEPWISE.format("ExponentialLR(o, 1e-4 ** (1 / 350))"),
+    "a floor late": STEPWISE.format("LambdaLR(o, lambda n: max(0.98 ** n, 0.01))"),
     "milestones late": STEPWISE.format("MultiStepLR(o, [150, 225], 0.1)"),
     "one cycle": STEPWISE.format("OneCycleLR(o, 1e-3, 300)"),
     "constant after a warm-up": STEPWISE.format("LinearLR(o, 0.01, total_iters=3)"),

@@ -25,7 +25,7 @@ class Watched:
         self.position: int | None = None  # of its scheduler after its last step
         self.num_hooks = 0  # steps that the hooks have seen
         self.is_wrapper = False  # its step calls that of another optimizer
-        self._before: dict[str, Any] = {}  # the first step
+        self._early: dict[int, tuple[int, Any, Any]] = {}  # schedulers stepped before the first update: position and rates
         self._described: Any = None
         self._columns: list[Any] = []  # of the parameter groups in the records
         self._first_weights: list[Callable[[], Any]] = []  # of each column
@@ -33,6 +33,7 @@ class Watched:
         self._lr: list[Any] = []
         self._momentum: list[Any] = []
         self._position: int | None = None
+        self._first: dict[str, Any] = {}  # of the first row
         self._version: int | None = None
         self._weight: weakref.ref[Any] | None = None
 
@@ -45,6 +46,7 @@ class Watched:
         scheduler = self.schedulers.begin_update()
         self._describe(scheduler)
         self._position = None if scheduler is None else position(scheduler)
+        self._first = {} if self.num_steps else self._read_first(scheduler)
         groups = getattr(self.optimizer, "param_groups", [])
         self._lr = _readable_all([group.get("lr") for group in groups])
         betas = [group.get("betas") for group in groups]
@@ -52,8 +54,11 @@ class Watched:
         self._momentum = _readable_all(momenta)
         return self._lr
 
-    def first_lr(self) -> Any:
-        return next((readable(group.get("lr")) for group in getattr(self.optimizer, "param_groups", [])), None)
+    def _read_first(self, scheduler: Any) -> dict[str, Any]:
+        """Steps of the optimizer and of the scheduler before the first update, and the rates that no update had."""
+        start, first, last = self._early.get(id(scheduler), (self._position, None, None))
+        early = 0 if start is None or self._position is None else max(self._position - start, 0)
+        return {"count": _own_count(self.optimizer, self.is_loaded), "early": early, "from": first, "to": last}
 
     def read_peaks(self) -> list[Any]:
         """Reads the learning rates of all groups before any scheduler, which keeps them beside its own."""
@@ -63,7 +68,7 @@ class Watched:
     def record(self, extra: dict[str, Any]) -> None:
         """Writes a step."""
         lrs, momenta = _shortened(self._lr), _shortened(self._momentum)
-        row: dict[str, Any] = {"o": self.number, "b": self.num_backward, **self._before, **extra}
+        row: dict[str, Any] = {"o": self.number, "b": self.num_backward, **self._first, **extra}
         for key, values in (("lr", lrs), ("m", momenta)):
             if len(values) == 1:
                 row[key] = values[0]
@@ -73,7 +78,7 @@ class Watched:
                 row[key] = [value.item() if isinstance(value, torch.Tensor) else value for value in values]
         row["s"] = self._position
         self._file.write({key: value for key, value in row.items() if value is not None})
-        self.num_backward, self._before = 0, {}
+        self.num_backward = 0
         self.num_steps += 1
         self.num_hooks += "x" not in extra
         self._version = self._weight_version()
@@ -140,25 +145,19 @@ class Watched:
         return weight
 
     def note_scheduler(self, scheduler: Any) -> None:
-        """A scheduler has been made, whose constructor may have stepped others."""
+        """A scheduler has been made, whose constructor may have stepped it and others."""
         self.schedulers.add(scheduler)
-        self._before = {}
+        self._early = {}
 
-    def note_scheduler_step(self, scheduler: Any, num_steps: int, lr: Any) -> None:
-        """A step of a scheduler, and the rate before it: that of no update, if it comes before the first one."""
-        if is_replaced(scheduler):
-            return
-        self.schedulers.note_step(scheduler)
-        if (current := self.schedulers.current()) is not None:
-            self.position = position(current)
-        if not self.num_steps and num_steps > 0:
-            before = self._before
-            self._before = {"early": before.get("early", 0) + num_steps, "from": before.get("from", lr), "to": lr}
+    def before_scheduler_step(self, scheduler: Any) -> None:
+        if not self.num_steps:
+            lr = next((readable(group.get("lr")) for group in self.optimizer.param_groups), None)
+            self._early[id(scheduler)] = (*self._early.get(id(scheduler), (position(scheduler), lr))[:2], lr)
 
-    def note_own_count(self) -> None:
-        """Before the first step: how many the optimizer has taken by its own count, if it has one."""
-        if not self.num_steps and self.optimizer is not None:
-            self._before["count"] = _own_count(self.optimizer, self.is_loaded)
+    def after_scheduler_step(self, scheduler: Any) -> None:
+        if not is_replaced(scheduler):
+            self.schedulers.note_step(scheduler)
+            self.position = position(self.schedulers.current())
 
     def has_gradients(self) -> bool:
         groups = getattr(self.optimizer, "param_groups", [])

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from .losses import loss_divisor
 from .optimizers import Optimizers, Watched
 from .records import RecordFile, readable
-from .schedulers import bare_optimizer, position
+from .schedulers import bare_optimizer
 
 _NUM_LOSSES_EXAMINED = 64
 _OPTIMIZERS = register_optimizer_step_pre_hook.__code__.co_filename
@@ -30,7 +30,7 @@ class Recorder:
     def __init__(self, folder: str):
         self.file = RecordFile(folder)
         self.optimizers = Optimizers(self.file)
-        self._in_backward = self._in_scheduler = False
+        self._in_backward = False
         self._num_backward = 0
         self._since_step = 0  # backward passes that no optimizer has used
         self._clip: dict[str, Any] = {}  # of the coming step
@@ -61,9 +61,10 @@ class Recorder:
         for kind in vars(lr_scheduler).values():
             if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler):
                 if "__init__" in vars(kind):
-                    _wrap(kind, "__init__", after=lambda this: quietly(self._note_scheduler, this))
+                    _wrap(kind, "__init__", after=functools.partial(quietly, self._note_scheduler))
                 if "step" in vars(kind):
-                    _wrap(kind, "step", around=self._scheduler_step)
+                    before, after = self._before_scheduler_step, self._after_scheduler_step
+                    _wrap(kind, "step", functools.partial(quietly, before), functools.partial(quietly, after))
         atexit.register(quietly, self._finish)
 
     def _register(self, register: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -91,7 +92,6 @@ class Recorder:
             self._steps.clear()  # left by a step that raised an error
         watched = self.optimizers.find(optimizer)
         watched.read_lr()
-        watched.note_own_count()
         self._steps.append(watched)
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
@@ -138,26 +138,14 @@ class Recorder:
         if (watched := self._watched_by(scheduler)) is not None:
             watched.note_scheduler(scheduler)
 
-    def _scheduler_step(self, step: Any, scheduler: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if self._in_scheduler:  # a part of another one
-            return step(scheduler, *args, **kwargs)
-        before = self._quietly(self._before_scheduler_step, scheduler)
-        self._in_scheduler = True
-        try:
-            return step(scheduler, *args, **kwargs)
-        finally:
-            self._in_scheduler = False
-            self._quietly(self._after_scheduler_step, scheduler, before)
-
-    def _before_scheduler_step(self, scheduler: Any) -> tuple[int, Any]:
+    def _before_scheduler_step(self, scheduler: Any) -> None:
         self._notice_unseen_steps()
-        watched = self._watched_by(scheduler)
-        return position(scheduler), None if watched is None or watched.num_steps else watched.first_lr()
+        if (watched := self._watched_by(scheduler)) is not None:
+            watched.before_scheduler_step(scheduler)
 
-    def _after_scheduler_step(self, scheduler: Any, before: tuple[int, Any] | None) -> None:
-        watched = self._watched_by(scheduler)
-        if watched is not None and before is not None:
-            watched.note_scheduler_step(scheduler, position(scheduler) - before[0], before[1])
+    def _after_scheduler_step(self, scheduler: Any) -> None:
+        if (watched := self._watched_by(scheduler)) is not None:
+            watched.after_scheduler_step(scheduler)
 
     def _watched_by(self, scheduler: Any) -> Watched | None:
         optimizer = bare_optimizer(getattr(scheduler, "optimizer", None))
