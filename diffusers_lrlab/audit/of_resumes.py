@@ -18,15 +18,16 @@ def jumped(seen: Evidence) -> Finding | None:
     for loaded in seen.optimizer.loaded:
         before, after = (next((each for each in loaded[key] if each), None) for key in ("before", "after"))
         update = loaded["update"]
-        is_new = before is not None and after is not None and abs(after / before - 1) > 1e-6
-        if is_new and update < len(lr) and lr[update] != before:  # the program may set it again
+        is_replaced = before is not None and after is not None and abs(after / before - 1) > 1e-6
+        if is_replaced and update < len(lr) and lr[update] != before:  # the program may set it again
             return Finding(
                 "jumped",
                 f"The checkpoint loaded before update {update:,} replaced the learning rate {before:.4g} by {after:.4g}: a "
                 "new rate has no effect on a resumed run. Remedy: set it after loading, or start from weights only.",
                 is_problem=False,
             )
-        if (seen.optimizer.scheduler or {}).get("name") in _STEPWISE or update == seen.optimizer.positions[0] == 0:
+        is_new = update == 0 and 0 in (seen.optimizer.positions[0], seen.optimizer.own_count)
+        if (seen.optimizer.scheduler or {}).get("name") in _STEPWISE or is_new:
             continue  # accelerate loads a new optimizer's state, too
         if update + 2 < len(lr) and lr[update] > 0 and lr[update + 1] > 0:
             first, second = lr[update + 1] / lr[update], lr[update + 2] / lr[update + 1]
@@ -65,7 +66,7 @@ def schedule_not_resumed(seen: Evidence) -> Finding | None:
         return None
     remedy = "load the scheduler's state with that of the optimizer"
     if position > due:
-        remedy += ", or make it with last_epoch as the number of its steps before, less 1; it does not count micro-batches"
+        remedy += ", or make it with last_epoch as the number of its own steps before (not of micro-batches), less 1"
     return Finding(
         "schedule_not_resumed",
         f"The optimizer continues after {counted(done, 'update', ',')}, by its own count, and the scheduler from its step "

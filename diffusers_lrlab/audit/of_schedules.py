@@ -107,7 +107,7 @@ def warmup_scaled(seen: Evidence) -> Finding | None:
 def still_warming_up(seen: Evidence) -> Finding | None:
     """The learning rate is highest at the end."""
     lr = seen.lr
-    if len(lr) < 10 or not seen.is_complete or lr[-1] < seen.peak or lr[-1] <= lr[len(lr) // 2] * (1 + 1e-9):
+    if len(lr) < 10 or not seen.is_complete or not lr[-1] >= seen.peak > lr[-1 - len(lr) // 10] * (1 + 1e-9):
         return None
     if np.any(np.diff(lr) < 0):
         return None  # a restart

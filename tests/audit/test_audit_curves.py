@@ -81,6 +81,7 @@ MEANT = {
     "milestones late": STEPWISE.format("MultiStepLR(o, [150, 225], 0.1)"),
     "one cycle": STEPWISE.format("OneCycleLR(o, 1e-3, 300)"),
     "constant after a warm-up": STEPWISE.format("LinearLR(o, 0.01, total_iters=3)"),
+    "stairs up": "o = adam()\nfor n in range(5): o.param_groups[0]['lr'] = 1e-4 * (1 + n); train(o, 20)",
     "no rate at all": "train(adam(lr=0.0), 300)",
 }
 NESTED = "s = get_scheduler('cosine', o, 10, 100)"
@@ -131,6 +132,12 @@ AHEAD = {
             s.step()
     """,
     "skipped at the end": SCALED.format("s.step()").replace("n < 8", "n >= 80"),
+    "by accelerate": """
+        from accelerate import Accelerator
+        a = Accelerator(cpu=True); o = adam(); s = get_scheduler('cosine', o, 10, 100); m, o, s = a.prepare(model, o, s)
+        s.scheduler.step()
+        for n in range(99): a.backward(m(x).square().mean()); o.step(); s.step(); o.zero_grad()
+    """,
     "per process": "o = adam(); s = CosineAnnealingLR(o, 160)\nfor _ in range(40): train(o, 1); [s.step() for _ in '1234']",
     "forwarded after a load": PAIRS["schedule_not_resumed"][1].replace(
         "s = LambdaLR(o, s.lr_lambdas[0], 39)", f"{NESTED}; [s.step() for _ in range(40)]"
@@ -149,10 +156,11 @@ from diffusers_lrlab.diffusers_plugin.host.driven_optimizer import DrivenOptimiz
 from diffusers_lrlab.schedules.resolve import resolve_schedule
 o = adam(); driven = DrivenOptimizer(o); rates = driven.rates(); s = get_scheduler('linear', o, 20, 160)
 driven.schedulers.append(s); driven.put_back(rates)
-driven.drive(resolve_schedule('rex'), 0, 40)
 def step():
     rates = driven.rates(); s.step(); driven.put_back(rates)
-def before(): driven.before_step()
+def before():
+    driven.curve or driven.drive(resolve_schedule('rex'), 0, 40)
+    driven.before_step()
 hook = o.register_step_post_hook(lambda *_: driven.after_step(False))
 train(o, 40, accumulation=4, micro_step=step, before_step=before)
 """
@@ -235,6 +243,10 @@ def test_a_scheduler_stepped_before_the_update_is_one_ahead(audits):
     text = text_of(audits["before the first"], "ahead_of_updates")
     assert "once before the first update, so no update had its rate of 0.001" in text
     assert "after optimizer.step()" in text
+
+
+def test_a_new_state_that_accelerate_loads_is_no_resume(audits):
+    assert names_of(audits["by accelerate"]) == {"ahead_of_updates"}
 
 
 def test_steps_without_updates_later_are_counted(audits):

@@ -19,7 +19,6 @@ class Watched:
     def __init__(self, number: int, optimizer: Any, file: RecordFile):
         self.number, self._reference, self._file = number, weakref.ref(optimizer), file
         self.schedulers = Schedulers()
-        self.is_loaded = False
         self.num_backward = 0
         self.num_steps = 0
         self.position: int | None = None  # of its scheduler after its last step
@@ -58,7 +57,7 @@ class Watched:
         """Steps of the optimizer and of the scheduler before the first update, and the rates that no update had."""
         start, first, last = self._early.get(id(scheduler), (self._position, None, None))
         early = 0 if start is None or self._position is None else max(self._position - start, 0)
-        return {"count": _own_count(self.optimizer, self.is_loaded), "early": early, "from": first, "to": last}
+        return {"count": _own_count(self.optimizer), "early": early, "from": first, "to": last}
 
     def read_peaks(self) -> list[Any]:
         """Reads the learning rates of all groups before any scheduler, which keeps them beside its own."""
@@ -84,8 +83,8 @@ class Watched:
         self._version = self._weight_version()
 
     def _describe(self, scheduler: Any) -> None:
-        groups = self.optimizer.param_groups
-        weights = [(id(group["params"][0]), len(group["params"])) if group["params"] else None for group in groups]
+        groups = getattr(self.optimizer, "param_groups", [])
+        weights = [id(weights[0]) if (weights := group["params"]) else None for group in groups]
         state = (self.schedulers.number, weights)
         if state == self._described:
             return
@@ -147,7 +146,7 @@ class Watched:
     def note_scheduler(self, scheduler: Any) -> None:
         """A scheduler has been made, whose constructor may have stepped it and others."""
         self.schedulers.add(scheduler)
-        self._early = {}
+        self._early, self.position = {}, None
 
     def before_scheduler_step(self, scheduler: Any) -> None:
         if not self.num_steps:
@@ -231,16 +230,14 @@ def _adapts(group: dict[str, Any]) -> bool:
     return ("d" in group and "k" in group) or "scheduled_lr" in group
 
 
-def _own_count(optimizer: Any, is_loaded: bool) -> Any:
+def _own_count(optimizer: Any) -> Any:
     """The steps that an optimizer has taken, as it counts them, also those before a resume; `None` if it counts none."""
     for group in optimizer.param_groups:
         count = group.get("step", group.get("k") if _adapts(group) else None)
         if count is not None:
             return readable(count)
     states = [state for state in getattr(optimizer, "state", {}).values() if isinstance(state, dict)]
-    if not states and not is_loaded:
-        return 0
-    return next((readable(state["step"]) for state in states if "step" in state), None)
+    return next((readable(state["step"]) for state in states if "step" in state), None) if states else 0
 
 
 def _readable_all(values: list[Any]) -> list[Any]:

@@ -244,7 +244,6 @@ class Recorder:
 
     def _note_load(self, optimizer: Any, before: list[Any]) -> None:
         after = self._peaks_of(optimizer)
-        self.optimizers.find(optimizer).is_loaded = True
         if not any(isinstance(value, torch.Tensor) for value in (*before, *after)):
             self.file.write({"loaded": self.optimizers.find(optimizer).number, "before": before, "after": after})
 
