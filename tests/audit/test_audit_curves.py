@@ -157,7 +157,7 @@ from diffusers_lrlab.schedules.resolve import resolve_schedule
 o = adam(); driven = DrivenOptimizer(o); rates = driven.rates(); s = get_scheduler('linear', o, 20, 160)
 driven.schedulers.append(s); driven.put_back(rates)
 def step():
-    rates = driven.rates(); s.step(); driven.put_back(rates)
+    rates = driven.rates(); s.step(); driven.num_scheduler_steps += 1; driven.put_back(rates)
 def before():
     driven.curve or driven.drive(resolve_schedule('rex'), 0, 40)
     driven.before_step()
