@@ -57,7 +57,7 @@ def high_at_first(seen: Evidence) -> Finding | None:
 
 
 def schedule_not_resumed(seen: Evidence) -> Finding | None:
-    """The optimizer continues an earlier run, and the scheduler does not, or at another update"""
+    """The optimizer continues an earlier run, and the scheduler starts again or is at another update."""
     done, position = seen.optimizer.own_count, seen.optimizer.positions[0]
     if not done or seen.steps <= 0 or not np.isfinite(position):
         return None
@@ -76,7 +76,7 @@ def schedule_not_resumed(seen: Evidence) -> Finding | None:
 
 
 def ahead_of_updates(seen: Evidence) -> Finding | None:
-    """The scheduler is stepped before the first update, or for updates that are skipped"""
+    """The scheduler is stepped before the first update, or for updates that are skipped."""
     optimizer = seen.optimizer
     early = optimizer.early_steps if optimizer.own_count == 0 else 0  # otherwise, to continue an earlier run
     if early <= seen.steps and seen.steps > 1 + CLOSE:

@@ -137,7 +137,7 @@ def high_at_end(seen: Evidence) -> Finding | None:
 
 
 def over_early(seen: Evidence) -> Finding | None:
-    """The decay has no length and is over early, such as one meant per epoch that is stepped per batch"""
+    """A decay without a length is over early, such as one meant per epoch that is stepped per batch."""
     lr, settles = seen.lr, seen.end >= _VANISHED * (1 - 1e-9)  # at a rate that is not lost beside the peak
     if len(lr) < 20 or not seen.peak or too_short(seen) or rose_after_end(seen):
         return None

@@ -91,9 +91,8 @@ class AuditedOptimizer:
         The learning rate at each update of the group that has one for the most updates, the first of these. Where it does
         not exist, that of another group.
         """
-        columns = sorted(self.lr.T, key=lambda column: (np.nanmax(column, initial=0.0) <= 0, -np.isfinite(column).sum()))
-        lead = columns[0].copy()
-        for column in columns[1:]:
+        lead = np.full(self.num_updates, np.nan)
+        for column in sorted(self.lr.T, key=lambda each: (np.nanmax(each, initial=0.0) <= 0, -np.isfinite(each).sum())):
             lead = np.where(np.isfinite(lead), lead, column)
         return lead
 
