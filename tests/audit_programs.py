@@ -86,6 +86,19 @@ def names_of(audit, optimizer=0):
     return {finding.name for finding in audit.sections[optimizer].findings}
 
 
+ENGINE = """
+import sys, types; sys.modules['deepspeed'] = types.ModuleType('deepspeed')
+class DeepSpeedEngine(torch.nn.Module):
+    def __init__(self): super().__init__(); self.optimizer = adam(); engines.append(self)
+engines = []"""
+# A loss scaler skips the first 8 of 100 updates; the statement steps the scheduler or not.
+SCALED = """
+o = adam(); s = OneCycleLR(o, max_lr=1e-3, total_steps=100, pct_start=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+for n in range(100):
+    scaler.scale(model(x).square().mean() * (float("inf") if n < 8 else 1.0)).backward()
+    scaler.step(o); scaler.update(); {}; o.zero_grad()
+"""
 # By the name of a finding: a program that has it, and one that has not.
 PAIRS = {
     "too_long": (
@@ -144,6 +157,24 @@ PAIRS = {
         "o = adam(); s = ExponentialLR(o, 0.99); train(o, step=s.step)",
         "o = adam(); s = ExponentialLR(o, 0.9); train(o, step=s.step)",
     ),
+    "over_early": (
+        "o = adam(); s = ExponentialLR(o, 0.8); train(o, 100, step=s.step)",
+        "o = adam(); s = ExponentialLR(o, 0.1 ** (4 / 100)); train(o, 100, step=s.step)",
+    ),
+    "schedule_not_resumed": (
+        """
+        o = adam(); s = get_scheduler('cosine', o, 10, 100); train(o, 40, step=s.step); state = o.state_dict()
+        o = adam(); o.load_state_dict(state); s = get_scheduler('cosine', o, 10, 100); train(o, 60, step=s.step)
+        """,
+        """
+        o = adam(); s = get_scheduler('cosine', o, 10, 100); train(o, 40, step=s.step); state = o.state_dict()
+        o = adam(); o.load_state_dict(state); s = LambdaLR(o, s.lr_lambdas[0], 39); train(o, 60, step=s.step)
+        """,
+    ),
+    "ahead_of_updates": (
+        SCALED.format("s.step()"),
+        SCALED.format("n >= 8 and s.step()"),
+    ),
     "warmup_scaled": (
         "o = adam(); s = get_scheduler('constant_with_warmup', o, 20); train(o, accumulation=4, micro_step=s.step)",
         "o = adam(); s = get_scheduler('constant_with_warmup', o, 20); train(o, accumulation=4, step=s.step)",
@@ -183,8 +214,8 @@ PAIRS = {
         "o = adam(); train(o, accumulation=4)\nmodel(x).mean().backward()",
     ),
     "engine_hides": (
-        "import sys, types; sys.modules['deepspeed'] = types.ModuleType('deepspeed'); train(adam())",
-        "import sys; sys.modules.pop('deepspeed', None); train(adam())",
+        f"{ENGINE}; train(DeepSpeedEngine().optimizer); engines.clear(); sys.modules.pop('deepspeed')",
+        f"{ENGINE}; train(adam()); sys.modules.pop('deepspeed')",
     ),
     "own_estimate": (
         "o = adam(); o.param_groups[0].update(d=1e-6, k=0); train(o)",

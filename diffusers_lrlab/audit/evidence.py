@@ -38,6 +38,11 @@ class Evidence:
         return float(np.nanmax(self.lr, initial=0.0))
 
     @property
+    def start(self) -> float:
+        """The first learning rate relative to the highest one."""
+        return float(self.lr[0] / self.peak) if self.peak else 0.0
+
+    @property
     def end(self) -> float:
         """The last learning rate relative to the highest one."""
         return float(self.lr[-1] / self.peak) if self.peak else 0.0
@@ -63,8 +68,8 @@ class Evidence:
         """Scheduler steps until the run's end, with those before a resume."""
         if self.optimizer.final_position is not None:
             return float(self.optimizer.final_position)
-        positions = self.optimizer.column("s")
-        return float(positions[-1] + self.steps) if len(positions) and np.isfinite(positions[-1]) else 0.0
+        position = self.optimizer.positions[-1]
+        return float(position + self.steps) if np.isfinite(position) else 0.0
 
 
 def stepped_per(seen: Evidence) -> str:

@@ -59,18 +59,19 @@ def compare(optimizer: AuditedOptimizer, expectation: Expectation) -> Comparison
     first = _first_update(optimizer)
     total = first + len(lr) if expectation.num_updates is None else expectation.num_updates
     expected, deviation = np.zeros_like(lr), np.zeros(len(lr))
-    for group, applied in enumerate(lr.T):
-        peak = _peak(schedule, applied, expectation, total)
+    updates = np.minimum(first + np.arange(len(lr)), total - 1)  # after its end, a schedule stays where it is
+    for group, (applied, exists) in enumerate(zip(lr.T, optimizer.exists.T, strict=True)):
+        peak = _peak(schedule, applied, expectation, total, updates[exists])
         beta1 = expectation.beta1 if expectation.beta1 is not None else np.nanmax(momenta[:, group], initial=0.0)
         curve, beta_curve = schedule_curves(schedule, peak, float(beta1), expectation.num_warmup_steps, total)
-        updates = np.minimum(first + np.arange(len(lr)), total - 1)  # after its end, a schedule stays where it is
-        expected[:, group] = curve[updates]
-        tolerance = _TOLERANCES.get(optimizer.dtypes[group] if optimizer.dtypes else None, _COARSE)
-        deviation = np.maximum(deviation, _above(tolerance, (applied - expected[:, group]) / (peak or 1.0)))
+        expected[:, group] = np.where(exists, curve[updates], np.nan)
+        tolerance = _TOLERANCES.get(optimizer.dtypes[group], _COARSE)
+        wrong = _above(tolerance, (applied - curve[updates]) / (peak or 1.0))
         if schedule.sets_momentum:
-            deviation = np.maximum(deviation, _above(TOLERANCE, momenta[:, group] - beta_curve[updates]))
-    wrong = np.flatnonzero(deviation)
-    first_wrong = first + int(wrong[0]) if len(wrong) else None
+            wrong = np.maximum(wrong, _above(TOLERANCE, momenta[:, group] - beta_curve[updates]))
+        deviation = np.maximum(deviation, np.where(exists, wrong, 0.0))
+    deviating = np.flatnonzero(deviation)
+    first_wrong = first + int(deviating[0]) if len(deviating) else None
     if first + len(lr) > total and first_wrong is None:
         first_wrong = total  # more updates than told
     return Comparison(expected, float(deviation.max(initial=0.0)), first_wrong, first)
@@ -83,25 +84,24 @@ def _above(tolerance: float, difference: np.ndarray) -> np.ndarray:
 
 
 def _first_update(optimizer: AuditedOptimizer) -> int:
-    """The updates before a resume, by the position of the scheduler at the first update."""
-    positions = optimizer.column("s")
-    if not len(positions) or not np.isfinite(positions[0]) or positions[0] <= 0:
-        return 0
-    return round(positions[0] / max(steps_per_update(optimizer), 1.0))
+    """The updates before a resume: those that the optimizer has counted, or by the scheduler's position at its first one."""
+    if optimizer.own_count:
+        return optimizer.own_count
+    position = optimizer.column("s")[0] - (optimizer.early_steps if optimizer.own_count == 0 else 0)
+    return round(position / max(steps_per_update(optimizer), 1.0)) if np.isfinite(position) and position > 0 else 0
 
 
 def steps_per_update(optimizer: AuditedOptimizer) -> float:
     """How often the scheduler was stepped between two updates, on average; 0 without a scheduler."""
-    positions = optimizer.column("s")
-    if len(positions) < 2 or not np.isfinite(positions[[0, -1]]).all():
-        return 0.0
-    return float(positions[-1] - positions[0]) / (len(positions) - 1)
+    positions = optimizer.positions[np.isfinite(optimizer.positions)]
+    return float(positions[-1] - positions[0]) / (len(positions) - 1) if len(positions) > 1 else 0.0
 
 
-def _peak(schedule: Schedule, applied: np.ndarray, expectation: Expectation, total: int) -> float:
+def _peak(schedule: Schedule, applied: np.ndarray, expectation: Expectation, total: int, updates: np.ndarray) -> float:
     if expectation.learning_rate is not None:
         return expectation.learning_rate
     highest = float(np.nanmax(applied, initial=0.0))
-    # Of a schedule that rises above the optimizer's rate, or never reaches it.
-    top = schedule_curves(schedule, 1.0, expectation.beta1 or 0.9, expectation.num_warmup_steps, total)[0].max()
-    return highest / float(top) if top else highest
+    # Of a schedule that rises above the optimizer's rate, or does not reach it at these updates.
+    curve = schedule_curves(schedule, 1.0, expectation.beta1 or 0.9, expectation.num_warmup_steps, total)[0]
+    top = float(curve[updates].max(initial=0.0))
+    return highest / top if top else highest

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +41,19 @@ def as_json(audit: Audit) -> dict[str, Any]:
 
 def _section_as_json(section: Section) -> dict[str, Any]:
     optimizer, comparison = section.optimizer, section.comparison
-    scheduler = optimizer.scheduler and {**optimizer.scheduler, "steps_per_update": steps_per_update(optimizer)}
+    scheduler = optimizer.scheduler and {
+        **{key: optimizer.scheduler[key] for key in ("name", "length", "warmup")},
+        "steps_per_update": steps_per_update(optimizer),
+    }
     return {
         "name": optimizer.name,
         "num_updates": optimizer.num_updates,
         "skipped_updates": optimizer.skipped,
         "scheduler": scheduler,
         "groups": _groups_as_json(optimizer, comparison),
-        "backward_passes": _counts(optimizer.column("b")),
-        "scheduler_steps": _counts(optimizer.column("s")),
-        "gradient_norm": _norms(optimizer.column("n")),
+        "backward_passes": _numbers(optimizer.column("b"), int),
+        "scheduler_steps": _numbers(optimizer.column("s"), int),
+        "gradient_norm": _numbers(optimizer.column("n"), _seven_digits),
         "max_gradient_norm": _numbers(optimizer.column("c")),
         "findings": [asdict(finding) for finding in section.findings],
         "comparison": comparison
@@ -63,41 +68,29 @@ def _section_as_json(section: Section) -> dict[str, Any]:
 def _groups_as_json(optimizer: AuditedOptimizer, comparison: Comparison | None) -> list[dict[str, Any]]:
     """Parameter groups, those with the same values at every update as one entry."""
     lr, momentum = optimizer.lr, optimizer.of_groups("m")
-    entries: dict[bytes, dict[str, Any]] = {}
-    for group in range(lr.shape[1]):
-        key = lr[:, group].tobytes() + momentum[:, group].tobytes()
-        entry = entries.setdefault(
-            key,
-            {
-                "indices": [],
-                "num_parameters": 0,
-                "dtype": optimizer.dtypes[group] if optimizer.dtypes else None,
-                "lr": _numbers(lr[:, group]),
-                "momentum": _numbers(momentum[:, group]),
-                "expected_lr": None if comparison is None else _numbers(comparison.lr[:, group]),
-            },
-        )
-        entry["indices"].append(group)
-        entry["num_parameters"] += optimizer.group_sizes[group] if optimizer.group_sizes else 0
-    return list(entries.values())
+    return [
+        {
+            "indices": indices,
+            "num_parameters": sum(optimizer.group_sizes[index] for index in indices),
+            "dtype": optimizer.dtypes[indices[0]],
+            "lr": _numbers(lr[:, indices[0]]),
+            "momentum": _numbers(momentum[:, indices[0]]),
+            "expected_lr": None if comparison is None else _numbers(comparison.lr[:, indices[0]]),
+        }
+        for indices in optimizer.equal_groups(lr, momentum)
+    ]
 
 
-def _numbers(values: np.ndarray) -> list[float | None] | None:
+def _numbers(values: np.ndarray, as_number: Callable[[float], float] = float) -> list[float | None] | None:
     """`None` for numbers that are not known, or for all if none is."""
     if not np.isfinite(values).any():
         return None
-    return [value if np.isfinite(value) else None for value in values.tolist()]
+    return [as_number(value) if isfinite(value) else None for value in values.tolist()]
 
 
-def _counts(values: np.ndarray) -> list[int | None] | None:
-    numbers = _numbers(values)
-    return None if numbers is None else [None if value is None else int(value) for value in numbers]
-
-
-def _norms(values: np.ndarray) -> list[float | None] | None:
-    """Seven digits, those of float32, to keep the file of a long run small."""
-    numbers = _numbers(values)
-    return None if numbers is None else [None if value is None else float(f"{value:.7g}") for value in numbers]
+def _seven_digits(value: float) -> float:
+    """Those of float32, to keep the file of a long run small."""
+    return float(f"{value:.7g}")
 
 
 def write_json(audit: Audit, path: Path) -> None:

@@ -8,15 +8,14 @@ from ..core.words import counted
 from .evidence import Evidence, Finding, percent, stepped_per
 
 CLOSE = 0.05  # relative difference of numbers of steps that is no finding
-_JUMP = 1.5  # factor between consecutive updates
 _FEWEST_ROUNDED = 20  # different learning rates
 _MOST_DIFFERENCES = 5  # different third differences of a warm-up and a power
-_STEPWISE = ("StepLR", "MultiStepLR", "ReduceLROnPlateau")  # which jump by themselves
+_VANISHED = 1e-3  # of the peak
 
 
 def too_long(seen: Evidence) -> Finding | None:
     """The run ends before the schedule, which then ends too high."""
-    if not seen.length or not seen.is_complete or seen.taken >= seen.length * (1 - CLOSE) or seen.steps <= 0:
+    if not seen.length or not seen.is_complete or not 0 < seen.taken < seen.length * (1 - CLOSE) or seen.steps <= 0:
         return None
     if seen.end > 0.999 and np.nanmin(seen.lr[len(seen.lr) // 2 :]) > 0.999 * seen.peak:
         return None  # a constant rate
@@ -40,7 +39,7 @@ def too_long(seen: Evidence) -> Finding | None:
 
 def rose_after_end(seen: Evidence) -> Finding | None:
     """The scheduler is stepped beyond its length, where a cosine rises again."""
-    positions = seen.optimizer.column("s")
+    positions = seen.optimizer.positions
     if not seen.length or len(seen.lr) < 3:
         return None
     after = np.flatnonzero(positions >= seen.length)
@@ -59,7 +58,7 @@ def rose_after_end(seen: Evidence) -> Finding | None:
 
 def too_short(seen: Evidence) -> Finding | None:
     """The schedule is over long before the run."""
-    positions = seen.optimizer.column("s")
+    positions = seen.optimizer.positions
     if not seen.length or rose_after_end(seen) or seen.taken <= seen.length * (1 + CLOSE):
         return None
     if np.ptp(seen.lr) <= 1e-3 * seen.peak:
@@ -108,7 +107,7 @@ def warmup_scaled(seen: Evidence) -> Finding | None:
 def still_warming_up(seen: Evidence) -> Finding | None:
     """The learning rate is highest at the end."""
     lr = seen.lr
-    if len(lr) < 10 or not seen.is_complete or lr[-1] < seen.peak or lr[-1] <= lr[len(lr) // 2] * (1 + 1e-9):
+    if len(lr) < 10 or not seen.is_complete or not lr[-1] >= seen.peak > lr[-1 - len(lr) // 10] * (1 + 1e-9):
         return None
     if np.any(np.diff(lr) < 0):
         return None  # a restart
@@ -137,10 +136,41 @@ def high_at_end(seen: Evidence) -> Finding | None:
     )
 
 
+def over_early(seen: Evidence) -> Finding | None:
+    """A decay without a length is over early, such as one meant per epoch that is stepped per batch."""
+    lr, settles = seen.lr, seen.end >= _VANISHED * (1 - 1e-9)  # at a rate that is not lost beside the peak
+    if len(lr) < 20 or not seen.peak or too_short(seen) or rose_after_end(seen):
+        return None
+    limit = seen.end * (1 + 1e-9) if settles else _VANISHED * (1 - 1e-9)
+    higher = np.flatnonzero(lr >= limit * seen.peak)
+    first = int(higher[-1]) + 1 if len(higher) else 0
+    share = 1 - first / len(lr)  # of the run after the decay
+    usual = 0.3 if not settles else 0.6 if seen.end <= 0.05 else 0.9
+    if share < usual or seen.end > 0.5:
+        return None
+    remedy = "step the scheduler once per epoch, or count in batches: gamma ** (1 / batches per epoch), step_size, "
+    remedy = f"if the decay is meant per epoch, {remedy}milestones and patience times the batches per epoch"
+    if 0 < seen.steps < 1 - 2 * CLOSE:
+        remedy = "choose a slower decay, such as a gamma closer to 1"
+    elif seen.optimizer.scheduler is None:
+        remedy = "if the decay is meant per epoch, apply it once per epoch, not at every update"
+    return Finding(
+        "over_early",
+        f"{f'At {percent(seen.end)}' if settles else 'Below 0.1 %'} of the peak from update {first:,} of {len(lr):,} on, "
+        f"for {percent(share)} of the run. Remedy: {remedy}.",
+        is_problem=share >= (0.9 if settles else 0.5),
+    )
+
+
 def rarely_stepped(seen: Evidence) -> Finding | None:
     """The scheduler is stepped less often than the optimizer."""
     if not 0 < seen.steps < 1 - 2 * CLOSE or seen.optimizer.num_updates < 10:
         return None
+    moves = np.diff(seen.optimizer.positions)
+    first = int(np.argmax(moves > 0))
+    if first > 1 and np.all(moves[first:] > 0):
+        text = f"The scheduler was first stepped after update {first:,}: until then, the rate was that of its step 0."
+        return Finding("rarely_stepped", f"{text} If that is not meant, step it from the first update on.", is_problem=False)
     return Finding(
         "rarely_stepped",
         f"The scheduler was stepped {stepped_per(seen)}. That is usual for schedules by epoch; a schedule made for updates "
@@ -153,7 +183,7 @@ def never_scheduled(seen: Evidence) -> Finding | None:
     """There is a scheduler, and it is never stepped."""
     if seen.optimizer.scheduler is None or seen.optimizer.num_updates < 3 or seen.steps != 0:
         return None
-    is_stepped_at_end = seen.taken > seen.optimizer.column("s")[-1]  # a single epoch
+    is_stepped_at_end = seen.taken > seen.optimizer.positions[-1]  # a single epoch
     if is_stepped_at_end or np.ptp(seen.lr) > 0:
         return None
     return Finding(
@@ -187,49 +217,6 @@ def rounded(seen: Evidence) -> Finding | None:
     return None
 
 
-def jumped(seen: Evidence) -> Finding | None:
-    """The learning rate jumps, or is replaced, where a state is loaded."""
-    lr = seen.lr
-    for loaded in seen.optimizer.loaded:
-        before, after = (next((each for each in loaded[key] if each), None) for key in ("before", "after"))
-        update = loaded["update"]
-        is_new = before is not None and after is not None and abs(after / before - 1) > 1e-6
-        if is_new and update < len(lr) and lr[update] != before:  # the program may set it again
-            return Finding(
-                "jumped",
-                f"The checkpoint loaded before update {update:,} replaced the learning rate {before:.4g} by {after:.4g}: a "
-                "new rate has no effect on a resumed run. Remedy: set it after loading, or start from weights only.",
-                is_problem=False,
-            )
-        if (seen.optimizer.scheduler or {}).get("name") in _STEPWISE or update == seen.optimizer.column("s")[0] == 0:
-            continue  # accelerate loads a new optimizer's state, too
-        if update + 2 < len(lr) and lr[update] > 0 and lr[update + 1] > 0:
-            first, second = lr[update + 1] / lr[update], lr[update + 2] / lr[update + 1]
-            if not 1 / _JUMP < first < _JUMP and 1 / _JUMP < second < _JUMP:
-                return Finding(
-                    "jumped",
-                    f"After the state was loaded, update {update:,} ran at {lr[update]:.4g} and the next at "
-                    f"{lr[update + 1]:.4g}. Remedy: load the state of the optimizer and of the scheduler, in this order, "
-                    "before the first update.",
-                )
-    return None
-
-
-def high_at_first(seen: Evidence) -> Finding | None:
-    """A warm-up whose first update is high."""
-    lr = seen.lr
-    if len(lr) < 10 or seen.optimizer.loaded[1:] or not lr[0] > _JUMP * lr[1] or lr[1] > 0.1 * seen.peak:
-        return None
-    if np.any(np.diff(lr[1:6]) < 0) or lr[5] <= lr[1]:
-        return None  # no warm-up
-    return Finding(
-        "high_at_first",
-        f"The first update ran at {percent(lr[0] / seen.peak)} of the peak, and the warm-up then began at "
-        f"{percent(lr[1] / seen.peak)}. Such a high first update may undo what was loaded. Remedy: another scheduler, or "
-        "no warm-up.",
-    )
-
-
 def own_estimate(seen: Evidence) -> Finding | None:
     """Optimizers that multiply the learning rate by their own factor."""
     if not seen.optimizer.adapts:
@@ -253,7 +240,7 @@ def unseen_steps(seen: Evidence) -> Finding | None:
 def engine_hides(seen: Evidence) -> Finding | None:
     """Parts of an update that an engine does itself, where the audit cannot see them."""
     if "deepspeed" in (seen.process.end or {}).get("engines", []):
-        text = "DeepSpeed's engine was imported: what it clips, divides and skips by itself is not seen here."
+        text = "DeepSpeed's engine trained: what it clips, divides and skips by itself is not seen here."
         return Finding("engine_hides", text, is_problem=False)
     if seen.optimizer.weights in ("DTensor", "FlatParameter"):
         text = "FSDP shards the weights: the norm that clipping measures is not read, since that would need other processes."

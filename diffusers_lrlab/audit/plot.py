@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.plotting import BLUE, COLORS, DARK, GREY, ORANGE, new_figure, plain_axes, save_figure
+from ..core.plotting import COLORS, DARK, GREY, ORANGE, new_figure, plain_axes, save_figure
 from .report import Audit, Section
 
 _MAX_POINTS = 20_000
@@ -26,26 +26,34 @@ def plot_audit(audit: Audit, path: Path) -> None:
         if key == "lr":
             _draw_lr(axes, section, len(audit.sections) > 1)
         else:
-            axes.plot(*_thinned(section.optimizer.of_groups("m")[:, 0]), color=ORANGE, linewidth=1.2)
+            axes.plot(*_thinned(_momentum(section)), color=ORANGE, linewidth=1.2)
             axes.set_ylabel("momentum")
     rows[-1].set_xlabel("update")
     save_figure(figure, path)
 
 
 def _varies(section: Section) -> bool:
-    momentum = section.optimizer.of_groups("m")[:, 0]
+    momentum = _momentum(section)
     return bool(np.isfinite(momentum).all() and np.ptp(momentum) > 0)
 
 
+def _momentum(section: Section) -> np.ndarray:
+    """Of the group that exists for the most updates."""
+    most = int(np.argmax(section.optimizer.exists.sum(axis=0)))
+    return section.optimizer.of_groups("m")[:, most]
+
+
 def _draw_lr(axes: Any, section: Section, shows_name: bool) -> None:
-    different = list(dict.fromkeys(tuple(column) for column in section.optimizer.lr.T))
-    for index, column in enumerate(different[:_MAX_GROUPS]):
-        color = BLUE if len(different) == 1 else COLORS[index]
-        label = "ran" if len(different) == 1 else f"ran, group {_group_of(section, column)}"
-        axes.plot(*_thinned(np.array(column)), color=color, linewidth=1.6, label=label)
+    lr = section.optimizer.lr
+    different = [indices[0] for indices in section.optimizer.equal_groups(lr)]
+    for color, index in zip(COLORS, different[:_MAX_GROUPS]):  # noqa: B905
+        label = "ran" if len(different) == 1 else f"ran, group {index}"
+        axes.plot(*_thinned(lr[:, index]), color=color, linewidth=1.6, label=label)
     if section.comparison is not None:
-        axes.plot(*_thinned(section.comparison.lr[:, 0]), color=ORANGE, linewidth=1.2, linestyle="--", label="expected")
-    positions, length = section.optimizer.column("s"), section.evidence.length
+        axes.plot(
+            *_thinned(section.comparison.lr[:, different[0]]), color=ORANGE, linewidth=1.2, linestyle="--", label="expected"
+        )
+    positions, length = section.optimizer.positions, section.evidence.length
     if length and (ended := np.flatnonzero(positions >= length)).size:
         axes.axvline(ended[0], color=GREY, linestyle=":", linewidth=1.2, label="end of the schedule")
     axes.set_ylim(0, None)
@@ -55,10 +63,6 @@ def _draw_lr(axes: Any, section: Section, shows_name: bool) -> None:
     problems = [finding.text for finding in section.findings if finding.is_problem]
     if problems:
         axes.set_title("\n".join(textwrap.wrap(problems[0], 100)), fontsize=8, loc="left", color=DARK, pad=14)
-
-
-def _group_of(section: Section, column: tuple[float, ...]) -> int:
-    return next(index for index, each in enumerate(section.optimizer.lr.T) if tuple(each) == column)
 
 
 def _thinned(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

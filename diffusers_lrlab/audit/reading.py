@@ -17,14 +17,16 @@ class AuditedOptimizer:
 
     number: int
     name: str = "optimizer"
-    group_sizes: list[int] = field(default_factory=list)  # parameters
+    columns: list[int] = field(default_factory=list)  # of the groups that exist, in their order
+    group_sizes: list[int] = field(default_factory=list)  # parameters of every group that ever existed
     dtypes: list[str | None] = field(default_factory=list)  # of learning rates that are tensors
     weights: str = "Parameter"  # their class
     adapts: bool = False  # multiplies the learning rate by an estimate of its own
-    scheduler: dict[str, Any] | None = None
+    scheduler: dict[str, Any] | None = None  # the last one
     rows: list[dict[str, Any]] = field(default_factory=list)
     final_position: int | None = None  # of the scheduler at the end of the program
     skipped: int = 0  # updates that a gradient scaler skipped
+    skipped_first: int = 0  # of these, before the first update
     loaded: list[dict[str, Any]] = field(default_factory=list)  # loads of a state: the next update, rates before and after
 
     @property
@@ -36,19 +38,48 @@ class AuditedOptimizer:
         values = [row.get(key) for row in self.rows]
         return np.array([np.nan if value is None else value for value in values], float)
 
+    @property
+    def own_count(self) -> int | None:
+        """Steps before the first update by the optimizer's own count; `None` if it counts none."""
+        row = self.rows[0]
+        return int(row["count"]) if "count" in row and "x" not in row else None  # which is read after the step
+
+    @property
+    def early_steps(self) -> int:
+        """Steps of the scheduler before the first update, since it was made."""
+        return int(self.rows[0].get("early", 0))
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        """The position of the last scheduler at each update; NaN at updates before it."""
+        of_last = [row.get("scheduler") == self.rows[-1].get("scheduler") for row in self.rows]
+        return np.where(of_last, self.column("s"), np.nan)
+
+    @cached_property
+    def exists(self) -> np.ndarray:
+        """`(updates, groups)`: whether the optimizer had a parameter group."""
+        found = np.zeros((self.num_updates, len(self.group_sizes)), bool)
+        for row, record in zip(found, self.rows, strict=True):
+            row[record["columns"]] = True
+        return found
+
     def of_groups(self, key: str) -> np.ndarray:
         """`(updates, groups)`: a value of each parameter group at each update, NaN where there is none."""
-        num_groups = max(len(self.group_sizes), 1)
-        values = np.full((self.num_updates, num_groups), np.nan)
+        values = np.full((self.num_updates, len(self.group_sizes)), np.nan)
         for row, record in zip(values, self.rows, strict=True):
             given = record.get(key)
             if isinstance(given, str):
-                given = np.frombuffer(bytes.fromhex(given)).tolist()
-            if isinstance(given, list):
-                row[: len(given)] = [np.nan if value is None else value for value in given][:num_groups]
-            elif given is not None:
-                row[:] = given
+                given = np.frombuffer(bytes.fromhex(given))
+            if given is not None:
+                row[record["columns"]] = np.array(given, float)
         return values
+
+    def equal_groups(self, *values: np.ndarray) -> list[list[int]]:
+        """Indices of groups, those with the same values at every update together."""
+        equal: dict[bytes, list[int]] = {}
+        for index in range(len(self.group_sizes)):
+            equal.setdefault(b"".join(each[:, index].tobytes() for each in values), []).append(index)
+        return list(equal.values())
 
     @cached_property  # rows of a long run take a second to read
     def lr(self) -> np.ndarray:
@@ -56,10 +87,14 @@ class AuditedOptimizer:
 
     @cached_property
     def lead(self) -> np.ndarray:
-        """The learning rate of the first group that has any, at each update."""
-        lr = self.lr
-        columns = [column for column in lr.T if np.nanmax(column, initial=0.0) > 0]
-        return columns[0] if columns else lr[:, 0]
+        """
+        The learning rate at each update of the group that has one for the most updates, the first of these. Where it does
+        not exist, that of another group.
+        """
+        lead = np.full(self.num_updates, np.nan)
+        for column in sorted(self.lr.T, key=lambda each: (np.nanmax(each, initial=0.0) <= 0, -np.isfinite(each).sum())):
+            lead = np.where(np.isfinite(lead), lead, column)
+        return lead
 
 
 @dataclass
@@ -105,17 +140,25 @@ def _take(process: AuditedProcess, record: dict[str, Any]) -> None:
         return process.optimizers.setdefault(number, AuditedOptimizer(number))
 
     if "o" in record:
-        optimizer(record["o"]).rows.append(record)
+        found = optimizer(record["o"])
+        scheduler = found.scheduler and found.scheduler["number"]
+        found.rows.append({**record, "columns": found.columns, "scheduler": scheduler})
     elif "made" in record:
         optimizer(record["made"]).name = record["name"]
     elif "optimizer" in record:
         found = optimizer(record["optimizer"])
-        found.name, found.group_sizes, found.dtypes = record["name"], record["groups"], record["dtypes"]
-        found.weights, found.adapts, found.scheduler = record["weights"], record["adapts"], record["scheduler"]
+        found.name, found.columns, found.weights = record["name"], record["columns"], record["weights"]
+        found.adapts, found.scheduler = record["adapts"], record["scheduler"]
+        num_new = max(found.columns, default=-1) + 1 - len(found.group_sizes)
+        found.group_sizes, found.dtypes = found.group_sizes + [0] * num_new, found.dtypes + [None] * num_new
+        for column, size, dtype in zip(found.columns, record["groups"], record["dtypes"], strict=True):
+            found.group_sizes[column], found.dtypes[column] = size, dtype
     elif "header" in record:
         process.header, process.rank = record["header"], record["header"]["rank"]
     elif "skipped" in record:
-        optimizer(record["skipped"]).skipped += 1
+        found = optimizer(record["skipped"])
+        found.skipped += 1
+        found.skipped_first += not found.rows
     elif "discarded" in record:
         process.discarded.append(record["b"])
     elif "loaded" in record:

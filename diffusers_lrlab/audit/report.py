@@ -8,12 +8,13 @@ import numpy as np
 
 from ..core.errors import LabError
 from ..core.words import counted
+from .curve import describe_curve
 from .diagnoses import diagnose
 from .evidence import Evidence, Finding
 from .expected import Comparison, Expectation, compare
 from .reading import AuditedOptimizer, AuditedProcess
 
-_MAX_LINES = 10
+_MAX_LINES = 9  # and one that names the files
 _MAX_OPTIMIZERS = 3  # in the text
 
 
@@ -45,16 +46,10 @@ class Audit:
         return sum(each.rank == self.processes[0].rank and bool(each.stepped) for each in self.processes[1:])
 
     @property
-    def deviates(self) -> bool:
-        return any(
-            each.not_compared is not None or each.comparison is not None and not each.comparison.holds
-            for each in self.sections
-        )
-
-    @property
     def holds(self) -> bool:
         """Whether the expectation was met, which needs updates to compare."""
-        return self.expectation is None or bool(self.sections) and not self.deviates
+        comparisons = [section.comparison for section in self.sections]
+        return self.expectation is None or bool(comparisons) and all(each is not None and each.holds for each in comparisons)
 
 
 def make_audit(command: list[str], status: int, processes: list[AuditedProcess], expectation: Expectation | None) -> Audit:
@@ -69,6 +64,8 @@ def make_audit(command: list[str], status: int, processes: list[AuditedProcess],
             comparison = None if expectation is None else compare(optimizer, expectation)
         except LabError as error:  # known only now, since it depends on the updates that ran
             not_compared = str(error)
+        except Exception as error:
+            not_compared = f"{type(error).__name__}: {error}"
         sections.append(Section(optimizer, evidence, diagnose(evidence), comparison, not_compared))
     return Audit(command, status, processes, sections, expectation, _differing(processes))
 
@@ -89,11 +86,11 @@ def _differing(processes: list[AuditedProcess]) -> tuple[int, int] | None:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def lines_of(audit: Audit, files: str) -> list[str]:
-    """The report as at most ten lines; `files` says what was written."""
+def lines_of(audit: Audit) -> list[str]:
+    """The report as at most nine lines."""
     if not audit.sections:
         failed = [f"The program ended with status {audit.status}."] if audit.status else []
-        return [f"LR audit: {_why_nothing(audit)}", *failed, files]
+        return [f"LR audit: {_why_nothing(audit)}", *failed]
     lines: list[str] = []
     shown = audit.sections[:_MAX_OPTIMIZERS]
     for section in shown:
@@ -118,7 +115,7 @@ def lines_of(audit: Audit, files: str) -> list[str]:
         (finding, section) for section in shown for finding in section.findings if not _is_repeated(finding, section, shown)
     ]
     findings.sort(key=lambda pair: not pair[0].is_problem)
-    room = _MAX_LINES - len(lines) - 1
+    room = _MAX_LINES - len(lines)
     if len(findings) > room:
         room -= 1
     for finding, section in findings[:room]:
@@ -127,7 +124,7 @@ def lines_of(audit: Audit, files: str) -> list[str]:
     if hidden := len(findings) - max(room, 0):
         if hidden > 0:
             lines.append(f"{counted(hidden, 'more finding')} in lr_audit.json.")
-    return [*lines, files]
+    return lines
 
 
 def _is_repeated(finding: Finding, section: Section, shown: list[Section]) -> bool:
@@ -146,6 +143,8 @@ def _facts(section: Section) -> list[str]:
     scheduler = optimizer.scheduler["name"] if optimizer.scheduler else "no torch scheduler"
     accumulated = f", {counted(seen.accumulated, 'backward pass')} each" if seen.accumulated else ""
     groups = f", {counted(len(optimizer.group_sizes), 'parameter group')}" if len(optimizer.group_sizes) > 1 else ""
+    if partial := int((~optimizer.exists.all(axis=0)).sum()):
+        groups += f" ({partial} of them for a part of the run)"
     first = (
         f"LR audit: {optimizer.name} ({scheduler}), {counted(optimizer.num_updates, 'update', ',')}{accumulated}{groups}."
     )
@@ -154,12 +153,7 @@ def _facts(section: Section) -> list[str]:
         return [first, "Its learning rate could not be read."]
     if np.ptp(lr[np.isfinite(lr)]) == 0:
         return [first, f"Learning rate: {lr[0]:.4g} at every update."]
-    peak = int(np.nanargmax(lr >= seen.peak * (1 - 1e-9)))
-    return [
-        first,
-        f"Learning rate: {lr[0]:.4g} at update 0, highest at update {peak:,} ({seen.peak:.4g}), {lr[-1]:.4g} at the last "
-        f"({100 * seen.end:.3g} % of the highest).",
-    ]
+    return [first, f"Learning rate: {describe_curve(lr)}."]
 
 
 def _verdict(comparison: Comparison, expectation: Expectation) -> str:
@@ -181,7 +175,7 @@ def _why_nothing(audit: Audit) -> str:
         )
     main = audit.processes[0]
     engines = ", ".join((main.end or {}).get("engines", []))
-    about = f" Imported: {engines}." if engines else ""
+    about = f" An engine of {engines} was made, whose own steps are not seen." if engines else ""
     num_backward = (main.end or {}).get("backward", 0)
     if not main.optimizers:
         if num_backward:

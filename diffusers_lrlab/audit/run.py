@@ -133,23 +133,35 @@ def _signals_passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _report(command: list[str], status: int, records: Path, options: AuditOptions) -> int:
+    """Writes the file, prints the report and draws the plot, in this order: each without the others if they fail."""
     audit = make_audit(command, status, read_processes(records), options.expectation)
-    sys.stderr.write("\n".join(lines_of(audit, _write(audit, options.out))) + "\n")
-    return status or int(not audit.holds)
+    data, plot = options.out / "lr_audit.json", options.out / "lr_audit.png"
+    failures = [_failure(data.name, lambda: write_json(audit, data))]
+    failures.append(_failure("The report", lambda: sys.stderr.write("\n".join(lines_of(audit)) + "\n")))
+    no_plot = _failure(plot.name, lambda: _plot(audit, plot))
+    files = [
+        str(path) for path, is_written in ((plot, audit.sections and not no_plot), (data, not failures[0])) if is_written
+    ]
+    written = [f"Wrote {' and '.join(files)}."] if files else []
+    sys.stderr.write(" ".join([*written, *filter(None, [*failures, no_plot])]) + "\n")
+    return status or int(not audit.holds or any(failures))
 
 
-def _write(audit: Audit, out: Path) -> str:
-    """Writes the files of an audit, and returns a line that says so."""
-    data, plot = out / "lr_audit.json", out / "lr_audit.png"
-    write_json(audit, data)
+def _plot(audit: Audit, path: Path) -> None:
+    if path.exists():
+        remove(path)  # of an earlier audit
+    if audit.sections:
+        from .plot import plot_audit
+
+        plot_audit(audit, path)
+
+
+def _failure(name: str, part: Callable[[], Any]) -> str | None:
+    """Does a part of an audit, and says why it failed, if it did."""
     try:
-        if audit.sections:
-            from .plot import plot_audit
-
-            plot_audit(audit, plot)
-            return f"Wrote {plot} and {data}."
+        part()
+        return None
     except MissingExtra as error:
-        return f"Wrote {data}. {error}"
-    if plot.exists():
-        remove(plot)  # of an earlier audit
-    return f"Wrote {data}."
+        return str(error)
+    except Exception as error:
+        return f"{name} could not be written: {type(error).__name__}: {error}."

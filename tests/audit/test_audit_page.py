@@ -11,4 +11,4 @@ def test_the_printed_report(tmp_path):
     (block,) = (each for each in printed.blocks("") if each.page == page and "LR audit: AdamW" in each.code)
     program = printed.block_with("for micro_batch in range(400)", "python")
     assert program.page == page
-    assert block.code.splitlines() == lines_of(audit_of(program.code, tmp_path), "Wrote lr_audit.png and lr_audit.json.")
+    assert block.code.splitlines() == [*lines_of(audit_of(program.code, tmp_path)), "Wrote lr_audit.png and lr_audit.json."]

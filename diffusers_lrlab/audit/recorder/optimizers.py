@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from .records import RecordFile, readable
-from .schedulers import Schedulers, describe_scheduler, position
+from .schedulers import Schedulers, describe_scheduler, is_replaced, position
 
 
 class Watched:
     """An optimizer, with what has happened since its last step."""
 
-    def __init__(self, number: int, optimizer: Any, file: RecordFile, schedulers: Schedulers):
-        self.number, self._reference, self._file, self._schedulers = number, weakref.ref(optimizer), file, schedulers
+    def __init__(self, number: int, optimizer: Any, file: RecordFile):
+        self.number, self._reference, self._file = number, weakref.ref(optimizer), file
+        self.schedulers = Schedulers()
         self.num_backward = 0
         self.num_steps = 0
         self.position: int | None = None  # of its scheduler after its last step
         self.num_hooks = 0  # steps that the hooks have seen
         self.is_wrapper = False  # its step calls that of another optimizer
+        self._early: dict[int, tuple[int, Any, Any]] = {}  # schedulers stepped before the first update: position and rates
         self._described: Any = None
+        self._columns: list[Any] = []  # of the parameter groups in the records
+        self._first_weights: list[Callable[[], Any]] = []  # of each column
+        self._added: list[Callable[[], Any]] = []  # first weights of groups that the program has added
         self._lr: list[Any] = []
         self._momentum: list[Any] = []
+        self._position: int | None = None
+        self._first: dict[str, Any] = {}  # of the first row
         self._version: int | None = None
         self._weight: weakref.ref[Any] | None = None
 
@@ -34,7 +41,11 @@ class Watched:
         return self._reference()
 
     def read_lr(self) -> list[Any]:
-        """Reads the learning rates and momenta that the next step uses."""
+        """Reads the learning rates and momenta that the next step uses, and the position of the scheduler."""
+        scheduler = self.schedulers.begin_update()
+        self._describe(scheduler)
+        self._position = None if scheduler is None else position(scheduler)
+        self._first = {} if self.num_steps else self._read_first(scheduler)
         groups = getattr(self.optimizer, "param_groups", [])
         self._lr = _readable_all([group.get("lr") for group in groups])
         betas = [group.get("betas") for group in groups]
@@ -42,17 +53,21 @@ class Watched:
         self._momentum = _readable_all(momenta)
         return self._lr
 
+    def _read_first(self, scheduler: Any) -> dict[str, Any]:
+        """Steps of the optimizer and of the scheduler before the first update, and the rates that no update had."""
+        start, first, last = self._early.get(id(scheduler), (self._position, None, None))
+        early = 0 if start is None or self._position is None else max(self._position - start, 0)
+        return {"count": _own_count(self.optimizer), "early": early, "from": first, "to": last}
+
     def read_peaks(self) -> list[Any]:
         """Reads the learning rates of all groups before any scheduler, which keeps them beside its own."""
         groups = getattr(self.optimizer, "param_groups", [])
         return [readable(group.get("initial_lr", group.get("lr"))) for group in groups]
 
     def record(self, extra: dict[str, Any]) -> None:
-        """Writes a step, and what is new about the optimizer before it."""
-        scheduler = self._schedulers.of(self.optimizer)
-        self._describe(scheduler)
+        """Writes a step."""
         lrs, momenta = _shortened(self._lr), _shortened(self._momentum)
-        row: dict[str, Any] = {"o": self.number, "b": self.num_backward, **extra}
+        row: dict[str, Any] = {"o": self.number, "b": self.num_backward, **self._first, **extra}
         for key, values in (("lr", lrs), ("m", momenta)):
             if len(values) == 1:
                 row[key] = values[0]
@@ -60,8 +75,7 @@ class Watched:
                 row[key] = array("d", values).tobytes().hex()  # as decimal numbers, they would take time
             else:
                 row[key] = [value.item() if isinstance(value, torch.Tensor) else value for value in values]
-        if scheduler is not None:
-            row["s"] = position(scheduler)
+        row["s"] = self._position
         self._file.write({key: value for key, value in row.items() if value is not None})
         self.num_backward = 0
         self.num_steps += 1
@@ -69,21 +83,47 @@ class Watched:
         self._version = self._weight_version()
 
     def _describe(self, scheduler: Any) -> None:
-        groups = self.optimizer.param_groups
-        state = (len(groups), id(scheduler))
+        groups = getattr(self.optimizer, "param_groups", [])
+        weights = [id(weights[0]) if (weights := group["params"]) else None for group in groups]
+        state = (self.schedulers.number, weights)
         if state == self._described:
             return
         self._described = state
+        self._assign_columns(groups)
+        self._weight = None
         described = {
             "optimizer": self.number,
             "name": type(self.optimizer).__name__,
+            "columns": self._columns,
             "groups": [sum(parameter.numel() for parameter in group["params"]) for group in groups],
             "dtypes": [str(lr.dtype) if isinstance(lr := group.get("lr"), torch.Tensor) else None for group in groups],
             "weights": type(self.first_weight()).__name__,
-            "adapts": any(("d" in group and "k" in group) or "scheduled_lr" in group for group in groups),
-            "scheduler": None if scheduler is None else describe_scheduler(scheduler),
+            "adapts": any(map(_adapts, groups)),
+            "scheduler": None if scheduler is None else {"number": self.schedulers.number, **describe_scheduler(scheduler)},
         }
         self._file.write(described)
+
+    def _assign_columns(self, groups: list[Any]) -> None:
+        """
+        A group keeps its column while it has its first weight. One with another weight takes over the column of the group
+        at its index, since engines swap weights, unless that group has moved or the program has added this one.
+        """
+        firsts = [next(iter(group["params"]), None) for group in groups]
+        known = {id(each()): column for column, each in enumerate(self._first_weights) if each() is not None}
+        added = [each() for each in self._added if each() is not None]
+        columns = [known.get(id(first)) for first in firsts]
+        for index, first in enumerate(firsts):
+            if columns[index] is None:
+                column = self._columns[index] if index < len(self._columns) else None
+                if column is None or column in columns or any(each is first for each in added):
+                    column = len(self._first_weights)
+                    self._first_weights.append(_no_weight)
+                columns[index], self._first_weights[column] = column, _no_weight if first is None else weakref.ref(first)
+        self._columns, self._added = columns, []
+
+    def note_added_group(self) -> None:
+        weight = next(iter(self.optimizer.param_groups[-1]["params"]), None)
+        self._added += [] if weight is None or not self._columns else [weakref.ref(weight)]
 
     def has_new_weights(self) -> bool:
         """Whether a weight was changed in place since the last call."""
@@ -103,9 +143,20 @@ class Watched:
             self._weight = None if weight is None else weakref.ref(weight)
         return weight
 
-    def note_position(self) -> None:
-        if (scheduler := self._schedulers.of(self.optimizer)) is not None:
-            self.position = position(scheduler)
+    def note_scheduler(self, scheduler: Any) -> None:
+        """A scheduler has been made, whose constructor may have stepped it and others."""
+        self.schedulers.add(scheduler)
+        self._early, self.position = {}, None
+
+    def before_scheduler_step(self, scheduler: Any) -> None:
+        if not self.num_steps:
+            lr = next((readable(group.get("lr")) for group in self.optimizer.param_groups), None)
+            self._early[id(scheduler)] = (*self._early.get(id(scheduler), (position(scheduler), lr))[:2], lr)
+
+    def after_scheduler_step(self, scheduler: Any) -> None:
+        if not is_replaced(scheduler):
+            self.schedulers.note_step(scheduler)
+            self.position = position(self.schedulers.current())
 
     def has_gradients(self) -> bool:
         groups = getattr(self.optimizer, "param_groups", [])
@@ -120,8 +171,8 @@ class Watched:
 class Optimizers:
     """All optimizers of a program that torch's constructor has made."""
 
-    def __init__(self, file: RecordFile, schedulers: Schedulers):
-        self._file, self._schedulers = file, schedulers
+    def __init__(self, file: RecordFile):
+        self._file = file
         self._all: list[Watched] = []
 
     def __iter__(self) -> Iterator[Watched]:
@@ -131,10 +182,16 @@ class Optimizers:
         for each in self._all:
             if each.optimizer is optimizer:
                 return each
-        watched = Watched(len(self._all), optimizer, self._file, self._schedulers)
+        watched = Watched(len(self._all), optimizer, self._file)
         self._all.append(watched)
         self._file.write({"made": watched.number, "name": type(optimizer).__name__})
         return watched
+
+    def note_added_group(self, optimizer: Any) -> None:
+        """Not for the groups of a constructor, which calls this before the optimizer is known."""
+        for each in self:
+            if each.optimizer is optimizer:
+                each.note_added_group()
 
     def without_hooks(self) -> list[Watched]:
         """Optimizers whose steps no hook has seen, and whose weights no other optimizer updates."""
@@ -162,6 +219,25 @@ class Optimizers:
     def positions(self) -> dict[int, int]:
         """The last positions of the schedulers by the number of the optimizer."""
         return {each.number: each.position for each in self._all if each.position is not None}
+
+
+def _no_weight() -> None:
+    """The first weight of an empty group."""
+
+
+def _adapts(group: dict[str, Any]) -> bool:
+    """Whether an optimizer like Prodigy or a schedule-free one multiplies the rate of a group by its own estimate."""
+    return ("d" in group and "k" in group) or "scheduled_lr" in group
+
+
+def _own_count(optimizer: Any) -> Any:
+    """The steps that an optimizer has taken, as it counts them, also those before a resume; `None` if it counts none."""
+    for group in optimizer.param_groups:
+        count = group.get("step", group.get("k") if _adapts(group) else None)
+        if count is not None:
+            return readable(count)
+    states = [state for state in getattr(optimizer, "state", {}).values() if isinstance(state, dict)]
+    return next((readable(state["step"]) for state in states if "step" in state), None) if states else 0
 
 
 def _readable_all(values: list[Any]) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from .losses import loss_divisor
 from .optimizers import Optimizers, Watched
 from .records import RecordFile, readable
-from .schedulers import Schedulers, bare_optimizer
+from .schedulers import bare_optimizer
 
 _NUM_LOSSES_EXAMINED = 64
 _OPTIMIZERS = register_optimizer_step_pre_hook.__code__.co_filename
@@ -28,8 +29,7 @@ class Recorder:
 
     def __init__(self, folder: str):
         self.file = RecordFile(folder)
-        self.schedulers = Schedulers()
-        self.optimizers = Optimizers(self.file, self.schedulers)
+        self.optimizers = Optimizers(self.file)
         self._in_backward = False
         self._num_backward = 0
         self._since_step = 0  # backward passes that no optimizer has used
@@ -39,6 +39,7 @@ class Recorder:
         self._num_steps = 0
         self._steps: list[Watched] = []  # that are running: an optimizer's step may call another's
         self._has_scaler = self._has_failed = False
+        self._engines: list[str] = []  # whose objects were seen
 
     def install(self) -> None:
         quietly, optimizer, scaler = self._quietly, torch.optim.Optimizer, torch.amp.GradScaler
@@ -48,6 +49,7 @@ class Recorder:
         _wrap(optimizer, "__init__", after=lambda this: quietly(self.optimizers.find, this))
         _wrap(optimizer, "zero_grad", before=lambda this: quietly(self._on_zero_grad, this))
         _wrap(optimizer, "load_state_dict", around=self._load)
+        _wrap(optimizer, "add_param_group", after=lambda this: quietly(self.optimizers.note_added_group, this))
         _wrap(torch.nn.Module, "zero_grad", before=lambda this: quietly(self._on_zero_grad, None, this))
         _wrap(torch.autograd, "backward", around=self._backward)
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
@@ -59,14 +61,10 @@ class Recorder:
         for kind in vars(lr_scheduler).values():
             if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler):
                 if "__init__" in vars(kind):
-                    _wrap(kind, "__init__", after=lambda this: quietly(self.schedulers.add, this))
+                    _wrap(kind, "__init__", after=functools.partial(quietly, self._note_scheduler))
                 if "step" in vars(kind):
-                    _wrap(
-                        kind,
-                        "step",
-                        before=lambda this: quietly(self._notice_unseen_steps),
-                        after=lambda this: quietly(self._note_position, this),
-                    )
+                    before, after = self._before_scheduler_step, self._after_scheduler_step
+                    _wrap(kind, "step", functools.partial(quietly, before), functools.partial(quietly, after))
         atexit.register(quietly, self._finish)
 
     def _register(self, register: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -114,6 +112,8 @@ class Recorder:
 
     def _record(self, watched: Watched, more: dict[str, Any]) -> None:
         watched.record({**self._clip, "d": self._divisor, **more})
+        if watched.num_steps == 1:
+            self._look_for_engines()
         self._num_steps += 1
         self._since_step, self._clip, self._divisor = 0, {}, None
 
@@ -126,9 +126,30 @@ class Recorder:
                 watched.read_lr()
                 self._record(watched, {"x": "unseen"})
 
-    def _note_position(self, scheduler: Any) -> None:
-        if (optimizer := bare_optimizer(getattr(scheduler, "optimizer", None))) is not None:
-            self.optimizers.find(optimizer).note_position()
+    def _look_for_engines(self) -> None:
+        """Called where an engine must be alive; `deepspeed` is imported by programs that do not use it, too."""
+        if "deepspeed" in sys.modules and not self._engines:
+            kinds = {base.__name__ for kind in {*map(type, gc.get_objects())} for base in kind.__mro__}
+            self._engines = ["deepspeed"] if "DeepSpeedEngine" in kinds else []
+
+    # --- schedulers ---------------------------------------------------------------------------------------------------
+
+    def _note_scheduler(self, scheduler: Any) -> None:
+        if (watched := self._watched_by(scheduler)) is not None:
+            watched.note_scheduler(scheduler)
+
+    def _before_scheduler_step(self, scheduler: Any) -> None:
+        self._notice_unseen_steps()
+        if (watched := self._watched_by(scheduler)) is not None:
+            watched.before_scheduler_step(scheduler)
+
+    def _after_scheduler_step(self, scheduler: Any) -> None:
+        if (watched := self._watched_by(scheduler)) is not None:
+            watched.after_scheduler_step(scheduler)
+
+    def _watched_by(self, scheduler: Any) -> Watched | None:
+        optimizer = bare_optimizer(getattr(scheduler, "optimizer", None))
+        return None if optimizer is None else self.optimizers.find(optimizer)
 
     # --- gradients ----------------------------------------------------------------------------------------------------
 
@@ -153,6 +174,8 @@ class Recorder:
     def _after_backward(self) -> None:
         self._num_backward += 1
         self._since_step += 1
+        if self._num_backward == 1:
+            self._look_for_engines()
         self.optimizers.count_backward()
 
     def _on_zero_grad(self, optimizer: Any, module: Any = None) -> None:
@@ -233,9 +256,8 @@ class Recorder:
             return  # a worker that loads data
         self._notice_unseen_steps()
         self.file.flush()
-        engines = [name for name in ("deepspeed",) if name in sys.modules]
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        end: dict[str, Any] = {"backward": self._num_backward, "unused": self._since_step, "engines": engines}
+        end: dict[str, Any] = {"backward": self._num_backward, "unused": self._since_step, "engines": self._engines}
         end["positions"] = self.optimizers.positions()
         self.file.write({"end": {**end, "error": None if error is None else type(error).__name__}})
 

@@ -10,20 +10,42 @@ _WARMUP_NAMES = ("num_warmup_steps", "warmup_steps", "warmup_iters")
 
 
 class Schedulers:
-    """All schedulers that the program has made, and which of them an optimizer follows."""
+    """The schedulers that the program has made for an optimizer, and which of them sets its rates."""
 
     def __init__(self) -> None:
-        self._made: list[weakref.ref[Any]] = []
+        self.number = 0  # of those that were in charge
+        self._current: weakref.ref[Any] | None = None
+        self._made: list[weakref.ref[Any]] = []  # since the last update
+        self._stepped: list[weakref.ref[Any]] = []  # since the last update
 
     def add(self, scheduler: Any) -> None:
-        if not any(each() is scheduler for each in self._made):
-            self._made.append(weakref.ref(scheduler))
+        self._made.append(weakref.ref(scheduler))
 
-    def of(self, optimizer: Any) -> Any:
-        """The scheduler of an optimizer: the most advanced one, or the last one made, which may contain others."""
-        candidates = [each for each in (made() for made in self._made) if each is not None]
-        own = [each for each in candidates if bare_optimizer(getattr(each, "optimizer", None)) is optimizer]
-        return max(reversed(own), key=position, default=None)
+    def note_step(self, scheduler: Any) -> None:
+        self._stepped.append(weakref.ref(scheduler))
+
+    def current(self) -> Any:
+        """The one in charge: the last one made, which may contain others, or the most advanced one that was stepped."""
+        for references in (self._made, self._stepped):
+            alive = [each for each in (reference() for reference in references) if each is not None]
+            if alive:
+                in_charge = [each for each in alive if not is_replaced(each)] or alive
+                return max(reversed(in_charge), key=position)
+        return None if self._current is None else self._current()
+
+    def begin_update(self) -> Any:
+        """The scheduler in charge of the coming update."""
+        scheduler = self.current()
+        if scheduler is not None and (self._current is None or self._current() is not scheduler):
+            self._current = weakref.ref(scheduler)
+            self.number += 1
+        self._made, self._stepped = [], []
+        return scheduler
+
+
+def is_replaced(scheduler: Any) -> bool:
+    """Whether the launcher replaces the rates of a scheduler by those of another one."""
+    return "lrlab_update" in vars(scheduler)
 
 
 def bare_optimizer(optimizer: Any) -> Any:
@@ -35,7 +57,9 @@ def bare_optimizer(optimizer: Any) -> Any:
 
 def position(scheduler: Any) -> int:
     """How often a scheduler has been stepped."""
-    number = getattr(scheduler, "last_epoch", -1)
+    number = getattr(scheduler, "last_epoch", None)
+    if number is None:  # ChainedScheduler
+        return max(map(position, getattr(scheduler, "_schedulers", [])), default=-1)
     return int(number) if isinstance(number, (int, float)) else -1
 
 
@@ -52,6 +76,10 @@ def describe_scheduler(scheduler: Any) -> dict[str, Any]:
         length = milestones[-1] + last["length"] if last["length"] else None
         warmup = milestones[0] if len(milestones) == 1 else None
         name = " then ".join(type(part).__name__ for part in parts)
+    elif parts:  # ChainedScheduler
+        described = [describe_scheduler(part) for part in parts]
+        length, warmup = (next(filter(None, (each[key] for each in described)), None) for key in ("length", "warmup"))
+        name = " and ".join(type(part).__name__ for part in parts)
     return {"name": known.get("__name__") or name, "length": length, "warmup": warmup}
 
 

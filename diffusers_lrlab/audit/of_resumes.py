@@ -1,0 +1,119 @@
+"""Diagnoses of a run's position in its schedule: loaded states, and steps of the scheduler without updates."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..core.words import counted, times
+from .evidence import Evidence, Finding, percent
+
+CLOSE = 0.05  # share of the steps that is no finding
+_JUMP = 1.5  # factor between consecutive updates
+_STEPWISE = ("StepLR", "MultiStepLR", "ReduceLROnPlateau")  # which jump by themselves
+
+
+def jumped(seen: Evidence) -> Finding | None:
+    """The learning rate jumps, or is replaced, where a state is loaded."""
+    lr = seen.lr
+    for loaded in seen.optimizer.loaded:
+        before, after = (next((each for each in loaded[key] if each), None) for key in ("before", "after"))
+        update = loaded["update"]
+        is_replaced = before is not None and after is not None and abs(after / before - 1) > 1e-6
+        if is_replaced and update < len(lr) and lr[update] != before:  # the program may set it again
+            return Finding(
+                "jumped",
+                f"The checkpoint loaded before update {update:,} replaced the learning rate {before:.4g} by {after:.4g}: a "
+                "new rate has no effect on a resumed run. Remedy: set it after loading, or start from weights only.",
+                is_problem=False,
+            )
+        is_new = update == 0 and 0 in (seen.optimizer.positions[0], seen.optimizer.own_count)
+        if (seen.optimizer.scheduler or {}).get("name") in _STEPWISE or is_new:
+            continue  # accelerate loads a new optimizer's state, too
+        if update + 2 < len(lr) and lr[update] > 0 and lr[update + 1] > 0:
+            first, second = lr[update + 1] / lr[update], lr[update + 2] / lr[update + 1]
+            if not 1 / _JUMP < first < _JUMP and 1 / _JUMP < second < _JUMP:
+                return Finding(
+                    "jumped",
+                    f"After the state was loaded, update {update:,} ran at {lr[update]:.4g} and the next at "
+                    f"{lr[update + 1]:.4g}. Remedy: load the state of the optimizer and of the scheduler, in this order, "
+                    "before the first update.",
+                )
+    return None
+
+
+def high_at_first(seen: Evidence) -> Finding | None:
+    """A warm-up whose first update is high."""
+    lr = seen.lr
+    if len(lr) < 10 or seen.optimizer.loaded[1:] or not lr[0] > _JUMP * lr[1] or lr[1] > 0.1 * seen.peak:
+        return None
+    if np.any(np.diff(lr[1:6]) < 0) or lr[5] <= lr[1]:
+        return None  # no warm-up
+    return Finding(
+        "high_at_first",
+        f"The first update ran at {percent(lr[0] / seen.peak)} of the peak, and the warm-up then began at "
+        f"{percent(lr[1] / seen.peak)}. Such a high first update may undo what was loaded. Remedy: another scheduler, or "
+        "no warm-up.",
+    )
+
+
+def schedule_not_resumed(seen: Evidence) -> Finding | None:
+    """The optimizer continues an earlier run, and the scheduler starts again or is at another update."""
+    done, position = seen.optimizer.own_count, seen.optimizer.positions[0]
+    if not done or seen.steps <= 0 or not np.isfinite(position):
+        return None
+    due = done * seen.steps
+    if abs(position - due) <= max(2, 2 * CLOSE * due):  # a gradient scaler may have skipped some
+        return None
+    remedy = "load the scheduler's state with that of the optimizer"
+    if position > due:
+        remedy += ", or make it with last_epoch as the number of its own steps before (not of micro-batches), less 1"
+    return Finding(
+        "schedule_not_resumed",
+        f"The optimizer continues after {counted(done, 'update', ',')}, by its own count, and the scheduler from its step "
+        f"{position:,.0f}, not {due:,.0f}: the schedule {'starts again' if position <= 2 else 'continues elsewhere'}, at "
+        f"{percent(seen.start)} of the highest rate. Remedy: {remedy}.",
+    )
+
+
+def ahead_of_updates(seen: Evidence) -> Finding | None:
+    """The scheduler is stepped before the first update, or for updates that are skipped."""
+    optimizer = seen.optimizer
+    early = optimizer.early_steps if optimizer.own_count == 0 else 0  # otherwise, to continue an earlier run
+    if early <= seen.steps and seen.steps > 1 + CLOSE:
+        early = 0  # of the first update, as by micro-batch
+    later, where = _steps_without_updates(seen)
+    length = seen.length or optimizer.num_updates
+    share = max(early / ((optimizer.scheduler or {}).get("warmup") or length), later / length)
+    if not seen.peak or not early and (share < CLOSE or later < 2):
+        return None
+    parts = []
+    if early:
+        first, last = optimizer.rows[0].get("from"), optimizer.rows[0].get("to")
+        skipped = f", while the loss scaler skipped {counted(optimizer.skipped_first, 'update')}"
+        rates = "its rates before" if None in (first, last) else f"its rates from {first:.4g} to {last:.4g}"
+        rates = f"its rate of {first:.4g}" if first == last and first is not None else rates
+        parts.append(
+            f"The scheduler was stepped {times(early)} before the first update{skipped if optimizer.skipped_first else ''}, "
+            f"so no update had {rates}, and the first ran at {percent(seen.start)} of the peak."
+        )
+    if later:
+        parts.append(
+            f"There were {counted(later, 'step')} of the scheduler without an update, first after update {where:,}."
+        )
+    remedy = "call scheduler.step() after optimizer.step(), and only then"
+    if optimizer.skipped:
+        remedy = "step the scheduler only if scaler.get_scale() is not lower after scaler.update() than before it"
+    is_problem = share >= CLOSE and early + later > 1 and bool(later or optimizer.skipped_first)
+    return Finding("ahead_of_updates", f"{' '.join(parts)} Remedy: {remedy}.", is_problem)
+
+
+def _steps_without_updates(seen: Evidence) -> tuple[int, int]:
+    """Scheduler steps after the first update beyond the usual number per update, and the update before the first of them."""
+    positions = seen.optimizer.positions
+    moves = np.diff(np.append(positions, np.nan if seen.optimizer.final_position is None else seen.optimizer.final_position))
+    known = moves[np.isfinite(moves)]
+    usual = float(np.median(known)) if len(known) else 0.0
+    if usual < 1 or np.mean(known == usual) < 0.5:
+        return 0, 0
+    more = np.where(np.isfinite(moves), np.maximum(moves - usual, 0), 0)
+    return int(more.sum()), int(np.argmax(more > 0))
