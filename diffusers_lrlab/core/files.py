@@ -1,13 +1,15 @@
 """Atomic files and folders: each is written under a temporary name, synced to the disk and renamed."""
 
 import errno
-import glob
+import itertools
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from .errors import DiskFull, LabError
 
@@ -20,12 +22,18 @@ _FULL_TEXT = re.compile(r"inline_container\.cc|PytorchStreamWriter|iostream erro
 
 
 TEMPORARY = ".tmp-lrlab-"  # prefix of unfinished files
-SHARED, OLD = "shared", "old"  # marks in the names of what several processes write, and of what is about to be deleted
+OLD = "old"  # mark in the names of folders that are about to be deleted
+_NEW, _LOCK, _REPLACED = "new", ".lock", ".replaced"
 
 
 def temporary_beside(path: Path, mark: str | None = None) -> Path:
     """The temporary path of a file or folder beside its final path; one per process unless there is a mark."""
     return path.with_name(f"{TEMPORARY}{os.getpid() if mark is None else mark}-{path.name}")
+
+
+def unfinished(path: Path) -> Path:
+    """The path under which [`atomic_file`] and [`atomic_folder`] write, the same in all processes."""
+    return temporary_beside(path, _NEW) / path.name
 
 
 @contextmanager
@@ -56,45 +64,104 @@ def full_disk_explained(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
-    """Yields a path to write to, which becomes `path` when the block ends and disappears if it fails."""
-    # The suffix stays, since libraries choose the format by it.
-    temporary = temporary_beside(path)
+def _unfinished(path: Path, timeout: float = -1) -> Iterator[Path]:
+    """
+    [`unfinished`] of a path, in a folder that is locked: one process at a time writes there, and removes what a killed one
+    has left. Raises `filelock.Timeout` if the lock is not free in time; by default it waits.
+    """
+    room = temporary_beside(path, _NEW)
+    made = [*itertools.takewhile(lambda parent: not parent.exists(), room.parents)]
+    lock = _locked(room, timeout)
     try:
-        with full_disk_explained(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            yield temporary
-            sync(temporary)
-            os.replace(temporary, path)
-            sync(path.parent)
+        if (room / _REPLACED).exists() and not path.exists():
+            os.replace(room / _REPLACED, path)  # killed between two renames
+        _empty(room)
+        yield room / path.name
     finally:
-        with suppress(OSError):  # it must not hide why the file could not be written
-            temporary.unlink()
+        with suppress(OSError):  # it must not hide why something could not be written
+            _empty(room)
+            (room / _LOCK).unlink()
+        lock.release()
+        with suppress(OSError):  # unless they hold a result, or another process has them now
+            for folder in (room, *made):
+                folder.rmdir()
+
+
+def _locked(room: Path, timeout: float) -> FileLock:
+    while True:
+        room.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(room / _LOCK, timeout=timeout)
+        with suppress(FileNotFoundError):  # the process that had the lock has removed the folder meanwhile
+            lock.acquire()
+            if (room / _LOCK).exists():
+                return lock
+            lock.release()
+
+
+def _empty(room: Path) -> None:
+    for path in room.iterdir():
+        if path.name != _LOCK:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 @contextmanager
-def atomic_folder(path: Path, shared: bool = False) -> Iterator[Path]:
-    """
-    Yields an empty folder to write into, which replaces `path` when the block ends and disappears if it fails.
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yields a path to write to, which becomes `path` when the block ends and disappears if it fails."""
+    # The name stays, since libraries choose the format by its suffix.
+    with full_disk_explained(path), _unfinished(path) as temporary:
+        yield temporary
+        sync(temporary)
+        os.replace(temporary, path)
+        sync(path.parent)
 
-    A shared folder has the same name in all processes that write into it; only one of them may enter this block.
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
     """
-    temporary = temporary_beside(path, SHARED if shared else None)
-    shutil.rmtree(temporary, ignore_errors=True)
+    Yields an empty folder to write into, which becomes `path` when the block ends and disappears if it fails.
+
+    It replaces an older folder, so it is only for folders inside a result of this program. [`new_folder`] is for all others.
+    """
+    with full_disk_explained(path), _unfinished(path) as temporary:
+        _check_replaceable(path)
+        temporary.mkdir()
+        yield temporary
+        sync_tree(temporary)
+        _check_replaceable(path)  # again, since the block may take hours
+        if path.exists():
+            os.replace(path, temporary.with_name(_REPLACED))
+        os.replace(temporary, path)
+        sync(path.parent)
+
+
+@contextmanager
+def new_folder(path: Path, remedy: str = "Give a new one") -> Iterator[Path]:
+    """
+    Yields an empty folder to write into, which becomes `path` when the block ends and disappears if it fails. Nothing is
+    replaced: raises a `LabError` if there is anything, or if another process is writing there, also if this happens later.
+    """
+    check_new_folder(path, remedy)
     try:
-        with full_disk_explained(path):
-            _check_replaceable(path)
-            temporary.mkdir(parents=True)
+        with full_disk_explained(path), _unfinished(path, timeout=0) as temporary:
+            check_new_folder(path, remedy)  # again, since another process may just have finished
+            temporary.mkdir()
             yield temporary
             sync_tree(temporary)
-            _check_replaceable(path)  # again, since the block may take hours
-            old = put_aside(path) if path.exists() else None
-            os.replace(temporary, path)
+            _rename_to_new(temporary, path, remedy)
             sync(path.parent)
-            if old is not None:
-                shutil.rmtree(old)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    except Timeout:
+        raise LabError(f"{str(path)!r} is being written by another process. {remedy}, or wait for it.") from None
+
+
+def _rename_to_new(temporary: Path, path: Path, remedy: str) -> None:
+    """Renames a folder to a path where there is nothing, or an empty folder."""
+    try:
+        os.rename(temporary, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        what = "was made by another program meanwhile, and nothing in it was changed"
+        raise LabError(f"{str(path)!r} {what}. {remedy}, and repeat the command.") from None
 
 
 def _check_replaceable(path: Path) -> None:
@@ -117,23 +184,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(put_aside(path))
     else:
         path.unlink()
-
-
-def remove_leftovers_of_the_dead(path: Path) -> None:
-    """Removes temporary files beside `path` that belong to processes of this machine which no longer run."""
-    for leftover in path.parent.glob(f"{TEMPORARY}*-{glob.escape(path.name)}"):
-        process = leftover.name.removeprefix(TEMPORARY).removesuffix(f"-{path.name}")
-        if process.isdigit() and not _is_running(int(process)):
-            remove_leftovers(path.parent, pattern=glob.escape(leftover.name))
-
-
-def _is_running(process: int) -> bool:
-    with suppress(PermissionError):  # another user's
-        try:
-            os.kill(process, 0)
-        except (ProcessLookupError, OverflowError):
-            return False
-    return True
 
 
 def remove_leftovers(*folders: Path, pattern: str = f"{TEMPORARY}*") -> None:
@@ -199,7 +249,9 @@ def folder_beside(folder: Path, ending: str) -> Path:
 
 
 def check_new_folder(folder: Path, remedy: str = "Give a new one") -> None:
-    """Raises a `LabError` unless a folder is new or empty. The current folder cannot be replaced."""
+    """Raises a `LabError` unless a folder is new or empty. The current folder and links cannot be replaced."""
+    if folder.is_symlink():
+        raise LabError(f"{str(folder)!r} is a link, and links are not replaced. {remedy}.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise LabError(f"{str(folder)!r} exists and is not an empty folder. {remedy}.")
     if folder.resolve() == Path.cwd():

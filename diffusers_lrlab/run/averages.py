@@ -1,6 +1,6 @@
 """Averages of a finished run, of any width, from its snapshots."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +58,12 @@ class RunSnapshots:
         """The combined weights, in float32."""
         return combined(self.snapshots, coefficients)
 
-    def save(
-        self, width: float, out: Path, more: Mapping[str, Any] | None = None, draw: Callable[[Path], None] | None = None
-    ) -> Combination:
-        """Writes the pipeline with the average of a width, with `more` in its `average.json`."""
+    def write(self, into: Path, width: float, more: Mapping[str, Any] | None = None) -> Combination:
+        """Writes the pipeline with the average of a width into an empty folder, with `more` in its `average.json`."""
         found = self.combination(width)
         weights = self.weights(found.coefficients.tolist())
         named = {self.pipeline.saved_name(name): value for name, value in weights.items()}
-        self.pipeline.save(named, out, {**self.about(width, found), **(more or {})}, draw)
+        self.pipeline.write(into, named, {**self.about(width, found), **(more or {})})
         return found
 
     def about(self, width: float, found: Combination) -> dict[str, Any]:

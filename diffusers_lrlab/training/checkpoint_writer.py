@@ -13,7 +13,7 @@ from accelerate.utils import broadcast_object_list
 from typing_extensions import Self
 
 from ..core.background import BackgroundWrite
-from ..core.files import SHARED, atomic_folder, full_disk_explained, remove, temporary_beside
+from ..core.files import atomic_folder, full_disk_explained, remove, unfinished
 from .checkpoints import Contents, contents_of, save_shards
 from .config import ResolvedConfig
 from .divergence_rules import rollback_rule
@@ -76,7 +76,7 @@ class CheckpointWriter:
 
     def _write(self, path: Path, contents: Contents) -> None:
         check_own_checkpoint(path)
-        with atomic_folder(path, shared=True) as temporary:
+        with atomic_folder(path) as temporary:
             contents.write(temporary, self.folder)
             check_own_checkpoint(path)
         remove_old_checkpoints(self.folder, self.config)
@@ -85,7 +85,7 @@ class CheckpointWriter:
         accelerator = self.accelerator
         if accelerator.is_main_process:
             check_own_checkpoint(path)
-            with atomic_folder(path, shared=True) as temporary:
+            with atomic_folder(path) as temporary:
                 accelerator.wait_for_everyone()
                 save_shards(accelerator, run, temporary)
                 accelerator.wait_for_everyone()
@@ -95,7 +95,7 @@ class CheckpointWriter:
         else:
             accelerator.wait_for_everyone()
             with full_disk_explained(path):
-                save_shards(accelerator, run, temporary_beside(path, SHARED))
+                save_shards(accelerator, run, unfinished(path))
             accelerator.wait_for_everyone()
         accelerator.wait_for_everyone()
 

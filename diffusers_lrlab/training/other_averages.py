@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from ..averaging.averages import EMA
+from ..core.files import atomic_folder
 from .lora import base_weights, trained_parameters
 from .run_folder import RunFolder
 from .run_state import RunState
@@ -27,7 +28,8 @@ def save_other_averages(run: RunState, folder: RunFolder) -> list[Path]:
             saved.append(folder.lab / OTHERS / str(number))
             about = {"kind": form.name, "form": str(form), "update": run.update}
             pipeline = SavedPipeline.of(folder.path)
-            pipeline.save(_named_weights(run, average, values, pipeline), saved[-1], about)
+            with atomic_folder(saved[-1]) as temporary:
+                pipeline.write(temporary, _named_weights(run, average, values, pipeline), about)
     return saved
 
 
