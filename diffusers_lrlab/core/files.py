@@ -5,7 +5,7 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -24,6 +24,7 @@ _FULL_TEXT = re.compile(r"inline_container\.cc|PytorchStreamWriter|iostream erro
 TEMPORARY = ".tmp-lrlab-"  # prefix of unfinished files
 OLD = "old"  # mark in the names of folders that are about to be deleted
 _NEW, _LOCK, _REPLACED = "new", ".lock", ".replaced"
+_ALL = ("**/*",)
 
 
 def temporary_beside(path: Path, mark: str | None = None) -> Path:
@@ -116,20 +117,26 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path, own: Sequence[str] = _ALL) -> Iterator[Path]:
     """
     Yields an empty folder to write into, which becomes `path` when the block ends and disappears if it fails.
 
-    It replaces an older folder, so it is only for folders inside a result of this program. [`new_folder`] is for all others.
+    It replaces an older folder, so it is only for folders inside a result of this program; [`new_folder`] is for all others.
+    Files that match none of the patterns `own`, or that appeared during the block, are kept.
     """
     with full_disk_explained(path), _unfinished(path) as temporary:
         _check_replaceable(path)
+        replaced = _files_in(path, own)
         temporary.mkdir()
         yield temporary
         sync_tree(temporary)
         _check_replaceable(path)  # again, since the block may take hours
         if path.exists():
-            os.replace(path, temporary.with_name(_REPLACED))
+            old = temporary.with_name(_REPLACED)
+            os.replace(path, old)
+            for name in _files_in(old) - replaced - _files_in(temporary):
+                (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(old / name, temporary / name, follow_symlinks=False)
         os.replace(temporary, path)
         sync(path.parent)
 
@@ -162,6 +169,12 @@ def _rename_to_new(temporary: Path, path: Path, remedy: str) -> None:
             raise
         what = "was made by another program meanwhile, and nothing in it was changed"
         raise LabError(f"{str(path)!r} {what}. {remedy}, and repeat the command.") from None
+
+
+def _files_in(folder: Path, patterns: Sequence[str] = _ALL) -> set[str]:
+    """Relative paths of the files and links in a folder that match a pattern."""
+    found = (path for pattern in patterns for path in folder.glob(pattern))
+    return {path.relative_to(folder).as_posix() for path in found if path.is_symlink() or not path.is_dir()}
 
 
 def _check_replaceable(path: Path) -> None:

@@ -108,6 +108,8 @@ class Child:
         parent.folder.check_log_until(source)
         change = self._change_optimizer if self.changed else None
         with locked(folder.path, "--out"):
+            if self.is_prepared():  # by another process, meanwhile
+                return
             if self._is_half_made(folder.read_record()):
                 folder.clear()
             folder.remove_leftovers()

@@ -123,6 +123,7 @@ def _run(
     if kept := kept_in_words(first):
         study.progress.log(kept)
     with folder.locked(), stops_explained(folder.path), products_in(spec.precision, study.device):
+        folder.check_is_study(spec.name, [*tuning, *first])  # again: another command may have used the folder meanwhile
         folder.reopen()
         folder.write_spec(spec, command, source if _depend_on_text_alone([*tuning, *first]) else None)
         with open_workers(executor, num_workers, address, study) as workers:

@@ -117,6 +117,18 @@ def test_of_two_that_make_one_folder_the_first_wins(tmp_path):
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
+def test_a_replaced_folder_keeps_files_of_others(tmp_path):
+    report = tmp_path / "report"
+    for name in ("plot.png", "tables/stale.tex", "tables/mine.txt", "notes/mine.png"):
+        write_text(report / name, "old")
+    with atomic_folder(report, own=("*.png", "tables/*.tex")) as temporary:
+        write_text(temporary / "plot.png", "new")
+        write_text(report / "tables" / "later.tex", "meanwhile")
+    found = {path.relative_to(report).as_posix(): path.read_text() for path in report.rglob("*") if path.is_file()}
+    assert found == {"plot.png": "new", "tables/mine.txt": "old", "notes/mine.png": "old", "tables/later.tex": "meanwhile"}
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+
+
 @pytest.mark.parametrize("make", [new_folder, atomic_folder, atomic_file])
 def test_a_failure_leaves_nothing(tmp_path, make):
     def fail():
