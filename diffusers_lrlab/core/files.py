@@ -255,6 +255,12 @@ def check_kinds(files: Iterable[Path], folders: Iterable[Path], option: str = ""
             raise LabError(f"{str(path)!r} is not a folder, but a folder must be made there. {remedy}")
 
 
+def number_in(name: str, prefix: str) -> int | None:
+    """The number after a prefix of a file name, such as 20 in `checkpoint-20`; `None` for any other name."""
+    found = re.fullmatch(rf"{re.escape(prefix)}([0-9]{{1,15}})", name)
+    return int(found[1]) if found else None
+
+
 def folder_beside(folder: Path, ending: str) -> Path:
     """The folder next to this one with its name and an ending, for `.` and `..`, too."""
     named = folder if folder.name not in ("", "..") else folder.resolve()

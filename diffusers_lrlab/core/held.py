@@ -1,6 +1,7 @@
 """Comparison of a result with its manifest, before it is uploaded, repeated or reported."""
 
 import json
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -79,9 +80,24 @@ def _hold(folder: Path, name: str, sums: Sums, held: Held) -> None:
 def refuse_damaged(folder: Path, kind: str, remedy: str, only: Callable[[str], bool] = lambda name: True) -> Held:
     """Raises a `LabError` that names damaged files; other findings of [`held_against_manifest`] are warnings."""
     held = held_against_manifest(folder, kind, only)
-    if damage := list(held.damaged.values()):
-        more = f"; and {len(damage) - 5} more" if len(damage) > 5 else ""
-        raise LabError(f"{'; '.join(damage[:5])}{more}. Hint: {remedy}")
+    _refuse(held, remedy)
     for note in held.notes:
         warn(f"{str(folder)!r}: {note}.")
     return held
+
+
+def refuse_damage_in_use(folder: Path, kind: str, reads: Callable[[str], bool]) -> None:
+    """
+    Raises a `LabError` if the record of a run or study is damaged, or a file that `reads` selects. Only these are hashed.
+    A result without a manifest, such as an unfinished one, cannot be verified.
+    """
+    record = _RECORD[kind].as_posix()
+    held = held_against_manifest(folder, kind, lambda name: name == record or reads(name))
+    where = shlex.quote(str(folder))
+    _refuse(held, f"restore it from a copy, or make or pull the {kind} again; `lrlab check {where}` lists all damage.")
+
+
+def _refuse(held: Held, remedy: str) -> None:
+    if damage := list(held.damaged.values()):
+        more = f"; and {len(damage) - 5} more" if len(damage) > 5 else ""
+        raise LabError(f"{'; '.join(damage[:5])}{more}. Hint: {remedy}")

@@ -219,6 +219,6 @@ def container_room(root: Path = Path("/sys/fs/cgroup")) -> float:
             cached = re.search(r"^(?:total_)?inactive_file (\d+)", (folder / "memory.stat").read_text(), re.MULTILINE)
         except OSError:
             continue
-        if most.isdigit():  # "max" otherwise
+        if most.isdecimal():  # "max" otherwise
             return int(most) - int(used) + (int(cached[1]) if cached else 0)  # the cache is released when needed
     return math.inf

@@ -21,12 +21,12 @@ from ..training.config import complete_options
 from ..training.kinds.base import DataKind
 from ..training.kinds.select import component_of, kind_of
 from ..training.pipeline import pipeline_name
+from ..training.record_schema import read_json
 from .card_limits import command_without_checkout, compared_with_real_data, data_facts, licence_text, limits_of
 from .card_rows import distance_rows, facts_of, result_rows
 from .card_sections import section_of
 from .cards import as_code, fill
 from .pipeline_folder import references_of
-from .records import read_json
 
 # Markdown for a LoRA beside the pipeline; the classes of models that have no LoRA in diffusers inherit its loader.
 _LORA_EXAMPLE = """

@@ -26,9 +26,10 @@ from ..schedules.published import read_schedule_file
 from ..study.same_command import is_preset
 from ..training.kinds.select import components
 from ..training.lora import BASE
+from ..training.record_schema import read_json
 from ..training.run_folder import RunFolder
 from .cards import card_for_dataset, card_for_run, card_for_schedule, card_for_study, space_of_study
-from .records import read_json, read_record, updates_done
+from .records import read_record, updates_done
 
 # Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
 _RUN_FILES = ("model_index.json", "pipeline.py", "README.md", LORA_FILE, "lrlab/*")

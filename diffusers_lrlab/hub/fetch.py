@@ -13,11 +13,12 @@ from ..core.held import refuse_damaged
 from ..core.manifest import MANIFEST, file_sums, write_manifest
 from ..core.plain_yaml import load_plain_yaml
 from ..core.words import counted
+from ..training.record_schema import read_json
 from .access import Target, check_repo_id, hub_errors, status_of, with_retries
 from .cards import HUB, parsed_card
 from .contents import type_of_files
 from .pipeline_folder import check_pipeline
-from .records import lines_of, read_json
+from .records import lines_of
 
 # Formats that run code when they are read.
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".msgpack")

@@ -6,7 +6,7 @@ from typing import Any
 from ..core.errors import LabError
 from ..models.start_weights import LORA_FILE
 from ..pipelines.reference import Reference, saved_references
-from .records import read_json
+from ..training.record_schema import read_json
 
 
 def references_of(folder: Path) -> dict[str, Reference]:

@@ -15,8 +15,9 @@ from ..core.options import defaults_of, names_where
 from ..core.words import agreeing, counted
 from ..models.start_weights import LORA_FILE
 from ..training.kinds.select import component_of
+from ..training.record_schema import is_number
 from .recorded_options import recorded_options
-from .records import is_number, read_log, read_record
+from .records import read_log, read_record
 
 if TYPE_CHECKING:
     import torch

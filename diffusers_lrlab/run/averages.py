@@ -9,7 +9,7 @@ from ..averaging.snapshots import Snapshot, combined, profiles_of, read_snapshot
 from ..core.errors import LabError, must_be, warn
 from ..core.words import counted
 from ..hub.recorded_options import recorded_options
-from ..hub.records import read_record
+from ..hub.records import open_run
 from ..training.run_files import LAB, SNAPSHOTS
 from ..training.run_folder import RunFolder
 from ..training.saved_pipeline import SavedPipeline, Weights
@@ -23,7 +23,7 @@ class RunSnapshots:
     def __init__(self, folder: Path):
         _check_is_no_study(folder)
         self.folder, self.script = folder, ScriptFormat.of(folder)
-        record = read_record(folder) if self.script is None else {}
+        record = open_run(folder, _is_of_pipeline) if self.script is None else {}
         self.snapshots = read_snapshots(folder / LAB / OF_SCRIPT if self.script else folder / SNAPSHOTS)
         if not self.snapshots:
             raise no_snapshots(folder)
@@ -82,6 +82,10 @@ class RunSnapshots:
     def _by_snapshot(self, found: Combination) -> list[list[float]]:
         left = iter(found.coefficients.tolist())
         return [[next(left) for _ in snapshot.sigma_rels] for snapshot in self.snapshots]
+
+
+def _is_of_pipeline(name: str) -> bool:
+    return not name.startswith(f"{LAB}/")
 
 
 def no_snapshots(folder: Path) -> LabError:

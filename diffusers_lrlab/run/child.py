@@ -11,7 +11,7 @@ import torch
 
 from ..core.environment import launch_command
 from ..core.errors import LabError
-from ..core.files import write_text
+from ..core.files import number_in, write_text
 from ..core.lock import locked
 from ..core.options import defaults_of
 from ..optimizers.build import tried_optimizer
@@ -142,7 +142,8 @@ class Child:
             if (parent.lab / name).exists():
                 shutil.copyfile(parent.lab / name, folder.lab / name)
         for file in (parent.lab / "samples").glob("*"):
-            if (number := "".join(filter(str.isdigit, file.stem))) and int(number) <= self.at < self.parent.num_updates:
+            update = number_in(file.stem, "update-")
+            if update is not None and update <= self.at < self.parent.num_updates:
                 (folder.lab / "samples").mkdir(exist_ok=True)
                 shutil.copyfile(file, folder.lab / "samples" / file.name)
 

@@ -13,7 +13,7 @@ from ..core.files import new_folder
 from ..core.manifest import find_damage
 from ..core.plugins import load_plugins
 from ..hub.recorded_options import recorded_options
-from ..hub.records import read_log, read_record
+from ..hub.records import open_run, read_log
 from ..schedules.expected import schedule_curves
 from ..schedules.registries import SCHEDULERS
 from ..training.config import ResolvedConfig
@@ -82,7 +82,7 @@ def _rates(folder: Path, state: dict[str, Any]) -> np.ndarray:
 
     It is that of the schedule, or that of the log for schedules that follow losses and after rollbacks.
     """
-    config = ResolvedConfig(**recorded_options(read_record(folder), str(folder), state["config"]))
+    config = ResolvedConfig(**recorded_options(open_run(folder, lambda name: True), str(folder), state["config"]))
     load_plugins(config.plugins)
     num_updates: int = state["num_updates"]
     if "feedback" not in SCHEDULERS[config.lr_scheduler].traits and not state.get("rollbacks"):

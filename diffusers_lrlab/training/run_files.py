@@ -1,11 +1,10 @@
 """The paths in the folder of a run that belong to the run."""
 
 import json
-import re
 from pathlib import Path
 
 from ..core.errors import LabError
-from ..core.files import TEMPORARY, check_kinds
+from ..core.files import TEMPORARY, check_kinds, number_in
 from ..core.manifest import MANIFEST, Sums, sums_in
 from ..models.start_weights import LORA_FILE
 from .kinds.select import components
@@ -45,7 +44,7 @@ def check_kinds_of_own(path: Path, logging_dir: str) -> None:
 def check_names_of_checkpoints(path: Path) -> None:
     """Raises a `LabError` for a path in the folder of a run that has the name of a checkpoint but is not one."""
     for checkpoint in sorted(path.glob("checkpoint-*")):
-        if re.fullmatch(r"checkpoint-\d+", checkpoint.name):
+        if number_in(checkpoint.name, "checkpoint-") is not None:
             check_own_checkpoint(checkpoint)
 
 
