@@ -203,6 +203,7 @@ def _write_all(
     figures: "Figures | None" = None,
 ) -> Path:
     """Writes the table of runs, summary and report."""
+    study.folder.reopen()
     results = study.folder.results([*runs, *tuning])
     notes = notes_on(runs, [result for result in results if result.stage == "compare"], study)
     write_runs(results, notes, study.folder.path)

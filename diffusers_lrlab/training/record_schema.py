@@ -21,18 +21,18 @@ _LARGEST = 10**15  # counts; exact as float, too
 
 
 @dataclass(frozen=True)
-class _Value:
+class Value:
     """A kind of values: a description for errors, and a test."""
 
     text: str
     fits: Callable[[Any], bool]
 
-    def __or__(self, other: _Value) -> _Value:
-        return _Value(f"{self.text} or {other.text}", lambda value: self.fits(value) or other.fits(value))
+    def __or__(self, other: Value) -> Value:
+        return Value(f"{self.text} or {other.text}", lambda value: self.fits(value) or other.fits(value))
 
 
 @dataclass(frozen=True)
-class _Mapping:
+class Fields:
     """
     A mapping with these fields, of which those with a "?" may be missing, and others, which have the schema `each`.
     """
@@ -45,41 +45,41 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
 
 
-_NONE = _Value("null", lambda value: value is None)
-_TEXT = _Value("a text", lambda value: isinstance(value, str) and "\0" not in value)
-_COUNT = _Value("a whole number from 0 on", lambda value: type(value) is int and 0 <= value < _LARGEST)
-_NUMBER = _Value("a number", is_number)
-_TEXTS = _Value("a list of texts", lambda value: isinstance(value, list) and all(map(_TEXT.fits, value)))
-_PAIR = _Value("a list of two values", lambda value: isinstance(value, list) and len(value) == 2)
-_ANY = _Mapping({})
-_PARENT = _Mapping(
+NONE = Value("null", lambda value: value is None)
+TEXT = Value("a text", lambda value: isinstance(value, str) and "\0" not in value)
+_COUNT = Value("a whole number from 0 on", lambda value: type(value) is int and 0 <= value < _LARGEST)
+NUMBER = Value("a number", is_number)
+_TEXTS = Value("a list of texts", lambda value: isinstance(value, list) and all(map(TEXT.fits, value)))
+_PAIR = Value("a list of two values", lambda value: isinstance(value, list) and len(value) == 2)
+_ANY = Fields({})
+_PARENT = Fields(
     {
-        **{"how": _TEXT, "folder": _TEXT, "schedule": _TEXT, "update": _COUNT, "num_updates": _COUNT},
-        **{"git_commit?": _TEXT | _NONE, "version?": _TEXT | _NONE, "changed?": _Mapping({}, each=_PAIR)},
+        **{"how": TEXT, "folder": TEXT, "schedule": TEXT, "update": _COUNT, "num_updates": _COUNT},
+        **{"git_commit?": TEXT | NONE, "version?": TEXT | NONE, "changed?": Fields({}, each=_PAIR)},
     }
 )
 _PARENT.fields["parent?"] = _PARENT
-_PLUGIN = _Mapping({"name": _TEXT, "sha256": _TEXT})
-_RECORD = _Mapping(
+_PLUGIN = Fields({"name": TEXT, "sha256": TEXT})
+_RECORD = Fields(
     {
-        "run": _Mapping(
+        "run": Fields(
             {
-                **{"status": _TEXT, "command": _TEXT, "call?": _TEXT | _NONE, "program_registrations?": _TEXTS},
-                **{"started?": _TEXT, "starts?": _TEXTS, "seconds?": _NUMBER, "ended?": _TEXT | _NONE, "error?": _TEXT},
-                **{"manifest?": _TEXT, "trackers?": _ANY, "parent?": _PARENT},
+                **{"status": TEXT, "command": TEXT, "call?": TEXT | NONE, "program_registrations?": _TEXTS},
+                **{"started?": TEXT, "starts?": _TEXTS, "seconds?": NUMBER, "ended?": TEXT | NONE, "error?": TEXT},
+                **{"manifest?": TEXT, "trackers?": _ANY, "parent?": _PARENT},
             }
         ),
-        "train": _Mapping(
+        "train": Fields(
             {
                 **{"num_updates": _COUNT, "global_batch": _COUNT, "updates_done?": _COUNT, "warmup_updates?": _COUNT},
-                **{"num_training_images?": _COUNT | _NONE, "num_held_out_images?": _COUNT, "num_parameters?": _COUNT},
+                **{"num_training_images?": _COUNT | NONE, "num_held_out_images?": _COUNT, "num_parameters?": _COUNT},
                 **{"num_processes?": _COUNT, "class_names?": _TEXTS, "results?": _ANY, "warnings?": _ANY},
                 "preflight?": _ANY,
-                "started_from?": _Mapping({"name_or_path": _TEXT, "commit?": _TEXT | _NONE, "sha256": _TEXT}),
+                "started_from?": Fields({"name_or_path": TEXT, "commit?": TEXT | NONE, "sha256": TEXT}),
             }
         ),
-        "config": _Mapping({"output_dir": _TEXT, "lr_scheduler": _TEXT}),
-        "meta": _Mapping({"versions": _Mapping({}, each=_TEXT), "git_commit?": _TEXT | _NONE, "plugins?": [_PLUGIN]}),
+        "config": Fields({"output_dir": TEXT, "lr_scheduler": TEXT}),
+        "meta": Fields({"versions": Fields({}, each=TEXT), "git_commit?": TEXT | NONE, "plugins?": [_PLUGIN]}),
     }
 )
 
@@ -122,22 +122,22 @@ def read_checked(file: Path, remedy: str = "restore it from a copy, or pull it a
     """A record; a `LabError` that names the field if anything in it that is used has another type."""
     try:
         record = _data_of(file)
-        problem = _problem(record, _RECORD, "") or _problem_of_options(record["config"])
+        problem = problem_in(record, _RECORD) or _problem_of_options(record["config"])
     except _UNREADABLE as error:
-        problem = str(error)
+        problem = f"it cannot be read as JSON: {error}"
     if problem:
         raise LabError(f"{str(file)!r} is damaged ({problem}). Hint: {remedy}.")
     return typing.cast("dict[str, Any]", record)
 
 
-def _problem(value: Any, schema: Any, where: str) -> str:
+def problem_in(value: Any, schema: Any, where: str = "") -> str:
     """The first difference of data from a schema, in words; an empty text if there is none."""
-    if isinstance(schema, _Value):
+    if isinstance(schema, Value):
         return "" if schema.fits(value) else f"{where} must be {schema.text}, got {shown(value)}"
     if isinstance(schema, list):
         if not isinstance(value, list):
             return f"{where} must be a list, got {shown(value)}"
-        return next(filter(None, (_problem(each, schema[0], f"{where}[{n}]") for n, each in enumerate(value))), "")
+        return next(filter(None, (problem_in(each, schema[0], f"{where}[{n}]") for n, each in enumerate(value))), "")
     if not isinstance(value, dict):
         return f"{where or 'it'} must be a mapping, got {shown(value)}"
     inside = f"{where}." if where else ""
@@ -145,10 +145,10 @@ def _problem(value: Any, schema: Any, where: str) -> str:
         key = name.removesuffix("?")
         if key not in value and key == name:
             return f"it has no {f'section {key!r}' if not where else f'{inside}{key}'}"
-        if key in value and (problem := _problem(value[key], part, f"{inside}{key}")):
+        if key in value and (problem := problem_in(value[key], part, f"{inside}{key}")):
             return problem
     others = () if schema.each is None else value.keys() - schema.fields.keys()
-    return next(filter(None, (_problem(value[key], schema.each, f"{inside}{key}") for key in others)), "")
+    return next(filter(None, (problem_in(value[key], schema.each, f"{inside}{key}") for key in others)), "")
 
 
 def _problem_of_options(config: dict[str, Any]) -> str:

@@ -289,7 +289,7 @@ def test_the_record_takes_the_room_that_was_kept_for_it(tmp_path, monkeypatch):
 
     monkeypatch.setattr("diffusers_lrlab.training.run_folder.write_text", write)
     _write_end(SimpleNamespace(folder=folder, log=SimpleNamespace(observer=None)), record, room)
-    assert folder.read_record() == record
+    assert json.loads((folder.lab / "run.json").read_text()) == record
 
 
 # --- signals and the pipeline -----------------------------------------------------------------------------------------
