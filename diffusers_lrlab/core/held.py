@@ -2,12 +2,12 @@
 
 import json
 import shlex
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .errors import LabError, warn
+from .errors import LabError, shortened, warn
 from .manifest import CARD, MANIFEST, DamagedManifest, Sums, find_damage_of_file, read_manifest
 
 _RECORD = {"run": Path("lrlab", "run.json"), "study": Path("summary.json")}  # the files that say whether there is a manifest
@@ -95,6 +95,21 @@ def refuse_damage_in_use(folder: Path, kind: str, reads: Callable[[str], bool]) 
     held = held_against_manifest(folder, kind, lambda name: name == record or reads(name))
     where = shlex.quote(str(folder))
     _refuse(held, f"restore it from a copy, or make or pull the {kind} again; `lrlab check {where}` lists all damage.")
+
+
+@contextmanager
+def damage_named(folder: Path, kind: str) -> Iterator[None]:
+    """Turns what readers raise for data of another form into a `LabError`, where a folder may be a download."""
+    try:
+        yield
+    except LabError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        what = f"{type(error).__name__}: {shortened(str(error))}"
+        raise LabError(
+            f"The files of the {kind} in {str(folder)!r} are damaged or do not belong together ({what}). Hint: restore them "
+            "from a copy, or pull them again."
+        ) from error
 
 
 def _refuse(held: Held, remedy: str) -> None:

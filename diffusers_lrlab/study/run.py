@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError, warn
-from ..core.held import refuse_damaged
+from ..core.held import damage_named, refuse_damaged
 from ..core.manifest import open_manifest
 from ..core.plugins import loaded_plugins, names_code, plugin_packages
 from ..core.registered import registered_code_located
@@ -174,8 +174,8 @@ def report_study(out: Path, figures: "Figures | None" = None) -> Path:
         parts = ("runs/", "weights/") if (out / "weights").is_dir() else ("runs/",)
         refuse_damaged(out, "study", again, only=lambda name: name.startswith(parts))
     if is_card and (out / RUNS_TABLE).exists():
-        results, notes = read_runs(out)
-        with folder.locked():
+        with folder.locked(), damage_named(out, "study"):
+            results, notes = read_runs(out)
             return _write_results(spec, results, notes, folder, StudyProgress(), command, figures)
     if is_card and (out / "summary.json").exists():
         raise LabError(

@@ -14,6 +14,7 @@ from tables import cases
 from diffusers_lrlab import LabError, PointDDPMPipeline, TrainingConfig, branch, extend, train
 from diffusers_lrlab.averaging.posthoc import Profiles, combine
 from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core import files
 from diffusers_lrlab.core.manifest import write_manifest
 from diffusers_lrlab.hub.contents import contents_of
 from diffusers_lrlab.hub.rerun import repeated_options
@@ -56,6 +57,31 @@ def run(tmp_path_factory):
 
 def copy(run, tmp_path):
     return shutil.copytree(run, tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    "command", ["ema {run} --sigma_rel 0.1 --out", "data export moons --n 20", "data export shapes --n 20 --n_test 5"]
+)
+def test_a_file_that_appears_while_a_new_folder_is_made_stays(run, tmp_path, monkeypatch, capsys, command):
+    out, sync_tree, words = tmp_path / "out", files.sync_tree, command.format(run=run).split()
+    arguments = [*words, str(out)] if words[0] == "ema" else [*words[:3], str(out), *words[3:]]
+    others = []
+
+    def sync_slowly(folder):
+        sync_tree(folder)
+        others.append((main(arguments), capsys.readouterr().err))
+        out.mkdir()
+        (out / "mine.txt").write_text("precious")
+
+    monkeypatch.setattr(files, "sync_tree", sync_slowly)
+    assert main(arguments) == 2
+    assert (
+        "out' was made by another program meanwhile, and nothing in it was changed. Give a new one"
+        in capsys.readouterr().err
+    )
+    ((status, said),) = others
+    assert (status, "out' is being written by another process. Give a new one" in said) == (2, True)
+    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")} == {"out", "out/mine.txt"}
 
 
 def weights(folder, component="denoiser"):
