@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -253,6 +254,11 @@ def check_kinds(files: Iterable[Path], folders: Iterable[Path], option: str = ""
     for path in folders:
         if (path.exists() and not path.is_dir()) or (path.is_symlink() and not path.exists()):
             raise LabError(f"{str(path)!r} is not a folder, but a folder must be made there. {remedy}")
+
+
+def is_plain_name(name: Any) -> bool:
+    """Whether a value is the name of a file, without a path."""
+    return isinstance(name, str) and Path(name).name == name and name not in ("", "..") and "\0" not in name
 
 
 def number_in(name: str, prefix: str) -> int | None:

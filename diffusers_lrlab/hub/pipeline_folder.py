@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
+from ..core.files import is_plain_name
 from ..models.start_weights import LORA_FILE
 from ..pipelines.reference import Reference, saved_references
 from ..training.record_schema import read_json
@@ -30,7 +31,7 @@ def check_pipeline(folder: Path) -> None:
     references = _references(index, folder / "model_index.json")
     for name, value in index.items():
         if isinstance(value, list) and any(value) and name not in references:
-            if Path(name).name != name:
+            if not is_plain_name(name):
                 raise LabError(f"{str(folder / 'model_index.json')!r} names {name!r}, which is not a folder beside it.")
             _check_part(folder / name)
     if (folder / LORA_FILE).is_file():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError, must_be
+from ..core.files import is_plain_name
 from ..core.held import refuse_damage_in_use
 from ..core.hub_client import limit_waiting, without_tokens
 from ..core.manifest import file_sums
@@ -143,9 +144,7 @@ def _part(top: Path, name: str, class_name: str, component: str) -> Path:
     if (top / "model_index.json").is_file():
         index = _read(top / "model_index.json", name)
         classes = {key: value[1] for key, value in index.items() if isinstance(value, list) and len(value) == 2}
-        models = {
-            key: each for key, each in classes.items() if key == Path(key).name and (top / key / "config.json").is_file()
-        }
+        models = {key: each for key, each in classes.items() if is_plain_name(key) and (top / key / "config.json").is_file()}
         found = sorted((key for key, each in models.items() if each == class_name), key=lambda key: key != component)
         if found:
             return top / found[0]

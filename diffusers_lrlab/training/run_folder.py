@@ -12,6 +12,7 @@ from ..core.errors import LabError, warn
 from ..core.files import (
     OLD,
     append_line,
+    is_plain_name,
     number_in,
     remove,
     remove_leftovers,
@@ -260,7 +261,7 @@ def _is_validation_at(row: dict[str, Any], update: int) -> bool:
 
 def _plain_name(name: Any) -> str:
     """A file name without a path. Falls back to "logs": records are untrusted input."""
-    return name if isinstance(name, str) and Path(name).name == name and name not in ("", ".", "..") else "logs"
+    return name if is_plain_name(name) else "logs"
 
 
 def checkpoint_update(path: Path) -> int:

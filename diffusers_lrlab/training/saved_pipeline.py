@@ -19,6 +19,7 @@ from ..core.files import write_text
 from ..models.start_weights import LORA_FILE
 from .kinds.select import components
 from .lora import saved_name
+from .run_files import parts_of_pipeline
 
 Weights = dict[str, torch.Tensor]
 
@@ -83,9 +84,8 @@ class SavedPipeline:
         write_text(into / "average.json", json.dumps(about, indent=2) + "\n")
 
     def _copy(self, into: Path) -> None:
-        index = json.loads((self.folder / "model_index.json").read_text(encoding="utf-8"))
-        parts = [name for name, value in index.items() if isinstance(value, list)]
+        parts = parts_of_pipeline(self.folder)
         for name in dict.fromkeys(("model_index.json", "pipeline.py", LORA_FILE, self.component, *parts)):
             source = self.folder / name
-            if Path(name).name == name and source.exists():
+            if source.exists():
                 shutil.copytree(source, into / name) if source.is_dir() else shutil.copyfile(source, into / name)

@@ -84,6 +84,16 @@ def test_a_file_that_appears_while_a_new_folder_is_made_stays(run, tmp_path, mon
     assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")} == {"out", "out/mine.txt"}
 
 
+def without_manifest(folder, **options):
+    """A run of which damage goes unnoticed, with other options in its record."""
+    record = json.loads((folder / "lrlab" / "run.json").read_text())
+    record["config"] |= options
+    del record["run"]["manifest"]
+    (folder / "lrlab" / "run.json").write_text(json.dumps(record))
+    (folder / "manifest.json").unlink()
+    return folder
+
+
 def weights(folder, component="denoiser"):
     return load_file(folder / component / NAME)
 
@@ -271,14 +281,11 @@ def test_a_run_without_snapshots_says_what_can_be_done(run, tmp_path, capsys):
 
 
 def test_snapshots_of_another_run_are_refused(run, tmp_path, capsys):
-    other = shutil.copytree(run, tmp_path / "other")
-    record = json.loads((other / "lrlab" / "run.json").read_text())
-    record["config"]["seed"] = 1
-    (other / "lrlab" / "run.json").write_text(json.dumps(record))
+    other = without_manifest(shutil.copytree(run, tmp_path / "other"), seed=1)
     assert "got one of a run with seed=0, not 1" in refused(capsys, "ema", other, "--sigma_rel", "0.1")
     error = refused(capsys, "ema", other, "--sigma_rel", "0.1", "--out", run)
     assert "exists and is not an empty folder" in error
-    swapped = copy(run, tmp_path)
+    swapped = without_manifest(copy(run, tmp_path))
     wider = {name: value[..., :-1].contiguous() for name, value in weights(run).items()}
     save_file(wider, swapped / "denoiser" / NAME)
     assert "of the model in" in refused(capsys, "ema", swapped, "--sigma_rel", "0.1")

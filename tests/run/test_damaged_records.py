@@ -80,13 +80,16 @@ def with_value(record, path, value):
     return changed
 
 
+READ = (
+    *(RunSnapshots, start_from, check_folder, lambda folder: contents_of(folder, "user/run", unfinished=True)),
+    *(lambda folder: extend(folder, 20, dry_run=True), lambda folder: RunFolder(folder).read_record()),
+)
+
+
 def read_all(folder):
     """What readers of a record raise; only a `LabError` may come of what it holds."""
     told = []
-    for read in (
-        *(RunSnapshots, start_from, check_folder, lambda folder: contents_of(folder, "user/run", unfinished=True)),
-        *(lambda folder: extend(folder, 20, dry_run=True), lambda folder: RunFolder(folder).read_record()),
-    ):
+    for read in READ:
         try:
             read(folder)
         except LabError as error:
@@ -176,3 +179,24 @@ def test_a_downloaded_card_of_a_study_with_another_summary(tmp_path, damage):
     with pytest.raises(LabError, match="files of the study in .*card' are damaged or do not belong together .*pull them"):
         write_study_card(card, tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["card"]
+
+
+@pytest.mark.parametrize("index", ["[]", "null", "1"])
+def test_an_index_of_a_pipeline_of_another_form(unverified, index):
+    folder, _ = unverified
+    (folder / "model_index.json").write_text(index)
+    errors = read_all(folder)
+    assert len(errors) == 2  # the readers of pipelines
+    assert all("model_index.json" in error and "Hint: restore" in error for error in errors)
+
+
+def test_a_part_of_a_pipeline_outside_of_its_folder(unverified, tmp_path):
+    folder, _ = unverified
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps({"..": ["a", "b"], "../run": ["a", "b"], **index}))
+    assert not read_all(folder)
+    assert any("names '..', which is not a folder beside it" in problem for problem in check_folder(folder).damaged)
+    (tmp_path / "out").mkdir()
+    RunSnapshots(folder).write(tmp_path / "out", 0.1)
+    written = {"model_index.json", "pipeline.py", "average.json", "denoiser", "scheduler"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == written
