@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,11 +164,13 @@ def _part(top: Path, name: str, class_name: str, component: str) -> Path:
 def _refuse_damaged(part: Path) -> None:
     """Raises a `LabError` if a model is that of a run, or of one of its checkpoints, and is damaged."""
     part = part.resolve()
-    for folder in (part, part.parent):
-        inside = part.relative_to(folder).as_posix()
+    for folder, read in ((part, ""), (part.parent, (f"{part.name}/", "model_index.json"))):
         if any((folder / name).is_file() for name in _RECORDS):
-            names = (f"{inside}/", "model_index.json") if folder != part else ("",)
-            refuse_damage_in_use(folder, "run", lambda name, names=names: name.startswith(names))
+            refuse_damage_in_use(folder, "run", partial(_begins_with, read))
+
+
+def _begins_with(beginnings: str | tuple[str, ...], name: str) -> bool:
+    return name.startswith(beginnings)
 
 
 def _remedy(class_name: str) -> str:
