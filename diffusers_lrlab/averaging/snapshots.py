@@ -90,7 +90,7 @@ def copy_snapshot(source: Path, folder: Path, of: Mapping[str, Any]) -> None:
 
 def snapshots_in(folder: Path) -> list[Path]:
     """The folders of snapshots, oldest first; they may be damaged."""
-    found = [path for path in folder.glob("update-*") if re.fullmatch(r"update-\d{8,}", path.name) and path.is_dir()]
+    found = [path for path in folder.glob("update-*") if re.fullmatch("update-[0-9]{8,15}", path.name) and path.is_dir()]
     return sorted(found, key=update_of)
 
 

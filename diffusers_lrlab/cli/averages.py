@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import LabError, must_be
 from ..core.extras import require_extra
-from ..core.files import check_new_folder, folder_beside
+from ..core.files import folder_beside, new_folder
 from ..core.ranges import Range
 from .output import say
 
@@ -44,17 +44,19 @@ def ema(options: argparse.Namespace) -> None:
             raise LabError(f"--{name} {getattr(options, name)} has no effect without --sweep. Hint: leave it out.")
     require_extra("train", "`lrlab ema`")
     out = options.out or folder_beside(options.run, "-ema")
-    check_new_folder(out, _OUT)
-    if options.sweep:
-        _sweep(options, out)
-        return
+    with new_folder(out, _OUT) as temporary:
+        said = _sweep(options, temporary) if options.sweep else _average(options, temporary)
+    say(f"{said}\nWrote {out}{', with ema_sweep.png' if options.sweep else ''}.")
+
+
+def _average(options: argparse.Namespace, into: Path) -> str:
     from ..run.averages import RunSnapshots
 
-    found = RunSnapshots(options.run).save(options.sigma_rel, out)
-    say(f"sigma_rel {options.sigma_rel:g}: {_quality(found)}\nWrote {out}.")
+    found = RunSnapshots(options.run).write(into, options.sigma_rel)
+    return f"sigma_rel {options.sigma_rel:g}: {_quality(found)}"
 
 
-def _sweep(options: argparse.Namespace, out: Path) -> None:
+def _sweep(options: argparse.Namespace, into: Path) -> str:
     num = _NUM if options.num is None else options.num
     Range("[2, 1000]", whole=True).check("--num", num, "12 is usual")
     from ..run.averages import RunSnapshots
@@ -72,11 +74,13 @@ def _sweep(options: argparse.Namespace, out: Path) -> None:
         for width, value in zip(sweep.widths, sweep.values, strict=True):
             show(width, value)
     best = sweep.widths[sweep.best]
-    found = snapshots.save(best, out, sweep.about(), lambda folder: plot_sweep(sweep, folder / "ema_sweep.png"))
-    say(f"as the run saved it: {sweep.of_run:.6g}\nBest {metric}: sigma_rel {best:.4g}. {_quality(found).capitalize()}.")
-    if sweep.is_at_edge:
-        say("It is at the edge of these widths, so a better one may lie beyond them.")
-    say(f"It was chosen by this metric, so its value is slightly too good.\nWrote {out}, with ema_sweep.png.")
+    found = snapshots.write(into, best, sweep.about())
+    plot_sweep(sweep, into / "ema_sweep.png")
+    edge = "It is at the edge of these widths, so a better one may lie beyond them.\n" if sweep.is_at_edge else ""
+    return (
+        f"as the run saved it: {sweep.of_run:.6g}\nBest {metric}: sigma_rel {best:.4g}. {_quality(found).capitalize()}.\n"
+        f"{edge}It was chosen by this metric, so its value is slightly too good."
+    )
 
 
 def _check_script_sweep(options: argparse.Namespace) -> None:
@@ -108,7 +112,6 @@ def merge_arguments(parser: argparse.ArgumentParser) -> None:
 def merge(options: argparse.Namespace) -> None:
     require_extra("train", "`lrlab merge`")
     out = options.out or folder_beside(options.run, "-merged")
-    check_new_folder(out, _OUT)
     from ..run.merge import merge_checkpoints
 
     about = merge_checkpoints(options.run, options.last, options.weights, out)

@@ -40,7 +40,7 @@ def floor(options: argparse.Namespace) -> None:
             from ..hub.rerun import repeated_options
 
             file = Path(temporary) / "recorded.yaml"
-            file.write_text(yaml.safe_dump(repeated_options(options.run, trains=False)), encoding="utf-8")
+            file.write_text(yaml.safe_dump(repeated_options(options.run)), encoding="utf-8")
             arguments = ["--config", str(file)]
         # No folder is written.
         config = parse_arguments([*arguments, "--output_dir", str(Path(temporary) / "none")], "")

@@ -1,13 +1,16 @@
 """Atomic files and folders: each is written under a temporary name, synced to the disk and renamed."""
 
 import errno
-import glob
+import itertools
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from .errors import DiskFull, LabError
 
@@ -20,12 +23,19 @@ _FULL_TEXT = re.compile(r"inline_container\.cc|PytorchStreamWriter|iostream erro
 
 
 TEMPORARY = ".tmp-lrlab-"  # prefix of unfinished files
-SHARED, OLD = "shared", "old"  # marks in the names of what several processes write, and of what is about to be deleted
+OLD = "old"  # mark in the names of folders that are about to be deleted
+_NEW, _LOCK, _REPLACED = "new", ".lock", ".replaced"
+_ALL = ("**/*",)
 
 
 def temporary_beside(path: Path, mark: str | None = None) -> Path:
     """The temporary path of a file or folder beside its final path; one per process unless there is a mark."""
     return path.with_name(f"{TEMPORARY}{os.getpid() if mark is None else mark}-{path.name}")
+
+
+def unfinished(path: Path) -> Path:
+    """The path under which [`atomic_file`] and [`atomic_folder`] write, the same in all processes."""
+    return temporary_beside(path, _NEW) / path.name
 
 
 @contextmanager
@@ -56,45 +66,116 @@ def full_disk_explained(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
-    """Yields a path to write to, which becomes `path` when the block ends and disappears if it fails."""
-    # The suffix stays, since libraries choose the format by it.
-    temporary = temporary_beside(path)
+def _unfinished(path: Path, timeout: float = -1) -> Iterator[Path]:
+    """
+    [`unfinished`] of a path, in a folder that is locked: one process at a time writes there, and removes what a killed one
+    has left. Raises `filelock.Timeout` if the lock is not free in time; by default it waits.
+    """
+    room = temporary_beside(path, _NEW)
+    made = [*itertools.takewhile(lambda parent: not parent.exists(), room.parents)]
+    lock = _locked(room, timeout)
     try:
-        with full_disk_explained(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            yield temporary
-            sync(temporary)
-            os.replace(temporary, path)
-            sync(path.parent)
+        if (room / _REPLACED).exists() and not path.exists():
+            os.replace(room / _REPLACED, path)  # killed between two renames
+        _empty(room)
+        yield room / path.name
     finally:
-        with suppress(OSError):  # it must not hide why the file could not be written
-            temporary.unlink()
+        with suppress(OSError):  # it must not hide why something could not be written
+            _empty(room)
+            (room / _LOCK).unlink()
+        lock.release()
+        with suppress(OSError):  # unless they hold a result, or another process has them now
+            for folder in (room, *made):
+                folder.rmdir()
+
+
+def _locked(room: Path, timeout: float) -> FileLock:
+    while True:
+        room.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(room / _LOCK, timeout=timeout)
+        with suppress(FileNotFoundError):  # the process that had the lock has removed the folder meanwhile
+            lock.acquire()
+            if (room / _LOCK).exists():
+                return lock
+            lock.release()
+
+
+def _empty(room: Path) -> None:
+    for path in room.iterdir():
+        if path.name != _LOCK:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 @contextmanager
-def atomic_folder(path: Path, shared: bool = False) -> Iterator[Path]:
-    """
-    Yields an empty folder to write into, which replaces `path` when the block ends and disappears if it fails.
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yields a path to write to, which becomes `path` when the block ends and disappears if it fails."""
+    # The name stays, since libraries choose the format by its suffix.
+    with full_disk_explained(path), _unfinished(path) as temporary:
+        yield temporary
+        sync(temporary)
+        os.replace(temporary, path)
+        sync(path.parent)
 
-    A shared folder has the same name in all processes that write into it; only one of them may enter this block.
+
+@contextmanager
+def atomic_folder(path: Path, own: Sequence[str] = _ALL) -> Iterator[Path]:
     """
-    temporary = temporary_beside(path, SHARED if shared else None)
-    shutil.rmtree(temporary, ignore_errors=True)
+    Yields an empty folder to write into, which becomes `path` when the block ends and disappears if it fails.
+
+    It replaces an older folder, so it is only for folders inside a result of this program; [`new_folder`] is for all others.
+    Files that match none of the patterns `own`, or that appeared during the block, are kept.
+    """
+    with full_disk_explained(path), _unfinished(path) as temporary:
+        _check_replaceable(path)
+        replaced = _files_in(path, own)
+        temporary.mkdir()
+        yield temporary
+        sync_tree(temporary)
+        _check_replaceable(path)  # again, since the block may take hours
+        if path.exists():
+            old = temporary.with_name(_REPLACED)
+            os.replace(path, old)
+            for name in _files_in(old) - replaced - _files_in(temporary):
+                (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(old / name, temporary / name, follow_symlinks=False)
+        os.replace(temporary, path)
+        sync(path.parent)
+
+
+@contextmanager
+def new_folder(path: Path, remedy: str = "Give a new one") -> Iterator[Path]:
+    """
+    Yields an empty folder to write into, which becomes `path` when the block ends and disappears if it fails. Nothing is
+    replaced: raises a `LabError` if there is anything, or if another process is writing there, also if this happens later.
+    """
+    check_new_folder(path, remedy)
     try:
-        with full_disk_explained(path):
-            _check_replaceable(path)
-            temporary.mkdir(parents=True)
+        with full_disk_explained(path), _unfinished(path, timeout=0) as temporary:
+            check_new_folder(path, remedy)  # again, since another process may just have finished
+            temporary.mkdir()
             yield temporary
             sync_tree(temporary)
-            _check_replaceable(path)  # again, since the block may take hours
-            old = put_aside(path) if path.exists() else None
-            os.replace(temporary, path)
+            _rename_to_new(temporary, path, remedy)
             sync(path.parent)
-            if old is not None:
-                shutil.rmtree(old)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    except Timeout:
+        raise LabError(f"{str(path)!r} is being written by another process. {remedy}, or wait for it.") from None
+
+
+def _rename_to_new(temporary: Path, path: Path, remedy: str) -> None:
+    """Renames a folder to a path where there is nothing, or an empty folder."""
+    try:
+        os.rename(temporary, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        what = "was made by another program meanwhile, and nothing in it was changed"
+        raise LabError(f"{str(path)!r} {what}. {remedy}, and repeat the command.") from None
+
+
+def _files_in(folder: Path, patterns: Sequence[str] = _ALL) -> set[str]:
+    """Relative paths of the files and links in a folder that match a pattern."""
+    found = (path for pattern in patterns for path in folder.glob(pattern))
+    return {path.relative_to(folder).as_posix() for path in found if path.is_symlink() or not path.is_dir()}
 
 
 def _check_replaceable(path: Path) -> None:
@@ -117,23 +198,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(put_aside(path))
     else:
         path.unlink()
-
-
-def remove_leftovers_of_the_dead(path: Path) -> None:
-    """Removes temporary files beside `path` that belong to processes of this machine which no longer run."""
-    for leftover in path.parent.glob(f"{TEMPORARY}*-{glob.escape(path.name)}"):
-        process = leftover.name.removeprefix(TEMPORARY).removesuffix(f"-{path.name}")
-        if process.isdigit() and not _is_running(int(process)):
-            remove_leftovers(path.parent, pattern=glob.escape(leftover.name))
-
-
-def _is_running(process: int) -> bool:
-    with suppress(PermissionError):  # another user's
-        try:
-            os.kill(process, 0)
-        except (ProcessLookupError, OverflowError):
-            return False
-    return True
 
 
 def remove_leftovers(*folders: Path, pattern: str = f"{TEMPORARY}*") -> None:
@@ -192,6 +256,17 @@ def check_kinds(files: Iterable[Path], folders: Iterable[Path], option: str = ""
             raise LabError(f"{str(path)!r} is not a folder, but a folder must be made there. {remedy}")
 
 
+def is_plain_name(name: Any) -> bool:
+    """Whether a value is the name of a file, without a path."""
+    return isinstance(name, str) and Path(name).name == name and name not in ("", "..") and "\0" not in name
+
+
+def number_in(name: str, prefix: str) -> int | None:
+    """The number after a prefix of a file name, such as 20 in `checkpoint-20`; `None` for any other name."""
+    found = re.fullmatch(rf"{re.escape(prefix)}([0-9]{{1,15}})", name)
+    return int(found[1]) if found else None
+
+
 def folder_beside(folder: Path, ending: str) -> Path:
     """The folder next to this one with its name and an ending, for `.` and `..`, too."""
     named = folder if folder.name not in ("", "..") else folder.resolve()
@@ -199,7 +274,9 @@ def folder_beside(folder: Path, ending: str) -> Path:
 
 
 def check_new_folder(folder: Path, remedy: str = "Give a new one") -> None:
-    """Raises a `LabError` unless a folder is new or empty. The current folder cannot be replaced."""
+    """Raises a `LabError` unless a folder is new or empty. The current folder and links cannot be replaced."""
+    if folder.is_symlink():
+        raise LabError(f"{str(folder)!r} is a link, and links are not replaced. {remedy}.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise LabError(f"{str(folder)!r} exists and is not an empty folder. {remedy}.")
     if folder.resolve() == Path.cwd():

@@ -1,12 +1,13 @@
 """Comparison of a result with its manifest, before it is uploaded, repeated or reported."""
 
 import json
-from collections.abc import Callable
-from contextlib import suppress
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .errors import LabError, warn
+from .errors import LabError, shortened, warn
 from .manifest import CARD, MANIFEST, DamagedManifest, Sums, find_damage_of_file, read_manifest
 
 _RECORD = {"run": Path("lrlab", "run.json"), "study": Path("summary.json")}  # the files that say whether there is a manifest
@@ -79,9 +80,39 @@ def _hold(folder: Path, name: str, sums: Sums, held: Held) -> None:
 def refuse_damaged(folder: Path, kind: str, remedy: str, only: Callable[[str], bool] = lambda name: True) -> Held:
     """Raises a `LabError` that names damaged files; other findings of [`held_against_manifest`] are warnings."""
     held = held_against_manifest(folder, kind, only)
-    if damage := list(held.damaged.values()):
-        more = f"; and {len(damage) - 5} more" if len(damage) > 5 else ""
-        raise LabError(f"{'; '.join(damage[:5])}{more}. Hint: {remedy}")
+    _refuse(held, remedy)
     for note in held.notes:
         warn(f"{str(folder)!r}: {note}.")
     return held
+
+
+def refuse_damage_in_use(folder: Path, kind: str, reads: Callable[[str], bool]) -> None:
+    """
+    Raises a `LabError` if the record of a run or study is damaged, or a file that `reads` selects. Only these are hashed.
+    A result without a manifest, such as an unfinished one, cannot be verified.
+    """
+    record = _RECORD[kind].as_posix()
+    held = held_against_manifest(folder, kind, lambda name: name == record or reads(name))
+    where = shlex.quote(str(folder))
+    _refuse(held, f"restore it from a copy, or make or pull the {kind} again; `lrlab check {where}` lists all damage.")
+
+
+@contextmanager
+def damage_named(folder: Path, kind: str) -> Iterator[None]:
+    """Turns what readers raise for data of another form into a `LabError`, where a folder may be a download."""
+    try:
+        yield
+    except LabError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        what = f"{type(error).__name__}: {shortened(str(error))}"
+        raise LabError(
+            f"The files of the {kind} in {str(folder)!r} are damaged or do not belong together ({what}). Hint: restore them "
+            "from a copy, or pull them again."
+        ) from error
+
+
+def _refuse(held: Held, remedy: str) -> None:
+    if damage := list(held.damaged.values()):
+        more = f"; and {len(damage) - 5} more" if len(damage) > 5 else ""
+        raise LabError(f"{'; '.join(damage[:5])}{more}. Hint: {remedy}")

@@ -40,7 +40,7 @@ class Range:
     @cached_property
     def bounds(self) -> list[int | float]:
         """The lower and the upper bound; whole numbers stay exact, since 2**63 - 1 is not a float."""
-        return [int(text) if text.lstrip("-").isdigit() else float(text) for text in _NOTATION.findall(self.text)[0]]
+        return [int(text) if text.lstrip("-").isdecimal() else float(text) for text in _NOTATION.findall(self.text)[0]]
 
     def __contains__(self, value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, Integral if self.whole else Real):

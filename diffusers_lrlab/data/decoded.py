@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..core.environment import available_cores
 from ..core.errors import LabError, warn
-from ..core.files import TEMPORARY, atomic_folder, remove_leftovers
+from ..core.files import atomic_folder
 from ..core.worker_process import end_with_parent
 from .images import ImageTransform
 from .options import DataConfig
@@ -89,7 +89,6 @@ def decoded_images(cells: Any, fingerprint: str, transform: ImageTransform, conf
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):
             if not folder.exists():  # otherwise another process has written it
-                remove_leftovers(folder.parent, pattern=f"{TEMPORARY}*-{folder.name}")
                 _write(folder, _Decoder(cells, transform), config.skip_corrupt_images)
     return DecodedImages(folder, transform.channels)
 

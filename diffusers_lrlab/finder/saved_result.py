@@ -6,9 +6,15 @@ from typing import Any
 
 from ..core.options import defaults_of, names_where
 from ..training.config import TrainingConfig, complete_options
+from ..training.record_schema import NONE, NUMBER, TEXT, Fields, problem_in
 from ..training.run_folder import FINDER_FILES
 
-_NEEDED = {"learning_rate", "settings", "suggestions", "sweeps", "seconds", "about"}
+_RESULT = Fields(
+    {
+        **{"learning_rate": NUMBER | NONE, "settings": Fields({"rule": TEXT}), "sweeps": [Fields({})], "seconds": NUMBER},
+        "suggestions": Fields({}, each=Fields({"reason": TEXT})),
+    }
+)
 
 
 def deciding(config: dict[str, Any], num_parameters: int, global_batch: int) -> dict[str, Any]:
@@ -34,7 +40,8 @@ def read_saved_result(folder: Path, run: Any) -> dict[str, Any] | None:
         now = deciding(run["config"], run["train"]["num_parameters"], run["train"]["global_batch"])
     else:
         now = deciding(run.config.to_dict(), run.num_parameters, run.layout.global_batch)
-    return found if found.keys() >= _NEEDED and _comparable(then) == _comparable(now) else None
+    is_whole = not problem_in(found, _RESULT) and found["settings"]["rule"] in found["suggestions"]
+    return found if is_whole and _comparable(then) == _comparable(now) else None
 
 
 def _defaults() -> dict[str, Any]:

@@ -24,9 +24,11 @@ from ..data.latents.manifest import is_latents_folder
 from ..schedules.published import read_schedule_file
 from ..study.same_command import is_preset
 from ..training.kinds.select import components
+from ..training.record_schema import read_json
+from ..training.run_files import parts_of_pipeline
 from ..training.run_folder import RunFolder
 from .cards import card_for_dataset, card_for_run, card_for_schedule, card_for_study, space_of_study
-from .records import read_json, read_record, updates_done
+from .records import read_record, updates_done
 
 # Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
 _RUN_FILES = ("model_index.json", "pipeline.py", "README.md", "lrlab/*")
@@ -168,9 +170,7 @@ def run_files(folder: Path) -> dict[str, Path]:
 
 def _run_patterns(folder: Path) -> tuple[str, ...]:
     """Patterns of a run's files; the components of all kinds, as a run of another kind may be in the repository."""
-    index = folder / "model_index.json"
-    parts = [name for name, value in read_json(index).items() if isinstance(value, list)] if index.is_file() else []
-    return _RUN_FILES + tuple(f"{part}/*" for part in {*parts, *components()})
+    return _RUN_FILES + tuple(f"{part}/*" for part in {*parts_of_pipeline(folder), *components()})
 
 
 def _run(folder: Path, repo_id: str, revision: str, include_checkpoints: bool, unfinished: bool) -> Contents:

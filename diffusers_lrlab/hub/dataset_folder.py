@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..core.files import atomic_folder, check_new_folder, write_text
+from ..core.files import new_folder, write_text
 from ..core.manifest import write_manifest
 from ..data.toy2d import check_draw, load_toy_dataset, toy_log_prob
 from ..data.toy2d_entries import TOY_DATASETS
@@ -17,13 +17,12 @@ def export_toy_dataset(name: str, folder: Path, n: int = 100_000, n_test: int = 
     """
     check_draw(name, n, seed)
     check_draw(name, n_test, seed, "n_test", least=0)
-    check_new_folder(folder)
     from pyarrow import parquet
 
     from ..training.plots.points import plot_splits
 
     sizes = {"train": n} | ({"test": n_test} if n_test else {})
-    with atomic_folder(folder) as temporary:
+    with new_folder(folder) as temporary:
         splits = {split: load_toy_dataset(name, size, seed, split) for split, size in sizes.items()}  # type: ignore[arg-type]
         for split, dataset in splits.items():
             path = temporary / "data" / f"{split}-00000-of-00001.parquet"

@@ -8,16 +8,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..core.errors import DiskFull, LabError
-from ..core.files import atomic_folder, check_new_folder, remove_leftovers_of_the_dead
+from ..core.files import check_new_folder, new_folder
 from ..core.held import refuse_damaged
 from ..core.manifest import MANIFEST, file_sums, write_manifest
 from ..core.plain_yaml import load_plain_yaml
 from ..core.words import counted
+from ..training.record_schema import read_json
 from .access import Target, check_repo_id, hub_errors, status_of, with_retries
 from .cards import HUB, parsed_card
 from .contents import type_of_files
 from .pipeline_folder import check_pipeline
-from .records import lines_of, read_json
+from .records import lines_of
 
 # Formats that run code when they are read.
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".msgpack")
@@ -29,6 +30,7 @@ _LARGEST = {
 }
 _IGNORED = (".gitattributes", ".gitignore", "LICENSE")
 _MOST_FILES, _LONGEST_NAME = 20_000, 200
+_OUT = "Give a new one with --out"
 
 
 def fetch(repo_id: str, folder: Path, revision: str | None = None, expected: str | None = None) -> Path:
@@ -38,7 +40,7 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None, expected: str
     Weights are downloaded as safetensors only; code beside them is not downloaded, and nothing is run. Raises a `LabError`
     for a file that cannot be trusted.
     """
-    check_new_folder(folder, "Give a new one with --out")
+    check_new_folder(folder, _OUT)
     target, info = _find(repo_id, revision)
     announced = {_checked(repo_id, file).rfilename: file for file in info.siblings or []}
     files = check_files(repo_id, [(name, file.size or 0) for name, file in announced.items()])
@@ -46,9 +48,8 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None, expected: str
     if found is None or (expected is not None and found != expected):
         wanted = f"a {expected}" if expected else "a run, a study, a toy dataset or a schedule of this package"
         raise LabError(f"{repo_id!r} holds {f'a {found}' if found else 'something else'}, and not {wanted}.")
-    remove_leftovers_of_the_dead(folder)
     try:
-        with atomic_folder(folder) as temporary, hub_errors(target):
+        with new_folder(folder, _OUT) as temporary, hub_errors(target):
             for name in files:
                 _download(target, announced[name], info.sha, temporary / name)
             check_formats(temporary, repo_id)

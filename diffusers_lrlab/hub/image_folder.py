@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import LabError
-from ..core.files import atomic_folder, check_new_folder, write_text
+from ..core.files import new_folder, write_text
 from ..core.manifest import write_manifest
 from ..data.image_sets import IMAGE_DATASETS, load_image_dataset
 from .cards import fill
@@ -30,12 +30,11 @@ def export_image_dataset(
     if "made" not in entry.traits:
         made = ", ".join(repr(each) for each, other in IMAGE_DATASETS.items() if "made" in other.traits)
         raise LabError(f"{name!r} cannot be exported: its images come from {entry.source}. Sets that can: {made}.")
-    check_new_folder(folder)
     from ..training.plots.images import plot_samples
 
     sizes = {"train": n} | ({"test": n_test} if n_test else {})
-    splits = {split: load_image_dataset(name, size, seed, split, resolution) for split, size in sizes.items()}  # type: ignore[arg-type]
-    with atomic_folder(folder) as temporary:
+    with new_folder(folder) as temporary:
+        splits = {split: load_image_dataset(name, size, seed, split, resolution) for split, size in sizes.items()}  # type: ignore[arg-type]
         for split, dataset in splits.items():
             _write(dataset, temporary / "data" / f"{split}-00000-of-00001.parquet")
         some = [np.asarray(image) for image in splits["train"][:_NUM_SHOWN]["image"]]

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
+from ..core.files import is_plain_name
 from ..pipelines.reference import Reference, saved_references
-from .records import read_json
+from ..training.record_schema import read_json
 
 
 def references_of(folder: Path) -> dict[str, Reference]:
@@ -29,7 +30,7 @@ def check_pipeline(folder: Path) -> None:
     references = _references(index, folder / "model_index.json")
     for name, value in index.items():
         if isinstance(value, list) and any(value) and name not in references:
-            if Path(name).name != name:
+            if not is_plain_name(name):
                 raise LabError(f"{str(folder / 'model_index.json')!r} names {name!r}, which is not a folder beside it.")
             _check_part(folder / name)
 

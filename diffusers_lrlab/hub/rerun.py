@@ -13,8 +13,9 @@ from ..core.files import write_text
 from ..core.options import defaults_of, names_where
 from ..core.words import agreeing, counted
 from ..training.kinds.select import component_of
+from ..training.record_schema import is_number
 from .recorded_options import recorded_options
-from .records import is_number, read_log, read_record
+from .records import read_log, read_record
 
 if TYPE_CHECKING:
     import torch

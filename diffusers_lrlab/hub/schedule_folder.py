@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..core.files import atomic_folder, check_new_folder, write_text
+from ..core.files import check_new_folder, new_folder, write_text
 from ..schedules.published import FILE, read_schedule_file, schedule_as_json
 from ..schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from ..schedules.resolve import merge_spec, resolve_schedule
@@ -41,7 +41,7 @@ def write_schedule_folder(
         warmup_updates = 0 if {"no_warmup", "rises"} & SCHEDULERS[name].traits else num_updates // 20
     run = Run(num_updates, warmup_updates)
     shown = preview(lr_scheduler, run, momentum=momentum_scheduler)
-    with atomic_folder(folder) as temporary:
+    with new_folder(folder) as temporary:
         text = schedule_as_json(given)
         write_text(temporary / FILE, text)
         published = read_schedule_file(temporary / FILE, str(folder))

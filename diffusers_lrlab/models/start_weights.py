@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError, must_be
+from ..core.files import is_plain_name
+from ..core.held import refuse_damage_in_use
 from ..core.hub_client import limit_waiting, without_tokens
 from ..core.manifest import file_sums
 
@@ -23,6 +26,7 @@ _WEIGHTS = (
 # The state of an average in the config.json that diffusers' `EMAModel` saves; no arguments of the model.
 _STATE_OF_EMA = {"decay", "min_decay", "optimization_step", "update_after_step", "use_ema_warmup", "inv_gamma", "power"}
 _FACTS = ("model_index.json", "config.json", "*/config.json", "scheduler/*.json", _LORA_FILE)
+_RECORDS = ("lrlab/run.json", "trainer.json")  # of a run, of a checkpoint
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,8 @@ def find_start_weights(
     if not (files := _weights_in(part)):
         wanted = f"a folder or repository with {_WEIGHTS[0][0]} or {_WEIGHTS[1][0]}, whole or in parts"
         raise must_be(OPTION, name_or_path, wanted, "there are no weights beside the config.json")
+    if commit is None:
+        _refuse_damaged(part)
     config = _read(part / "config.json", name_or_path)
     if config.keys() >= _STATE_OF_EMA:
         config = {key: value for key, value in config.items() if key not in _STATE_OF_EMA}
@@ -137,9 +143,7 @@ def _part(top: Path, name: str, class_name: str, component: str) -> Path:
     if (top / "model_index.json").is_file():
         index = _read(top / "model_index.json", name)
         classes = {key: value[1] for key, value in index.items() if isinstance(value, list) and len(value) == 2}
-        models = {
-            key: each for key, each in classes.items() if key == Path(key).name and (top / key / "config.json").is_file()
-        }
+        models = {key: each for key, each in classes.items() if is_plain_name(key) and (top / key / "config.json").is_file()}
         found = sorted((key for key, each in models.items() if each == class_name), key=lambda key: key != component)
         if found:
             return top / found[0]
@@ -153,6 +157,18 @@ def _part(top: Path, name: str, class_name: str, component: str) -> Path:
     if found_class != class_name:
         raise must_be(OPTION, name, f"weights of a {class_name}", _remedy(class_name), got=f"those of a {found_class}")
     return top
+
+
+def _refuse_damaged(part: Path) -> None:
+    """Raises a `LabError` if a model is that of a run, or of one of its checkpoints, and is damaged."""
+    part = part.resolve()
+    for folder, read in ((part, ""), (part.parent, (f"{part.name}/", "model_index.json"))):
+        if any((folder / name).is_file() for name in _RECORDS):
+            refuse_damage_in_use(folder, "run", partial(_begins_with, read))
+
+
+def _begins_with(beginnings: str | tuple[str, ...], name: str) -> bool:
+    return name.startswith(beginnings)
 
 
 def _remedy(class_name: str) -> str:

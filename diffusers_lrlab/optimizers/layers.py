@@ -98,7 +98,7 @@ def _is_modulation(name: str) -> bool:
 def _ends(named: Sequence[tuple[str | None, Any]]) -> set[int]:
     """The places of the first and last layers' matrices."""
     matrices = [index for index, (name, parameter) in enumerate(named) if name is not None and parameter.ndim >= 2]
-    outside = {index for index in matrices if not any(part.isdigit() for part in str(named[index][0]).split("."))}
+    outside = {index for index in matrices if not any(part.isdecimal() for part in str(named[index][0]).split("."))}
     if outside and len(outside) < len(matrices):
         return outside
     is_lora = any("lora_" in str(named[index][0]) for index in matrices)  # whose first layer is not the model's

@@ -1,6 +1,6 @@
 """Averages of a finished run, of any width, from its snapshots."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from ..averaging.snapshots import Snapshot, combined, profiles_of, read_snapshot
 from ..core.errors import LabError, must_be, warn
 from ..core.words import counted
 from ..hub.recorded_options import recorded_options
-from ..hub.records import read_record
+from ..hub.records import open_run
 from ..training.run_files import LAB, SNAPSHOTS
 from ..training.run_folder import RunFolder
 from ..training.saved_pipeline import SavedPipeline, Weights
@@ -23,7 +23,7 @@ class RunSnapshots:
     def __init__(self, folder: Path):
         _check_is_no_study(folder)
         self.folder, self.script = folder, ScriptFormat.of(folder)
-        record = read_record(folder) if self.script is None else {}
+        record = open_run(folder, _is_of_pipeline) if self.script is None else {}
         self.snapshots = read_snapshots(folder / LAB / OF_SCRIPT if self.script else folder / SNAPSHOTS)
         if not self.snapshots:
             raise no_snapshots(folder)
@@ -58,13 +58,11 @@ class RunSnapshots:
         """The combined weights, in float32."""
         return combined(self.snapshots, coefficients)
 
-    def save(
-        self, width: float, out: Path, more: Mapping[str, Any] | None = None, draw: Callable[[Path], None] | None = None
-    ) -> Combination:
-        """Writes the pipeline with the average of a width, with `more` in its `average.json`."""
+    def write(self, into: Path, width: float, more: Mapping[str, Any] | None = None) -> Combination:
+        """Writes the pipeline with the average of a width into an empty folder, with `more` in its `average.json`."""
         found = self.combination(width)
         weights = self.weights(found.coefficients.tolist())
-        self.pipeline.save(weights, out, {**self.about(width, found), **(more or {})}, draw)
+        self.pipeline.write(into, weights, {**self.about(width, found), **(more or {})})
         return found
 
     def about(self, width: float, found: Combination) -> dict[str, Any]:
@@ -83,6 +81,10 @@ class RunSnapshots:
     def _by_snapshot(self, found: Combination) -> list[list[float]]:
         left = iter(found.coefficients.tolist())
         return [[next(left) for _ in snapshot.sigma_rels] for snapshot in self.snapshots]
+
+
+def _is_of_pipeline(name: str) -> bool:
+    return not name.startswith(f"{LAB}/")
 
 
 def no_snapshots(folder: Path) -> LabError:

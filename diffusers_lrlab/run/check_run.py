@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..averaging.snapshots import snapshots_in
 from ..core.errors import LabError
-from ..core.files import write_text
+from ..core.files import number_in, write_text
 from ..core.held import held_against_manifest
 from ..core.lock import holder_of
 from ..core.manifest import MANIFEST, each_damage
@@ -120,7 +120,7 @@ def _status(folder: RunFolder) -> str:
 
 def _checkpoints(folder: RunFolder) -> list[Path]:
     """All checkpoints, also damaged ones."""
-    found = [path for path in folder.path.glob("checkpoint-*") if path.name.partition("-")[2].isdecimal()]
+    found = [path for path in folder.path.glob("checkpoint-*") if number_in(path.name, "checkpoint-") is not None]
     return sorted(found, key=checkpoint_update)
 
 

@@ -11,9 +11,9 @@ from ..core.lock import holder_of
 from ..core.manifest import MANIFEST, each_damage, open_manifest
 from ..core.words import counted
 from ..hub.pipeline_folder import read_weights
-from ..hub.records import read_json
 from ..study.analysis.runs_table import RUNS_TABLE
 from ..study.runs.results import StudyFolder
+from ..training.record_schema import read_json
 from ..training.run_folder import RunFolder
 from .check_run import check_run, newest_whole
 from .finding import Finding, is_quarantined, leftovers_in, problem_of, quarantine, read_parquet, refuse_damage

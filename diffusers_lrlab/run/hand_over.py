@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.environment import launch_command
-from ..core.files import atomic_folder, write_text
+from ..core.files import new_folder, number_in, write_text
 from ..core.manifest import MANIFEST, write_manifest
 from ..training.resume import read_state
 from ..training.run_folder import FINDER_FILES, RunFolder
@@ -41,7 +41,7 @@ def hand_over(
     """
     source = parent.checkpoints[at]
     parent.folder.check_log_until(source)
-    with atomic_folder(output_dir) as made:
+    with new_folder(output_dir, "Give another one with --out") as made:
         folder = RunFolder(made)
         write_text(folder.lab / "run.json", json.dumps(_record(parent, at, curve, config, facts), indent=2) + "\n")
         size = read_state(source)["log"]["size"]
@@ -72,18 +72,14 @@ def _record(parent: Parent, at: int, curve: RunCurve, config: ResolvedConfig, fa
 def _copy_beside(giver: RunFolder, taker: RunFolder, at: int, num_updates: int) -> None:
     """Copies what checkpoints leave out: the samples so far, and the finder's result."""
     last = min(at, num_updates - 1)  # those of the end were drawn because the run ended there
-    samples = [path for path in (giver.lab / "samples").glob("*") if _update_of(path) <= last]
+    samples = [
+        path for path in (giver.lab / "samples").glob("*") if (number_in(path.stem, "update-") or num_updates) <= last
+    ]
     for file in (*samples, *(giver.lab / name for name in FINDER_FILES)):
         if file.exists():
             target = taker.path / file.relative_to(giver.path)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
-
-
-def _update_of(sample: Path) -> float:
-    """The update in the name of samples; infinite in any other name."""
-    number = "".join(character for character in sample.stem if character in "0123456789")
-    return int(number) if number else float("inf")
 
 
 def _copy_checkpoint(source: Path, target: Path, curve: RunCurve, config: ResolvedConfig) -> None:

@@ -9,10 +9,11 @@ from safetensors import safe_open
 
 from ..averaging.merging import MERGES, merge_weights
 from ..core.errors import LabError, must_be
+from ..core.files import new_folder
 from ..core.manifest import find_damage
 from ..core.plugins import load_plugins
 from ..hub.recorded_options import recorded_options
-from ..hub.records import read_log, read_record
+from ..hub.records import open_run, read_log
 from ..schedules.expected import schedule_curves
 from ..schedules.registries import SCHEDULERS
 from ..training.config import ResolvedConfig
@@ -20,6 +21,7 @@ from ..training.resume import read_state
 from ..training.run_folder import RunFolder, checkpoint_update
 from ..training.saved_pipeline import SavedPipeline, Weights
 
+OUT = "Give a new one with --out"
 _SAME = 1e-6  # relative difference of rates that count as equal
 
 
@@ -27,13 +29,15 @@ def merge_checkpoints(folder: Path, last: int, weights: str, out: Path) -> dict[
     """Writes the pipeline with the merged raw weights of the `last` checkpoints, and returns what it is."""
     if weights not in MERGES:
         raise must_be("--weights", weights, f"one of {', '.join(MERGES)}", "1-sqrt weighs the oldest checkpoint most")
-    pipeline, checkpoints = SavedPipeline.of(folder), _last_checkpoints(folder, last)
-    updates = [checkpoint_update(path) for path in checkpoints]
-    check_constant(folder, checkpoints)
-    shares = merge_weights(updates, weights)
-    files = [_files_of(pipeline, path) for path in checkpoints]
-    about = {"kind": "merge", "weights": weights, "checkpoints": dict(zip(map(str, updates), shares.tolist(), strict=True))}
-    pipeline.save(_merged(pipeline, files, shares), out, about)
+    with new_folder(out, OUT) as temporary:
+        pipeline, checkpoints = SavedPipeline.of(folder), _last_checkpoints(folder, last)
+        updates = [checkpoint_update(path) for path in checkpoints]
+        check_constant(folder, checkpoints)
+        shares = merge_weights(updates, weights)
+        files = [_files_of(pipeline, path) for path in checkpoints]
+        of_each = dict(zip(map(str, updates), shares.tolist(), strict=True))
+        about = {"kind": "merge", "weights": weights, "checkpoints": of_each}
+        pipeline.write(temporary, _merged(pipeline, files, shares), about)
     return about
 
 
@@ -73,7 +77,7 @@ def _rates(folder: Path, state: dict[str, Any]) -> np.ndarray:
 
     It is that of the schedule, or that of the log for schedules that follow losses.
     """
-    config = ResolvedConfig(**recorded_options(read_record(folder), str(folder), state["config"]))
+    config = ResolvedConfig(**recorded_options(open_run(folder, lambda name: True), str(folder), state["config"]))
     load_plugins(config.plugins)
     num_updates: int = state["num_updates"]
     if "feedback" not in SCHEDULERS[config.lr_scheduler].traits:

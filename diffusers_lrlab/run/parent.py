@@ -13,13 +13,14 @@ from ..core.options import names_where
 from ..core.words import counted
 from ..data.layout import BatchLayout
 from ..hub.recorded_options import recorded_options
-from ..hub.records import read_record
+from ..hub.records import open_run
 from ..schedules.continued import RunCurve
 from ..training.config import ResolvedConfig, TrainingConfig
 from ..training.plan import updates_between_validations
 from ..training.resolve import resolve_config
 from ..training.resolve_timesteps import objective_spec
 from ..training.resume import read_state
+from ..training.run_files import LAB
 from ..training.run_folder import RunFolder, checkpoint_update
 
 # Options of this start of a run that a run which goes on from it keeps, besides those that a rerun takes from the record.
@@ -105,7 +106,7 @@ def read_parent(path: Path) -> Parent:
         hint = did_you_mean(str(path), (str(record.parents[1]) for record in path.parent.glob("*/lrlab/run.json")))
         hint = hint or "give the --output_dir of `lrlab train`"
         raise must_be("RUN", str(path), "the folder of a run", hint.strip(), got="a name that no folder has")
-    record, folder = read_record(path), RunFolder(path)
+    record, folder = open_run(path, lambda name: name.startswith(f"{LAB}/")), RunFolder(path)
     checkpoints, damaged = {}, []
     for checkpoint in folder.checkpoints():
         if (damage := find_damage(checkpoint)) is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, safe_open, save_file
 
 from ..core.errors import LabError, must_be
-from ..core.files import atomic_folder, write_text
+from ..core.files import write_text
 from ..diffusers_plugin.host.script_averages import PLACES
 from ..diffusers_plugin.host.script_averages import SNAPSHOTS as OF_SCRIPT
 from ..training.run_files import LAB, RECORD
@@ -63,20 +63,17 @@ class ScriptFormat:
                 of, str(self.folder.parent), f"of the model in {str(self.folder)!r}", "give their own run", got=got
             )
 
-    def save(self, weights: Weights, out: Path, about: dict[str, Any], draw: Callable[[Path], None] | None = None) -> None:
-        """Writes a copy with these weights, by parameter, and `average.json` with what they are."""
-        with atomic_folder(out) as temporary:
-            shutil.copytree(self.folder, temporary, dirs_exist_ok=True)
-            for file, own in self._by_file().items():
-                tensors, metadata = _read(temporary / file)
-                tensors |= {there: weights[name].to(tensors[there].dtype) for name, there in own.items()}
-                if file.endswith(".safetensors"):
-                    save_file(tensors, temporary / file, metadata=metadata)
-                else:
-                    torch.save(tensors, temporary / file)
-            if draw is not None:
-                draw(temporary)
-            write_text(temporary / "average.json", json.dumps(about, indent=2) + "\n")
+    def write(self, into: Path, weights: Weights, about: dict[str, Any]) -> None:
+        """Writes a copy with these weights, by parameter, and `average.json` with what they are, into an empty folder."""
+        shutil.copytree(self.folder, into, dirs_exist_ok=True)
+        for file, own in self._by_file().items():
+            tensors, metadata = _read(into / file)
+            tensors |= {there: weights[name].to(tensors[there].dtype) for name, there in own.items()}
+            if file.endswith(".safetensors"):
+                save_file(tensors, into / file, metadata=metadata)
+            else:
+                torch.save(tensors, into / file)
+        write_text(into / "average.json", json.dumps(about, indent=2) + "\n")
 
     def _by_file(self) -> dict[str, dict[str, str]]:
         """The names of parameters in each file, by parameter."""

@@ -111,7 +111,7 @@ class MeasuredRun:
 
     def __init__(self, folder: Path, metric: str):
         self.metric = metric
-        options = repeated_options(folder, trains=False) | {"preflight": False}
+        options = repeated_options(folder) | {"preflight": False}
         with tempfile.TemporaryDirectory() as temporary:  # nothing is written there
             config = resolve_and_check(TrainingConfig(**options, output_dir=temporary))
             plan, data, accelerator = prepare_resolved(config, RunFolder(folder).newest_checkpoint())

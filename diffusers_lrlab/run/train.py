@@ -13,7 +13,7 @@ from ..core.signals import interrupts_raised
 from ..core.signatures import checked
 from ..training.config import TrainingConfig
 from ..training.prepare import prepare_resolved, resolve_and_check
-from ..training.resume import check_agreed, choose_start, locked_folder
+from ..training.resume import check_agreed, check_fresh, choose_start, locked_folder
 from ..training.run_folder import RunFolder
 from ..training.trackers import start_trackers, tracker_ids
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..data.loading import TrainingData
     from ..finder.find import FinderResult
     from ..hub.background import BackgroundUploads
+    from ..training.config import ResolvedConfig
     from ..training.plan import Plan
     from ..training.trainer import Trainer
 
@@ -73,7 +74,7 @@ def run_training(config: TrainingConfig) -> Path | None:
             for text in describe_forecast(plan, data, accelerator):
                 accelerator.print(text, flush=True)
             return None
-        folder = _open_folder(Path(plan.config.output_dir), checkpoint, found, accelerator)
+        folder = _open_folder(plan.config, checkpoint, found, accelerator)
         uploads = None
         if resolved.push_to_hub and accelerator.is_main_process:
             from ..hub.background import BackgroundUploads
@@ -85,13 +86,16 @@ def run_training(config: TrainingConfig) -> Path | None:
         return folder.path
 
 
-def _open_folder(path: Path, checkpoint: Path | None, found: FinderResult | None, accelerator: Accelerator) -> RunFolder:
+def _open_folder(
+    config: ResolvedConfig, checkpoint: Path | None, found: FinderResult | None, accelerator: Accelerator
+) -> RunFolder:
     """The folder of the run, without another or a killed one, and with the finder's result, if any."""
-    folder = RunFolder(path, accelerator.is_main_process)
+    folder = RunFolder(Path(config.output_dir), accelerator.is_main_process)
     if accelerator.is_main_process:
-        folder.remove_leftovers()
-        if checkpoint is None:
+        if checkpoint is None:  # other files may have appeared while data were read
+            check_fresh(folder, config.overwrite_output_dir or config.resume_from_checkpoint is not None)
             folder.clear()
+        folder.remove_leftovers()
     accelerator.wait_for_everyone()
     if found is not None and accelerator.is_main_process:
         found.save(folder.lab)

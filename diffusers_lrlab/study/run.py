@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError, warn
-from ..core.held import refuse_damaged
+from ..core.held import damage_named, refuse_damaged
 from ..core.manifest import open_manifest
 from ..core.plugins import loaded_plugins, names_code, plugin_packages
 from ..core.registered import registered_code_located
@@ -123,6 +123,7 @@ def _run(
     if kept := kept_in_words(first):
         study.progress.log(kept)
     with folder.locked(), stops_explained(folder.path), products_in(spec.precision, study.device):
+        folder.check_is_study(spec.name, [*tuning, *first])  # again: another command may have used the folder meanwhile
         folder.reopen()
         folder.write_spec(spec, command, source if _depend_on_text_alone([*tuning, *first]) else None)
         with open_workers(executor, num_workers, address, study) as workers:
@@ -173,8 +174,8 @@ def report_study(out: Path, figures: "Figures | None" = None) -> Path:
         parts = ("runs/", "weights/") if (out / "weights").is_dir() else ("runs/",)
         refuse_damaged(out, "study", again, only=lambda name: name.startswith(parts))
     if is_card and (out / RUNS_TABLE).exists():
-        results, notes = read_runs(out)
-        with folder.locked():
+        with folder.locked(), damage_named(out, "study"):
+            results, notes = read_runs(out)
             return _write_results(spec, results, notes, folder, StudyProgress(), command, figures)
     if is_card and (out / "summary.json").exists():
         raise LabError(
@@ -202,6 +203,7 @@ def _write_all(
     figures: "Figures | None" = None,
 ) -> Path:
     """Writes the table of runs, summary and report."""
+    study.folder.reopen()
     results = study.folder.results([*runs, *tuning])
     notes = notes_on(runs, [result for result in results if result.stage == "compare"], study)
     write_runs(results, notes, study.folder.path)

@@ -71,7 +71,7 @@ class CheckpointWriter:
 
     def _write(self, path: Path, contents: Contents) -> None:
         check_own_checkpoint(path)
-        with atomic_folder(path, shared=True) as temporary:
+        with atomic_folder(path) as temporary:
             contents.write(temporary, self.folder)
             check_own_checkpoint(path)
         remove_old_checkpoints(self.folder, self.config)

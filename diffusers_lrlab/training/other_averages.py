@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ..core.files import atomic_folder
 from .run_folder import RunFolder
 from .run_state import RunState
 from .saved_pipeline import SavedPipeline
@@ -22,5 +23,6 @@ def save_other_averages(run: RunState, folder: RunFolder) -> list[Path]:
             about = {"kind": form.name, "form": str(form), "update": run.update}
             named = zip(run.model.named_parameters(), average.shadow_params, strict=True)
             weights = {name: value.cpu() for (name, _), value in named}
-            SavedPipeline.of(folder.path).save(weights, saved[-1], about)
+            with atomic_folder(saved[-1]) as temporary:
+                SavedPipeline.of(folder.path).write(temporary, weights, about)
     return saved

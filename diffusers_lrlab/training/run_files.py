@@ -1,13 +1,12 @@
 """The paths in the folder of a run that belong to the run."""
 
-import json
-import re
 from pathlib import Path
 
 from ..core.errors import LabError
-from ..core.files import TEMPORARY, check_kinds
+from ..core.files import TEMPORARY, check_kinds, is_plain_name, number_in
 from ..core.manifest import MANIFEST, Sums, sums_in
 from .kinds.select import components
+from .record_schema import read_json
 
 # Written by a run besides checkpoints and weights, so that --overwrite_output_dir may remove it.
 OWN = ("model_index.json", "pipeline.py", "README.md", "scheduler", MANIFEST)
@@ -18,11 +17,18 @@ RECORD = f"{LAB}/run.json"
 
 def sums_of_result(path: Path) -> dict[str, Sums]:
     """The sums of all files of a finished run except its record, which is written later."""
-    index = path / "model_index.json"
-    parts = json.loads(index.read_text(encoding="utf-8")) if index.exists() else {}  # such as the autoencoder of latents
-    names = dict.fromkeys((*OWN, *components(), *(name for name, part in parts.items() if isinstance(part, list)), LAB))
+    names = dict.fromkeys((*OWN, *components(), *parts_of_pipeline(path), LAB))
     files = [file for name in names for file in _files_in(path / name)]
     return sums_in(path, [file for file in files if file != path / RECORD])
+
+
+def parts_of_pipeline(path: Path) -> list[str]:
+    """The folders of a pipeline by its index, such as that of the autoencoder of latents; none without an index."""
+    index = path / "model_index.json"
+    parts = read_json(index) if index.is_file() else {}
+    if not isinstance(parts, dict):
+        raise LabError(f"{str(index)!r} is not the index of a pipeline. Hint: restore it from a copy, or pull it again.")
+    return [name for name, part in parts.items() if isinstance(part, list) and is_plain_name(name)]
 
 
 def _files_in(path: Path) -> list[Path]:
@@ -43,7 +49,7 @@ def check_kinds_of_own(path: Path, logging_dir: str) -> None:
 def check_names_of_checkpoints(path: Path) -> None:
     """Raises a `LabError` for a path in the folder of a run that has the name of a checkpoint but is not one."""
     for checkpoint in sorted(path.glob("checkpoint-*")):
-        if re.fullmatch(r"checkpoint-\d+", checkpoint.name):
+        if number_in(checkpoint.name, "checkpoint-") is not None:
             check_own_checkpoint(checkpoint)
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,8 @@ from ..core.errors import LabError, warn
 from ..core.files import (
     OLD,
     append_line,
+    is_plain_name,
+    number_in,
     remove,
     remove_leftovers,
     sync,
@@ -22,6 +23,7 @@ from ..core.files import (
 from ..core.manifest import MANIFEST, find_damage, open_manifest, sums_of_bytes, write_manifest
 from ..core.words import counted
 from .kinds.select import components
+from .record_schema import read_checked
 from .run_files import OWN, RECORD, SNAPSHOTS, is_checkpoint, sums_of_result
 
 PROJECT = "diffusers_lrlab"  # the name in trackers
@@ -154,15 +156,7 @@ class RunFolder:
     def read_record(self) -> dict[str, Any]:
         """`run.json`, empty if there is none."""
         file = self.lab / "run.json"
-        try:
-            record = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-            if not isinstance(record, dict) or not all(isinstance(section, dict) for section in record.values()):
-                raise ValueError("it is not a mapping of sections")
-        except (ValueError, RecursionError) as error:
-            raise LabError(
-                f"{str(file)!r} is damaged ({error}). Hint: remove it; a run can be resumed or overwritten without it."
-            ) from None
-        return record
+        return read_checked(file, "remove it; a run can be resumed or overwritten without it") if file.exists() else {}
 
     def is_finished(self) -> bool:
         """Whether the record says that the run has finished."""
@@ -181,7 +175,7 @@ class RunFolder:
         found = [
             path
             for path in self.path.glob("checkpoint-*")
-            if re.fullmatch(r"checkpoint-\d+", path.name) and is_checkpoint(path)
+            if number_in(path.name, "checkpoint-") is not None and is_checkpoint(path)
         ]
         return sorted(found, key=checkpoint_update)
 
@@ -267,7 +261,7 @@ def _is_validation_at(row: dict[str, Any], update: int) -> bool:
 
 def _plain_name(name: Any) -> str:
     """A file name without a path. Falls back to "logs": records are untrusted input."""
-    return name if isinstance(name, str) and Path(name).name == name and name not in ("", ".", "..") else "logs"
+    return name if is_plain_name(name) else "logs"
 
 
 def checkpoint_update(path: Path) -> int:

@@ -5,7 +5,7 @@ It needs neither the data nor the class of the model, so that it works for all k
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ..core.errors import LabError, must_be
-from ..core.files import atomic_folder, write_text
+from ..core.files import write_text
 from .kinds.select import components
+from .run_files import parts_of_pipeline
 
 Weights = dict[str, torch.Tensor]
 
@@ -60,28 +61,24 @@ class SavedPipeline:
                 got = f"{name} of shape {shape}, which it has {'not' if known is None else f'of shape {known}'}"
                 raise must_be(of, str(self.folder), f"of the model in {str(self.folder)!r}", "give their own run", got=got)
 
-    def save(self, weights: Weights, out: Path, about: dict[str, Any], draw: Callable[[Path], None] | None = None) -> None:
+    def write(self, into: Path, weights: Weights, about: dict[str, Any]) -> None:
         """
-        Writes a pipeline with these weights, by their names in its files, and `average.json` with what they are. `draw` adds
-        a plot to the folder.
+        Writes a pipeline with these weights, by their names in its files, and `average.json` with what they are, into an
+        empty folder.
         """
         left = dict(weights)
-        with atomic_folder(out) as temporary:
-            self._copy(temporary)
-            for path in self.weight_files(temporary):
-                with safe_open(path, "pt") as file:
-                    metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
-                own = {name: left.pop(name).to(value.dtype) for name, value in tensors.items() if name in left}
-                save_file({**tensors, **own}, path, metadata=metadata)
-            assert not left, "checked before"
-            if draw is not None:
-                draw(temporary)
-            write_text(temporary / "average.json", json.dumps(about, indent=2) + "\n")
+        self._copy(into)
+        for path in self.weight_files(into):
+            with safe_open(path, "pt") as file:
+                metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
+            own = {name: left.pop(name).to(value.dtype) for name, value in tensors.items() if name in left}
+            save_file({**tensors, **own}, path, metadata=metadata)
+        assert not left, "checked before"
+        write_text(into / "average.json", json.dumps(about, indent=2) + "\n")
 
     def _copy(self, into: Path) -> None:
-        index = json.loads((self.folder / "model_index.json").read_text(encoding="utf-8"))
-        parts = [name for name, value in index.items() if isinstance(value, list)]
+        parts = parts_of_pipeline(self.folder)
         for name in dict.fromkeys(("model_index.json", "pipeline.py", self.component, *parts)):
             source = self.folder / name
-            if Path(name).name == name and source.exists():
+            if source.exists():
                 shutil.copytree(source, into / name) if source.is_dir() else shutil.copyfile(source, into / name)

@@ -7,15 +7,25 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from faults.injected import DAMAGE
+from started import Started
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.core.files import atomic_folder, folder_beside, remove, remove_leftovers, write_text
+from diffusers_lrlab.core.files import (
+    atomic_file,
+    atomic_folder,
+    folder_beside,
+    new_folder,
+    remove,
+    remove_leftovers,
+    write_text,
+)
 from diffusers_lrlab.core.lock import locked
 from diffusers_lrlab.core.manifest import MANIFEST, find_damage, write_manifest
 from diffusers_lrlab.core.random_states import random_states, restore_random_states
@@ -70,6 +80,102 @@ def test_who_removed_the_folder_keeps_a_lock_of_its_own(tmp_path):
     first.__exit__(None, None, None)
     assert (folder / ".lock").exists()
     second.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("what", ["file", "folder", "link"])
+def test_a_new_folder_replaces_nothing_that_appears_meanwhile(tmp_path, what):
+    out = tmp_path / "out"
+
+    def make():
+        with new_folder(out, "Give --out") as temporary:
+            write_text(temporary / "result", "text")
+            if what == "link":
+                (tmp_path / "elsewhere").mkdir()
+                out.symlink_to(tmp_path / "elsewhere")
+            else:
+                write_text(out / ("mine" if what == "file" else "of/mine"), "precious")
+
+    with pytest.raises(
+        LabError, match=r"out' was made .* meanwhile, and nothing in it was changed\. Give --out, and repeat"
+    ):
+        make()
+    left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if not path.is_dir() or path.is_symlink()}
+    assert left == {{"file": "out/mine", "folder": "out/of/mine", "link": "out"}[what]}
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_of_two_that_make_one_folder_the_first_wins(tmp_path):
+    out = tmp_path / "new" / "out"
+    with new_folder(out) as temporary:
+        with pytest.raises(LabError, match="out' is being written by another process. Give --out, or wait for it"):
+            with new_folder(out, "Give --out"):
+                pytest.fail("both were let in")
+        write_text(temporary / "result", "of the first")
+    with pytest.raises(LabError, match="exists and is not an empty folder"), new_folder(out):
+        pytest.fail("it was let in")
+    assert (out / "result").read_text() == "of the first"
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_a_replaced_folder_keeps_files_of_others(tmp_path):
+    report = tmp_path / "report"
+    for name in ("plot.png", "tables/stale.tex", "tables/mine.txt", "notes/mine.png"):
+        write_text(report / name, "old")
+    with atomic_folder(report, own=("*.png", "tables/*.tex")) as temporary:
+        write_text(temporary / "plot.png", "new")
+        write_text(report / "tables" / "later.tex", "meanwhile")
+    found = {path.relative_to(report).as_posix(): path.read_text() for path in report.rglob("*") if path.is_file()}
+    assert found == {"plot.png": "new", "tables/mine.txt": "old", "notes/mine.png": "old", "tables/later.tex": "meanwhile"}
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+
+
+@pytest.mark.parametrize("make", [new_folder, atomic_folder, atomic_file])
+def test_a_failure_leaves_nothing(tmp_path, make):
+    def fail():
+        with make(tmp_path / "new" / "out") as temporary:
+            write_text(temporary / "result" if temporary.is_dir() else temporary, "text")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert not list(tmp_path.iterdir())
+
+
+_HALF = """
+import contextlib, sys, time
+from pathlib import Path
+from diffusers_lrlab.core.files import atomic_file, atomic_folder, new_folder
+
+with contextlib.ExitStack() as stack:
+    for name, make in {"new": new_folder, "old": atomic_folder, "file.json": atomic_file}.items():
+        temporary = stack.enter_context(make(Path(sys.argv[1]) / name))
+        (temporary / "half" if temporary.is_dir() else temporary).write_text("half")
+    Path(sys.argv[1], "there").touch()
+    time.sleep(100)
+"""
+
+
+def test_leftovers_of_a_killed_process_go_when_the_command_is_repeated(tmp_path):
+    write_text(tmp_path / "old" / "result", "old")
+    process = Started("-c", _HALF, tmp_path, env=dict(os.environ))
+    while not (tmp_path / "there").exists():
+        assert process.poll() is None, process.error()
+        time.sleep(0.01)
+    with pytest.raises(LabError, match="being written by another process"), new_folder(tmp_path / "new"):
+        pytest.fail("it was let in")
+    assert [path.read_text() for path in tmp_path.glob(".tmp*/*/half")] == ["half", "half"]
+    process.kill()
+    process.wait()
+    (tmp_path / "there").unlink()
+    assert len(list(tmp_path.glob(".tmp-lrlab-*"))) == 3
+    with new_folder(tmp_path / "new") as new, atomic_folder(tmp_path / "old") as old:
+        assert not [*new.iterdir(), *old.iterdir()]
+        write_text(new / "result", "new")
+        write_text(old / "result", "new")
+    write_text(tmp_path / "file.json", "new")
+    found = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {"new/result": "new", "old/result": "new", "file.json": "new"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.json", "new", "old"]
 
 
 @pytest.mark.parametrize("how", DAMAGE)

@@ -2,7 +2,6 @@
 
 import itertools
 import multiprocessing
-import os
 import shutil
 import threading
 
@@ -13,6 +12,7 @@ from helpers import image_folder, load, stacked
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.files import unfinished
 from diffusers_lrlab.data.batches import iterate_batches
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.prefetch import prefetched
@@ -64,14 +64,12 @@ def test_damaged_files_are_not_read(folder, name, damage):
 
 
 def test_what_killed_processes_left_is_removed(folder):
-    """A process of this number was killed, in a container of its own, and one of another machine, too."""
     load(folder, **CACHED)
     (whole,) = written(folder)
     shutil.rmtree(whole)
-    ours, theirs = (whole.with_name(f".tmp-lrlab-{mark}-{whole.name}") for mark in (os.getpid(), 2**22 + 1))
-    for begun in (ours, theirs):
-        begun.mkdir()
-        (begun / "pixels.bin").write_bytes(b"half")
+    begun = unfinished(whole)
+    begun.mkdir(parents=True)
+    (begun / "pixels.bin").write_bytes(b"half")
     load(folder, **CACHED)
     assert written(folder) == [whole]
 

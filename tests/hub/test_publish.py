@@ -1,7 +1,6 @@
 """`lrlab push` and `pull` against `hub_server`: uploads, downloads, and everything that can go wrong between."""
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -528,12 +527,10 @@ def test_what_cannot_be_trusted_is_refused_by_name(folders, hub, tmp_path, name,
 
 def test_what_a_killed_pull_left_goes_with_the_next(folders, hub, tmp_path):
     lrlab("push", folders / "schedule", "--repo_id", "user/mine", env=hub.env, cwd=tmp_path)
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    kept = [*(f".tmp-lrlab-{name}" for name in (f"{os.getpid()}-mine", "x-mine", f"{dead.pid}-other")), ".tmp-1-mine"]
-    for name in (*kept, f".tmp-lrlab-{dead.pid}-mine"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "half").write_text("half")
+    kept = [".tmp-lrlab-new-other", ".tmp-1-mine"]
+    for name in (*kept, ".tmp-lrlab-new-mine"):
+        (tmp_path / name / "mine").mkdir(parents=True)
+        (tmp_path / name / "mine" / "half").write_text("half")
     lrlab("pull", "user/mine", env=hub.env, cwd=tmp_path)
     assert sorted(path.name for path in tmp_path.glob(".tmp-*")) == sorted(kept)
 

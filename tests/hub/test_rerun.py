@@ -259,7 +259,10 @@ def deep(levels):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"lr_scheduler_kwargs": deep(900)}, "run.json' cannot be read as JSON (it is nested more than 50 levels deep)"),
+        (
+            {"lr_scheduler_kwargs": deep(900)},
+            "run.json' is damaged (it cannot be read as JSON: it is nested more than 50 levels deep)",
+        ),
         ({"ddpm_num_steps": 10**12}, "--ddpm_num_steps 1000000000000: must be"),
         ({"max_train_steps": 10**12}, "--max_train_steps 1000000000000: must be"),
         ({"seed": 10**19}, "--seed 10000000000000000000: must be"),

@@ -13,6 +13,7 @@ from tables import cases
 from diffusers_lrlab import LabError, PointDDPMPipeline, TrainingConfig, branch, extend, train
 from diffusers_lrlab.averaging.posthoc import Profiles, combine
 from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core import files
 from diffusers_lrlab.core.manifest import write_manifest
 from diffusers_lrlab.hub.contents import contents_of
 from diffusers_lrlab.hub.rerun import repeated_options
@@ -55,6 +56,41 @@ def run(tmp_path_factory):
 
 def copy(run, tmp_path):
     return shutil.copytree(run, tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    "command", ["ema {run} --sigma_rel 0.1 --out", "data export moons --n 20", "data export shapes --n 20 --n_test 5"]
+)
+def test_a_file_that_appears_while_a_new_folder_is_made_stays(run, tmp_path, monkeypatch, capsys, command):
+    out, sync_tree, words = tmp_path / "out", files.sync_tree, command.format(run=run).split()
+    arguments = [*words, str(out)] if words[0] == "ema" else [*words[:3], str(out), *words[3:]]
+    others = []
+
+    def sync_slowly(folder):
+        sync_tree(folder)
+        others.append((main(arguments), capsys.readouterr().err))
+        out.mkdir()
+        (out / "mine.txt").write_text("precious")
+
+    monkeypatch.setattr(files, "sync_tree", sync_slowly)
+    assert main(arguments) == 2
+    assert (
+        "out' was made by another program meanwhile, and nothing in it was changed. Give a new one"
+        in capsys.readouterr().err
+    )
+    ((status, said),) = others
+    assert (status, "out' is being written by another process. Give a new one" in said) == (2, True)
+    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")} == {"out", "out/mine.txt"}
+
+
+def without_manifest(folder, **options):
+    """A run of which damage goes unnoticed, with other options in its record."""
+    record = json.loads((folder / "lrlab" / "run.json").read_text())
+    record["config"] |= options
+    del record["run"]["manifest"]
+    (folder / "lrlab" / "run.json").write_text(json.dumps(record))
+    (folder / "manifest.json").unlink()
+    return folder
 
 
 def weights(folder, component="denoiser"):
@@ -207,14 +243,11 @@ def test_a_run_without_snapshots_says_what_can_be_done(run, tmp_path, capsys):
 
 
 def test_snapshots_of_another_run_are_refused(run, tmp_path, capsys):
-    other = shutil.copytree(run, tmp_path / "other")
-    record = json.loads((other / "lrlab" / "run.json").read_text())
-    record["config"]["seed"] = 1
-    (other / "lrlab" / "run.json").write_text(json.dumps(record))
+    other = without_manifest(shutil.copytree(run, tmp_path / "other"), seed=1)
     assert "got one of a run with seed=0, not 1" in refused(capsys, "ema", other, "--sigma_rel", "0.1")
     error = refused(capsys, "ema", other, "--sigma_rel", "0.1", "--out", run)
     assert "exists and is not an empty folder" in error
-    swapped = copy(run, tmp_path)
+    swapped = without_manifest(copy(run, tmp_path))
     wider = {name: value[..., :-1].contiguous() for name, value in weights(run).items()}
     save_file(wider, swapped / "denoiser" / NAME)
     assert "of the model in" in refused(capsys, "ema", swapped, "--sigma_rel", "0.1")

@@ -12,9 +12,11 @@ from faults.cases import LATEST, MODEL, OPTIONS, STUDY
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.files import atomic_file, atomic_folder
+from diffusers_lrlab.run import train
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import load_spec
+from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.resume import find_checkpoint
 
@@ -187,3 +189,18 @@ def test_files_and_folders_do_not_replace_each_other(tmp_path):
         with pytest.raises(LabError, match=said), atomic_folder(tmp_path / name):
             pytest.fail("made for nothing")
     assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("more", [(), (LATEST,)], ids=["a new run", "without a checkpoint"])
+def test_what_appears_while_data_are_read_stays(base, tmp_path, monkeypatch, more):
+    out, prepare = tmp_path / "out", train.prepare_resolved
+
+    def prepare_slowly(*args):
+        a_file(out / "README.md")
+        return prepare(*args)
+
+    monkeypatch.setattr(train, "prepare_resolved", prepare_slowly)
+    with pytest.raises(LabError, match="holds other files and no run"):
+        train.run_training(parse_arguments(arguments(base, out, *more), ""))
+    assert [path.name for path in out.iterdir()] == ["README.md"]
+    assert (out / "README.md").read_text() == "mine"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from types import SimpleNamespace
@@ -244,8 +245,15 @@ def test_a_damaged_record_is_named(copy):
         RunFolder(copy).read_record()
 
 
-@pytest.mark.parametrize("content", ["[]", '"text"', "null", '{"config": [1]}', '{"run": null}'])
-def test_a_record_that_is_no_mapping_is_named(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        *(("[]", "it must be a mapping, got []"), ('"text"', "it must be a mapping, got 'text'")),
+        *(("null", "it must be a mapping, got None"), ('{"config": [1]}', "it has no section 'run'")),
+        ('{"run": null}', "run must be a mapping, got None"),
+    ],
+)
+def test_a_record_that_is_no_mapping_is_named(tmp_path, content, problem):
     from diffusers_lrlab import TrainingConfig
     from diffusers_lrlab.training.resolve import resolve_config
     from diffusers_lrlab.training.resume import find_checkpoint
@@ -254,7 +262,7 @@ def test_a_record_that_is_no_mapping_is_named(tmp_path, content):
     (tmp_path / "lrlab" / "run.json").write_text(content)
     config = resolve_config(TrainingConfig(dataset_name="moons", output_dir=str(tmp_path), overwrite_output_dir=True))
     for look in (RunFolder(tmp_path).clear, lambda: find_checkpoint(config)):
-        with pytest.raises(LabError, match=r"run\.json' is damaged \(it is not a mapping of sections\)\. Hint: remove it"):
+        with pytest.raises(LabError, match=re.escape(f"run.json' is damaged ({problem}). Hint: remove it")):
             look()
 
 
@@ -281,7 +289,7 @@ def test_the_record_takes_the_room_that_was_kept_for_it(tmp_path, monkeypatch):
 
     monkeypatch.setattr("diffusers_lrlab.training.run_folder.write_text", write)
     _write_end(SimpleNamespace(folder=folder, log=SimpleNamespace(observer=None)), record, room)
-    assert folder.read_record() == record
+    assert json.loads((folder.lab / "run.json").read_text()) == record
 
 
 # --- signals and the pipeline -----------------------------------------------------------------------------------------

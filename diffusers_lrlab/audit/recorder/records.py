@@ -94,7 +94,7 @@ class RecordFile:
             "program": sys.argv,
             "started": time.time(),
         }
-        self._write_line({"header": {**header, "rank": int(rank) if rank.isdigit() else 0, "process": self._process}})
+        self._write_line({"header": {**header, "rank": int(rank) if rank.isdecimal() else 0, "process": self._process}})
 
 
 def readable(value: Any) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import LabError
-from ...core.files import atomic_folder, remove_leftovers_of_the_dead, write_text
+from ...core.files import atomic_folder, write_text
 from ...core.words import counted
 from ..host.files import problem_with
 from ..host.hook import Hook, Host, StatefulHook
@@ -157,7 +157,6 @@ class ResumeHook:
             write_text(folder / FILE, json.dumps(state))
         else:
             folder = Path(output_dir)
-            remove_leftovers_of_the_dead(folder)
             with atomic_folder(folder) as unfinished:  # scripts would resume from an incomplete checkpoint
                 save(str(unfinished), *args, **kwargs)
                 (unfinished / FILE).write_text(json.dumps(state), encoding="utf-8")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...core.errors import LabError, must_be
-from ...core.files import atomic_folder
+from ...core.files import atomic_folder, number_in
 from ...core.progress import Progress
 from ...core.words import counted
 from ...schedules.audit import TOLERANCE
@@ -92,7 +92,7 @@ def longer_arguments(arguments: dict[str, Any], num_before: int, num_updates: in
 def read_checkpoints(folder: Path, named: str | None) -> list[Checkpoint]:
     """The whole checkpoints in a script's output folder, or the one that it was asked to resume from, in order."""
     if named in (None, "", "latest"):
-        found = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
+        found = [path for path in folder.glob("checkpoint-*") if number_in(path.name, "checkpoint-") is not None]
     else:
         found = [folder / Path(str(named)).name]
     whole = [path for path in found if (path / OPTIMIZER).is_file() and (path / _LAST_WRITTEN).is_file()]

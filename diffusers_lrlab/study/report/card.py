@@ -12,7 +12,7 @@ import yaml
 
 from ...core.errors import LabError
 from ...core.files import atomic_folder, write_text
-from ...core.held import refuse_damaged
+from ...core.held import damage_named, refuse_damage_in_use, refuse_damaged
 from ...core.lock import LOCK_FILES
 from ...core.manifest import MANIFEST, write_manifest
 from ...core.plain_yaml import load_front_matter
@@ -57,11 +57,12 @@ def write_study_card(folder: Path, out: Path) -> Path:
     is_card = is_study_card(folder)
     if not is_card and not ((folder / "report" / "report.md").exists() and (folder / RUNS_TABLE).exists()):
         raise LabError(f"{str(folder)!r} has no report yet. Write one with `lrlab study report {folder}`.")
-    with atomic_folder(out) as temporary:
+    with atomic_folder(out) as temporary, damage_named(folder, "study"):
         if is_card:
             refuse_damaged(folder, "study", "download the card again.", only=lambda name: name != "README.md")
             _write_again(spec_from_dict(saved, folder), command, folder, temporary)
         else:
+            refuse_damage_in_use(folder, "study", lambda name: not name.startswith(("runs/", "weights/")))
             _copy_report(folder, temporary)
         licence = _licence_of(folder if is_card else out)
         write_text(temporary / "README.md", card_text(temporary, out.resolve().name, licence))

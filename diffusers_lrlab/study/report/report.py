@@ -11,7 +11,7 @@ from ...core import web
 from ...core.files import atomic_folder, write_text
 from ...core.project import CITATION
 from ..runs.progress import StudyProgress
-from ..runs.results import RunResult
+from ..runs.results import REPORT_FILES, RunResult
 from . import plots
 from .contents import ReportContents
 from .curves import CurveKind, curves_as_csv, lines_left_out, values_as_csv
@@ -38,7 +38,7 @@ def write_report(
     """
     contents = ReportContents(results, summary)
     made = plots_of(contents)
-    with atomic_folder(folder / "report") as out:
+    with atomic_folder(folder / "report", REPORT_FILES) as out:
         for plot in (progress or StudyProgress(quiet=True)).steps(made, "report"):
             plots.save_plot(plot.make(), out / plot.file)
             if figures is not None:

@@ -57,6 +57,10 @@ def by_cell(results: Iterable[RunResult]) -> dict[Cell, list[RunResult]]:
     return cells
 
 
+# Files of `report/`, which a new report replaces; others are kept.
+REPORT_FILES = ("*.png", "*.csv", "index.html", "report.md", "tables/*.tex", "figures/*")
+
+
 def sources(datasets: dict[str, dict[str, Any]]) -> list[str]:
     """The data sets of a study as they are given, once for all horizons."""
     given = (fields.get("dataset_name") or fields.get("train_data_dir") or name for name, fields in datasets.items())
@@ -239,7 +243,8 @@ class StudyFolder:
         files = [self.path / name for name in parts] + [self.run_file(result.id) for result in results]
         weights = {self.weights_file(result.id): result.weights for result in results if result.weights}
         noted = {file.relative_to(self.path).as_posix(): sums for file, sums in weights.items() if file.exists()}
-        write_manifest(self.path, sums_in(self.path, [*files, *(self.path / "report").rglob("*")]) | noted)
+        files += [path for pattern in REPORT_FILES for path in (self.path / "report").glob(pattern)]
+        write_manifest(self.path, sums_in(self.path, files) | noted)
 
     def find_damaged_weights(self, result: RunResult) -> str | None:
         """How the weights of a run are damaged, if they are; a downloaded study has none at all."""

@@ -1,0 +1,202 @@
+"""Runs whose files or records are damaged, in every command that reads them: one error that names the file, no traceback."""
+
+import copy
+import json
+import random
+import shutil
+
+import pytest
+from continued_runs import SMALL, new_run
+from faults.injected import DAMAGE
+from published import ROOT
+
+from diffusers_lrlab import extend
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.manifest import MANIFEST
+from diffusers_lrlab.hub.contents import contents_of
+from diffusers_lrlab.models.start_weights import find_start_weights
+from diffusers_lrlab.run.averages import RunSnapshots
+from diffusers_lrlab.run.check import check_folder
+from diffusers_lrlab.study.report.card import write_study_card
+from diffusers_lrlab.training.run_folder import RunFolder
+
+RECORD, WEIGHTS = "lrlab/run.json", "denoiser/diffusion_pytorch_model.safetensors"
+ODD = (None, True, -1, 10**18, 1e308, "", "²", "../../x", "x" * 10_000, [], [1], [[]], {}, {"a": {"b": [1]}})
+UNREADABLE = ("NaN", "Infinity", "1" + "0" * 400, "[" * 100 + "]" * 100, "\\u0000", "{")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "model.json").write_text(json.dumps(SMALL))
+    return new_run(folder, "run", "constant_with_warmup", 10, ema="posthoc:snapshots=2")
+
+
+def start_from(folder, part=""):
+    find_start_weights(str(folder / part), None, None, "MLPDenoiser", "denoiser")
+
+
+READERS = {
+    "extend": lambda folder: extend(folder, 20, dry_run=True),
+    "ema": RunSnapshots,
+    "--pretrained_model_name_or_path": start_from,
+    "its model": lambda folder: start_from(folder, "denoiser"),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_damaged_run_is_not_used(run, tmp_path, reader):
+    folder, read = shutil.copytree(run, tmp_path / "run"), READERS[reader]
+    (folder / "README.md").write_text("my own card")
+    (folder / "notes.txt").write_text("mine")
+    read(folder)
+    for name, how in {RECORD: None, "lrlab/metrics.jsonl" if reader == "extend" else WEIGHTS: "bit"}.items():
+        content = (folder / name).read_bytes()
+        damaged = content.replace(b'"num_updates": 10', b'"num_updates": 12') if how is None else DAMAGE[how](content)
+        assert damaged != content
+        (folder / name).write_bytes(damaged)
+        with pytest.raises(LabError, match=rf"{name}' is damaged \(its SHA-256 has changed\)\. Hint: restore .*lrlab check"):
+            read(folder)
+        (folder / name).write_bytes(content)
+    read(folder)
+
+
+def leaves(data, *path):
+    """The paths of all values in a record, mappings and lists included."""
+    yield path
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        yield from leaves(value, *path, key)
+
+
+def with_value(record, path, value):
+    if not path:
+        return value
+    changed = copy.deepcopy(record)
+    inner = changed
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return changed
+
+
+READ = (
+    *(RunSnapshots, start_from, check_folder, lambda folder: contents_of(folder, "user/run", unfinished=True)),
+    *(lambda folder: extend(folder, 20, dry_run=True), lambda folder: RunFolder(folder).read_record()),
+)
+
+
+def read_all(folder):
+    """What readers of a record raise; only a `LabError` may come of what it holds."""
+    told = []
+    for read in READ:
+        try:
+            read(folder)
+        except LabError as error:
+            told.append(str(error))
+    return told
+
+
+PARENT = {"how": "extended", "folder": "x", "git_commit": None, "version": "1", "update": 2, "num_updates": 4}
+PARENT |= {"schedule": "rex", "changed": {"beta2": [0.9, 0.99]}}
+
+
+@pytest.fixture
+def unverified(run, tmp_path):
+    """A folder without a manifest, and its record, with a parent that has a parent."""
+    folder = shutil.copytree(run, tmp_path / "run")
+    (folder / MANIFEST).unlink()
+    record = json.loads((folder / RECORD).read_text())
+    del record["run"]["manifest"]
+    record["run"]["parent"] = {**PARENT, "parent": PARENT}
+    (folder / RECORD).write_text(json.dumps(record))
+    assert not read_all(folder)
+    return folder, record
+
+
+def test_a_record_with_any_value_damaged_causes_no_traceback(unverified, capsys):
+    folder, record = unverified
+    jobs = [(path, odd) for path in leaves(record) for odd in ODD]
+    for path, odd in random.Random(0).sample(jobs, 60):
+        (folder / RECORD).write_text(json.dumps(with_value(record, path, odd)))
+        read_all(folder)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        ("run.parent", [], "run.parent must be a mapping, got []"),
+        ("run.parent", {"how": "extended"}, "it has no run.parent.folder"),
+        ("run.parent.update", "2", "run.parent.update must be a whole number from 0 on, got '2'"),
+        ("run.parent.changed", {"beta2": 1}, "run.parent.changed.beta2 must be a list of two values, got 1"),
+        ("run.parent.parent.schedule", None, "run.parent.parent.schedule must be a text, got None"),
+        ("run.starts", "now", "run.starts must be a list of texts, got 'now'"),
+        ("train.num_held_out_images", -1, "train.num_held_out_images must be a whole number from 0 on, got -1"),
+        ("train.warmup_updates", 1.5, "train.warmup_updates must be a whole number from 0 on, got 1.5"),
+        ("config.learning_rate", "fast", "config.learning_rate must be a number, got 'fast'"),
+        ("meta.versions", {"torch": 2}, "meta.versions.torch must be a text, got 2"),
+    ],
+)
+def test_the_damaged_field_is_named(unverified, path, value, problem):
+    folder, record = unverified
+    (folder / RECORD).write_text(json.dumps(with_value(record, path.split("."), value)))
+    text = f"'{folder / RECORD}' is damaged ({problem}). Hint: "
+    assert [error[: len(text)] for error in read_all(folder)] == [text] * 4
+
+
+def test_a_record_that_is_no_json_is_named(unverified):
+    folder, record = unverified
+    for text in UNREADABLE:
+        (folder / RECORD).write_text(json.dumps(record).replace('"num_updates": 10', f'"num_updates": {text}', 1))
+        errors = read_all(folder)
+        assert len(errors) == 4, (text, errors)
+        assert all("run.json' is damaged (" in error for error in errors)
+
+
+def test_a_file_whose_name_only_looks_like_a_number(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    for name in (
+        "lrlab/samples/x².png",
+        "lrlab/samples/update-²².npy",
+        "checkpoint-²/trainer.json",
+        "checkpoint-٣/trainer.json",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{}")
+    assert [path.name for path in RunFolder(folder).checkpoints()] == ["checkpoint-5", "checkpoint-10"]
+    assert not read_all(folder)
+    extended = extend(folder, 12)
+    assert [path.name for path in (extended / "lrlab").glob("samples/*")] == []
+
+
+@pytest.mark.parametrize("damage", [lambda summary: {}, lambda summary: summary | {"rows": [{}]}, lambda summary: []])
+def test_a_downloaded_card_of_a_study_with_another_summary(tmp_path, damage):
+    card = shutil.copytree(ROOT / "model_cards" / "warmup-2d", tmp_path / "card")
+    (card / MANIFEST).unlink()
+    summary = json.loads((card / "summary.json").read_text())
+    del summary["manifest"]
+    (card / "summary.json").write_text(json.dumps(damage(summary)))
+    with pytest.raises(LabError, match="files of the study in .*card' are damaged or do not belong together .*pull them"):
+        write_study_card(card, tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["card"]
+
+
+@pytest.mark.parametrize("index", ["[]", "null", "1"])
+def test_an_index_of_a_pipeline_of_another_form(unverified, index):
+    folder, _ = unverified
+    (folder / "model_index.json").write_text(index)
+    errors = read_all(folder)
+    assert len(errors) == 2  # the readers of pipelines
+    assert all("model_index.json" in error and "Hint: restore" in error for error in errors)
+
+
+def test_a_part_of_a_pipeline_outside_of_its_folder(unverified, tmp_path):
+    folder, _ = unverified
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps({"..": ["a", "b"], "../run": ["a", "b"], **index}))
+    assert not read_all(folder)
+    assert any("names '..', which is not a folder beside it" in problem for problem in check_folder(folder).damaged)
+    (tmp_path / "out").mkdir()
+    RunSnapshots(folder).write(tmp_path / "out", 0.1)
+    written = {"model_index.json", "pipeline.py", "average.json", "denoiser", "scheduler"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == written
