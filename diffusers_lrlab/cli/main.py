@@ -19,10 +19,8 @@ from . import (
     completion,
     continuing,
     data,
-    floor,
     hub,
     lists,
-    predict,
     preview,
     study,
     tools,
@@ -81,12 +79,6 @@ COMMANDS = {
         preview.preview_arguments,
         preview.preview,
     ),
-    "predict": Command(
-        predict.PREDICT_HELP,
-        "lrlab predict --from first-study --lr_scheduler rex --max_train_steps 20000",
-        predict.predict_arguments,
-        predict.predict,
-    ),
     "audit": Command(
         "Show which learning rate any torch program really uses, without changing it",
         "lrlab audit -- python train.py --lr_scheduler cosine",
@@ -106,12 +98,6 @@ COMMANDS = {
         tools.plan,
     ),
     "scale": Command("Show learning rates for other batch sizes", _SCALE, tools.scale_arguments, tools.scale),
-    "floor": Command(
-        "Show the lowest possible loss by noise level, and how far a run is above it",
-        "lrlab floor --run ddpm-digits-8 --out floor.png",
-        floor.floor_arguments,
-        floor.floor,
-    ),
     "study": Command(
         "Compare schedules, optimizers or any other setting over data sets and seeds",
         "lrlab study run quick --out first-study",
@@ -177,9 +163,9 @@ COMMANDS = {
 }
 
 
-REST = (*SCRIPTS, "plan", "floor", "rerun")  # commands that leave unknown arguments to the parser of training
+REST = (*SCRIPTS, "plan", "rerun")  # commands that leave unknown arguments to the parser of training
 # Commands with --import besides those of REST.
-TAKES_NAMES = ("list", "preview", "predict", "study", "schedule", "push", "extend", "branch")
+TAKES_NAMES = ("list", "preview", "study", "schedule", "push", "extend", "branch")
 
 
 def _parser() -> LabParser:

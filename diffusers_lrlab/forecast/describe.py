@@ -101,8 +101,6 @@ def _time_lines(plan: Plan, seconds: TimeForecast, device: str) -> list[str]:
     ]
     if seconds.compiling:
         lines.append(f"{'':>13}  of it {duration(seconds.compiling)} to compile the model, at each start")
-    if seconds.floor:
-        lines.append(f"{'':>13}  of it {duration(seconds.floor)} for the floor of the loss, before training")
     if seconds.snapshots:
         lines.append(
             f"{'':>13}  meanwhile {duration(seconds.snapshots)} to write {counted(len(plan.snapshot_updates), 'snapshot')} "

@@ -14,8 +14,6 @@ import numpy as np
 from accelerate.utils import broadcast_object_list
 
 from ..core.streams import stream_generator
-from ..diagnostics.timestep_log import bin_starts
-from ..evaluation.floor_of_data import floor_of_data
 from ..training.pipeline import make_pipeline
 from ..training.plan import FORWARD_SHARE
 from ..training.results.base import results_of
@@ -32,7 +30,7 @@ SECONDS = 5.0  # default budget of all measurements
 _UPDATES, _WARM = 40, 8
 _STEPS, _FEW = 4, 16
 # Shares of the remaining time for updates, then validation, then samples; the evaluation has the rest.
-_FOR_UPDATES, _FOR_VALIDATION, _FOR_SAMPLES, _FOR_FLOOR = 0.4, 0.2, 0.5, 0.2
+_FOR_UPDATES, _FOR_VALIDATION, _FOR_SAMPLES = 0.4, 0.2, 0.5
 
 
 class TimeForecast(NamedTuple):
@@ -50,13 +48,12 @@ class TimeForecast(NamedTuple):
     guessed: tuple[str, ...] = ()  # parts estimated from the updates for lack of time
     unknown: tuple[str, ...] = ()  # metrics not counted
     compiling: float = 0.0  # extra time of the first update of a compiled model
-    floor: float = 0.0  # to compute the lowest possible loss by noise level, before training
     snapshots: float = 0.0  # to write all snapshots of post-hoc averages, which a thread does meanwhile
 
     @property
     def total(self) -> float:
         """The total time, except for plotting and writing the results."""
-        return self.floor + self.compiling + self.training + self.validation + self.sampling + self.evaluation
+        return self.compiling + self.training + self.validation + self.sampling + self.evaluation
 
 
 def forecast_time(trainer: Trainer, budget: Budget | None = None) -> TimeForecast:
@@ -71,7 +68,7 @@ def forecast_time(trainer: Trainer, budget: Budget | None = None) -> TimeForecas
     times = _times_of_updates(trainer, budget)
     low, update, high = np.quantile(_warm(times), [0.1, 0.5, 0.9]).tolist()
     compiling = max(0.0, times[0] - update) if config.compile else 0.0
-    snapshots, floor = _seconds_of_snapshots(trainer), _seconds_of_floor(trainer, budget)
+    snapshots = _seconds_of_snapshots(trainer)
     item, guessed = update / (plan.layout.micro_batch * plan.layout.accumulation), []
     validation, evaluation = 0.0, {}
     if run.validation is not None:
@@ -102,7 +99,6 @@ def forecast_time(trainer: Trainer, budget: Budget | None = None) -> TimeForecas
         guessed=tuple(guessed),
         unknown=tuple(name for name in evaluation if name not in known),
         compiling=compiling,
-        floor=floor,
         snapshots=snapshots,
     )
 
@@ -139,24 +135,6 @@ def _seconds_of_snapshots(trainer: Trainer) -> float:
     writer.begin()
     writer.finish()
     return (time.perf_counter() - started) * len(writer.updates)
-
-
-def _seconds_of_floor(trainer: Trainer, budget: Budget) -> float:
-    """
-    Seconds to compute the lowest possible loss of all bins, by a line through those of few. Two numbers of bins at least,
-    since a density takes seconds before its first level; few bins span all timesteps, since the lowest noise takes less.
-    """
-    run = trainer.run
-    if not run.config.log_loss_floor or not trainer.accelerator.is_main_process:
-        return 0.0
-    num_bins, num_timesteps = run.config.log_timestep_bins, run.process.num_train_timesteps
-
-    def compute(size: int) -> None:
-        floor_of_data(run.data, run.process, bin_starts(size, num_timesteps))
-
-    with budget.shown("the floor of the loss"):
-        start, slope = line_through(grow(compute, 1, num_bins, budget.share(_FOR_FLOOR), least=2))
-    return start + slope * num_bins
 
 
 def _warm(times: list[float]) -> list[float]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from types import SimpleNamespace
 
 import pytest
 import runs
@@ -390,19 +389,3 @@ def test_checkpointing_changes_no_bit(tmp_path):
         runs.run(*arguments, f"--output_dir={tmp_path / str(len(flags))}")
         weights.append((tmp_path / str(len(flags)) / "unet/diffusion_pytorch_model.safetensors").read_bytes())
     assert weights[0] == weights[1]
-
-
-def test_a_floor_that_takes_long_before_its_first_bin_is_not_counted_for_each(monkeypatch):
-    """A density costs seconds before its first level; low noise, which no grid resolves, costs nothing."""
-
-    now = [0.0]
-
-    def floor(data, process, starts):
-        now[0] += 7 + 0.5 * sum(start >= 50 for start in starts[:-1])
-
-    monkeypatch.setattr(timing, "floor_of_data", floor)
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
-    config = SimpleNamespace(log_loss_floor=True, log_timestep_bins=10)
-    run = SimpleNamespace(config=config, data=None, process=SimpleNamespace(num_train_timesteps=100))
-    trainer = SimpleNamespace(run=run, accelerator=SimpleNamespace(is_main_process=True))
-    assert 9 < timing._seconds_of_floor(trainer, Budget(5)) < 12  # all ten bins take 9.5

@@ -244,7 +244,7 @@ def test_a_record_of_another_version_is_refused(pair):
 
 
 def test_a_checkpoint_of_another_version_is_refused_as_its_record_is(pair):
-    """Not with a `TypeError`, as `lrlab merge` and `lrlab predict` once did."""
+    """Not with a `TypeError`, as `lrlab merge` once did."""
     record = read_record(pair[0])
     assert recorded_options(record, "run") == {**defaults_of(TrainingConfig), **record["config"]}
     with pytest.raises(LabError, match="The record of 'run' has 'of_the_future', which this version does not know"):
