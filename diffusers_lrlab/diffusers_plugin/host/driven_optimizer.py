@@ -178,6 +178,11 @@ class DrivenOptimizer:
             )
 
 
+def is_left_out(optimizer: Optimizer) -> bool:
+    """Whether an optimizer that gets the flag of a gradient scaler, such as a fused one, leaves out the running step."""
+    return bool(getattr(optimizer, "found_inf", False))
+
+
 def _parts_of(scheduler: LRScheduler) -> list[LRScheduler]:
     return list(getattr(scheduler, "_schedulers", []))
 
