@@ -51,7 +51,6 @@ _TRAIN = "Train a diffusion pipeline; for several processes: accelerate launch -
 _PREVIEW = "lrlab preview --lr_scheduler cosine --lr_scheduler rex:d=0.9 --num_training_steps 10000 --num_warmup_steps 500"
 _SCALE = "lrlab scale --learning_rate 1e-4 --base_batch_size 64 --train_batch_size 128 --num_processes 8"
 _SCHEDULE = "lrlab schedule my-schedule --lr_scheduler wsd:decay_type=1-sqrt,num_decay_steps=0.3"
-_UPSTREAM = "Make patches: a schedule for diffusers, or corrected schedules in its scripts and in other trainers"
 COMMANDS = {
     "train": _script("train", _TRAIN, "lrlab train --dataset_name dino --lr_scheduler cosine"),
     "find-lr": _script("find-lr", "Find a learning rate for a training run", "lrlab find-lr --dataset_name dino"),
@@ -135,18 +134,6 @@ COMMANDS = {
         "lrlab rerun USER/ddpm-digits-8 --compare",
         hub.rerun_arguments,
         hub.rerun,
-    ),
-    "upstream-patch": Command(
-        _UPSTREAM,
-        "lrlab upstream-patch rex --diffusers ~/diffusers --out rex.patch",
-        tools.upstream_patch_arguments,
-        tools.upstream_patch,
-    ),
-    "plugin": Command(
-        "Write a plug-in that lets another trainer use these schedules by name",
-        "lrlab plugin ai-toolkit ~/ai-toolkit",
-        tools.plugin_arguments,
-        tools.plugin,
     ),
     "env": Command(
         "Show versions, devices and missing packages, for bug reports",

@@ -95,7 +95,7 @@ def test_a_missing_package_is_named_with_its_extra(hidden, tmp_path):
 
 def test_every_command_is_in_the_table():
     named = {words[1] for command in NEEDS if (words := command.split())[0] == "lrlab"}
-    assert named | {"upstream-patch", "plugin"} == {*COMMANDS}
+    assert named == {*COMMANDS}
 
 
 def declared(lines):

@@ -80,16 +80,15 @@ def test_the_page_has_the_table_of_all_options():
     assert "\n".join(table(EXAMPLES)) in page
 
 
-@pytest.mark.parametrize("name", ["unconditional"])
-def test_a_patched_clock_is_right(tmp_path, name):
-    """By its new test, too. All others: `python -m tests.diffusers_scripts.lr_clock`."""
-    patches = lr_clock.patched_clone(EXAMPLES.parent, tmp_path / "diffusers")
-    assert len([patch for patch in patches if patch.state == "patched"]) >= 20
-    patch = next(patch for patch in patches if patch.made.endswith(name.replace("_", "-")))
-    run = lr_clock.run_test(tmp_path / "diffusers", patch)
+def test_the_test_of_the_patched_clock_passes_with_the_patch_alone(tmp_path):
+    lr_clock.patched_copy(EXAMPLES.parent, tmp_path)
+    run = lr_clock.run_test(tmp_path)
     assert run.passed, run.output[-3000:]
-    assert run.rates[:2] == [0.5, 1.0]
-    assert run.rates[-1] == 0
+    assert run.rates == pytest.approx([0.5, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0.0])
+    (tmp_path / lr_clock.SCRIPT).write_bytes((EXAMPLES.parent / lr_clock.SCRIPT).read_bytes())
+    before = lr_clock.run_test(tmp_path)
+    assert not before.passed
+    assert before.rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 15 / 16, 14 / 16, 13 / 16, 12 / 16])
 
 
 @pytest.mark.parametrize("case", IN_TURN)
