@@ -27,7 +27,6 @@ from diffusers_lrlab.core.registry import Entry, Registry, markdown_table
 from diffusers_lrlab.data.image_sets import IMAGE_DATASETS
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
 from diffusers_lrlab.diffusers_plugin.hook_options import options_table as options_of_hooks
-from diffusers_lrlab.diffusers_plugin.trainer_table import trainers_table
 from diffusers_lrlab.evaluation.metrics import metrics_table
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.models.registry import DENOISERS
@@ -279,7 +278,6 @@ TABLES = {
     "claim-verdicts": verdicts_table,
     "commands": commands_table,
     "launcher-options": options_of_hooks,
-    "trainers": trainers_table,
     "audit-findings": audit_findings,
 }
 

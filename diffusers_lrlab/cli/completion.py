@@ -86,7 +86,7 @@ def _training_options(file: Any) -> dict[str, list[argparse.Action]]:
 
     known = options_of(TrainingConfig)
     found = {}
-    for command, more in {"train": [], "find-lr": [FinderConfig], "plan": [], "floor": [], "rerun": []}.items():
+    for command, more in {"train": [], "find-lr": [FinderConfig], "plan": [], "rerun": []}.items():
         found[command] = [action for action in make_parser("", more)._actions if "--help" not in action.option_strings]
         for action in found[command]:
             action.option_strings = [flag for flag in action.option_strings if "-" not in flag[2:]]  # without hyphens

@@ -19,10 +19,8 @@ from . import (
     completion,
     continuing,
     data,
-    floor,
     hub,
     lists,
-    predict,
     preview,
     study,
     tools,
@@ -52,7 +50,6 @@ def _script(name: str, help: str, example: str) -> Command:
 _TRAIN = "Train a diffusion pipeline; for several processes: accelerate launch -m diffusers_lrlab.train"
 _PREVIEW = "lrlab preview --lr_scheduler cosine --lr_scheduler rex:d=0.9 --num_training_steps 10000 --num_warmup_steps 500"
 _SCHEDULE = "lrlab schedule my-schedule --lr_scheduler wsd:decay_type=1-sqrt,num_decay_steps=0.3"
-_UPSTREAM = "Make patches: a schedule for diffusers, or corrected schedules in its scripts and in other trainers"
 COMMANDS = {
     "train": _script("train", _TRAIN, "lrlab train --dataset_name dino --lr_scheduler cosine"),
     "find-lr": _script("find-lr", "Find a learning rate for a training run", "lrlab find-lr --dataset_name dino"),
@@ -74,12 +71,6 @@ COMMANDS = {
         preview.preview_arguments,
         preview.preview,
     ),
-    "predict": Command(
-        predict.PREDICT_HELP,
-        "lrlab predict --from first-study --lr_scheduler rex --max_train_steps 20000",
-        predict.predict_arguments,
-        predict.predict,
-    ),
     "audit": Command(
         "Show which learning rate any torch program really uses, without changing it",
         "lrlab audit -- python train.py --lr_scheduler cosine",
@@ -97,12 +88,6 @@ COMMANDS = {
         "lrlab plan --dataset_name dino --optimizer sgd",
         tools.plan_arguments,
         tools.plan,
-    ),
-    "floor": Command(
-        "Show the lowest possible loss by noise level, and how far a run is above it",
-        "lrlab floor --run ddpm-digits-8 --out floor.png",
-        floor.floor_arguments,
-        floor.floor,
     ),
     "study": Command(
         "Compare schedules, optimizers or any other setting over data sets and seeds",
@@ -142,18 +127,6 @@ COMMANDS = {
         hub.rerun_arguments,
         hub.rerun,
     ),
-    "upstream-patch": Command(
-        _UPSTREAM,
-        "lrlab upstream-patch rex --diffusers ~/diffusers --out rex.patch",
-        tools.upstream_patch_arguments,
-        tools.upstream_patch,
-    ),
-    "plugin": Command(
-        "Write a plug-in that lets another trainer use these schedules by name",
-        "lrlab plugin ai-toolkit ~/ai-toolkit",
-        tools.plugin_arguments,
-        tools.plugin,
-    ),
     "env": Command(
         "Show versions, devices and missing packages, for bug reports",
         "lrlab env",
@@ -169,9 +142,9 @@ COMMANDS = {
 }
 
 
-REST = (*SCRIPTS, "plan", "floor", "rerun")  # commands that leave unknown arguments to the parser of training
+REST = (*SCRIPTS, "plan", "rerun")  # commands that leave unknown arguments to the parser of training
 # Commands with --import besides those of REST.
-TAKES_NAMES = ("list", "preview", "predict", "study", "schedule", "push", "extend")
+TAKES_NAMES = ("list", "preview", "study", "schedule", "push", "extend")
 
 
 def _parser() -> LabParser:

@@ -7,19 +7,14 @@ import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..core.errors import LabError, must_be
-from ..core.extras import require_extra
+from ..core.errors import LabError
 from ..core.spec import merge_spec, parse_json_kwargs
 from ..core.terminal_plot import can_encode
 from ..objective.process import DEFAULT_OBJECTIVE, OBJECTIVES, NoiseProcess, make_process
 from ..timesteps.noise_levels import PREDICTIONS
 from .output import say, say_json
-
-if TYPE_CHECKING:
-    from ..forecast.loss_forecast import Predicted
-    from ..run.predict import LossForecast
 
 
 def number(text: str) -> float:
@@ -47,10 +42,6 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
     clock = "above 1, shows the curve of diffusers' train_unconditional.py, too (default: %(default)s)."
     add("--num_processes", type=int, default=1, metavar="n", help=f"Processes; {clock}")
     add("--gradient_accumulation_steps", type=int, default=1, metavar="g", help=f"Micro-batches per update; {clock}")
-    losses = (
-        "Folders of runs or of a study, whose measured and predicted validation losses are plotted, as by lrlab predict."
-    )
-    add("--predict", type=Path, nargs="+", action="extend", metavar="RUN_OR_STUDY", help=losses)
     add("--all", action="store_true", help="Plot every schedule into --out.")
     add = parser.add_argument_group("timesteps, instead of schedules").add_argument
     add("--timestep_sampler", action="append", metavar="NAME", help="Density of timesteps, or all; repeat it for several.")
@@ -66,19 +57,17 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="Print the values at every update, or timestep, as JSON.")
 
 
-def preview(options: argparse.Namespace) -> int:
+def preview(options: argparse.Namespace) -> None:
     out = plot_path(options.out)
     if options.all:
         _gallery(options, out)
     elif options.timestep_sampler or options.loss_weighting:
         _preview_timesteps(options, out)
     else:
-        return _preview_schedules(options, out)
-    return 0
+        _preview_schedules(options, out)
 
 
-def _preview_schedules(options: argparse.Namespace, out: Path | None) -> int:
-    """Returns 1 if losses were asked for and no law of them can be trusted, else 0."""
+def _preview_schedules(options: argparse.Namespace, out: Path | None) -> None:
     _refuse(options, _OF_TIMESTEPS, "without --timestep_sampler or --loss_weighting")
     if not options.lr_scheduler:
         raise LabError("Which schedule? Give --lr_scheduler NAME (`lrlab list schedulers` shows them), or --all.")
@@ -98,43 +87,15 @@ def _preview_schedules(options: argparse.Namespace, out: Path | None) -> int:
     run = schedules.Run(options.num_training_steps, options.num_warmup_steps, options.learning_rate, options.beta1, *host)
     kwargs, momentum_kwargs = _json(options, "lr_scheduler_kwargs"), _json(options, "momentum_scheduler_kwargs")
     previews = [schedules.preview(spec, run, kwargs, momentum, momentum_kwargs) for spec in options.lr_scheduler]
-    forecast, predicted = _predict(options, [shown.spec for shown in previews]) if options.predict else (None, [])
-    losses = forecast.losses_to_draw(predicted) if forecast is not None and predicted else None
     if out:
         from ..preview.plots import plot_previews
 
-        plot_previews(previews, run, out, losses)
+        plot_previews(previews, run, out)
     if options.json:
         shows_host = run.num_processes * run.accumulation > 1
-        shown = {"updates": run.num_updates, "schedules": [each.as_json(shows_host) for each in previews]}
-        say_json(shown if forecast is None else shown | {"forecast": forecast.as_data(predicted)})
+        say_json({"updates": run.num_updates, "schedules": [each.as_json(shows_host) for each in previews]})
     else:
-        parts = [schedules.describe(previews, run, None if out else _terminal(), losses)]
-        parts += [] if forecast is None else [forecast.describe_runs()]
-        parts += [] if forecast is None or not predicted else [forecast.describe(predicted)]
-        _say_with(out, "\n\n".join(parts))
-    return 1 if options.predict and not predicted else 0
-
-
-def _predict(options: argparse.Namespace, specs: list[str]) -> "tuple[LossForecast, list[Predicted]]":
-    """A forecast, and the losses of schedules; none if no law can be trusted."""
-    if options.momentum_scheduler:
-        raise must_be(
-            "--momentum_scheduler",
-            options.momentum_scheduler,
-            "left out beside --predict",
-            "the laws depend only on learning rates",
-        )
-    require_extra("train", "--predict")
-    from ..run.predict import forecast_loss, predictable
-
-    for spec in specs:  # before the floor, which takes a while
-        predictable(spec)
-    forecast = forecast_loss(options.predict)
-    given = options.num_training_steps, options.learning_rate, options.num_warmup_steps
-    candidates = [forecast.candidate(spec, *given) for spec in specs]
-    is_passed = forecast.forecaster.check.is_passed
-    return forecast, [forecast.forecaster.predict(candidate) for candidate in candidates] if is_passed else []
+        _say_with(out, schedules.describe(previews, run, None if out else _terminal()))
 
 
 def _preview_timesteps(options: argparse.Namespace, out: Path | None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from ..core.plotting import DARK, new_figure, plain_log_labels, plain_log_scale, save_figure
+from ..core.plotting import new_figure, plain_log_labels, plain_log_scale, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,19 +103,7 @@ def _validation_lines(axes: Axes, rows: _Rows) -> None:
     # Not a legend, which would cover curves.
     named = f"update {first:,}" if first == last else f"updates {first:,} (dark) to {last:,} (light)"
     title = f"validation loss, {weights} weights, fixed noise\n{named}"
-    if rows.has("loss_floor"):
-        floor = rows.grid("loss_floor")[1][:, -1]
-        axes.plot(middles, floor, color=DARK, linewidth=1, label="floor")
-        title += f"\n{floor_in_words(float(np.nanmean(values[:, -1])), float(np.mean(floor)))}"
-        axes.legend(fontsize=8, frameon=False)
     axes.set_title(title, fontsize=8)
-
-
-def floor_in_words(loss: float, floor: float) -> str:
-    """The part of a loss that no model can avoid. The loss on few held-out images can be below the floor by chance."""
-    if loss < floor:
-        return f"the loss of {loss:.3g} is below the floor of {floor:.3g}"
-    return f"of the loss of {loss:.3g}, {floor:.3g} is noise that nobody can predict"
 
 
 def plot_timesteps(table: pa.Table, path: Path, other_titles: dict[str, str] | None = None) -> None:

@@ -39,7 +39,6 @@ def table_schema() -> pa.Schema:
             *((name, pa.float64()) for name in ("share", "asked_share", "loss_mean", "loss_variance")),
             ("loss_spike", pa.bool_()),
             *((name, pa.float64()) for name in ("validation_loss", "validation_loss_ema", "grad_norm", "grad_noise_scale")),
-            ("loss_floor", pa.float64()),
         ]
     )
 
@@ -198,14 +197,6 @@ class TimestepLog:
     def add_gradients(self, update: int, norms: Sequence[float], noise_scales: Sequence[float] | None = None) -> None:
         columns = {"grad_norm": norms, "grad_noise_scale": [math.nan] * len(norms) if noise_scales is None else noise_scales}
         self._add(update, {name: _without_nan(np.array(values)) for name, values in columns.items()})
-
-    @property
-    def has_floor(self) -> bool:
-        return self.table["loss_floor"].null_count < len(self.table)
-
-    def add_floor(self, update: int, floor: np.ndarray) -> None:
-        """Adds the lowest possible loss of each bin: `(bins,)`."""
-        self._add(update, {"loss_floor": _without_nan(floor)})
 
     def restore(self, table: pa.Table, update: int) -> None:
         """Restores the rows that existed after `update` updates."""

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from .hook_table import HOOKS
 from .script.faults import find_faults
 from .script.source import HostScript, NotRecognised
-from .trainers.find import Refused, trainer_of
 
 
 def recognisers() -> dict[str, Callable[[HostScript], str]]:
@@ -16,16 +15,12 @@ def recognisers() -> dict[str, Callable[[HostScript], str]]:
 def explain(script: HostScript) -> str:
     """A line for each option, and one for each fault."""
     width = max(map(len, recognisers()))
-    trainer = trainer_of(script)
-    about = f", of {trainer.title}; tested at {trainer.trainer.commit}" if trainer else ""
-    lines = [script.path + about]
+    lines = [script.path]
     for option, recognise in recognisers().items():
         try:
             found = recognise(script)
-        except (NotRecognised, Refused) as reason:
+        except NotRecognised as reason:
             found = f"not here: {reason}"
         lines.append(f"  {option:<{width}}  {found}")
-    if trainer:  # whose loop is not in the script
-        return "\n".join(lines)
     faults = [f"  {fault.text}" for fault in find_faults(script)]
     return "\n".join([*lines, "By itself, this script", *(faults or ["  has no known fault"])])

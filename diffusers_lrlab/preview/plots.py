@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.plotting import BLUE, COLORS, DARK, GREY, ORANGE, new_figure, plain_axes, plain_log_scale, save_figure
+from ..core.plotting import BLUE, COLORS, DARK, GREY, ORANGE, new_figure, plain_axes, save_figure
 from ..core.words import counted
 from ..schedules.registries import SCHEDULERS
-from .schedules import Curves, Losses, MeasuredLosses, Points, Preview, Run, preview
+from .schedules import Curves, Preview, Run, preview
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,13 +21,10 @@ if TYPE_CHECKING:
 _CYCLES = ("-", "-.", ":")
 
 
-def plot_previews(previews: list[Preview], run: Run, path: Path, losses: Losses | None = None) -> None:
-    """
-    Schedules in one plot; a dashed line of the same colour is the schedule in diffusers' own script. Below them are
-    `losses`, if there are any: lines for predicted ones, dots for those of runs.
-    """
+def plot_previews(previews: list[Preview], run: Run, path: Path) -> None:
+    """Schedules in one plot; a dashed line of the same colour is the schedule in diffusers' own script."""
     has_momentum = any(shown.curves.beta1 is not None for shown in previews)
-    heights = [2] + [1] * has_momentum + [2] * bool(losses)
+    heights = [2] + [1] * has_momentum
     figure = new_figure(7, 2 + 1.6 * (sum(heights) - 1), dpi=150)
     rows = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for axes in rows:
@@ -38,11 +35,6 @@ def plot_previews(previews: list[Preview], run: Run, path: Path, losses: Losses 
         _draw(rows, shown.curves, color=color, linestyle=style, label=shown.label)
         if shown.host is not None:
             _draw(rows, shown.host, color=color, linestyle="--", linewidth=1.0)
-        if losses:
-            rows[-1].plot(*losses.predicted[shown.spec], color=color, linestyle=style)
-            draw_interval(rows[-1], losses.predicted[shown.spec], losses.intervals.get(shown.spec), color)
-    if losses:
-        _draw_measured_beside(rows[-1], losses, len(previews))
     rows[0].set(ylabel="learning rate", ylim=(-0.02 * max(rows[0].get_ylim()), None))
     rows[0].ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
     if has_momentum:
@@ -52,37 +44,11 @@ def plot_previews(previews: list[Preview], run: Run, path: Path, losses: Losses 
     if any(shown.host for shown in previews):
         handles += rows[0].plot([], [], color=GREY, linestyle="--", linewidth=1.0)
         labels.append(f"dashed: diffusers' own script, {run.layout}")
-    if losses:
-        dots = rows[-1].get_legend_handles_labels()
-        handles, labels = handles + dots[0], labels + dots[1]
     labels = [label if len(label) <= 90 else label[:89] + "…" for label in labels]
     columns = len(labels) if sum(map(len, labels)) < 70 else 1
     # Outside, so that it covers no curve.
     figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
     save_figure(figure, path)
-
-
-def _draw_measured_beside(axes: Axes, losses: Losses, num_previews: int) -> None:
-    """The dots of the runs; those without a line of their colour are in the legend."""
-    for one in losses.measured:
-        draw_measured(axes, one, is_named=one.color >= num_previews)
-    axes.set(ylabel="validation loss")
-    axes.set_title("dots: measured; lines: predicted", fontsize=8)
-    plain_log_scale(axes)
-
-
-def draw_measured(axes: Axes, losses: MeasuredLosses, is_named: bool) -> None:
-    """Draws measured losses as dots."""
-    label = f"measured: {losses.label}" if is_named else None
-    axes.plot(*losses.points, ".", color=COLORS[losses.color % len(COLORS)], markersize=3, label=label)
-
-
-def draw_interval(axes: Axes, predicted: Points, interval: tuple[float, float] | None, color: str) -> None:
-    """Draws an interval of the last predicted loss."""
-    if interval is not None:
-        update, final = (values[-1] for values in predicted)
-        low, high = (abs(bound - final) for bound in interval)
-        axes.errorbar(update, final, [[low], [high]], color=color, capsize=3)
 
 
 def _draw(rows: Any, curves: Curves, **style: Any) -> None:

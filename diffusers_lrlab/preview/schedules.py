@@ -1,6 +1,5 @@
 """Previews of schedules over a run, here and in diffusers' own script, as text, tables and plots in a terminal."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,25 +21,6 @@ from .countings import COUNTINGS
 # Beyond this, curves take gigabytes.
 _UPDATES, _SHARES = Range("[1, 1e7]", whole=True), Range("[1, 1e5]", whole=True)
 _SHOWN = (0, 25, 50, 75, 100)  # % of the run, in tables
-Points = tuple[np.ndarray, np.ndarray]  # updates, and a loss after each
-
-
-@dataclass(frozen=True)
-class MeasuredLosses:
-    """Losses of a schedule that was run, with the number of its colour in plots."""
-
-    label: str
-    points: Points
-    color: int
-
-
-@dataclass(frozen=True)
-class Losses:
-    """Validation losses: predicted ones by the spec string of the schedule, and measured ones of others."""
-
-    predicted: Mapping[str, Points]
-    intervals: Mapping[str, tuple[float, float]]  # of the last predicted one, for some
-    measured: Sequence[MeasuredLosses]
 
 
 @checked
@@ -176,11 +156,8 @@ def _compare(asked: Curves, host: Curves, run: Run) -> str:
     return "; ".join(parts)
 
 
-def describe(previews: list[Preview], run: Run, terminal: dict[str, Any] | None, losses: Losses | None = None) -> str:
-    """
-    Plots, a table and notes as text; `terminal` has the options of [`terminal_plot`], `None` for no plots. Of `losses`,
-    the predicted ones are shown.
-    """
+def describe(previews: list[Preview], run: Run, terminal: dict[str, Any] | None) -> str:
+    """Plots, a table and notes as text; `terminal` has the options of [`terminal_plot`], `None` for no plots."""
     parts = []
     if terminal is not None:
         shown_curves = curves_by_label(previews)
@@ -189,11 +166,6 @@ def describe(previews: list[Preview], run: Run, terminal: dict[str, Any] | None,
         momenta = {label: curves.beta1 for label, curves in shown_curves.items() if curves.beta1 is not None}
         if momenta:
             parts.append(terminal_plot(momenta, "beta1", height=6, from_zero=False, **terminal))
-        if losses:
-            updates = np.linspace(max(points[0][0] for points in losses.predicted.values()), run.num_updates, 200)
-            curves_of = {label: np.interp(updates, *points) for label, points in losses.predicted.items()}
-            title = f"predicted validation loss, from update {updates[0]:.0f}"
-            parts.append(terminal_plot(curves_of, title, height=8, from_zero=False, **terminal))
     parts.append(table(previews, run))
     parts += [(f"{shown.label}: " if len(previews) > 1 else "") + note for shown in previews for note in shown.notes]
     return "\n\n".join(parts)

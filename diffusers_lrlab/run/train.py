@@ -134,8 +134,6 @@ def _train_and_record(
     found = check_before_training(trainer) if checkpoint is None else _checked_before(trainer, previous)
     record["train"]["preflight"] = found
     folder.write_record(record)
-    if trainer.run.config.log_loss_floor:
-        trainer.log.add_floor()
     try:
         # Inside `recorded`, so that the record has the error as it is printed.
         with recorded(trainer, record), system_errors_explained(), registered_code_located():

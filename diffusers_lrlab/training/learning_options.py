@@ -180,13 +180,6 @@ class TimestepConfig:
         BIN_LOG,
         range="[0, 1e5]",
     )
-    log_loss_floor: bool = option(
-        False,
-        "Compute the lowest possible loss of each bin before training, as lrlab floor does, for lrlab/timesteps.parquet "
-        "and its plot. For data in memory; --dry_run shows how long it takes.",
-        BIN_LOG,
-        needs=(BINS, HELD_OUT),
-    )
     timestep_grad_every: int | None = option(
         None,
         "Updates between measurements of gradient norm and noise scale in each bin, on 32 held-out images; one takes as "

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..averaging.forms import EMAForm
 from ..averaging.posthoc import snapshot_updates
-from ..core.errors import LabError, must_be
+from ..core.errors import LabError
 from ..core.progress import resolve_warmup_updates
 from ..core.words import counted
 from ..data.batch import Conditions
@@ -236,7 +236,7 @@ def make_plan(
     if not config.auto_learning_rate:
         check_floor(config.lr_scheduler, config.lr_scheduler_kwargs, peak, config.scale_lr)
     num_images, num_held_out = data.num_images, len(data.held_out)
-    _check_data(config, layout, num_images, num_held_out, data.in_memory is not None)
+    _check_data(config, layout, num_images, num_held_out)
     num_updates = config.max_train_steps or math.ceil((config.num_epochs or 0) * (num_images or 0) / layout.global_batch)
     if not num_updates:
         raise LabError("The run has no length. Give --max_train_steps, or --num_epochs for data that are not a stream.")
@@ -292,9 +292,7 @@ def _scale_warnings(data: TrainingData, kind: DataKind) -> tuple[str, ...]:
     )
 
 
-def _check_data(
-    config: ResolvedConfig, layout: BatchLayout, num_images: int | None, num_held_out: int, in_memory: bool
-) -> None:
+def _check_data(config: ResolvedConfig, layout: BatchLayout, num_images: int | None, num_held_out: int) -> None:
     """Raises a `LabError` if there are too few images for the given options."""
     if num_images is not None:
         layout.check_fits(num_images)
@@ -303,11 +301,6 @@ def _check_data(
             f"--lr_scheduler {config.lr_scheduler!r} needs a validation set. At most a fifth of the images is held out, and "
             "there are fewer than five. Hint: use another --lr_scheduler or more images."
         )
-    if config.log_loss_floor and (not in_memory or num_held_out < 2 or (num_images or 0) < 4):
-        raise must_be(
-            "--log_loss_floor", True, "left out for data that are not in memory, or with fewer than 10 images",
-            "lrlab floor --run DIR computes it after the run, for a sample of large data",
-        )  # fmt: skip
     if config.timestep_grad_every and not num_held_out:
         raise LabError(
             f"--timestep_grad_every {config.timestep_grad_every} needs held-out images. At most a fifth of the images is "

@@ -11,10 +11,8 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from tqdm.auto import tqdm
 
-from ..core.random_states import random_states_kept
 from ..diagnostics.lr_warnings import find_lr_warnings
 from ..diagnostics.observer import TimestepObserver
-from ..evaluation.floor_of_data import floor_of_data
 from .divergence import DivergenceGuard
 from .results.base import results_of
 from .run_folder import RunFolder
@@ -36,14 +34,6 @@ class RunLog:
             self.observer = TimestepObserver(num_bins, run.objective, run.process, probes, folder.timesteps_file)
         self.lr_warnings: dict[str, str] = {}  # shown ones, by name
         self.shows = True  # on the screen
-
-    def add_floor(self) -> None:
-        """Adds the lowest possible loss by noise level, once in a run; other processes do not wait."""
-        if self.observer is None or not self.accelerator.is_main_process or self.observer.log.has_floor:
-            return
-        with random_states_kept():
-            floor = floor_of_data(self.run.data, self.run.process, self.observer.log.starts)
-        self.observer.log.add_floor(self.run.update, floor.best_known())
 
     def add(self, loss: torch.Tensor, norm: torch.Tensor, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
         """Adds an update: its loss and gradient norm, and the unweighted losses at its timesteps."""

@@ -175,7 +175,6 @@ def test_whoever_stops_reading_gets_no_traceback():
         (["preview", "--timestep_sampler", "uniform", "--ddpm_num_steps", "0"], ["num_train_timesteps=0", "in [1, 1e7]"]),
         (["preview", "--lr_scheduler", "cosine", "--ddpm_num_steps", "9"], ["--num_train_timesteps", "--timestep_sampler"]),
         (["preview", "--all", "--out", "a.png", "--beta1", "0.9"], ["--beta1", "--all", "Leave it out"]),
-        (["upstream-patch", "rex"], ["--diffusers", "upstream-patch --help"]),
         (["extend", "my-run", "--steps", "9"], ["required: --max_train_steps; '--steps' is unknown", "extend --help"]),
     ],
     ids=lambda value: " ".join(value) or "nothing",
@@ -307,24 +306,3 @@ def test_a_terminal_gets_lines_that_fit_and_colours(monkeypatch):
     options = ["preview", "--lr_scheduler", "cosine", "--lr_scheduler", "rex", "--num_training_steps", "100"]
     assert "\033[36m" in in_terminal(*options)
     assert "\033[" not in in_terminal(*options, NO_COLOR="1")
-
-
-# --- upstream-patch --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "given", "said"),
-    [
-        (["--out", "a.patch"], {"out": Path("a.patch"), "branch": None}, "Wrote made."),
-        (["--branch", "b"], {"out": None, "branch": "b"}, "Committed to the new branch made of clone."),
-    ],
-    ids=str,
-)
-def test_a_patch_is_made_as_asked(monkeypatch, capsys, options, given, said):
-    from diffusers_lrlab.upstream import patch as upstream
-
-    calls = []
-    monkeypatch.setattr(upstream, "upstream_patch", lambda *args, **kwargs: calls.append((args, kwargs)) or "made")
-    assert main(["upstream-patch", "rex", "--diffusers", "clone", *options]) == 0
-    assert calls == [(("rex", Path("clone")), given)]
-    assert capsys.readouterr().out == said + "\n"

@@ -220,7 +220,7 @@ def test_environment_is_told_for_bug_reports(capsys):
     assert "torch" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["pull", "data", "upstream-patch", "env"])
+@pytest.mark.parametrize("command", ["pull", "data", "env"])
 def test_commands_that_take_no_names_import_nothing(command, capsys):
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])

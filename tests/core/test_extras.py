@@ -44,9 +44,6 @@ NEEDS = {
     "lrlab push nothing --repo_id user/name": "train",
     "lrlab pull user": "train",
     "lrlab rerun nothing": "train",
-    "lrlab floor --lr_scheduler cosin": "train",
-    "lrlab predict --from nothing --lr_scheduler rex": "train",
-    "lrlab preview --lr_scheduler rex --num_training_steps 10 --predict nothing": "train",
     "lrlab extend nothing --max_train_steps 10": "train",
     "lrlab branch nothing --at latest --cooldown 5": "train",
     "lrlab ema nothing --sigma_rel 0.1 --out averaged": "train",
@@ -96,7 +93,7 @@ def test_a_missing_package_is_named_with_its_extra(hidden, tmp_path):
 
 def test_every_command_is_in_the_table():
     named = {words[1] for command in NEEDS if (words := command.split())[0] == "lrlab"}
-    assert named | {"upstream-patch", "plugin"} == {*COMMANDS}
+    assert named == {*COMMANDS}
 
 
 def declared(lines):

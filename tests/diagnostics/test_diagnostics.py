@@ -543,7 +543,6 @@ def test_the_rows_of_a_run(observed, name, num_bins):
     assert pq.read_table(path).schema.names == [
         "update", "bin", "first_timestep", "last_timestep", "num_samples", "share", "asked_share", "loss_mean",
         "loss_variance", "loss_spike", "validation_loss", "validation_loss_ema", "grad_norm", "grad_noise_scale",
-        "loss_floor",
     ]  # fmt: skip
     rows = pq.read_table(path).to_pylist()
     width = 1000 // num_bins

@@ -5,6 +5,8 @@ Diffusers' own scripts under the launcher, unmodified, on tiny random models.
 """
 
 import os
+import shutil
+import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,12 +18,13 @@ from diffusers_lrlab.diffusers_plugin.hooks import timesteps
 from diffusers_lrlab.diffusers_plugin.script.faults import find_faults
 from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
 
-from . import lr_clock
+from . import tiny_pipelines
 from .__main__ import scripts_of, table
 from .cases import CASES, command, run
 
 CHECKOUT = os.environ.get("DIFFUSERS_CHECKOUT")
 EXAMPLES = Path(CHECKOUT or ".").resolve() / "examples"
+CLOCK = Path(__file__).parents[2] / "contrib" / "diffusers" / "lr_clock.patch"
 UPDATES = 20
 ADAMW = ("text_to_image", "text_to_image_lora", "dreambooth_lora_sd3")
 
@@ -80,16 +83,25 @@ def test_the_page_has_the_table_of_all_options():
     assert "\n".join(table(EXAMPLES)) in page
 
 
-@pytest.mark.parametrize("name", ["unconditional"])
-def test_a_patched_clock_is_right(tmp_path, name):
-    """By its new test, too. All others: `python -m tests.diffusers_scripts.lr_clock`."""
-    patches = lr_clock.patched_clone(EXAMPLES.parent, tmp_path / "diffusers")
-    assert len([patch for patch in patches if patch.state == "patched"]) >= 20
-    patch = next(patch for patch in patches if patch.made.endswith(name.replace("_", "-")))
-    run = lr_clock.run_test(tmp_path / "diffusers", patch)
-    assert run.passed, run.output[-3000:]
-    assert run.rates[:2] == [0.5, 1.0]
-    assert run.rates[-1] == 0
+def test_the_patched_clock_is_right_with_accumulation_and_two_processes(inputs, tmp_path):
+    images = tiny_pipelines.make_images(tmp_path / "images", num_images=10, captions=False)
+    shutil.copytree(EXAMPLES, tmp_path / "patched" / "examples")
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(tmp_path)}
+    subprocess.run(["git", "apply", CLOCK], cwd=tmp_path / "patched", env=environment, check=True)
+
+    def rates(examples, output):
+        """After each update, over the peak."""
+        given = ["--train_data_dir", images, "--num_epochs", 4, "--checkpointing_steps", 1, "--lr_scheduler", "linear"]
+        of_case = command(CASES["unconditional"], examples, inputs, output, UPDATES, accumulation=4, batch_size=1)
+        done = run([*of_case, *map(str, given)], processes=2)
+        assert done.returncode == 0, done.stderr[-3000:]
+        files = [output / f"checkpoint-{number}" / "scheduler.bin" for number in range(1, 9)]
+        assert len([*output.glob("checkpoint-*")]) == len(files)
+        return [torch.load(file, weights_only=True)["_last_lr"][0] / 1e-3 for file in files]
+
+    before, after = rates(EXAMPLES, tmp_path / "before"), rates(tmp_path / "patched" / "examples", tmp_path / "after")
+    assert before == pytest.approx([0.25, 0.5, 0.75, 1, 0.9375, 0.875, 0.8125, 0.75])
+    assert after == pytest.approx([0.5, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0])
 
 
 @pytest.mark.parametrize("case", IN_TURN)

@@ -113,14 +113,14 @@ def stable_diffusion_xl(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def stable_diffusion_3(folder: Path, num_layers: int = 1) -> None:
+def stable_diffusion_3(folder: Path) -> None:
     diffusers.StableDiffusion3Pipeline(
         transformer=diffusers.SD3Transformer2DModel(
             sample_size=32,
             patch_size=1,
             in_channels=4,
             out_channels=4,
-            num_layers=num_layers,
+            num_layers=1,
             attention_head_dim=8,
             num_attention_heads=4,
             caption_projection_dim=32,

@@ -10,7 +10,6 @@ import pytest
 from tables import cases
 
 import diffusers_lrlab
-from diffusers_lrlab.upstream.patch import list_upstream_schedules
 
 README = printed.ROOT / "README.md"
 
@@ -120,12 +119,6 @@ def test_every_page_is_in_the_navigation():
     pages = {page.relative_to(printed.ROOT / "docs").as_posix() for page in printed.PAGES[1:]}
     notebooks = {f"notebooks/{path.stem}.md" for path in (printed.ROOT / "docs/notebooks").glob("*.ipynb")}
     assert shown == pages | notebooks
-
-
-def test_the_schedules_that_can_go_upstream_are_named():
-    text = (printed.ROOT / "docs/contributing.md").read_text(encoding="utf-8").partition("It knows ")[2][:300]
-    for name in list_upstream_schedules():
-        assert f"`{name}`" in text
 
 
 def test_all_that_can_be_registered_is_named():

@@ -243,7 +243,7 @@ def test_a_record_of_another_version_is_refused(pair):
 
 
 def test_a_checkpoint_of_another_version_is_refused_as_its_record_is(pair):
-    """Not with a `TypeError`, as `lrlab merge` and `lrlab predict` once did."""
+    """Not with a `TypeError`, as `lrlab merge` once did."""
     record = read_record(pair[0])
     known = defaults_of(TrainingConfig)
     of_then = {name: value for name, value in record["config"].items() if name in known}

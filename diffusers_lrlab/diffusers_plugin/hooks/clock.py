@@ -23,8 +23,6 @@ from ..host.recorded_schedules import record_schedules
 from ..host.run import HostRun
 from ..host.watched_schedule import WatchedFeedback, WatchedSchedule
 from ..script.source import HostScript, NotRecognised, lines_of
-from ..trainers.find import trainer_of
-from ..trainers.updates import RealUpdates
 
 
 def recognise(script: HostScript) -> str:
@@ -39,7 +37,6 @@ def make(host: Host) -> Hook:
     num_updates = options.num_updates if is_training else None
     clock = HostClock(host.run, options.fix_lr_clock, options.strict_lr_audit, num_updates, compares=is_training)
     clock.is_replaced = options.lr_scheduler is not None or options.extend is not None
-    clock.is_of_trainer = trainer_of(host.script) is not None
     return clock
 
 
@@ -64,13 +61,9 @@ class HostClock:
         self.has_loss = False  # whether another hook gives the followers a loss
         self.is_replaced = False  # whether --lr_scheduler or --extend of the launcher replaces the script's schedules
         self.begin_early: Callable[[], None] | None = None  # of its hook, for others that ask for the update
-        self.is_of_trainer = False  # whose updates are counted by the optimizer's steps
-        self.real_updates = RealUpdates()
 
     def install(self) -> None:
         """Wraps the functions by which scripts build, prepare and step schedules."""
-        if self.is_of_trainer:
-            self.real_updates.install(self.run.patches)
         if not self.is_replaced:
             record_schedules(self.run.patches, self._on_built, by_lab=self.fix)
             self._follow_curves()
@@ -215,14 +208,7 @@ class HostClock:
 
     @property
     def update(self) -> int:
-        """Optimizer updates so far, counted by the script's schedule, or by the optimizer's steps in a trainer."""
-        if self.is_of_trainer and self.real_updates.is_known:
-            return self.real_updates.num_updates
-        if self.is_of_trainer and not self.counts:
-            raise LabError(
-                "The updates before the resume are not known: the state of this optimizer, such as SGD, has no count of its "
-                "steps, and no schedule of diffusers_lrlab counts them. Hint: use AdamW, or such a schedule."
-            )
+        """Optimizer updates so far, counted by the script's schedule."""
         if not self.counts:
             raise LabError(
                 "The script builds no schedule with diffusers.optimization.get_scheduler, which counts the updates for "

@@ -17,7 +17,6 @@ from ..host.hook import Hook, Host
 from ..host.script_averages import BY_NAMES, ScriptAverages, numbered
 from ..host.trained_models import TrainedModels
 from ..script.source import HostScript, NotRecognised, lines_of
-from ..trainers.find import trainer_of
 from .clock import HostClock, clock_of
 
 SWAPS = ("validation", "final", "both")
@@ -34,12 +33,6 @@ class Saved(NamedTuple):
 
 
 def recognise(script: HostScript) -> str:
-    if trainer := trainer_of(script):
-        return f"{_recognise_loop(trainer.loop('ema'))}; {trainer.explain('ema')}"
-    return _recognise_loop(script)
-
-
-def _recognise_loop(script: HostScript) -> str:
     if not script.calls("prepare"):
         raise NotRecognised("it prepares nothing with accelerate, so its trained models are unknown")
     if script.calls("update_ema"):
@@ -66,9 +59,7 @@ def _has_validation_function(script: HostScript) -> bool:
 
 
 def make(host: Host) -> Hook:
-    trainer = trainer_of(host.script)
-    script = trainer.loop("ema", host.options.ema) if trainer else host.script
-    return EMAHook(script, clock_of(host), host.options.ema, host.options.ema_swap)
+    return EMAHook(host.script, clock_of(host), host.options.ema, host.options.ema_swap)
 
 
 class EMAHook:
@@ -83,7 +74,7 @@ class EMAHook:
 
     def __init__(self, script: HostScript, clock: HostClock, spec: str, swap: str | None = None):
         self.averages, self.script, self.clock, self.run = ScriptAverages(spec), script, clock, clock.run
-        _recognise_loop(script)
+        recognise(script)
         self.swaps: tuple[str | None, ...] = SWAPS[:2] if swap == "both" else (swap,)
         self.is_active, self.is_saved, self.is_swapped = True, False, False
         self.trained: Any = None  # the models, once they are prepared

@@ -20,7 +20,6 @@ from ...diagnostics.timestep_log import (
 from ..host.files import first_problem
 from ..host.hook import Host, StatefulHook
 from ..script.source import LOSS, HostScript, NotRecognised, lines_of
-from ..trainers.find import trainer_of
 from . import timesteps
 from .clock import HostClock, clock_of
 from .timesteps import TimestepHook
@@ -32,8 +31,6 @@ _NUM_GRADIENTS = 8  # of images, in one update and one process
 
 
 def recognise(script: HostScript) -> str:
-    if trainer := trainer_of(script):
-        return trainer.explain("log_timesteps")
     timesteps.recognise(script)
     timesteps.check_one_loss(script)
     if script.calls(LOSS):
@@ -45,8 +42,6 @@ def recognise(script: HostScript) -> str:
 
 
 def make(host: Host) -> StatefulHook:
-    if trainer := trainer_of(host.script):
-        trainer.rows("log_timesteps")
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:

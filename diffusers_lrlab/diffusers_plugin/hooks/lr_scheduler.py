@@ -23,13 +23,12 @@ from ...core.words import counted
 from ...schedules.expected import resolve_length
 from ...schedules.resolve import describe_schedule, resolve_schedule
 from ...schedules.schedule import ENDLESS, Schedule
-from ..host.driven_optimizer import DrivenOptimizer, why_unseen
+from ..host.driven_optimizer import DrivenOptimizer, is_left_out, why_unseen
 from ..host.hook import Hook, Host
 from ..host.program_schedulers import SchedulerLength, length_of, optimizers_in
 from ..host.replaced_steps import ReplacedSteps
 from ..host.watched_schedule import WatchedSchedule
 from ..script.source import HostScript, lines_of
-from ..trainers.updates import is_left_out
 from .clock import HostClock, clock_of
 
 _OWN_OPTIONS = ("--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type")

@@ -2,7 +2,6 @@
 
 Scripts for a `DDPMScheduler` draw indices, `torch.randint(0, num_train_timesteps, (batch_size,))`. Scripts for flow matching
 draw numbers `u` in [0, 1), whose index into a table of timesteps, from the most to the least noise, is `floor(u T)`.
-Trainers whose loops live in modules draw by functions of their own, which are rows of [`trainer_table.ROWS`].
 """
 
 import functools
@@ -22,17 +21,13 @@ from ...timesteps.registries import TIMESTEP_SAMPLERS
 from ...timesteps.sampling import TimestepSampler, contradiction
 from ..host.hook import Host, StatefulHook
 from ..script.source import DENSITY, HostScript, NotRecognised, lines_of
-from ..trainers.find import trainer_of
 from .clock import HostClock, clock_of
-from .trainer_draws import TrainerDraws
 
 # Stratified batches smaller than this share their strata with the updates after them.
 _STRATA = 64
 
 
 def recognise(script: HostScript) -> str:
-    if trainer := trainer_of(script):
-        return trainer.explain("timestep_sampler")
     if script.sampling_pattern == "index":
         return f"torch.randint draws indices of timesteps ({lines_of(script.randint_calls)})"
     table = "least" if script.sigma_scales_data else "most"
@@ -60,14 +55,7 @@ class TimestepHook:
         self.kwargs: dict[str, Any] = {}
         if spec:
             self.name, self.kwargs = resolve_spec(spec, None, TIMESTEP_SAMPLERS)
-        trainer = trainer_of(script)
-        if trainer is not None and self.follows_losses:
-            raise LabError(
-                f"--timestep_sampler {self.name!r} needs the loss of each image, which this trainer does not expose. Choose "
-                "a sampler that follows no losses."
-            )
-        self.draws = None if trainer is None else TrainerDraws(self, trainer.rows("timestep_sampler", spec), spec)
-        self.pattern = "" if self.draws else script.sampling_pattern
+        self.pattern = script.sampling_pattern
         self.sampler: TimestepSampler | None = None
         self.levels: NoiseLevels | None = None  # from the first batch on
         self.scheduler: Any = None
@@ -79,9 +67,7 @@ class TimestepHook:
         self.last_update = self._skipped = self._micro_batch = -1  # of the last batch
 
     def install(self) -> None:
-        if self.draws:
-            self.draws.install()
-        elif self.pattern == "density":
+        if self.pattern == "density":
             from diffusers import training_utils
 
             self.run.patches.wrap(training_utils, DENSITY, self._draw_density)
@@ -94,7 +80,7 @@ class TimestepHook:
         frame = self.script.caller(self.script.randint_calls)
         if frame is None or not self._is_known(frame, functools.partial(_is_index_scheduler, num=args[1])):
             return own
-        return self.replaced(own)
+        return self._replaced(own)
 
     def _draw_density(self, density: Callable[..., torch.Tensor], /, *args: Any, **kwargs: Any) -> torch.Tensor:
         drawn = density(*args, **kwargs)
@@ -103,10 +89,10 @@ class TimestepHook:
             return drawn
         num = self.scheduler.config.num_train_timesteps
         own = self._turned((drawn * num).long().clamp(max=num - 1))
-        timesteps = self.replaced(own)
+        timesteps = self._replaced(own)
         return drawn if timesteps is own else ((self._turned(timesteps) + 0.5) / num).to(drawn.dtype)
 
-    def replaced(self, own: torch.Tensor) -> torch.Tensor:
+    def _replaced(self, own: torch.Tensor) -> torch.Tensor:
         """Timesteps in place of a script's `own`, which is returned itself if nothing is replaced."""
         self.timesteps = self._sampled(own)
         for call in self.on_timesteps:
@@ -130,11 +116,7 @@ class TimestepHook:
     def _begin(self, scheduler: Any) -> None:
         self.scheduler = scheduler
         flows = is_flow(scheduler)
-        self.begin(flow_levels(scheduler, self.script.sigma_scales_data) if flows else noise_levels(scheduler))
-
-    def begin(self, levels: NoiseLevels) -> None:
-        """Makes the sampler for the noise of timesteps."""
-        self.levels = levels
+        self.levels = flow_levels(scheduler, self.script.sigma_scales_data) if flows else noise_levels(scheduler)
         if self.name is None:
             return
         num_updates = self.clock.count_updates()
@@ -143,7 +125,7 @@ class TimestepHook:
                 f"--timestep_sampler {self.name!r} changes over the run, whose length the script's arguments do not "
                 "determine. Give --num_updates N before its name."
             )
-        self.sampler = TimestepSampler(self.name, self.kwargs, levels, num_updates)
+        self.sampler = TimestepSampler(self.name, self.kwargs, self.levels, num_updates)
         if warning := contradiction(self.name, self.prediction_type):
             self.run.warn(warning)
 
@@ -157,7 +139,7 @@ class TimestepHook:
 
     @property
     def prediction_type(self) -> str:
-        return self.draws.prediction_type if self.draws else str(prediction_type_of(self.scheduler))
+        return str(prediction_type_of(self.scheduler))
 
     def _sampled(self, own: torch.Tensor) -> torch.Tensor:
         """The sampler's timesteps; the script's `own`, as they are, without a sampler and for `uniform`."""
@@ -179,7 +161,7 @@ class TimestepHook:
             )
         batch = self.global_batch()
         window = math.ceil(_STRATA / batch) if sampler.draw == "stratified" else 1
-        seed = int(self.run.arguments.get("seed") or self.draws and self.draws.seed or 0)
+        seed = int(self.run.arguments.get("seed") or 0)
         generator = stream_generator(seed, "timesteps", update // window)
         drawn = sampler.sample(batch * window, update, generator)
         start = update % window * batch + (micro_batch * num_processes + process_index) * self._largest_batch
@@ -206,8 +188,6 @@ class TimestepHook:
 
     def _layout(self) -> tuple[int, int, int]:
         """Micro-batches of an update, processes, and the index of this process."""
-        if self.draws and self.draws.layout:
-            return self.draws.layout
         accelerator = self.run.accelerator
         return accelerator.gradient_accumulation_steps, accelerator.num_processes, accelerator.process_index
 
@@ -227,8 +207,8 @@ class TimestepHook:
     def report(self) -> str:
         if self.name is None:
             return ""
-        replaced = "a table" if self.draws and self.draws.has_table else f"timesteps of {counted(self.num_seen, 'batch')}"
-        return f"--timestep_sampler {self.name}: {replaced} replaced.{self._of_density()}"
+        replaced = counted(self.num_seen, "batch")
+        return f"--timestep_sampler {self.name}: timesteps of {replaced} replaced.{self._of_density()}"
 
     def _of_density(self) -> str:
         """When a density that waits for losses began, and what holds it in another run."""

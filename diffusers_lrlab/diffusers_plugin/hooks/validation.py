@@ -14,15 +14,12 @@ from ..host.held_out_loss import HeldOutLoss
 from ..host.hook import Host, StatefulHook
 from ..script.loss_code import find_loss_code
 from ..script.source import HostScript, NotRecognised, lines_of
-from ..trainers.find import trainer_of
 from .clock import HostClock, clock_of
 from .ema import EMAHook
 from .width_sweep import sweep_widths
 
 
 def recognise(script: HostScript) -> str:
-    if trainer := trainer_of(script):
-        return trainer.explain("validation_fraction")
     code = find_loss_code(script)
     repeats = "; not with repeated rows" if script.index_moduli else ""
     cached = f"; not with {', '.join(script.indexed_by_step)} in use" if script.indexed_by_step else ""
@@ -31,8 +28,6 @@ def recognise(script: HostScript) -> str:
 
 
 def make(host: Host) -> StatefulHook:
-    if trainer := trainer_of(host.script):
-        trainer.rows("validation_fraction", host.options.validation_fraction)
     ema, options = cast(EMAHook | None, host.hooks.get("ema")), host.options
     if options.ema_sweep is not None and (ema is None or ema.averages.posthoc is None):
         hint = "add --ema posthoc, or remove --ema_sweep"

@@ -14,9 +14,6 @@ from ...timesteps.registries import LOSS_WEIGHTINGS
 from ..host.hook import Hook, Host
 from ..host.run import HostRun
 from ..script.source import LOSS, WEIGHTING, HostScript, NotRecognised, lines_of
-from ..trainers.find import trainer_of
-from ..trainers.install import install
-from ..trainers.shapes import weights as shapes
 from . import timesteps
 from .clock import HostClock, clock_of
 from .timesteps import TimestepHook
@@ -26,8 +23,6 @@ _OWN_WEIGHTS = {"snr_gamma": (None,), "weighting_scheme": (None, "none", "unifor
 
 
 def recognise(script: HostScript) -> str:
-    if trainer := trainer_of(script):
-        return trainer.explain("loss_weighting")
     timesteps.recognise(script)  # they tell which loss is of which noise level
     if weighted := script.calls(WEIGHTING):
         return f"{WEIGHTING} gives the weights ({lines_of(weighted)})"
@@ -81,30 +76,17 @@ class WeightingHook:
                 "that follows no losses."
             )
         recognise(script)
-        trainer = trainer_of(script)
-        self.rows = trainer.rows("loss_weighting", spec) if trainer else []
         self.by_sigma = bool(script.calls(WEIGHTING))
         self.num_seen = 0
         self._table: torch.Tensor | None = None
 
     def install(self) -> None:
-        if self.rows:
-            install(self.run, self.rows, shapes, self)
-        elif self.by_sigma:
+        if self.by_sigma:
             from diffusers import training_utils
 
             self.run.patches.wrap(training_utils, WEIGHTING, self._weigh_sigmas)
         else:
             self.run.patches.wrap(torch.nn.functional, "mse_loss", self._weighted_loss)
-
-    def has_batch(self) -> bool:
-        """Whether a trainer's loss is that of the last timesteps."""
-        hook = self.timesteps
-        return hook.timesteps is not None and hook.draws is not None and hook.draws.is_training()
-
-    def batch_weights(self) -> torch.Tensor:
-        """The weights of the images of a trainer's last batch."""
-        return self._weights()
 
     @property
     def table(self) -> torch.Tensor:
@@ -132,8 +114,7 @@ class WeightingHook:
         if self.is_plain:
             return torch.ones(levels.num_train_timesteps)
         table = LossWeighting(self.name, self.kwargs, levels, prediction_type).table
-        draws = self.timesteps.draws
-        if draws.converts_to_data if draws else converts_to_data(self.run, self.by_sigma):
+        if converts_to_data(self.run, self.by_sigma):
             # SD3's scripts convert the predicted velocity to data, whose squared error is sigma^2 times as large.
             table = table * torch.from_numpy((1 + levels.snr**0.5) ** 2)
         return table.float()

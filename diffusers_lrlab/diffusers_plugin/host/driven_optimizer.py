@@ -225,5 +225,10 @@ def why_unseen(optimizer: Optimizer) -> str:
     )
 
 
+def is_left_out(optimizer: Optimizer) -> bool:
+    """Whether an optimizer that gets the flag of a gradient scaler, such as a fused one, leaves out the running step."""
+    return bool(getattr(optimizer, "found_inf", False))
+
+
 def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value

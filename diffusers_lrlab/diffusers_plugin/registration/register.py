@@ -36,13 +36,6 @@ def when_imported(host: str, action: Callable[[Any], None]) -> None:
         finder.actions.append(action)
 
 
-def forget(host: str, action: Callable[[Any], None]) -> None:
-    """Cancels an action for a module that was not imported."""
-    finder = _finder_of(host)
-    if finder is not None and action in finder.actions:
-        finder.actions.remove(action)
-
-
 def _finder_of(host: str) -> "_ActOnImport | None":
     return next((each for each in sys.meta_path if isinstance(each, _ActOnImport) and each.host == host), None)
 

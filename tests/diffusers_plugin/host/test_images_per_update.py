@@ -1,4 +1,4 @@
-"""The images of an update of a third-party script: known if its loader and its arguments say the same."""
+"""The images of an update of a third-party script: known if its loader and its arguments say the same; its updates."""
 
 from types import SimpleNamespace
 
@@ -52,3 +52,12 @@ def test_not_yet_known():
     assert run.images_per_update("--ema half_life") is None
     with pytest.raises(LabError, match="prepares its data without accelerate. Add images_per_update=N"):
         run.must_know_images("--ema half_life")
+
+
+def test_epochs_of_sd_scripts_come_before_its_steps():
+    run = HostRun()
+    run.arguments, run.training_loader = {"max_train_steps": 1600, "max_train_epochs": None}, [None] * 9
+    run.accelerator = SimpleNamespace(gradient_accumulation_steps=4)
+    assert run.count_updates() == 1600
+    run.arguments["max_train_epochs"] = 2
+    assert run.count_updates() == 6

@@ -1,1 +1,0 @@
-"""Trainers whose loops live in modules: how they are recognised, and what the launcher replaces there."""

@@ -1,1 +1,0 @@
-"""Forecasts of the memory, time and disk space of a run."""

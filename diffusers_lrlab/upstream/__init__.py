@@ -1,1 +1,0 @@
-"""Schedules as patches for a checkout of diffusers: `bodies` -> `render` -> `insert`, called by `patch`."""
