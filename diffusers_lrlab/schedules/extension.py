@@ -33,7 +33,6 @@ def choose_extension(
     rewarm: float | None = None,
     then: str | None = None,
     tolerance: float = TOLERANCE,
-    flag: str = "--max_train_steps",
 ) -> Extension:
     """
     How a run continues to another length; a `LabError` if that is not possible as requested.
@@ -46,19 +45,18 @@ def choose_extension(
             schedule over the new length.
         then (`str`, *optional*): A schedule that takes over at the last checkpoint.
         tolerance (`float`, *optional*, defaults to 0.01): Largest difference of earlier rates, as a share of the peak.
-        flag (`str`, *optional*): The option that asks for `num_updates`, for errors.
     """
     newest = max(checkpoints)
     Range("[0, 1]").check("--tolerance", tolerance, "it is a share of the peak learning rate")
     if num_updates <= newest:
         raise must_be(
-            flag, num_updates, f"more than {newest}", "it counts from the start of the run, and its newest "
+            "--max_train_steps", num_updates, f"more than {newest}", "it counts from the start of the run, and its newest "
             f"checkpoint has done {counted(newest, 'update')}",
         )  # fmt: skip
     if rewarm is not None and then is not None:
         raise LabError(f"--rewarm {rewarm:g} and --then {then} exclude each other. Give one of them.")
     if then is not None:
-        return _followed(curve, num_updates, newest, then, flag)
+        return _followed(curve, num_updates, newest, then)
     longer = curve.lasting(num_updates)
     agree = agreeing_updates(curve, longer)
     if rewarm is not None:
@@ -77,21 +75,20 @@ def choose_extension(
             "longer one"
         )
         return Extension(rewound(curve, num_updates, at), at, meaning)
-    raise _no_checkpoint(flag, curve, longer, checkpoints, (agree, near), tolerance)
+    raise _no_checkpoint(curve, longer, checkpoints, (agree, near), tolerance)
 
 
 def _no_checkpoint(
-    flag: str, curve: RunCurve, longer: RunCurve, checkpoints: Collection[int], agree: tuple[int, int], tolerance: float
+    curve: RunCurve, longer: RunCurve, checkpoints: Collection[int], agree: tuple[int, int], tolerance: float
 ) -> LabError:
     oldest, newest = min(checkpoints), max(checkpoints)
     has, would = curve.lrs[newest - 1] / curve.lr, longer.lrs[newest] / curve.lr
     then = ", --then SPEC continues with another one" if has >= _LEAST_LEVEL else ""
-    keep = "--keep_every N keeps some" if flag == "--max_train_steps" else "keep more"
     return LabError(
-        f"{flag} {longer.num_updates}: {curve.text!r} over this length matches the rates of the run only up to update "
+        f"--max_train_steps {longer.num_updates}: {curve.text!r} over this length matches the rates of the run only up to update "
         f"{agree[0]} ({agree[1]} within {tolerance:g} of the peak), and its oldest checkpoint is from update {oldest}. At "
         f"update {newest} the rate of the run is {has:.2g} of the peak, that of the longer schedule {would:.2g}. Hint: "
-        f"--rewarm raises it to the longer schedule{then}; next time, {keep} to continue from."
+        f"--rewarm raises it to the longer schedule{then}; next time, --keep_every N keeps some to continue from."
     )
 
 
@@ -115,11 +112,10 @@ def _rewarmed(curve: RunCurve, num_updates: int, at: int, rewarm: float, agree: 
     return Extension(new, at, meaning)
 
 
-def _followed(curve: RunCurve, num_updates: int, at: int, then: str, flag: str) -> Extension:
+def _followed(curve: RunCurve, num_updates: int, at: int, then: str) -> Extension:
     level = float(curve.lrs[at - 1] / curve.lr)
     if level < _LEAST_LEVEL:
-        earlier = "branch from" if flag == "--max_train_steps" else "let --resume_from_checkpoint name"
-        branched = f"; or {earlier} a checkpoint before the decay" if last_update_on_plateau(curve) else ""
+        branched = "; or branch from a checkpoint before the decay" if last_update_on_plateau(curve) else ""
         raise LabError(
             f"--then {then}: it starts from the current rate, which after update {at - 1} is {level:.2g} of the peak, too "
             f"low to continue from. Hint: --rewarm raises it again{branched}."
