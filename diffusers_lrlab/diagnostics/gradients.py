@@ -1,7 +1,6 @@
 """Gradients by noise level, at fixed images, timesteps and noise."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np

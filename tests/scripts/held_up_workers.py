@@ -45,8 +45,8 @@ def of_the_decoder():
 
 def of_another_script():
     from accelerate import Accelerator
-
     from diffusers_lrlab.diffusers_plugin.host.watched_loader import WatchedLoader
+
     from diffusers_lrlab.diffusers_plugin.script.source import HostScript
 
     loader = Accelerator(cpu=True).prepare(DataLoader(HeldUp(), batch_size=4, num_workers=WORKERS))

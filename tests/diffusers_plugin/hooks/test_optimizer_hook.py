@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from diffusers_lrlab.diffusers_plugin.hooks.lr_groups import parse_lr_groups
 from test_launch import launch
 
 from diffusers_lrlab import get_optimizer
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.diffusers_plugin.hooks.lr_groups import parse_lr_groups
 from diffusers_lrlab.diffusers_plugin.hooks.optimizer import OptimizerHook, recognise
 from diffusers_lrlab.diffusers_plugin.host.patches import Patches
 from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
