@@ -14,11 +14,11 @@ import statistics
 import torch
 from common import machine, make_parser, parse
 from diffusers import DiTTransformer2DModel
+from diffusers_lrlab.diffusers_plugin.hooks.lr_groups import as_groups, parse_lr_groups, split_groups
 from muon_lora import SIZES, held_out_loss, load_images, loss_of, make_base
 from peft import LoraConfig, inject_adapter_in_model
 
 from diffusers_lrlab import get_optimizer
-from diffusers_lrlab.diffusers_plugin.hooks.lr_groups import as_groups, parse_lr_groups, split_groups
 from diffusers_lrlab.study.analysis.statistics import add_holm, paired
 
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"]

@@ -183,10 +183,10 @@ class EMAHook:
             return (
                 f"{option}: the average was not written, since the script did not end. A resume from a checkpoint goes on."
             )
-        text = (
-            f"{option}: the average of {counted(self.num_seen, 'update')} is in {self.written}. Load it with "
-            f"{self.trained.how_to_load(self.written)}; {BY_NAMES} there has it by the names of parameters."
-        )
+        ways = f"by the names of parameters with safetensors.torch.load_file({str(self.written / BY_NAMES)!r})"
+        if own := self.trained.how_to_load(self.written):
+            ways = f"with {own}, or {ways}"
+        text = f"{option}: the average of {counted(self.num_seen, 'update')} is in {self.written}. Load it {ways}."
         if self.not_finite:
             tensors = f"{len(self.not_finite)} of its {counted(len(self.trained.names), 'tensor')}"
             text += f" It cannot be used: {tensors} hold values that are not finite, such as {self.not_finite[0]}."

@@ -83,8 +83,8 @@ class TrainedModels:
             name = SAFE_WEIGHTS_NAME.replace(".", f"_{index}.") if index else SAFE_WEIGHTS_NAME
             save(left, folder / name, safe_serialization=True)
 
-    def how_to_load(self, folder: Path) -> str:
-        """The call that loads the weights in a folder of [`save`], in Python."""
+    def how_to_load(self, folder: Path) -> str | None:
+        """The call that loads the weights in a folder of [`save`], in Python; `None` if none would."""
         if [*folder.rglob("pytorch_lora_weights.*")]:
             return f"pipeline.load_lora_weights({str(folder)!r})"
         configs = [
@@ -93,7 +93,8 @@ class TrainedModels:
         names = {path: about.get("_class_name") or about.get("architectures", ["AutoModel"])[0] for path, about in configs}
         if names:
             return " and ".join(f"{name}.from_pretrained({str(path)!r})" for path, name in names.items())
-        return f"safetensors.torch.load_file({str(folder / SAFE_WEIGHTS_NAME)!r})"
+        weights = folder / SAFE_WEIGHTS_NAME
+        return f"safetensors.torch.load_file({str(weights)!r})" if weights.exists() else None
 
     def not_finite(self) -> list[str]:
         """The trained parameters with values that are not finite, by name."""
