@@ -87,8 +87,9 @@ def _no_checkpoint(
     return LabError(
         f"--max_train_steps {longer.num_updates}: {curve.text!r} over this length matches the rates of the run only up to "
         f"update {agree[0]} ({agree[1]} within {tolerance:g} of the peak), and its oldest checkpoint is from update "
-        f"{oldest}. At update {newest} the rate of the run is {has:.2g} of the peak, that of the longer schedule {would:.2g}. "
-        f"Hint: --rewarm raises it to the longer schedule{then}; next time, --keep_every N keeps some to continue from."
+        f"{oldest}. At update {newest} the rate of the run is {has:.2g} of the peak, that of the longer schedule "
+        f"{would:.2g}. Hint: --rewarm raises it to the longer schedule{then}; next time, --keep_every N keeps some to "
+        "continue from."
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from ...averaging.averages import EMA
 from ...averaging.forms import EMAForm, forms_of
 from ...core.errors import LabError, must_be
-from ...core.files import atomic_folder
+from ...core.files import atomic_folder, remove
 from ...core.words import counted
 from ..host.hook import Hook, Host
 from ..host.trained_models import HOOK, TrainedModels
@@ -61,7 +61,8 @@ def _form_of(spec: str) -> EMAForm:
 class EMAHook:
     """
     Averages all trainable parameters after each update, in float32. The average is written to `lrlab/ema` in the script's
-    output folder when its training ends; checkpoints contain its state, from which a resume goes on.
+    output folder after the last update, since scripts delete their models before they end; or at the end, if the last update
+    was another one than expected. Checkpoints contain its state, from which a resume goes on.
     """
 
     def __init__(self, script: HostScript, clock: HostClock, spec: str):
@@ -71,7 +72,7 @@ class EMAHook:
         self.trained: Any = None  # the models, once they are prepared
         self.average: EMA | None = None  # none before that, and after a resume without it
         self.num_seen = 0  # updates in the average, including those before a resume
-        self.written: Path | None = None
+        self.num_written = 0  # updates in the average that was written
         self.not_finite: list[str] = []  # names of tensors in the written average
         self._registered: Any = None  # the accelerator with our hooks
 
@@ -126,6 +127,9 @@ class EMAHook:
             self.form = self.average.form = self.form.with_images(self.run.must_know_images(f"--ema {self.form.name}"))
         self.num_seen += 1
         self.average.advance(self.num_seen)
+        done = self.clock.update if self.clock.counts else self.num_seen  # the first has those before a resume without it
+        if done + self.run.num_skipped == self.clock.count_updates():
+            self._finish()
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -163,15 +167,23 @@ class EMAHook:
         return self.run.lab_folder / "ema"
 
     def _finish(self) -> None:
-        """At the end of the training, in all processes: writes the average in the script's format, and by names."""
-        if self.average is None or not self.num_seen:
+        """In all processes: writes the average in the script's format, and by names."""
+        if self.average is None or self.num_written == self.num_seen:
             return
         if self.run.accelerator.is_main_process:
             with self.average.swapped_in(), atomic_folder(self.folder) as temporary:
-                self.trained.save(temporary)
+                self._save_as_script(temporary)
                 self.trained.save_tensors(temporary / BY_NAMES, self.average.shadow_params, self._metadata())
                 self.not_finite = self.trained.not_finite()
-        self.written = self.folder
+        self.num_written = self.num_seen
+
+    def _save_as_script(self, folder: Path) -> None:
+        try:
+            self.trained.save(folder)
+        except Exception as error:  # of a hook whose script has deleted its models
+            remove(folder)
+            folder.mkdir()
+            self.run.warn(f"--ema: the script's hook for checkpoints failed ({error}), so only {BY_NAMES} is written.")
 
     def report(self) -> str:
         if not self.is_active:
@@ -179,14 +191,14 @@ class EMAHook:
         option = f"--ema {self.form.name}"
         if not self.num_seen:
             return f"{option}: no update was seen, so nothing was averaged."
-        if self.written is None:
+        if not self.num_written:
             return (
                 f"{option}: the average was not written, since the script did not end. A resume from a checkpoint goes on."
             )
-        ways = f"by the names of parameters with safetensors.torch.load_file({str(self.written / BY_NAMES)!r})"
-        if own := self.trained.how_to_load(self.written):
+        ways = f"by the names of parameters with safetensors.torch.load_file({str(self.folder / BY_NAMES)!r})"
+        if own := self.trained.how_to_load(self.folder):
             ways = f"with {own}, or {ways}"
-        text = f"{option}: the average of {counted(self.num_seen, 'update')} is in {self.written}. Load it {ways}."
+        text = f"{option}: the average of {counted(self.num_written, 'update')} is in {self.folder}. Load it {ways}."
         if self.not_finite:
             tensors = f"{len(self.not_finite)} of its {counted(len(self.trained.names), 'tensor')}"
             text += f" It cannot be used: {tensors} hold values that are not finite, such as {self.not_finite[0]}."

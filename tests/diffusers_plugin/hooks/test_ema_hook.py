@@ -127,11 +127,27 @@ def test_weights_that_a_hook_takes_away_and_does_not_save(tmp_path):
 
 
 def test_a_script_that_fails_after_its_last_update(tmp_path):
-    """The state of the average is where a checkpoint was written, and nothing is elsewhere."""
-    stderr = launch(SCRIPT, f"--output_dir={tmp_path}", "--fail_at_end", options=["--ema=constant"], expect=1)
+    """The average is written by then; if a script stops before, its state is in the last checkpoint."""
+    arguments = [f"--output_dir={tmp_path}", "--fail_at_end"]
+    options = ["--ema=constant", "--num_updates=9"]
+    stderr = launch(SCRIPT, *arguments, options=options, expect=1)
     assert not (tmp_path / "lrlab").exists()
     assert (tmp_path / "checkpoint-5" / "lrlab" / "ema.safetensors").exists()
     assert "the average was not written, since the script did not end" in stderr
+    stderr = launch(SCRIPT, *arguments, options=options[:1], expect=1)
+    assert f"the average of 8 updates is in {tmp_path / 'lrlab' / 'ema'}. Load it with" in stderr
+
+
+def test_a_hook_that_fails_at_the_end(tmp_path):
+    """As where the script has deleted the models that its hook names."""
+    hook, said = prepared(tmp_path, Saves(2, 2))
+    hook._step()
+    hook.run.accelerator._save_model_state_pre_hook = {1: lambda models, weights, folder: 1 / 0}
+    hook.run.accelerator.get_state_dict = lambda model, unwrap: model.state_dict()
+    hook._finish()
+    text = "--ema: the script's hook for checkpoints failed (division by zero), so only average.safetensors is written."
+    assert said == [text]
+    assert [path.name for path in (tmp_path / "lrlab" / "ema").iterdir()] == ["average.safetensors"]
 
 
 def test_a_script_that_does_not_end_its_training(tmp_path):
@@ -205,7 +221,7 @@ def prepared(folder, *models, spec="constant:decay=0.5", optimizer=None, loader=
     host.training_loader = loader
     script = HostScript(str(SCRIPT))
     script._calls.pop("register_save_state_pre_hook")
-    hook = EMAHook(script, SimpleNamespace(run=host), spec)
+    hook = EMAHook(script, SimpleNamespace(run=host, counts=False, count_updates=lambda: None), spec)
     hook._begin()
     return hook, said
 
