@@ -5,7 +5,7 @@
 A tiny DiT learns to predict the noise on the digits 0 to 4; then all of it, or a LoRA of its linear layers, learns 5 to 9
 with AdamW, a short warm-up and a linear decay to 0, from the same weights for all seeds. Rates, two for each decade, have
 the lowest loss on held-out digits 5 to 9 on one seed, with more rates while the best is at the edge; other seeds are
-compared. `16 B` is `--lr_groups '*lora_B*=16'` (LoRA+, arXiv 2402.12354), whose rate is that of A. Prints the losses by
+compared. `16 B` is LoRA+ (arXiv 2402.12354), whose rate is that of A. Prints the losses by
 rate, means, and paired differences.
 """
 
@@ -14,7 +14,6 @@ import statistics
 import torch
 from common import machine, make_parser, parse
 from diffusers import DiTTransformer2DModel
-from diffusers_lrlab.diffusers_plugin.hooks.lr_groups import as_groups, parse_lr_groups, split_groups
 from muon_lora import SIZES, held_out_loss, load_images, loss_of, make_base
 from peft import LoraConfig, inject_adapter_in_model
 
@@ -25,11 +24,11 @@ TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"]
 RANK, BATCH, WARMUP = 8, 32, 20
 TUNED_ON = 1000  # a seed that is not compared
 MOST_RATES = 10
-# Arms: whether a LoRA is trained, factors on its rate, and the exponents of 10 ** (n / 2) that are tried at first.
+# Arms: whether a LoRA is trained, the rate of B over that of A, and the exponents of 10 ** (n / 2) that are tried at first.
 ARMS = {
-    "full": (False, None, range(-8, -3)),
-    "LoRA": (True, None, range(-6, -1)),
-    "LoRA, 16 B": (True, "*lora_B*=16", range(-8, -3)),
+    "full": (False, 1, range(-8, -3)),
+    "LoRA": (True, 1, range(-6, -1)),
+    "LoRA, 16 B": (True, 16, range(-8, -3)),
 }
 TENFOLD = "LoRA, 10 times the full rate"
 # The questions, each the first against the second; chosen before any of the runs.
@@ -40,18 +39,18 @@ def rate_of(number):
     return float(f"{10 ** (number / 2):.2g}")
 
 
-def make_optimizer(model, rate, lr_groups):
-    """AdamW of what is trained, with the groups that the launcher would make of `--lr_groups`."""
-    names = {id(each): [f"model.{name}"] for name, each in model.named_parameters()}
-    groups = as_groups(each for each in model.parameters() if each.requires_grad)
-    if lr_groups:
-        groups = split_groups(groups, rate, parse_lr_groups(lr_groups), names)
-    return get_optimizer("adamw", groups, rate)
+def make_optimizer(model, rate, factor):
+    """AdamW of what is trained, with a factor on the rate of the matrices B of a LoRA."""
+    parts = {1: [], factor: []}
+    for name, each in model.named_parameters():
+        if each.requires_grad:
+            parts[factor if "lora_B" in name else 1].append(each)
+    return get_optimizer("adamw", [{"params": part, "lr": rate * by} for by, part in parts.items()], rate)
 
 
 def final_loss(base, arm, rate, seed, num_updates, images, held_out):
     """The held-out loss after fine-tuning at a rate; infinite if the loss is not finite."""
-    is_lora, lr_groups, _ = ARMS[arm]
+    is_lora, factor, _ = ARMS[arm]
     torch.manual_seed(seed)
     model = DiTTransformer2DModel(**SIZES, in_channels=1, out_channels=1, sample_size=8)
     model.load_state_dict(base)
@@ -59,7 +58,7 @@ def final_loss(base, arm, rate, seed, num_updates, images, held_out):
         model.requires_grad_(False)
         lora = LoraConfig(r=RANK, lora_alpha=RANK, init_lora_weights="gaussian", target_modules=TARGETS)
         inject_adapter_in_model(lora, model, adapter_name="default")
-    optimizer, generator = make_optimizer(model, rate, lr_groups), torch.Generator().manual_seed(seed)
+    optimizer, generator = make_optimizer(model, rate, factor), torch.Generator().manual_seed(seed)
     peaks = [group["lr"] for group in optimizer.param_groups]
     for update in range(num_updates):
         factor = min((update + 1) / WARMUP, 1 - update / num_updates)
