@@ -16,11 +16,20 @@ def all_options() -> Iterator[tuple[HookEntry, HookOption]]:
             yield entry, option
 
 
+class _Once(argparse._StoreAction):
+    """An option whose first value would otherwise be ignored."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+        if (first := getattr(namespace, self.dest)) is not None:
+            parser.error(f"{option_string} {values}: must be given once, got {first} before. Hint: leave one out.")
+        super().__call__(parser, namespace, values, option_string)
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     for _, option in all_options():
         kwargs: dict[str, Any] = {"action": "store_true"}
         if option.value_type is not bool:
-            kwargs = {"type": option.value_type, "metavar": option.metavar}
+            kwargs = {"type": option.value_type, "metavar": option.metavar, "action": _Once}
         parser.add_argument(f"--{option.name}", help=option.help, **kwargs)
 
 

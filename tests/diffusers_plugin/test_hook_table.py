@@ -132,6 +132,13 @@ def test_an_empty_value_is_not_left_out(name):
     assert [entry for entry in HOOKS.values() if entry.is_asked(options) and not entry.is_always_there]
 
 
+def test_an_option_is_given_once(capsys):
+    with pytest.raises(SystemExit):
+        options_of("--ema=constant", "--ema", "warmup_power")
+    error = "--ema warmup_power: must be given once, got constant before. Hint: leave one out."
+    assert error in capsys.readouterr().err
+
+
 def test_it_is_used_and_put_back(register, tmp_path, capsys):
     register()
     rand = torch.rand
