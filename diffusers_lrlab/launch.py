@@ -82,8 +82,7 @@ def explain_script(path: str) -> None:
 def _range_test(options: argparse.Namespace) -> Any:
     from .finder.script_test import ScriptTest
 
-    mode: Any = "classic" if options.validation_fraction is None else "probe"
-    return ScriptTest(options.optimizer, options.num_updates, mode)
+    return ScriptTest(options.optimizer, options.num_updates)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -164,6 +163,7 @@ def _launch(options: argparse.Namespace, parser: argparse.ArgumentParser, patche
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
+        hooks.host.run.end()
         hooks.check_used()
         if test is not None and hooks.find_lr is not None:
             test.finish(hooks.find_lr)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.errors import LabError, must_be
+from ..core.errors import LabError
 from ..core.extras import require_extra
 from ..core.files import folder_beside, new_folder
 from ..core.ranges import Range
@@ -26,7 +26,7 @@ def ema_arguments(parser: argparse.ArgumentParser) -> None:
         "run",
         type=Path,
         metavar="RUN",
-        help="Folder of a finished run, or of a script under the launcher, that was trained with --ema posthoc.",
+        help="Folder of a finished run that was trained with --ema posthoc.",
     )
     add("--sigma_rel", type=float, metavar="S", help="Width of the average, as a share of the run.")
     add("--sweep", action="store_true", help="Measure many widths, and save the one with the best metric.")
@@ -60,19 +60,13 @@ def _sweep(options: argparse.Namespace, into: Path) -> str:
     num = _NUM if options.num is None else options.num
     Range("[2, 1000]", whole=True).check("--num", num, "12 is usual")
     from ..run.averages import RunSnapshots
-    from ..run.sweep import plot_sweep, sweep_of_script, sweep_widths
+    from ..run.sweep import plot_sweep, sweep_widths
 
     def show(width: float, value: float) -> None:
         say(f"sigma_rel {width:.4f}: {value:.6g}")
 
     snapshots, metric = RunSnapshots(options.run), options.metric or _METRIC
-    if snapshots.script is None:
-        sweep = sweep_widths(snapshots, metric, num, show)
-    else:
-        _check_script_sweep(options)
-        sweep = sweep_of_script(snapshots)
-        for width, value in zip(sweep.widths, sweep.values, strict=True):
-            show(width, value)
+    sweep = sweep_widths(snapshots, metric, num, show)
     best = sweep.widths[sweep.best]
     found = snapshots.write(into, best, sweep.about())
     plot_sweep(sweep, into / "ema_sweep.png")
@@ -81,19 +75,6 @@ def _sweep(options: argparse.Namespace, into: Path) -> str:
         f"as the run saved it: {sweep.of_run:.6g}\nBest {metric}: sigma_rel {best:.4g}. {_quality(found).capitalize()}.\n"
         f"{edge}It was chosen by this metric, so its value is slightly too good."
     )
-
-
-def _check_script_sweep(options: argparse.Namespace) -> None:
-    """Raises a `LabError` for what a script decided when it measured the widths."""
-    if options.metric not in (None, _METRIC):
-        raise must_be("--metric", options.metric, f"{_METRIC} for a third-party script", "leave it out")
-    if options.num is not None:
-        raise must_be(
-            "--num",
-            options.num,
-            "left out for a third-party script, which measured the widths itself",
-            "--ema_sweep decides it",
-        )
 
 
 def _quality(found: Combination) -> str:

@@ -1,7 +1,6 @@
-"""Gradients by noise level: at fixed images, timesteps and noise, or of training images."""
+"""Gradients by noise level, at fixed images, timesteps and noise."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -75,19 +74,3 @@ class GradientProbes:
             small += torch.stack(torch._foreach_norm(gradients)).square().sum() / _NUM_GROUPS
             torch._foreach_add_(total, gradients, alpha=1 / _NUM_GROUPS)
         return small.item(), torch.stack(torch._foreach_norm(total)).square().sum().item()
-
-
-def gradient_norms(losses: torch.Tensor, parameters: Sequence[torch.Tensor], scaler: Any = None) -> torch.Tensor:
-    """
-    Gradient norms of single images, by a backward pass for each: of shape `(num_images,)`.
-
-    `losses` `(num_images,)` keep their graph; the gradients of training do not change. The factor of a `scaler` keeps
-    gradients in float16 from vanishing.
-    """
-    scale = scaler.scale if scaler is not None else lambda value: value
-    norms = []
-    for loss in losses:
-        gradients = torch.autograd.grad(scale(loss), parameters, retain_graph=True, allow_unused=True)
-        parts = torch._foreach_norm([gradient.float() for gradient in gradients if gradient is not None])
-        norms.append(torch.linalg.vector_norm(torch.stack(parts)))
-    return torch.stack(norms) / scale(torch.ones((), device=losses.device))

@@ -57,28 +57,18 @@ def read_timesteps(path: Path) -> pa.Table:
     return pq.read_table(path, schema=table_schema()) if path.exists() else table_schema().empty_table()
 
 
-def table_of_rows(rows: list[dict[str, Any]]) -> pa.Table:
-    import pyarrow as pa
-
-    return pa.Table.from_pylist(rows, table_schema())
-
-
 def bin_starts(num_bins: int, num_train_timesteps: int) -> np.ndarray:
     """The first timestep of each bin, and T: int64 `(num_bins + 1,)`; sizes of bins differ by at most one."""
     return -(-np.arange(num_bins + 1) * num_train_timesteps // num_bins)
-
-
-def one_hot_bins(starts: np.ndarray) -> torch.Tensor:
-    """The bin of each timestep, one-hot: float64 of shape `(T, bins)`."""
-    bins = torch.repeat_interleave(torch.arange(len(starts) - 1), torch.from_numpy(np.diff(starts)))
-    return torch.nn.functional.one_hot(bins, len(starts) - 1).double()
 
 
 class TimestepLosses:
     """Number, sum and sum of squares of this process's losses in each bin of [`bin_starts`]."""
 
     def __init__(self, starts: np.ndarray, device: torch.device):
-        self.one_hot = one_hot_bins(starts).to(device)
+        bins = torch.repeat_interleave(torch.arange(len(starts) - 1), torch.from_numpy(np.diff(starts)))
+        # The bin of each timestep: float64 of shape (T, bins).
+        self.one_hot = torch.nn.functional.one_hot(bins, len(starts) - 1).double().to(device)
         self.sums = torch.zeros(3, len(starts) - 1, dtype=torch.float64, device=device)
 
     def add(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
@@ -162,12 +152,6 @@ class TimestepLog:
         with np.errstate(invalid="ignore", divide="ignore"):
             means = totals / counts
             variances = np.maximum(squares / counts - means**2, 0)
-        return self.add_means(update, counts, means, variances, expected)
-
-    def add_means(
-        self, update: int, counts: np.ndarray, means: np.ndarray, variances: np.ndarray, expected: np.ndarray | None
-    ) -> list[int]:
-        """Adds a row from numbers, means and variances of the losses in each bin: each of shape `(bins,)`."""
         spikes = self._spikes.flag(means).tolist()
         self.last_means = dict(zip(self.labels, means.tolist(), strict=True))
         asked = [None] * len(means) if expected is None else np.add.reduceat(expected, self.starts[:-1]).tolist()

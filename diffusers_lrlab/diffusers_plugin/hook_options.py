@@ -6,7 +6,6 @@ from typing import Any
 
 from ..core.errors import LabError, warn
 from ..core.extras import require_extra
-from ..core.flags import JoinedValues
 from ..core.registry import markdown_table
 from .hook_table import HOOKS, HookEntry, HookOption
 
@@ -17,17 +16,25 @@ def all_options() -> Iterator[tuple[HookEntry, HookOption]]:
             yield entry, option
 
 
+class _Once(argparse._StoreAction):
+    """An option whose first value would otherwise be ignored."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+        if (first := getattr(namespace, self.dest)) is not None:
+            parser.error(f"{option_string} {values}: must be given once, got {first} before. Hint: leave one out.")
+        super().__call__(parser, namespace, values, option_string)
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     for _, option in all_options():
         kwargs: dict[str, Any] = {"action": "store_true"}
         if option.value_type is not bool:
-            kwargs = {"type": option.value_type, "metavar": option.metavar, "choices": option.choices}
-            kwargs |= {"action": JoinedValues} if option.joins else {}
+            kwargs = {"type": option.value_type, "metavar": option.metavar, "action": _Once}
         parser.add_argument(f"--{option.name}", help=option.help, **kwargs)
 
 
 def shown(options: argparse.Namespace, rows: list[str]) -> str:
-    """The given options of these rows, such as `"--optimizer and --lr_groups"`."""
+    """The given options of these rows, such as `"--timestep_sampler and --loss_weighting"`."""
     given = [option.name for name in rows for option in HOOKS[name].options if option.is_given(options)]
     return " and ".join(f"--{name}" for name in given)
 
@@ -56,13 +63,9 @@ def check(options: argparse.Namespace) -> None:
 
 def _missing(entry: HookEntry, option: HookOption, options: argparse.Namespace) -> str:
     """The options of which one is needed and none is given, joined by "or"; empty if nothing is missing."""
-    needed = [option.needs] if option.needs else []
-    if option in entry.settings and not entry.is_always_there:
-        needed = [each.name for each in entry.options]
-        needed += ["find_lr"] if option.acts_in_range_test else []
-    if any(getattr(options, name) for name in needed):
+    if option not in entry.settings or entry.is_always_there or entry.is_asked(options):
         return ""
-    return " or ".join(f"--{name}" for name in needed)
+    return " or ".join(f"--{each.name}" for each in entry.options)
 
 
 def options_of_test(options: argparse.Namespace) -> argparse.Namespace:
@@ -106,7 +109,6 @@ def options_table() -> str:
     """All options of the launcher's hooks as a Markdown table."""
     rows = []
     for _, option in all_options():
-        value = "" if option.value_type is bool else f" {option.metavar or '|'.join(option.choices or ())}"
-        flag = f"`--{option.name}{value}`".replace("|", "\\|")
-        rows.append((flag, option.help, "yes" if option.acts_in_range_test else "–"))
+        value = "" if option.value_type is bool else f" {option.metavar}"
+        rows.append((f"`--{option.name}{value}`", option.help, "yes" if option.acts_in_range_test else "–"))
     return markdown_table(("option, before the script's name", "effect", "with `--find_lr`"), rows)

@@ -27,10 +27,7 @@ class HookOption:
     help: str
     value_type: type = str  # bool for a switch
     metavar: str | None = None
-    choices: tuple[str, ...] | None = None
     range: Range = COUNT  # of numbers
-    joins: bool = False  # repeated, its values are joined by `|`
-    needs: str | None = None  # another option, without which it has no effect
     acts_in_range_test: bool = False  # otherwise --find_lr drops it with a message
 
     def is_given(self, options: argparse.Namespace) -> bool:
@@ -125,45 +122,6 @@ HOOKS: dict[str, HookEntry] = {
             ),
         ),
     ),
-    "extend": HookEntry(
-        module="extend",
-        must_act=True,
-        options=(
-            HookOption(
-                name="extend",
-                value_type=int,
-                metavar="N",
-                help="Continue the run of this command from its checkpoint to N updates, in a folder beside its own.",
-            ),
-        ),
-        settings=(
-            HookOption(
-                name="rewarm",
-                value_type=float,
-                metavar="W",
-                range=Range("(0, inf)"),
-                help=(
-                    "Raise the rate over W updates, or a fraction of the added ones, to that of the same schedule over N "
-                    "updates."
-                ),
-            ),
-            HookOption(
-                name="then",
-                metavar="SPEC",
-                help="Another schedule that takes over at the last checkpoint, scaled to the rate there.",
-            ),
-            HookOption(
-                name="tolerance",
-                value_type=float,
-                metavar="X",
-                range=Range("[0, 1]"),
-                help=(
-                    "Largest difference, as a share of the peak, between the rates before the checkpoint and those over N "
-                    "updates (0.01)."
-                ),
-            ),
-        ),
-    ),
     "timesteps": HookEntry(
         module="timesteps",
         options=(
@@ -202,14 +160,6 @@ HOOKS: dict[str, HookEntry] = {
                 help="Log losses and timesteps by noise level to lrlab/ in --output_dir.",
             ),
         ),
-        settings=(
-            HookOption(
-                name="timestep_grad_every",
-                value_type=int,
-                metavar="N",
-                help="Updates between measurements of gradient norms by noise level, for --log_timesteps (off by default).",
-            ),
-        ),
     ),
     "ema": HookEntry(
         module="ema",
@@ -217,55 +167,7 @@ HOOKS: dict[str, HookEntry] = {
             HookOption(
                 name="ema",
                 metavar="SPEC",
-                help="Average the trained weights, LoRA included, into lrlab/ema in --output_dir and in checkpoints. Repeat "
-                "it for several; posthoc takes snapshots for lrlab ema.",
-                joins=True,
-            ),
-        ),
-        settings=(
-            HookOption(
-                name="ema_swap",
-                choices=("validation", "final", "both"),
-                help="Where the average replaces the weights: in the script's validation, in its final result, or in both.",
-            ),
-        ),
-    ),
-    "validation": HookEntry(  # after "ema", whose average it measures
-        module="validation",
-        options=(
-            HookOption(
-                name="validation_steps",
-                value_type=int,
-                metavar="N",
-                needs="validation_fraction",
-                help="Compute the loss of held-out rows every N updates.",
-            ),
-        ),
-        settings=(
-            HookOption(
-                name="validation_fraction",
-                value_type=float,
-                metavar="F",
-                range=Range("(0, 0.2]"),
-                help="Hold out this fraction of the script's data from training. Needs --validation_steps or --find_lr.",
-                acts_in_range_test=True,
-            ),
-            HookOption(
-                name="ema_sweep",
-                value_type=int,
-                metavar="N",
-                range=Range("[2, 1000]", whole=True),
-                help="After the last update, compute the held-out loss of N widths of --ema posthoc, for lrlab ema --sweep.",
-            ),
-        ),
-    ),
-    "resume": HookEntry(
-        module="resume",
-        options=(
-            HookOption(
-                name="exact_resume",
-                value_type=bool,
-                help="Make the script's --resume_from_checkpoint exact to the bit: data, random states, whole checkpoints.",
+                help="Average the trained weights, LoRA included, into lrlab/ema in --output_dir.",
             ),
         ),
     ),
@@ -278,12 +180,6 @@ HOOKS: dict[str, HookEntry] = {
                 help="Replace the script's optimizer by this one, with the same parameter groups.",
                 acts_in_range_test=True,
             ),
-            HookOption(
-                name="lr_groups",
-                metavar="PATTERNS",
-                help="Learning rate factors by patterns of parameter names, such as 'text_encoder*=0.1,*.bias=2'.",
-                acts_in_range_test=True,
-            ),
         ),
     ),
     "find_lr": HookEntry(
@@ -293,10 +189,7 @@ HOOKS: dict[str, HookEntry] = {
             HookOption(
                 name="find_lr",
                 value_type=bool,
-                help=(
-                    "Instead of training, raise the learning rate over the first updates and suggest one, based on the "
-                    "losses of batches or, with --validation_fraction, of held-out rows."
-                ),
+                help="Instead of training, raise the learning rate over the first updates, and suggest one by the losses.",
                 acts_in_range_test=True,
             ),
         ),

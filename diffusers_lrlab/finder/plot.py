@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 _STYLES = {"steepest": (BLUE, "steepest"), "minimum_tenth": (ORANGE, "a tenth of the minimum"), "valley": (GREEN, "valley")}
 
 
-def finder_figure(
-    settings: FinderConfig, sweeps: Sequence[Sweep], suggestions: dict[str, Suggestion], is_held_out: bool = False
-) -> Any:
+def finder_figure(settings: FinderConfig, sweeps: Sequence[Sweep], suggestions: dict[str, Suggestion]) -> Any:
     """Tests as thin lines, their median as a thick one, a line and a band for each rule; noise levels below."""
     by_noise = sweeps[0].bins.shape[1] > 1
     figure = new_figure(7.2, 6.4 if by_noise else 4, dpi=150)
@@ -45,8 +43,7 @@ def finder_figure(
         upper.axvline(suggestion.lr, color=color, label=f"{label}: {suggestion.lr:.2g}{taken}")
         if suggestion.interval is not None:
             upper.axvspan(*suggestion.interval, color=color, alpha=0.1, linewidth=0)
-    probe = "loss of the probe" + ": held-out rows" * is_held_out
-    _style(upper, probe if settings.mode == "probe" else "training loss of a batch")
+    _style(upper, "loss of the probe" if settings.mode == "probe" else "training loss of a batch")
     upper.set_ylim(*_limits(losses))
     upper.legend(frameon=False, fontsize=8)
     for axes in lower:

@@ -114,7 +114,7 @@ class FinderResult:
         save_figure(self._figure(), folder / FINDER_FILES[1])
 
     def _figure(self) -> Any:
-        return finder_figure(self.settings, self.sweeps, self.suggestions, "probe" in self.about)
+        return finder_figure(self.settings, self.sweeps, self.suggestions)
 
 
 def _finite(values: np.ndarray) -> list[float | None]:

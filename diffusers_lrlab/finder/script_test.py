@@ -1,11 +1,11 @@
-"""The finder on the updates of a third-party script, by the losses of its batches or of held-out rows."""
+"""The finder on the updates of a third-party script, by the losses of its batches."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch.optim import SGD, Optimizer
@@ -17,7 +17,7 @@ from ..core.words import counted
 from .find import resolve_settings
 from .range_test import FinderConfig
 from .readings import MEMORY, Readings, no_finite_gradient
-from .result import FINDER_FILES, FinderResult
+from .result import FinderResult
 from .suggestions import RULES
 
 if TYPE_CHECKING:
@@ -26,18 +26,13 @@ if TYPE_CHECKING:
 
 class ScriptTest:
     """
-    One test: `lr` is the rate of the next update, after which `add` takes a loss if `is_read_next`, else `None`.
-
-    In the mode "classic" a loss is that of the batch of an update, before it; in the mode "probe" losses are of fixed rows,
-    timesteps and noise: one before the first update, for `start`, and one after every fourth. An `optimizer` replaces the
-    script's.
+    One test: `lr` is the rate of the next update, after which `add` takes the loss of its batch, from before it. An
+    `optimizer` replaces the script's.
     """
 
-    def __init__(
-        self, optimizer: str | None = None, num_updates: int | None = None, mode: Literal["classic", "probe"] = "classic"
-    ):
+    def __init__(self, optimizer: str | None = None, num_updates: int | None = None):
         self.optimizer, self.done = optimizer, 0
-        config = FinderConfig(mode=mode, repeats=1)
+        config = FinderConfig(mode="classic", repeats=1)
         self._config = config if num_updates is None else dataclasses.replace(config, num_updates=num_updates)
         self.started = time.perf_counter()
         # For AdamW until the script's optimizer is known; the number of rates is the same.
@@ -64,30 +59,20 @@ class ScriptTest:
         if self.optimizer is None and isinstance(optimizer, SGD):
             self._resolve("sgd")
 
-    def start(self, loss: float) -> None:
-        self.readings.start(self.lrs, loss, np.empty(0))
-
-    @property
-    def is_read_next(self) -> bool:
-        return self.settings.is_read_after(self.done + 1)
-
-    def add(self, loss: float | None) -> bool:
-        """Adds the loss after an update. Returns whether another update follows."""
+    def add(self, loss: float) -> bool:
+        """Adds the loss of an update. Returns whether another update follows."""
         lr, self.done = self.lr, self.done + 1
-        goes_on = loss is None or self.readings.add(self.done, lr, loss, np.empty(0))
-        return goes_on and self.done < len(self.lrs)
+        return self.readings.add(self.done, lr, loss, np.empty(0)) and self.done < len(self.lrs)
 
     def fail(self) -> None:
         self.readings.ended = no_finite_gradient(self.lr)
 
-    def result(self, probe: str | None = None) -> FinderResult:
-        """`probe` describes the losses of mode "probe"."""
+    def result(self) -> FinderResult:
         if self.done < self.settings.num_updates and self.readings.ended is None:
             self.readings.ended = f"the script ended after {self.done} of {counted(self.settings.num_updates, 'update')}"
         sweep = self.readings.sweep(self.done, 0)
         suggestions = {name: rule(sweep.lrs, sweep.losses) for name, rule in RULES.items()}
         about = {"script": sys.argv, "optimizer": self.optimizer, "meta": describe_environment()}
-        about |= {} if probe is None else {"probe": probe}
         return FinderResult(self.settings, (sweep,), suggestions, time.perf_counter() - self.started, about)
 
     def finish(self, hook: FindLrHook) -> None:
@@ -95,34 +80,22 @@ class ScriptTest:
         if not self.done:
             raise LabError("--find_lr: the script ended before its first update, or without a loss at accelerator.backward.")
         if is_first_process():
-            from ..diffusers_plugin.host.files import problem_with
-
-            result = self.result(hook.probe)
+            result = self.result()
             result.save(folder := hook.run.lab_folder)
-            if problem := next(filter(None, (problem_with(folder / name) for name in FINDER_FILES)), None):
-                raise LabError(
-                    f"--find_lr: the saved result is not readable: {problem}. Check the disk, and repeat the test."
-                )
             lines = [result.describe(), f"Wrote {folder}/lr_finder.json and .png; the test left no other files."]
             if result.suggestion.lr is not None:
                 rate = f"{result.lr / hook.lr_per_option:.2g}"
                 lines.append(f"To train with it, start the script without --find_lr and with --learning_rate {rate}.")
             elif result.suggestion.is_noise:
-                lines.append(self._remedy(hook))
+                lines.append(self._remedy())
             sys.stdout.write("\n".join(lines) + "\n")
             sys.stdout.flush()
         hook.end()
 
-    def _remedy(self, hook: FindLrHook) -> str:
-        """Remedies against noise, the best one first."""
-        larger = "use a batch four times as large (--train_batch_size, --gradient_accumulation_steps)."
-        if hook.probe is not None:
-            return f"The updates themselves are too noisy: {larger}"
+    def _remedy(self) -> str:
+        """Remedies against noise."""
         updates = min(4 * self.settings.num_updates, int(COUNT.bounds[1]))
-        more = f"add --num_updates {updates} before the script's name, or {larger}"
-        if not hook.can_hold_rows_back:
-            return f"For half the noise, {more}"
         return (
-            "To avoid the noise of batches, add --validation_fraction 0.1 before the script's name: the test then reads the "
-            f"loss of held-out rows, with fixed timesteps and noise. Or, for half the noise, {more}"
+            f"For half the noise, add --num_updates {updates} before the script's name, or use a batch four times as large "
+            "(--train_batch_size, --gradient_accumulation_steps)."
         )

@@ -1,4 +1,4 @@
-"""Parameter groups with factors on the learning rate, of the launcher's `--lr_groups` and of `--width_base`."""
+"""Parameter groups with factors on the learning rate, of `--width_base`."""
 
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any

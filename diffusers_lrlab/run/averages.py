@@ -14,23 +14,20 @@ from ..training.run_files import LAB, SNAPSHOTS
 from ..training.run_folder import RunFolder
 from ..training.saved_pipeline import SavedPipeline, Weights
 from ..training.snapshots import identity_of
-from .script_format import OF_SCRIPT, ScriptFormat
 
 
 class RunSnapshots:
-    """The snapshots of a finished run, or of a third-party script under the launcher, checked against it."""
+    """The snapshots of a finished run, checked against it."""
 
     def __init__(self, folder: Path):
         _check_is_no_study(folder)
-        self.folder, self.script = folder, ScriptFormat.of(folder)
-        record = open_run(folder, _is_of_pipeline) if self.script is None else {}
-        self.snapshots = read_snapshots(folder / LAB / OF_SCRIPT if self.script else folder / SNAPSHOTS)
+        self.folder, record = folder, open_run(folder, _is_of_pipeline)
+        self.snapshots = read_snapshots(folder / SNAPSHOTS)
         if not self.snapshots:
             raise no_snapshots(folder)
-        self.pipeline = self.script or SavedPipeline.of(folder)
-        for snapshot in self.snapshots if record else ():
-            _check_same_run(snapshot, record, folder)
+        self.pipeline = SavedPipeline.of(folder)
         for snapshot in self.snapshots:
+            _check_same_run(snapshot, record, folder)
             self.pipeline.check(snapshot.shapes(), f"the snapshot {snapshot.folder.name} in")
         self.profiles = profiles_of(self.snapshots)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,15 +16,12 @@ from safetensors import safe_open
 from ..averaging.posthoc import swept_widths
 from ..core.errors import LabError, did_you_mean, must_be
 from ..core.plotting import BLUE, GREY, ORANGE, new_figure, plain_axes, save_figure
-from ..diffusers_plugin.host.script_averages import SNAPSHOTS as OF_SCRIPT
-from ..diffusers_plugin.host.script_averages import SWEEP
 from ..evaluation.evaluate import metrics_of
 from ..evaluation.registry import METRICS, better_of, metric_label
 from ..hub.rerun import repeated_options
 from ..training.config import TrainingConfig
 from ..training.prepare import prepare_resolved, resolve_and_check
 from ..training.results.base import results_of
-from ..training.run_files import LAB
 from ..training.run_folder import RunFolder
 from ..training.run_state import RunState
 from ..training.saved_pipeline import SavedPipeline, Weights
@@ -71,31 +67,6 @@ def sweep_widths(found: RunSnapshots, metric: str, num: int, show: Callable[[flo
         show(width, values[-1])
     of_run = measured.value(saved_weights(SavedPipeline.of(found.folder), measured.names))
     return _finite(Sweep(metric, widths, values, residuals, of_run))
-
-
-def sweep_of_script(found: RunSnapshots) -> Sweep:
-    """
-    The sweep that a third-party script measured after its last update, `--ema_sweep` of the launcher. A `LabError` that says
-    what can be done if it measured none.
-    """
-    file = found.folder / LAB / OF_SCRIPT / SWEEP
-    try:
-        saved = json.loads(file.read_text(encoding="utf-8"))
-        sweep = Sweep(VALIDATION, saved["widths"], saved["values"], saved["residuals"], saved["of_run"])
-        numbers = [*sweep.widths, *sweep.values, *sweep.residuals, sweep.of_run]
-        if not len(sweep.widths) == len(sweep.values) == len(sweep.residuals) > 1 or saved["update"] != found.update:
-            raise ValueError("not of these snapshots")
-        if not all(type(number) in (int, float) for number in numbers if number is not None):
-            raise ValueError("fields of other types")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        wanted = "of a script that measured widths itself: only the script has its data and its loss"
-        hint = "add --validation_fraction 0.05 --validation_steps 100 --ema_sweep 12 to --ema posthoc, or give --sigma_rel"
-        raise must_be(
-            "--sweep", str(found.folder), wanted, f"{hint} for some widths and compare them", got="no measurement"
-        ) from None
-    nan = float("nan")
-    values, of_run = [nan if value is None else value for value in sweep.values], sweep.of_run
-    return _finite(dataclasses.replace(sweep, values=values, of_run=nan if of_run is None else of_run))
 
 
 def _finite(sweep: Sweep) -> Sweep:

@@ -62,9 +62,8 @@ class FeedbackSchedule:
         if metrics is None:
             raise LabError(
                 f"{type(self).__name__} needs a metric: call advance() after each update and step(validation_loss) after "
-                "each validation, as `lrlab train` does. diffusers_lrlab.launch does so with --validation_fraction and "
-                "--validation_steps. A script that has no validation loss needs a schedule of the clock instead, such as "
-                "'cosine'."
+                "each validation, as `lrlab train` does. A script that has no validation loss needs a schedule of the clock "
+                "instead, such as 'cosine'."
             )
         return self.num_updates >= self.num_warmup_steps
 

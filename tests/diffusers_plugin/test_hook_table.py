@@ -1,6 +1,5 @@
 """A hook of the launcher is one file and one row: here it is made up, and all of the launcher knows it."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -39,12 +38,6 @@ class CountingHook:
     def draw(self, rand, *args, **kwargs):
         self.num_drawn += 1
         return rand(*args, **kwargs)
-
-    def state_dict(self, is_at_end):
-        return {"num_seen": self.num_seen}
-
-    def load_state_dict(self, state):
-        self.num_seen = state["num_seen"]
 
     def report(self):
         return f"--count_updates: {self.num_seen} updates, and numbers drawn: {self.num_drawn > 0}."
@@ -133,10 +126,17 @@ def test_explaining_looks_at_numbers_too(tmp_path, capsys, monkeypatch):
     assert (end.value.code, "--num_updates 0: must be a whole number" in capsys.readouterr().err) == (2, True)
 
 
-@pytest.mark.parametrize("name", ["timestep_sampler", "ema", "optimizer", "lr_groups"])
+@pytest.mark.parametrize("name", ["timestep_sampler", "ema", "optimizer"])
 def test_an_empty_value_is_not_left_out(name):
     options = options_of(f"--{name}=")
     assert [entry for entry in HOOKS.values() if entry.is_asked(options) and not entry.is_always_there]
+
+
+def test_an_option_is_given_once(capsys):
+    with pytest.raises(SystemExit):
+        options_of("--ema=constant", "--ema", "warmup_power")
+    error = "--ema warmup_power: must be given once, got constant before. Hint: leave one out."
+    assert error in capsys.readouterr().err
 
 
 def test_it_is_used_and_put_back(register, tmp_path, capsys):
@@ -176,18 +176,6 @@ def test_a_sampler_that_needs_weights_is_left_alone_without_them(tmp_path, capsy
     (tmp_path / "script.py").write_text(f"timesteps = {draw}\nF.mse_loss(a, b)\n")
     assert made(make_parser().parse_args([spec, str(tmp_path / "script.py")])).keys() == {"clock", "updates"}
     assert "--timestep_sampler cannot be used in this script: it uses each timestep" in capsys.readouterr().err
-
-
-def test_its_state_is_in_checkpoints(register, tmp_path, capsys):
-    register()
-    script, options = SCRIPTS / "resume_script.py", ("--exact_resume", "--count_updates")
-    arguments = (f"--output_dir={tmp_path}", "--max_train_steps=3")
-    assert launch_here(script, *arguments, options=options) == 0
-    saved = json.loads((tmp_path / "checkpoint-3" / "lrlab_resume.json").read_text())
-    assert saved["processes"][0]["hooks"]["counting"] == {"num_seen": 3}
-    arguments = (f"--output_dir={tmp_path}", "--max_train_steps=5", "--resume_from_checkpoint=latest")
-    assert launch_here(script, *arguments, options=options) == 0
-    assert "--count_updates: 5 updates" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("acts", [False, True])

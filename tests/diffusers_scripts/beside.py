@@ -2,9 +2,9 @@
 Given by --import: what the hooks should have done in a script, by other means, into the folder $BESIDE.
 
 `rows.json` has a row for each micro-batch, read from the script's own variables where it calls `backward`: timesteps that
-grow with the noise, their SNR, the squared error of each image, the loss, and the gradient norms of both. `updates.json`
-has the learning rates of each update, and how many parameters differ from those that lion_pytorch's Lion, made by hand,
-trains with the same gradients. `ema.safetensors` is diffusers' EMAModel, stepped with the optimizer.
+grow with the noise, the squared error of each image, the loss, and what it should be. `updates.json` has the learning rates
+of each update, and which parameters differ from those that lion_pytorch's Lion, made by hand, trains with the same
+gradients. `ema.safetensors` is diffusers' EMAModel, stepped with the optimizer.
 """
 
 import functools
@@ -20,14 +20,9 @@ from diffusers.training_utils import EMAModel
 from lion_pytorch import Lion
 from safetensors.torch import save_file
 
-FACTOR, WARMUP = 0.5, 2
+WARMUP = 2
 _rows, _updates, _kept = [], [], {}
 _prepare, _backward, _end = Accelerator.prepare, Accelerator.backward, Accelerator.end_training
-
-
-def in_group(name):
-    """Whether a parameter has a learning rate of its own: some of every model, and of every LoRA."""
-    return name.endswith((".bias", "lora_A.default.weight"))
 
 
 @functools.wraps(_prepare)
@@ -42,18 +37,15 @@ def prepare(accelerator, *parts, **options):
 
 def train_beside(named, optimizer):
     copies = {name: each.detach().clone().requires_grad_() for name, each in named.items()}
-    groups = [[copy for name, copy in copies.items() if in_group(name) == is_in] for is_in in (False, True)]
-    decay = optimizer.param_groups[0]["weight_decay"]
-    lion = Lion([{"params": group} for group in groups], lr=1e-3, betas=(0.9, 0.99), weight_decay=decay)
+    lion = Lion([*copies.values()], lr=1e-3, betas=(0.9, 0.99), weight_decay=optimizer.param_groups[0]["weight_decay"])
     ema = EMAModel(named.values(), use_ema_warmup=True, power=3 / 4, foreach=True)
     num_updates = int(os.environ["BESIDE_UPDATES"])
 
     def before(*step):
-        _updates.append({"lrs": sorted({group["lr"] for group in optimizer.param_groups}, reverse=True)})
+        _updates.append({"lrs": sorted({group["lr"] for group in optimizer.param_groups})})
         done = len(_updates) - 1
         share = done / WARMUP if done < WARMUP else 0.5 + math.cos(math.pi * (done - WARMUP) / (num_updates - WARMUP)) / 2
-        for group, factor in zip(lion.param_groups, (1, FACTOR), strict=True):
-            group["lr"] = 1e-3 * share * factor
+        lion.param_groups[0]["lr"] = 1e-3 * share
         for name, copy in copies.items():
             copy.grad = None if named[name].grad is None else named[name].grad.clone()
         lion.step()
@@ -95,14 +87,8 @@ def row_of(variables, loss):
         snr = alphas / (1 - alphas)
         factor = 1 / snr  # the noise is predicted
     weighted = (snr.clamp(max=5) * factor * errors).mean()
-    norms = {"grad_norm_of_errors": norm_of(errors.mean()), "grad_norm_of_loss": norm_of(loss)}
     values = {"timesteps": timesteps, "errors": errors, "loss": loss, "expected_loss": weighted}
-    return {name: value.tolist() for name, value in values.items()} | norms
-
-
-def norm_of(loss):
-    found = torch.autograd.grad(loss, [*_kept["named"].values()], retain_graph=True, allow_unused=True)
-    return math.sqrt(sum(gradient.double().square().sum().item() for gradient in found if gradient is not None))
+    return {name: value.tolist() for name, value in values.items()}
 
 
 @functools.wraps(_end)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -21,20 +20,6 @@ if importlib.util.find_spec("torchvision") is None:
     _STAND_IN = [str(Path(__file__).parent / "standin")]
 
 
-def kill_after(seconds: float) -> None:
-    """Ends this process so long after its second update, at any machine instruction: nothing handles the alarm."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    def count(*_: object) -> None:
-        nonlocal num_updates
-        num_updates += 1
-        if num_updates == 2:  # there is a checkpoint of the first
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-
-    num_updates = 0
-    register_optimizer_step_post_hook(count)
-
-
 def start(arguments: list[str]) -> None:
     from accelerate.utils import set_seed
 
@@ -42,8 +27,6 @@ def start(arguments: list[str]) -> None:
 
     sys.path += _STAND_IN
     set_seed(0)  # train_unconditional.py cannot be given one
-    if "KILL_AFTER_SECONDS" in os.environ:
-        kill_after(float(os.environ["KILL_AFTER_SECONDS"]))
     if arguments[0] == "--launcher":
         sys.argv[1:] = arguments[1:]
         main()

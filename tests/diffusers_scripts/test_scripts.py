@@ -26,7 +26,6 @@ CHECKOUT = os.environ.get("DIFFUSERS_CHECKOUT")
 EXAMPLES = Path(CHECKOUT or ".").resolve() / "examples"
 CLOCK = Path(__file__).parents[2] / "contrib" / "diffusers" / "lr_clock.patch"
 UPDATES = 20
-ADAMW = ("text_to_image", "text_to_image_lora", "dreambooth_lora_sd3")
 
 pytestmark = [
     pytest.mark.slow,
@@ -123,23 +122,11 @@ def test_two_processes(tmp_path, inputs, case):
     assert "--timestep_sampler logit_normal: timesteps of " in stderr
 
 
-@pytest.mark.parametrize("case", [case for case in IN_TURN if case.id in ADAMW])
-def test_the_same_optimizer(tmp_path, inputs, case):
-    """AdamW in place of the script's, which is AdamW too: the same weights but for rounding."""
-    own, _ = trained(case, inputs, tmp_path / "own", ["--fix_lr_clock"])
-    ours, stderr = trained(case, inputs, tmp_path / "ours", ["--fix_lr_clock", "--strict", "--optimizer=adamw"])
-    assert "--optimizer adamw, with the script's learning rate 0.001, beta1 0.9, beta2 0.999, eps 1e-08, weight" in stderr
-    assert all(torch.allclose(value, ours[name], rtol=1e-3, atol=1e-5) for name, value in own.items())
-
-
 @pytest.mark.parametrize("case", IN_TURN)
-@pytest.mark.parametrize("by", ["batches", "held_out_rows"])
-def test_a_learning_rate_is_looked_for(tmp_path, inputs, case, by):
+def test_a_learning_rate_is_looked_for(tmp_path, inputs, case):
     """Nothing of the script stays but what was found; --checkpointing_steps would have left checkpoints."""
     arguments = command(case, EXAMPLES, inputs, tmp_path / "run", UPDATES)
-    options = ["--num_updates=20", "--validation_fraction=0.2"] if by == "held_out_rows" else []
-    done = run([*arguments, "--checkpointing_steps=5"], ["--find_lr", *options])
+    done = run([*arguments, "--checkpointing_steps=5"], ["--find_lr", "--num_updates=20"])
     assert done.returncode == 0, done.stderr[-3000:]
-    assert f"1 test from 1e-07 to 0.01 in {20 if options else 200} updates" in done.stdout
-    assert ("Probe: the loss of 1 of 8 rows" in done.stdout) is bool(options)
+    assert "1 test from 1e-07 to 0.01 in 20 updates" in done.stdout
     assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == ["lr_finder.json", "lr_finder.png", "lrlab"]

@@ -7,7 +7,6 @@ import time
 from types import SimpleNamespace
 
 import torch
-from torch.utils.data import DataLoader
 
 WORKERS = 2
 
@@ -43,17 +42,6 @@ def of_the_decoder():
     return decoded._decoded(decoded._Decoder(HeldUp(), SimpleNamespace(read_compact=None)))
 
 
-def of_another_script():
-    from accelerate import Accelerator
-
-    from diffusers_lrlab.diffusers_plugin.host.watched_loader import WatchedLoader
-    from diffusers_lrlab.diffusers_plugin.script.source import HostScript
-
-    loader = Accelerator(cpu=True).prepare(DataLoader(HeldUp(), batch_size=4, num_workers=WORKERS))
-    WatchedLoader(HostScript(__file__), loader, lambda: False)
-    return loader
-
-
 def beside_a_later_process():
     """It is forked when the workers are there, so that it has what they have of this process, and lives on."""
 
@@ -67,6 +55,6 @@ def beside_a_later_process():
 
 
 multiprocessing.set_start_method("fork", force=True)  # as on Linux, which a process of the tests' server does not say
-LOADERS = {"run": of_a_run, "decoder": of_the_decoder, "another script": of_another_script}
+LOADERS = {"run": of_a_run, "decoder": of_the_decoder}
 LOADERS["run beside a later process"] = beside_a_later_process
 next(iter(LOADERS[sys.argv[1]]()))

@@ -13,6 +13,7 @@ from diffusers.optimization import get_scheduler
 parser = argparse.ArgumentParser()
 parser.add_argument("--output_dir", required=True)
 parser.add_argument("--learning_rate", type=float, default=1e-2)
+parser.add_argument("--text_encoder_share", type=float, default=0.5, help="Its rate over that of the other model.")
 parser.add_argument("--adam_weight_decay", type=float, default=1e-2)
 parser.add_argument("--by_hand", default=None)
 parser.add_argument("--max_train_steps", type=int, default=8)
@@ -34,7 +35,7 @@ def main(args):
     text_encoder.requires_grad_(True)
     params_to_optimize = [
         {"params": unet.parameters(), "lr": args.learning_rate},
-        {"params": text_encoder.parameters(), "lr": args.learning_rate / 2, "weight_decay": 0.1},
+        {"params": text_encoder.parameters(), "lr": args.learning_rate * args.text_encoder_share, "weight_decay": 0.1},
     ]
     if args.by_hand:
         import diffusers_lrlab

@@ -36,7 +36,7 @@ def make(host: Host) -> Hook:
     options, is_training = host.options, host.range_test is None
     num_updates = options.num_updates if is_training else None
     clock = HostClock(host.run, options.fix_lr_clock, options.strict_lr_audit, num_updates, compares=is_training)
-    clock.is_replaced = options.lr_scheduler is not None or options.extend is not None
+    clock.is_replaced = options.lr_scheduler is not None
     return clock
 
 
@@ -58,8 +58,7 @@ class HostClock:
         # `compares` learning rates with the schedule's, but not in a range test.
         self.watched: list[WatchedSchedule] = []  # schedules of the clock
         self.followers: list[WatchedFeedback] = []  # schedules that follow a loss
-        self.has_loss = False  # whether another hook gives the followers a loss
-        self.is_replaced = False  # whether --lr_scheduler or --extend of the launcher replaces the script's schedules
+        self.is_replaced = False  # whether --lr_scheduler of the launcher replaces the script's schedules
         self.begin_early: Callable[[], None] | None = None  # of its hook, for others that ask for the update
 
     def install(self) -> None:
@@ -69,7 +68,6 @@ class HostClock:
             self._follow_curves()
         self._follow_preparation()
         self.run.on_prepared.append(self._resolve_known_clocks)
-        self.run.on_update.append(self._advance_followers)
 
     def _follow_curves(self) -> None:
         """Watches every `CurveLR` from its constructor on, and counts the steps of all watched schedules."""
@@ -134,23 +132,13 @@ class HostClock:
                 self.run.warn(note)
 
         def step_without_loss(step: Any, wrapper: Any, /, *args: Any, **kwargs: Any) -> None:
-            # Scripts step schedules without a loss, which is left out for a follower that another hook gives one.
-            is_follower = isinstance(wrapper.scheduler, FeedbackSchedule) and not args and not kwargs
-            if not is_follower or self.compares and not self.has_loss:
+            # A range test ends before a schedule that follows a loss would need one.
+            if self.compares or not isinstance(wrapper.scheduler, FeedbackSchedule):
                 step(wrapper, *args, **kwargs)
 
         self.run.patches.wrap(Accelerator, "prepare_scheduler", prepare_and_remember)
         self.run.patches.wrap(AcceleratedScheduler, "load_state_dict", load_or_continue)
         self.run.patches.wrap(AcceleratedScheduler, "step", step_without_loss)
-
-    def _advance_followers(self) -> None:
-        for follower in self.followers if self.has_loss else ():
-            follower.scheduler.advance()
-
-    def follow_loss(self, loss: float) -> None:
-        """Gives a loss of held-out data to the schedules that follow one."""
-        for follower in self.followers:
-            cast(Any, follower.scheduler).step(loss)
 
     def _resolve_known_clocks(self) -> None:
         for watched in self.watched:
@@ -182,10 +170,7 @@ class HostClock:
         self, schedule: Schedule, scheduler: LRScheduler, num_warmup_steps: int, num_training_steps: int | None
     ) -> None:
         if schedule.follows_metric:
-            follower = WatchedFeedback(schedule, cast(FeedbackSchedule, scheduler), self.strict)
-            self.followers.append(follower)
-            if self.has_loss and num_warmup_steps:  # in updates, while scripts multiply it by the processes
-                follower.scheduler.num_warmup_steps = int(self.run.arguments.get("lr_warmup_steps", num_warmup_steps))
+            self.followers.append(WatchedFeedback(schedule, cast(FeedbackSchedule, scheduler), self.strict))
             return
         watched = self._find(scheduler)  # a `CurveLR` is already watched
         if watched is None:
@@ -204,7 +189,7 @@ class HostClock:
         """Whether a schedule counts the script's updates."""
         if self.begin_early is not None:
             self.begin_early()
-        return bool(self.watched or self.has_loss and self.followers)
+        return bool(self.watched)
 
     @property
     def update(self) -> int:
@@ -214,25 +199,9 @@ class HostClock:
                 "The script builds no schedule with diffusers.optimization.get_scheduler, which counts the updates for "
                 "timesteps and losses."
             )
-        return self.followers[0].scheduler.num_updates if self._counter is None else self._counter.num_done
-
-    @property
-    def _counter(self) -> WatchedSchedule | None:
-        """The first schedule of the trained optimizer: a script may make others to look at a curve."""
-        return next(iter(self._own_schedules() or self.watched), None)
-
-    def _own_schedules(self) -> list[WatchedSchedule]:
-        return [watched for watched in self.watched if watched.optimizer is self.run.optimizer]
-
-    def outside_checkpoints(self) -> list[WatchedSchedule]:
-        """Schedules of the trained optimizer that were not prepared, so that accelerate's checkpoints lack them."""
-        known = {id(each.scheduler) for each in self.run.accelerator._schedulers}
-        return [watched for watched in self._own_schedules() if id(watched.scheduler) not in known]
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the next update is already counted."""
-        return self._counter is not None and self._counter.update is not None
+        # The first schedule of the trained optimizer: a script may make others to look at a curve.
+        own = [watched for watched in self.watched if watched.optimizer is self.run.optimizer]
+        return (own or self.watched)[0].num_done
 
     # --- the schedule's clock -----------------------------------------------------------------------------------------
 

@@ -1,30 +1,23 @@
 """A learning rate range test on the updates of a third-party script: the learning rate rises while losses are read.
 
-The losses are those of the script's batches or, with `--validation_fraction`, of held-out rows.
-
 The test is the first updates of a process that never trains: an exception ends it, so nothing has to be restored. The
 script's output during the test goes to a temporary folder, or is not written.
 """
 
 import argparse
-import math
 import shutil
 import tempfile
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from ...core.errors import LabError
-from ..host.held_out_loss import HeldOutLoss
 from ..host.hook import Hook, Host, RangeTest
 from ..host.run import HostRun
-from ..script.loss_code import find_loss_code
 from ..script.source import HostScript, NotRecognised, lines_of
 from . import optimizer
 
-# Draws of timesteps and noise for held-out rows: with a few, the suggested rate depends on the draws.
-_NUM_DRAWS = 64
 _UNSTABLE = 32  # consecutive updates without a finite fp16 gradient, by which the loss scale falls from 65536 to 0
 
 
@@ -43,33 +36,17 @@ def recognise(script: HostScript) -> str:
 
 def make(host: Host) -> Hook:
     assert host.range_test is not None
-    return FindLrHook(host.script, host.run, host.range_test, host.options.validation_fraction)
-
-
-def _refuse_held_out_rows(reason: NotRecognised) -> NoReturn:
-    raise LabError(
-        f"--validation_fraction cannot be used in this script: {reason}. Remove it: --find_lr works without it, from the "
-        "losses of batches."
-    ) from None
+    return FindLrHook(host.script, host.run, host.range_test)
 
 
 class FindLrHook:
-    """
-    Sets the optimizer's learning rates to those of a test, and passes the script's losses to the test: with
-    `validation_fraction` those of held-out rows, before the first update and after every fourth.
-    """
+    """Sets the optimizer's learning rates to those of a test, and passes the script's losses to the test."""
 
-    def __init__(self, script: HostScript, run: HostRun, test: RangeTest, validation_fraction: float | None = None):
+    def __init__(self, script: HostScript, run: HostRun, test: RangeTest):
         try:
             recognise(script)
         except NotRecognised as reason:
             raise LabError(f"--find_lr cannot be used in this script: {reason}.") from None
-        self.held_out: HeldOutLoss | None = None
-        if validation_fraction is not None:
-            try:
-                self.held_out = HeldOutLoss(script, run, validation_fraction, _refuse_held_out_rows, _NUM_DRAWS)
-            except NotRecognised as reason:
-                _refuse_held_out_rows(reason)
         self.script, self.run, self.test = script, run, test
         self.num_seen = 0  # updates
         self._losses: list[torch.Tensor] = []  # of the micro-batches since the last update
@@ -81,8 +58,6 @@ class FindLrHook:
         from accelerate import Accelerator
 
         patches = self.run.patches
-        if self.held_out is not None:
-            self.held_out.install()
         self.run.on_parsed.append(self._change_arguments)
         self.run.on_prepared.append(self._begin)
         self.run.on_update.append(self._after_update)
@@ -91,20 +66,6 @@ class FindLrHook:
         for name in ("init_trackers", "log", "save_state", "save_model"):
             patches.replace(Accelerator, name, _nothing)
         patches.replace(Accelerator, "get_tracker", _Silent())
-
-    @property
-    def probe(self) -> str | None:
-        """The source of the losses, if not the batches."""
-        return None if self.held_out is None else f"the loss of {self.held_out.describe()}"
-
-    @property
-    def can_hold_rows_back(self) -> bool:
-        """Whether `--validation_fraction`, which was not given, would work."""
-        try:
-            find_loss_code(self.script)
-        except NotRecognised:
-            return False
-        return self.held_out is None
 
     def _change_arguments(self, namespace: argparse.Namespace) -> None:
         """Makes the run as long as the test needs, with a temporary output folder."""
@@ -139,18 +100,11 @@ class FindLrHook:
         optimizer.register_step_pre_hook(self._before_update)
 
     def _before_update(self, optimizer: Optimizer, *step: Any) -> None:
-        if self.held_out is not None and not self.held_out.num_seen:
-            loss = self.held_out.compute()
-            if not math.isfinite(loss):
-                raise LabError(
-                    f"--find_lr: the loss of held-out rows is {loss} before the first update. Check the data and the model."
-                )
-            self.test.start(loss)
         for group, ratio in zip(optimizer.param_groups, self._ratios, strict=True):
             group["lr"] = self.test.lr * ratio
 
     def _read_loss(self, backward: Any, accelerator: Any, loss: torch.Tensor, /, **kwargs: Any) -> None:
-        if self.script.caller(self.script.calls("backward")) is not None:
+        if self.script.is_calling(self.script.calls("backward")):
             self._losses.append(loss.detach())
             if len(self._losses) > _UNSTABLE * accelerator.gradient_accumulation_steps:
                 self.test.fail()
@@ -162,15 +116,10 @@ class FindLrHook:
             return
         self.num_seen += 1
         losses, self._losses = self._losses, []
-        # The loss is the same in all processes, so that they end at the same update.
-        if not self.test.add(self._loss_of(losses) if self.test.is_read_next else None):
-            raise RangeTestDone
-
-    def _loss_of(self, losses: list[torch.Tensor]) -> float:
-        if self.held_out is not None:
-            return self.held_out.compute()
         mean = torch.stack([loss.float().mean() for loss in losses]).mean()
-        return self.run.accelerator.gather(mean[None]).double().mean().item()
+        # The loss is the same in all processes, so that they end at the same update.
+        if not self.test.add(self.run.accelerator.gather(mean[None]).double().mean().item()):
+            raise RangeTestDone
 
     def end(self) -> None:
         """Frees the process group, in place of the script, which all processes have left early."""

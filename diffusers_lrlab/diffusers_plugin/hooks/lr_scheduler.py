@@ -49,10 +49,8 @@ def recognise(script: HostScript) -> str:
     return "this file makes no scheduler and no optimizer; those of its modules are found when it runs"
 
 
-def make(host: Host) -> Hook | None:
+def make(host: Host) -> Hook:
     options = host.options
-    if options.extend is not None:
-        return None  # whose hook makes one, with the curve of the longer run
     spec, warmup = options.lr_scheduler, options.num_warmup_steps or 0
     warmup = int(warmup) if float(warmup).is_integer() else warmup
     schedule = resolve_schedule(spec)
@@ -82,11 +80,9 @@ def make(host: Host) -> Hook | None:
 class LrSchedulerHook:
     """Drives the one optimizer that the program trains with: that of its schedulers or, without any, the one that steps."""
 
-    def __init__(self, clock: HostClock, schedule: Schedule, num_warmup_steps: float, option: str | None = None):
+    def __init__(self, clock: HostClock, schedule: Schedule, num_warmup_steps: float):
         self.clock, self.run, self.schedule, self.num_warmup_steps = clock, clock.run, schedule, num_warmup_steps
-        self.option = option or f"--lr_scheduler {describe_schedule(schedule)}"  # that asks for it, for messages
-        self.length: tuple[int, str] | None = None  # updates of the run and who says so, if that is known before
-        self.first_update = 0  # of a run that goes on from a checkpoint
+        self.option = f"--lr_scheduler {describe_schedule(schedule)}"  # for messages
         self.num_seen = 0  # updates
         self._last_made: Optimizer | None = None  # by the program
         self._presumed: SchedulerLength | None = None  # of the run, if the program's scheduler tells it
@@ -207,11 +203,6 @@ class LrSchedulerHook:
         if self._presumed is not None:
             self._presumed.check(self.num_seen, watched.update, self.option)
         driven.say_if_past_end(self.option)
-        if watched.update < self.first_update:
-            raise LabError(
-                f"{self.option}: the program is at update {watched.update}, although its checkpoint is at update "
-                f"{self.first_update}. It has not loaded the optimizer of the checkpoint."
-            )
 
     def _after_replaced_step(self, optimizer: Optimizer, was_left_out: bool) -> None:
         if self._is_driven(optimizer) and self._watched is not None and not was_left_out:
@@ -280,8 +271,6 @@ class LrSchedulerHook:
 
     def _length(self, driven: DrivenOptimizer) -> tuple[int | None, str]:
         """The updates of the run and who says so, or `None` and why it is not known."""
-        if self.length is not None:
-            return self.length
         if self.clock.num_updates is not None:
             return self.clock.num_updates, "--num_updates"
         if (known := self.run.count_updates()) is not None:

@@ -1,4 +1,4 @@
-"""Replaces the optimizer of a third-party script, and splits its parameter groups.
+"""Replaces the optimizer of a third-party script, with the same parameter groups.
 
 The optimizer is replaced in its constructor, before a schedule or accelerate sees it: the `__init__` of every optimizer
 class is wrapped and answers calls from the script's file. `Optimizer.__new__` could not be restored: a class that once had a
@@ -9,24 +9,23 @@ import ast
 import functools
 import inspect
 import sys
-from collections.abc import Callable
-from types import FrameType
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core.errors import LabError
 from ...core.spec import format_spec, merge_spec
 from ...core.words import counted
 from ...optimizers.build import check_installed, get_optimizer, optimizer_parts
 from ...optimizers.entries import OPTIMIZERS
-from ...optimizers.groups import LR_FACTOR
 from ...optimizers.layers import parts_in_words
 from ...optimizers.timescales import BETA2_HALF_LIFE, IMAGES_PER_UPDATE, TAU, is_in_images, per_update
 from ..host.hook import Hook, Host
 from ..host.run import HostRun
 from ..script.source import HostScript, NotRecognised, lines_of
-from .lr_groups import as_groups, parameter_names, parse_lr_groups, split_groups
 
 _NAME = "lab_optimizer"  # a key of parameter groups, saved with the optimizer's state
 
@@ -47,33 +46,27 @@ def recognise(script: HostScript) -> str:
 
 
 def make(host: Host) -> Hook:
-    return OptimizerHook(host.script, host.run, host.options.optimizer, host.options.lr_groups)
+    return OptimizerHook(host.script, host.run, host.options.optimizer)
 
 
 class OptimizerHook:
-    """Makes another optimizer of the script's parameter groups, or splits these by patterns of names."""
+    """Makes another optimizer of the script's parameter groups."""
 
-    def __init__(self, script: HostScript, run: HostRun, spec: str | None, lr_groups: str | None):
+    def __init__(self, script: HostScript, run: HostRun, spec: str):
         self.script, self.run = script, run
-        self.name: str | None = None
-        self.kwargs: dict[str, Any] = {}
-        if spec:
-            self.name, self.kwargs = merge_spec(spec, None, OPTIMIZERS)
-            check_installed(self.name)
-        if self.name and "averages" in OPTIMIZERS[self.name].traits:
+        self.name, self.kwargs = merge_spec(spec, None, OPTIMIZERS)
+        check_installed(self.name)
+        if "averages" in OPTIMIZERS[self.name].traits:
             raise LabError(
                 f"--optimizer {self.name!r} trains weights other than those to keep, so the script would have to call it "
                 "at every validation and save. Choose another, such as 'prodigy' or 'muon'."
             )
-        self.factors = parse_lr_groups(lr_groups) if lr_groups else {}
-        given = {"--optimizer": spec, "--lr_groups": lr_groups}
-        self.requested = " and ".join(option for option, value in given.items() if value)
         recognise(script)
+        self._names = WeakTensorKeyDictionary()  # of parameters in their models, the longest that was seen
         self.optimizer: Optimizer | None = None
         self.num_seen = 0
         # Whether its parameters in images wait for those of an update, which are known when the data are prepared.
-        self.waits = self.name is not None and is_in_images(OPTIMIZERS[self.name], self.kwargs)
-        self.waits = self.waits and IMAGES_PER_UPDATE not in self.kwargs
+        self.waits = is_in_images(OPTIMIZERS[self.name], self.kwargs) and IMAGES_PER_UPDATE not in self.kwargs
         self.learning_rate = 0.0  # the script's
 
     def install(self) -> None:
@@ -92,6 +85,7 @@ class OptimizerHook:
             self._follow(cls)
         self.run.patches.replace(Optimizer, "__init_subclass__", classmethod(follow_new))
         self.run.patches.wrap(AcceleratedOptimizer, "load_state_dict", check_and_load)
+        self.run.patches.wrap(torch.nn.Module, "named_parameters", self._remember_names)
         self.run.on_prepared.append(self._check_prepared)
         if self.waits:
             self.run.on_prepared.append(self._set_known)
@@ -99,6 +93,13 @@ class OptimizerHook:
     def _follow(self, cls: type[Optimizer]) -> None:
         if "__init__" in vars(cls):
             self.run.patches.replace(cls, "__init__", self._replacing(vars(cls)["__init__"]))
+
+    def _remember_names(self, named: Any, module: Any, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+        """The names by which a script finds what its optimizer trains: `parameters()` goes through them, too."""
+        for name, parameter in named(module, *args, **kwargs):
+            if self.optimizer is None and len(name) > len(self._names.get(parameter, "")):
+                self._names[parameter] = name
+            yield name, parameter
 
     def _replacing(self, init: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(init)
@@ -108,7 +109,7 @@ class OptimizerHook:
             if frame.f_code.co_filename != self.script.path or cls.__init__ is not replace:
                 init(optimizer, *args, **kwargs)
                 return
-            made = self._make(cls, args, kwargs, frame)
+            made = self._make(cls, args, kwargs)
             optimizer.__class__, optimizer.__dict__ = type(made), made.__dict__
             self.optimizer = optimizer
             if self.waits:  # after a resume has loaded the settings of the last time, which may have had another batch
@@ -116,40 +117,35 @@ class OptimizerHook:
 
         return replace
 
-    def _make(self, cls: type, args: Any, kwargs: Any, frame: FrameType) -> Optimizer:
+    def _make(self, cls: type, args: Any, kwargs: Any) -> Optimizer:
         if self.optimizer is not None:
-            raise LabError(f"{self.requested}: the script makes more than one optimizer. Remove {self.requested}.")
+            raise LabError("--optimizer: the script makes more than one optimizer. Remove --optimizer.")
         bound = inspect.signature(cls.__init__).bind(None, *args, **kwargs)  # type: ignore[misc]
         _, params, *_ = bound.arguments.values()
         given = dict([*bound.arguments.items()][2:])
         given |= given.pop("kwargs", {})
-        own_groups = groups = as_groups(params)
-        names = parameter_names(frame, self.script.path)
-        if self.factors:
-            groups = split_groups(own_groups, given.get("lr"), self.factors, names)
-        optimizer = self._replaced(self.name, groups, given, names) if self.name else cls(groups, **given)
-        if len(optimizer.param_groups) != len(own_groups) and (line := self._line_of_group_index()):
+        groups = _as_groups(params)
+        optimizer = self._replaced(groups, given)
+        if len(optimizer.param_groups) != len(groups) and (line := self._line_of_group_index()):
             raise LabError(
-                f"{self.requested}: the script indexes parameter groups (line {line}), whose order would change. Remove "
-                f"{self.requested}."
+                f"--optimizer: the script indexes parameter groups (line {line}), whose order would change. Remove "
+                "--optimizer."
             )
         rates = {group["lr"] for group in optimizer.param_groups if group["lr"]}
         if "d" in optimizer.param_groups[0] and len(rates) > 1:
             raise LabError(
-                f"{self.name or cls.__name__} finds one learning rate for all parameters and cannot use several "
+                f"{self.name} finds one learning rate for all parameters and cannot use several "
                 f"({', '.join(f'{rate:g}' for rate in sorted(rates))}). Choose another optimizer, or one rate (0 freezes)."
             )
         for group in optimizer.param_groups:
-            group[_NAME] = self.name or cls.__name__
-            group.setdefault(LR_FACTOR, 1.0)
+            group[_NAME] = self.name
         self.optimizer, self.num_seen = optimizer, self.num_seen + 1
         return optimizer
 
-    def _replaced(
-        self, name: str, groups: list[dict[str, Any]], given: dict[str, Any], names: dict[int, list[str]]
-    ) -> Optimizer:
+    def _replaced(self, groups: list[dict[str, Any]], given: dict[str, Any]) -> Optimizer:
         """The requested optimizer, with those of the script's settings that it has too."""
-        entry, own = OPTIMIZERS[name], dict(given)
+        name, own = self.name, dict(given)
+        entry = OPTIMIZERS[name]
         lr = own.pop("lr", None)
         lr = groups[0]["lr"] if lr is None else lr
         # As in `diffusers_lrlab.train`: betas and epsilon are Adam's.
@@ -172,7 +168,7 @@ class OptimizerHook:
                 f"script --learning_rate {expected:g}."
             )
         images, self.learning_rate = {IMAGES_PER_UPDATE: 1} if self.waits else {}, lr
-        named = [_with_names(group, names) for group in groups]
+        named = [{**group, "params": [(self._names.get(each), each) for each in group["params"]]} for group in groups]
         optimizer = get_optimizer(name, named, lr, **images, **settings, **self.kwargs)
         if (parts := optimizer_parts(optimizer)) is not None:
             self.run.warn(f"{name}: {parts_in_words(parts)}.")
@@ -186,7 +182,6 @@ class OptimizerHook:
     def _set_per_update(self, *_: Any) -> None:
         """Before the first update, sets what depends on its images."""
         assert self.optimizer is not None
-        assert self.name is not None
         if not self.waits:
             return
         self.waits = False
@@ -215,43 +210,34 @@ class OptimizerHook:
     def _check_prepared(self) -> None:
         if self.run.optimizer is not None and self.run.optimizer is not self.optimizer:
             raise LabError(
-                f"{self.requested}: the script trains with a {type(self.run.optimizer).__name__} made in another file, "
-                f"which cannot be replaced. Remove {self.requested}."
+                f"--optimizer: the script trains with a {type(self.run.optimizer).__name__} made in another file, which "
+                "cannot be replaced. Remove --optimizer."
             )
 
     def _check_saved(self, groups: list[dict[str, Any]]) -> None:
-        """Refuses a checkpoint of other groups, which torch would load, learning rates included."""
-        assert self.optimizer is not None
-
-        own = "the script's own"
-
-        def shown(groups: list[dict[str, Any]]) -> str:
-            return ", ".join(f"{group.get(_NAME, own)} x {group.get(LR_FACTOR, 1.0):g}" for group in groups)
-
-        saved, now = shown(groups), shown(self.optimizer.param_groups)
-        if saved != now:
+        """Refuses a checkpoint of another optimizer, whose state torch would load."""
+        saved = {group.get(_NAME, "the script's own") for group in groups}
+        if saved != {self.name}:
             raise LabError(
-                f"{self.requested}: the checkpoint has the optimizer and learning rate factors {saved}, not {now}. Resume "
-                "with those of the checkpoint."
+                f"--optimizer {self.name}: must be the optimizer of the checkpoint, got a checkpoint of "
+                f"{' and '.join(sorted(saved))}. Hint: resume with that one."
             )
 
     def report(self) -> str:
         if self.optimizer is None:
-            return f"{self.requested}: no optimizer was made."
-        sizes: dict[float, int] = {}
-        for group in self.optimizer.param_groups:
-            size = sum(parameter.numel() for parameter in group["params"])
-            sizes[group[LR_FACTOR]] = sizes.get(group[LR_FACTOR], 0) + size
-        shown = f"{self.optimizer.param_groups[0][_NAME]} trained {counted(sum(sizes.values()), 'parameter', ',')}"
-        if self.factors:
-            shown += f", with learning rate factors {', '.join(f'{f:g} for {n:,}' for f, n in sizes.items())}"
-        return f"{self.requested}: {shown}."
+            return "--optimizer: no optimizer was made."
+        size = sum(parameter.numel() for group in self.optimizer.param_groups for parameter in group["params"])
+        return f"--optimizer: {self.name} trained {counted(size, 'parameter', ',')}."
 
 
-def _with_names(group: dict[str, Any], names: dict[int, list[str]]) -> dict[str, Any]:
-    """A group whose parameters are pairs with the first of their names, `None` if it is unknown."""
-    named = [(names.get(id(parameter), [None])[0], parameter) for parameter in group["params"]]
-    return {**group, "params": named}
+def _as_groups(params: Any) -> list[dict[str, Any]]:
+    """An optimizer's first argument, parameters or groups, as groups with lists of parameters."""
+    groups = list(params)
+    if not groups or not isinstance(groups[0], dict):
+        groups = [{"params": groups}]
+    tensors = [group["params"] for group in groups]
+    lists = [[held] if isinstance(held, torch.Tensor) else list(held) for held in tensors]
+    return [{**group, "params": held} for group, held in zip(groups, lists, strict=True)]
 
 
 def _with_subclasses(cls: type[Optimizer]) -> set[type[Optimizer]]:

@@ -6,8 +6,8 @@ draw numbers `u` in [0, 1), whose index into a table of timesteps, from the most
 
 import functools
 import math
+import weakref
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from ...core.words import counted, times
 from ...timesteps.noise_levels import NoiseLevels, flow_levels, is_flow, noise_levels, prediction_type_of
 from ...timesteps.registries import TIMESTEP_SAMPLERS
 from ...timesteps.sampling import TimestepSampler, contradiction
-from ..host.hook import Host, StatefulHook
+from ..host.hook import Hook, Host
 from ..script.source import DENSITY, HostScript, NotRecognised, lines_of
 from .clock import HostClock, clock_of
 
@@ -41,7 +41,7 @@ def check_one_loss(script: HostScript) -> None:
         raise NotRecognised(f"it uses each timestep for several images ({lines}), whose losses cannot be told apart")
 
 
-def make(host: Host) -> StatefulHook:
+def make(host: Host) -> Hook:
     return TimestepHook(host.script, clock_of(host), host.options.timestep_sampler, host.requested)
 
 
@@ -59,6 +59,7 @@ class TimestepHook:
         self.sampler: TimestepSampler | None = None
         self.levels: NoiseLevels | None = None  # from the first batch on
         self.scheduler: Any = None
+        self._made: weakref.WeakSet[Any] = weakref.WeakSet()  # noise schedulers, by the script or its pipelines
         self.is_active = True
         self.timesteps: torch.Tensor | None = None  # of the last batch, which grow with the noise: int64 `(batch_size,)`
         self.on_timesteps: list[Callable[[int], None]] = []  # called with the update for each batch
@@ -67,6 +68,9 @@ class TimestepHook:
         self.last_update = self._skipped = self._micro_batch = -1  # of the last batch
 
     def install(self) -> None:
+        from diffusers import ConfigMixin
+
+        self.run.patches.wrap(ConfigMixin, "register_to_config", self._remember_scheduler)
         if self.pattern == "density":
             from diffusers import training_utils
 
@@ -74,18 +78,24 @@ class TimestepHook:
         else:
             self.run.patches.wrap(torch, "randint", self._draw_index)
 
+    def _remember_scheduler(self, register: Any, made: Any, /, **kwargs: Any) -> None:
+        """Every noise scheduler registers its configuration when it is made."""
+        from diffusers import SchedulerMixin
+
+        register(made, **kwargs)
+        if isinstance(made, SchedulerMixin):
+            self._made.add(made)
+
     def _draw_index(self, randint: Callable[..., torch.Tensor], /, *args: Any, **kwargs: Any) -> torch.Tensor:
         # The script's own draw comes first, so that its generator continues as without the hook.
         own = randint(*args, **kwargs)
-        frame = self.script.caller(self.script.randint_calls)
-        if frame is None or not self._is_known(frame, functools.partial(_is_index_scheduler, num=args[1])):
+        if not self.script.is_calling(self.script.randint_calls):
             return own
-        return self._replaced(own)
+        return self._replaced(own) if self._is_known(functools.partial(_is_index_scheduler, num=args[1])) else own
 
     def _draw_density(self, density: Callable[..., torch.Tensor], /, *args: Any, **kwargs: Any) -> torch.Tensor:
         drawn = density(*args, **kwargs)
-        frame = self.script.caller(self.script.calls(DENSITY))
-        if frame is None or not self._is_known(frame, is_flow):
+        if not self.script.is_calling(self.script.calls(DENSITY)) or not self._is_known(is_flow):
             return drawn
         num = self.scheduler.config.num_train_timesteps
         own = self._turned((drawn * num).long().clamp(max=num - 1))
@@ -103,20 +113,33 @@ class TimestepHook:
         """Timesteps, which grow with the noise, for indices into the script's table, or the reverse."""
         return indices if self.script.sigma_scales_data else self.scheduler.config.num_train_timesteps - 1 - indices
 
-    def _is_known(self, frame: FrameType, matches: Callable[[Any], bool]) -> bool:
+    def _is_known(self, matches: Callable[[Any], bool]) -> bool:
         """Whether the noise scheduler of the timesteps is known, which is looked for at the first batch."""
         if self.levels is None and self.is_active:
             try:
-                self._begin(_find_scheduler(frame, matches))
+                self._begin(matches)
             except NotRecognised as reason:
                 self.is_active = False
                 self.run.refuse(self.requested, reason)
         return self.is_active
 
-    def _begin(self, scheduler: Any) -> None:
-        self.scheduler = scheduler
-        flows = is_flow(scheduler)
-        self.levels = flow_levels(scheduler, self.script.sigma_scales_data) if flows else noise_levels(scheduler)
+    def _begin(self, matches: Callable[[Any], bool]) -> None:
+        """Finds the noise scheduler among those for which `matches(scheduler)` is true: they must agree."""
+        found = [scheduler for scheduler in [*self._made] if matches(scheduler)]
+        levels = [self._levels_of(scheduler) for scheduler in found]
+        types = map(prediction_type_of, found)
+        if len({(str(kind), own.alphas_cumprod.tobytes()) for kind, own in zip(types, levels, strict=True)}) != 1:
+            names = ", ".join(sorted({type(scheduler).__name__ for scheduler in found})) or "none"
+            raise NotRecognised(f"the noise scheduler of its timesteps is ambiguous or missing; found: {names}")
+        self.scheduler = found[0]
+        self.begin(levels[0])
+
+    def _levels_of(self, scheduler: Any) -> NoiseLevels:
+        return flow_levels(scheduler, self.script.sigma_scales_data) if is_flow(scheduler) else noise_levels(scheduler)
+
+    def begin(self, levels: NoiseLevels) -> None:
+        """Makes the sampler for the noise of timesteps."""
+        self.levels = levels
         if self.name is None:
             return
         num_updates = self.clock.count_updates()
@@ -197,13 +220,6 @@ class TimestepHook:
             return None
         return self.sampler.loss_weights(self.timesteps, self.last_update)
 
-    def state_dict(self, is_at_end: bool) -> dict[str, int]:
-        """The batch size by which strata are laid out."""
-        return {"largest_batch": self._largest_batch}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self._largest_batch = state.get("largest_batch", 0)
-
     def report(self) -> str:
         if self.name is None:
             return ""
@@ -222,23 +238,6 @@ class TimestepHook:
         if held:
             lines.append(f"To keep its last density fixed in another run: --timestep_sampler '{held}'.")
         return "".join(f"\n{line}" for line in lines)
-
-
-def _find_scheduler(frame: FrameType, matches: Callable[[Any], bool]) -> Any:
-    """
-    The noise scheduler among the variables that are visible to a call, for which `matches(scheduler)` is true.
-
-    Scripts for flow matching make a copy of their scheduler; either will do.
-    """
-    from diffusers import SchedulerMixin
-
-    values = [*frame.f_locals.values(), *frame.f_globals.values()]
-    found = [value for value in values if isinstance(value, SchedulerMixin) and matches(value)]
-    configs = {str(sorted(scheduler.config.items(), key=str)) for scheduler in found}
-    if len(configs) != 1:
-        names = ", ".join(sorted({type(scheduler).__name__ for scheduler in found})) or "none"
-        raise NotRecognised(f"the noise scheduler of its timesteps is ambiguous or missing; found: {names}")
-    return found[0]
 
 
 def _is_index_scheduler(scheduler: Any, num: int) -> bool:

@@ -122,7 +122,7 @@ class WeightingHook:
     def _weighted_loss(self, mse_loss: Any, prediction: Any, target: Any, /, *args: Any, **kwargs: Any) -> torch.Tensor:
         reduction = kwargs.get("reduction", "mean")
         timesteps = self.timesteps.timesteps
-        if self.script.caller(self.script.calls(LOSS)) is None or timesteps is None:
+        if timesteps is None or not self.script.is_calling(self.script.calls(LOSS)):
             return cast(torch.Tensor, mse_loss(prediction, target, *args, **kwargs))
         understood = not args and set(kwargs) <= {"reduction"} and reduction in ("mean", "none")
         if not understood or len(prediction) != len(timesteps):
@@ -144,7 +144,7 @@ class WeightingHook:
         self, weigh: Callable[..., torch.Tensor], weighting_scheme: str, sigmas: Any = None, /
     ) -> torch.Tensor:
         own = weigh(weighting_scheme, sigmas)
-        if self.script.caller(self.script.calls(WEIGHTING)) is None or self.timesteps.timesteps is None:
+        if self.timesteps.timesteps is None or not self.script.is_calling(self.script.calls(WEIGHTING)):
             return own
         return own * self._weights().to(own).view(-1, *[1] * (own.ndim - 1))
 

@@ -2,7 +2,7 @@
 
 import argparse
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol
 
 from torch.optim import Optimizer
 
@@ -27,14 +27,6 @@ class Hook(Protocol):
         ...
 
 
-@runtime_checkable
-class StatefulHook(Hook, Protocol):
-    """A hook with a state of plain data, which `--exact_resume` saves in checkpoints."""
-
-    def state_dict(self, is_at_end: bool) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
 class RangeTest(Protocol):
     """A learning rate range test, such as [`finder.script_test.ScriptTest`]."""
 
@@ -42,11 +34,8 @@ class RangeTest(Protocol):
     def most_updates(self) -> int: ...
     @property
     def lr(self) -> float: ...
-    @property
-    def is_read_next(self) -> bool: ...
     def begin(self, optimizer: Optimizer) -> None: ...
-    def start(self, loss: float) -> None: ...
-    def add(self, loss: float | None) -> bool: ...
+    def add(self, loss: float) -> bool: ...
     def fail(self) -> None: ...
 
 
@@ -59,7 +48,7 @@ class Host:
     options: argparse.Namespace  # of the launcher; in a range test, without those that have no effect there
     range_test: RangeTest | None = None  # decides on learning rates
     hooks: dict[str, Hook] = field(default_factory=dict)  # of earlier rows, by name; later ones follow
-    requested: str = ""  # options for which the next hook is made, such as "--optimizer and --lr_groups"
+    requested: str = ""  # options for which the next hook is made, such as "--timestep_sampler and --loss_weighting"
 
 
 class HookModule(Protocol):

@@ -3,9 +3,8 @@
 import argparse
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -29,12 +28,12 @@ class HostRun:
         self.training_loader: Any = None  # from the `prepare` call that also got an optimizer
         # Optimizer steps in this process, without those before a resume; those whose update a gradient scaler skipped.
         self.num_updates = self.num_skipped = 0
-        self._first_step: int | None = None  # the script's step count when this process starts to train
+        self._last_logged = 0  # the last step for which the script logged something
         self.on_parsed: list[Callable[[argparse.Namespace], None]] = []  # may change the script's arguments
         self.on_prepared: list[Callable[[], None]] = []  # after each `accelerator.prepare`
         self.on_update: list[Callable[[], None]] = []  # after each optimizer step, not after other micro-batches
-        self.on_step: list[Callable[[], None]] = []  # the same, and after steps that a gradient scaler skipped
-        self.on_end: list[Callable[[], None]] = []  # before `accelerator.end_training`, in all processes
+        self.on_end: list[Callable[[], None]] = []  # at the end of the training, in all processes
+        self._is_ended = False
 
     def install(self) -> None:
         """Wraps the functions that parse arguments, prepare models, step the optimizer and end the training."""
@@ -57,24 +56,25 @@ class HostRun:
                 call()
             return prepared
 
-        def step_and_notify(step: Any, optimizer: Any, /, *args: Any, **kwargs: Any) -> None:
-            self._remember_first_step()
+        def step_and_count(step: Any, optimizer: Any, /, *args: Any, **kwargs: Any) -> None:
             updates = self.num_updates
             step(optimizer, *args, **kwargs)
             if optimizer.optimizer is self.optimizer and optimizer.gradient_state.sync_gradients:
                 self.num_skipped += self.num_updates == updates
-                for call in self.on_step:
-                    call()
+
+        def log_and_remember(log: Any, accelerator: Any, values: Any, step: Any = None, **kwargs: Any) -> None:
+            log(accelerator, values, step=step, **kwargs)
+            self._last_logged = max(self._last_logged, int(step or 0))
 
         def notify_and_end(end_training: Any, accelerator: Any, /) -> None:
-            for call in self.on_end:
-                call()
+            self.end()
             end_training(accelerator)
 
         self.patches.wrap(argparse.ArgumentParser, "parse_known_args", parse_and_remember)
         self.patches.wrap(Accelerator, "prepare", prepare_and_remember)
         self.patches.wrap(Accelerator, "end_training", notify_and_end)
-        self.patches.wrap(AcceleratedOptimizer, "step", step_and_notify)
+        self.patches.wrap(AcceleratedOptimizer, "step", step_and_count)
+        self.patches.wrap(Accelerator, "log", log_and_remember)
 
     def _remember(self, given: Any, prepared: Any) -> None:
         new = [model for model in given if isinstance(model, torch.nn.Module) and model not in self.models]
@@ -89,18 +89,19 @@ class HostRun:
         loaders = {id(loader) for loader in self.accelerator._dataloaders}
         self.training_loader = next((part for part in prepared if id(part) in loaders), self.training_loader)
 
+    def end(self) -> None:
+        """Ends the training: at `end_training` or, in a script that does not call it, after its last line."""
+        can_gather = self.accelerator is None or self.accelerator.num_processes == 1 or torch.distributed.is_initialized()
+        if self._is_ended or not can_gather:
+            return
+        self._is_ended = True
+        for call in self.on_end:
+            call()
+
     def _notify_of_update(self, *step: Any) -> None:
         self.num_updates += 1
         for call in self.on_update:
             call()
-
-    def _remember_first_step(self) -> None:
-        """Reads the script's count, which a resumed script has set by the time it starts to train."""
-        if not self.num_updates and not self.num_skipped:
-            # All of diffusers' scripts use this name.
-            frames = (frame for frame in calling_frames() if frame.f_globals is vars(sys.modules["__main__"]))
-            count = next((frame.f_locals["global_step"] for frame in frames if "global_step" in frame.f_locals), None)
-            self._first_step = count if isinstance(count, int) else None  # a tensor would change with the script's count
 
     # --- length of the run, and schedule steps in an update -----------------------------------------------------------
 
@@ -190,12 +191,10 @@ class HostRun:
         """
         Logs to the script's trackers.
 
-        Scripts count updates that a gradient scaler skipped, and trackers drop values whose step is smaller than the last
-        one. So the step is the script's `global_step`, or `update` plus the known skipped ones.
+        Scripts count updates that a gradient scaler skipped, also those before a resume, and trackers drop values whose
+        step is smaller than the last one.
         """
-        self._remember_first_step()
-        updates = update if self._first_step is None else self._first_step + self.num_updates
-        self.accelerator.log(values, step=updates + self.num_skipped)
+        self.accelerator.log(values, step=max(update + self.num_skipped, self._last_logged))
 
     def refuse(self, option: str, reason: NotRecognised) -> None:
         """Warns that an option has no effect on this script; an error with `--strict`."""
@@ -210,11 +209,3 @@ class HostRun:
 
         if PartialState().is_main_process:
             sys.stderr.write(f"diffusers_lrlab: {text}\n")
-
-
-def calling_frames() -> Iterator[FrameType]:
-    """The frames of the running call, from the innermost one outward."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

@@ -1,20 +1,22 @@
 """The models that a third-party script trains: their parameters by name, and how the script saves them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from accelerate.utils import SAFE_WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ...core.errors import LabError
 from ...core.files import atomic_file
 from ..script.source import NotRecognised
-from .files import stored_tensors
 from .run import HostRun
 
-SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # accelerate's names of strategies that shard the weights
+HOOK = "register_save_state_pre_hook"  # accelerate's, by which a script saves its weights itself
+_SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # accelerate's names of strategies that shard the weights
 
 
 class TrainedModels:
@@ -68,7 +70,7 @@ class TrainedModels:
                 cast(Any, model).save_pretrained(folder / f"model_{index}" if index else folder)
 
     def _save_by(self, hooks: list[Callable[..., None]], folder: Path) -> None:
-        from accelerate.utils import SAFE_WEIGHTS_NAME, save
+        from accelerate.utils import save
 
         get_state_dict = self.run.accelerator.get_state_dict
         weights = [get_state_dict(model, unwrap=False) for model in self._prepared]
@@ -81,28 +83,18 @@ class TrainedModels:
             name = SAFE_WEIGHTS_NAME.replace(".", f"_{index}.") if index else SAFE_WEIGHTS_NAME
             save(left, folder / name, safe_serialization=True)
 
-    def missing_from(self, folder: Path) -> list[str]:
-        """The trained parameters whose current values are in no file of a folder, by name."""
-        found = self.places_in(folder)
-        return [name for name in self.names if name not in found]
-
-    def places_in(self, folder: Path) -> dict[str, tuple[str, str]]:
-        """
-        For each trained parameter whose current values are in the folder, the file (as a relative path) and the name in it.
-
-        A script may save under other names, so any tensor of the same shape and values counts, once each; those whose names
-        end in the parameter's are compared first.
-        """
-        stored, places = [*stored_tensors(folder)], dict[str, tuple[str, str]]()
-        for name, parameter in zip(self.names, self.parameters, strict=True):
-            own = name.partition(".")[2]
-            found = [index for index, (_, _, shape, _) in enumerate(stored) if shape == parameter.shape]
-            found.sort(key=lambda index: not f".{stored[index][1]}".endswith(f".{own}"))
-            match = next((index for index in found if _holds(stored[index][3](), parameter)), None)
-            if match is not None:
-                file, name_there, _, _ = stored.pop(match)
-                places[name] = file.relative_to(folder).as_posix(), name_there
-        return places
+    def how_to_load(self, folder: Path) -> str | None:
+        """The call that loads the weights in a folder of [`save`], in Python; `None` if none would."""
+        if [*folder.rglob("pytorch_lora_weights.*")]:
+            return f"pipeline.load_lora_weights({str(folder)!r})"
+        configs = [
+            (path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.rglob("config.json"))
+        ]
+        names = {path: about.get("_class_name") or about.get("architectures", ["AutoModel"])[0] for path, about in configs}
+        if names:
+            return " and ".join(f"{name}.from_pretrained({str(path)!r})" for path, name in names.items())
+        weights = folder / SAFE_WEIGHTS_NAME
+        return f"safetensors.torch.load_file({str(weights)!r})" if weights.exists() else None
 
     def not_finite(self) -> list[str]:
         """The trained parameters with values that are not finite, by name."""
@@ -130,17 +122,11 @@ class TrainedModels:
         return [saved[name].to(each.device) for name, each in zip(self.names, self.parameters, strict=True)], metadata
 
 
-def _holds(stored: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Whether a stored tensor has a parameter's values, in its own dtype."""
-    value = parameter.detach().to(stored)
-    return stored.is_floating_point() and torch.allclose(stored, value, rtol=0.0, atol=0.0, equal_nan=True)
-
-
 def _check_run(run: HostRun) -> None:
     from ...averaging.averages import averages_itself
 
     strategy = run.accelerator.distributed_type.value
-    if strategy in SHARDED:
+    if strategy in _SHARDED:
         raise NotRecognised(f"its models are sharded ({strategy}), so no process has all weights")
     if not run.arguments.get("output_dir"):
         raise NotRecognised("it has no --output_dir for the average")

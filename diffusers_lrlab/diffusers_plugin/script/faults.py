@@ -87,7 +87,7 @@ def _resume_fault(script: HostScript) -> Fault | None:
         return Fault("no resume", "cannot resume from a checkpoint.")
     if script.assigns("resume_step") or script.calls("skip_first_batches"):
         return None
-    text = "rereads an epoch's data from the beginning when it resumes in mid-epoch. --exact_resume corrects it."
+    text = "rereads an epoch's data from the beginning when it resumes in mid-epoch."
     return Fault("resume: data", text)
 
 

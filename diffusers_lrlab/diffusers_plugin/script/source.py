@@ -8,7 +8,6 @@ import functools
 import os
 import re
 import sys
-from types import FrameType
 from typing import TypeVar
 
 from ...core.errors import LabError
@@ -30,7 +29,6 @@ class HostScript:
 
     def __init__(self, path: str):
         self.path = os.path.abspath(path)
-        self.is_measured = False  # the script's code computes a held-out loss, so that hooks ignore its calls
         try:
             with open(self.path, "rb") as file:
                 self.tree = ast.parse(file.read())
@@ -54,14 +52,13 @@ class HostScript:
             found.setdefault(_last_name(call.func), []).append(call)
         return found
 
-    def caller(self, calls: list[ast.Call]) -> FrameType | None:
-        """The script's frame that called the current hook, if it is at one of these calls."""
+    def is_calling(self, calls: list[ast.Call]) -> bool:
+        """Whether the script is at one of these calls, and has called the current hook."""
         frame = sys._getframe(1)
         while frame.f_code.co_filename.startswith(_PLUGIN) and frame.f_back is not None:
             frame = frame.f_back
-        if self.is_measured or frame.f_code.co_filename != self.path:
-            return None
-        return frame if any(call.lineno <= frame.f_lineno <= (call.end_lineno or 0) for call in calls) else None
+        is_script = frame.f_code.co_filename == self.path
+        return is_script and any(call.lineno <= frame.f_lineno <= (call.end_lineno or 0) for call in calls)
 
     def assigns(self, name: str) -> bool:
         """Whether a variable of this name is assigned anywhere."""
@@ -152,46 +149,6 @@ class HostScript:
     def texts(self) -> set[str]:
         """The string literals of the script, such as names of schedules that it handles itself."""
         return {node.value for node in self.nodes(ast.Constant) if isinstance(node.value, str)}
-
-    @functools.cached_property
-    def indexed_by_step(self) -> list[str]:
-        """Variables that a loop `for step, batch in enumerate(loader)` indexes by `step`, such as caches of latents."""
-        found = set()
-        for loop in self.nodes(ast.For):
-            source = ast.unparse(loop.iter)
-            if isinstance(loop.target, ast.Tuple) and source.startswith("enumerate(") and "loader" in source:
-                step = ast.unparse(loop.target.elts[0])
-                items = [
-                    node for node in ast.walk(loop) if isinstance(node, ast.Subscript) and ast.unparse(node.slice) == step
-                ]
-                found |= {item.value.id for item in items if isinstance(item.value, ast.Name)}
-        return sorted(found)
-
-    @functools.cached_property
-    def index_moduli(self) -> list[str]:
-        """Attributes by which datasets repeat their rows, such as `num_images` in `self.images[index % self.num_images]`."""
-        divisors = [node.right for node in self.nodes(ast.BinOp) if isinstance(node.op, ast.Mod)]
-        return sorted({x.attr for x in divisors if isinstance(x, ast.Attribute) and ast.unparse(x.value) == "self"})
-
-    @functools.cached_property
-    def _epoch_loops(self) -> list[ast.For]:
-        """Loops over the epochs that a resumed run has left."""
-        return [loop for loop in self.nodes(ast.For) if "first_epoch" in ast.unparse(loop.iter)]
-
-    @functools.cached_property
-    def saves_within_epochs(self) -> bool:
-        """Whether it calls `save_...` for its result within its loop over epochs, and not after it."""
-        names = [name for name in self._calls if name and name.startswith("save_") and name != "save_state"]
-        lines = [call.lineno for name in names for call in self.calls(name)]
-        ends = [(loop.lineno, loop.end_lineno or 0) for loop in self._epoch_loops]
-        return any(any(a < line <= b for line in lines) and all(line <= b for line in lines) for a, b in ends)
-
-    @functools.cached_property
-    def epoch_used_later(self) -> str | None:
-        """The variable of its loop over epochs, if it is used after the loop: it has no value if no epoch is left."""
-        used = [(node.id, node.lineno) for node in self.nodes(ast.Name) if isinstance(node.ctx, ast.Load)]
-        loops = [(ast.unparse(loop.target), loop.end_lineno or 0) for loop in self._epoch_loops]
-        return next((name for name, end in loops if any(one == name and line > end for one, line in used)), None)
 
 
 def _imported(script: HostScript, folder: str) -> list[str]:

@@ -266,17 +266,3 @@ def test_two_processes_with_a_schedule_of_their_own(tmp_path, step):
     lrs = [row["lr"] for row in json.loads((tmp_path / "rows.json").read_text())]
     expected = lr_curve("cosine", LR, 2, 6) if is_synced else lr_curve("cosine", LR, 4, 12)[1::2]
     np.testing.assert_allclose(lrs, expected, rtol=1e-12)
-
-
-def test_an_exact_resume_of_a_schedule_that_checkpoints_lack(tmp_path):
-    """accelerate saves what it has prepared; the rest would begin anew."""
-    length = "args.max_train_steps * args.gradient_accumulation_steps"
-    script = changed_host_script(tmp_path, PREPARED, (MADE, f"num_training_steps={length}"))
-    arguments = [f"--output_dir={tmp_path}", "--gradient_accumulation_steps=2", "--max_train_steps=6"]
-    options = ["--exact_resume", "--strict", "--strict_lr_audit"]
-    launch(script, *arguments, "--stop_after=2", options=options)
-    stderr = launch(script, *arguments, "--resume", options=options)
-    lrs = [row["lr"] for row in json.loads((tmp_path / "rows.json").read_text())]
-    np.testing.assert_allclose(lrs, lr_curve("cosine", LR, 4, 12)[5::2], rtol=1e-12)
-    assert "It resumed after update 2" in stderr
-    assert "cosine: LR audit: 4 updates, every value that follows the clock was as expected." in stderr

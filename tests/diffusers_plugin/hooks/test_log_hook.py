@@ -1,4 +1,4 @@
-"""Losses and gradients of third-party scripts by noise level."""
+"""Losses of third-party scripts by noise level."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,6 @@ import pytest
 import torch
 from test_timesteps_hook import SCRIPTS, run, timesteps
 
-from diffusers_lrlab.diagnostics.gradients import gradient_norms
 from diffusers_lrlab.diagnostics.timestep_log import TimestepLog, read_timesteps
 from diffusers_lrlab.diffusers_plugin.hooks.log import LogHook
 from diffusers_lrlab.diffusers_plugin.script.source import HostScript
@@ -48,79 +47,17 @@ def test_logged_losses_are_those_of_the_images(tmp_path, options):
     """Before any weight; a run that is only logged is the script's own."""
     arguments = ["--train_batch_size=32", "--gradient_accumulation_steps=2"]
     (bare,), _ = run(tmp_path / "bare", "ddpm", *arguments, options=options)
-    logging = ["--log_timesteps", "--timestep_grad_every=2"]
-    (logged,), stderr = run(tmp_path / "logged", "ddpm", *arguments, options=[*options, *logging])
+    (logged,), stderr = run(tmp_path / "logged", "ddpm", *arguments, options=[*options, "--log_timesteps"])
     assert logged == bare
     table = read_log(tmp_path / "logged")
-    gradients, table = table[table["grad_norm"].notna()], table[table["num_samples"].notna()]
-    assert gradients["update"].unique().tolist() == [1, 3, 5]
-    for update, rows in gradients.groupby("update"):
-        measured = next(row for row in logged["rows"] if row["update"] == update - 1)["timesteps"][:8]
-        assert rows["bin"].tolist() == sorted({timestep // 100 for timestep in measured})
     assert table["update"].unique().tolist() == [1, 2, 3, 4, 5, 6]
     for update, rows in table.groupby("update"):
         counts, means = losses_by_level([row for row in logged["rows"] if row["update"] == update - 1])
         assert rows["num_samples"].tolist() == counts.tolist()
         np.testing.assert_allclose(rows["loss_mean"].dropna(), means[counts > 0], rtol=1e-5)
-    assert "--log_timesteps: by losses of images, the loss is highest at timesteps" in stderr
+    assert "--log_timesteps: the loss is highest at timesteps" in stderr
     assert (tmp_path / "logged" / "lrlab" / "timesteps.png").exists()
     assert table["asked_share"].notna().all()
-
-
-def test_levels_means_follow_from_micro_batches(tmp_path):
-    """A script that shows no losses of images: its means agree with those of the images within their errors."""
-    (logged,), stderr = run(
-        *(tmp_path, "flow", "--train_batch_size=4", "--gradient_accumulation_steps=4", "--max_train_steps=60"),
-        options=["--log_timesteps", "--timestep_grad_every=20"],
-    )
-    assert "--timestep_grad_every cannot be used in this script: it shows only the mean loss of 4 images." in stderr
-    table = read_log(tmp_path)
-    assert table["update"].unique().tolist() == [40, 60]
-    deviations, first = [], 0
-    for update, rows in table.groupby("update"):
-        seen, first = [row for row in logged["rows"] if first <= row["update"] < update], update
-        counts, means = losses_by_level(seen)
-        assert rows["num_samples"].tolist() == counts.tolist()
-        deviations += list((rows["loss_mean"] - means) / np.sqrt(rows["loss_variance"] / rows["num_samples"]))
-    assert np.mean(np.abs(deviations) < 3) > 0.95
-    assert table["asked_share"].isna().all()  # what the script's own density is
-    assert "by least squares from the losses of micro-batches" in stderr
-
-
-@pytest.mark.slow
-def test_gradients_of_micro_batches_of_one_image(tmp_path):
-    """The script shows the loss of one image at a time, so that its gradient can be measured."""
-    arguments = ["--train_batch_size=1", "--gradient_accumulation_steps=4", "--max_train_steps=20"]
-    (bare,), _ = run(tmp_path / "bare", "flow", *arguments)
-    (logged,), _ = run(tmp_path / "logged", "flow", *arguments, options=["--log_timesteps", "--timestep_grad_every=1"])
-    assert logged == bare
-    table = read_log(tmp_path / "logged")
-    assert table["grad_norm"].notna().sum() >= 10
-
-
-def test_gradients_are_of_the_updates_that_were_asked_for():
-    """What a small update leaves of its eight is not made up for in the next, which a resume would not know of."""
-    hook = LogHook(HostScript(str(SCRIPTS["ddpm"])), SimpleNamespace(run=None), SimpleNamespace(num_seen=0), grad_every=2)
-    hook.is_active, left = False, []
-    for update in (0, 0, 1, 2):
-        hook._at_timesteps(update)
-        left.append(hook._gradients_left)
-        hook._gradients_left = max(0, hook._gradients_left - 1)
-    assert left == [8, 7, 0, 8]
-
-
-def test_gradient_norms_are_those_of_single_images():
-    model = torch.nn.Linear(3, 1).double()
-    inputs = torch.randn(5, 3, dtype=torch.float64)
-    losses = model(inputs).square().mean(1)
-    norms = gradient_norms(losses, list(model.parameters()))
-    by_hand = []
-    for image in inputs:
-        model.zero_grad()
-        model(image[None]).square().mean().backward()
-        by_hand.append(torch.linalg.vector_norm(torch.cat([each.grad.flatten() for each in model.parameters()])).item())
-    np.testing.assert_allclose(norms.numpy(), by_hand, rtol=1e-6)
-    losses.mean().backward()  # the graph is still there
 
 
 def test_processes_are_logged_together(tmp_path):

@@ -791,7 +791,7 @@ def test_explain_tells_what_is_replaced(tmp_path):
 
     assert "the schedule made at line 18 is replaced" in told(PROGRAM + COSINE)
     assert "the optimizer (made at line 17) gets a schedule, as this file makes none" in told(PROGRAM)
-    assert "--lr_scheduler            this file makes no scheduler and no optimizer; those of its modules" in told(
+    assert "--lr_scheduler      this file makes no scheduler and no optimizer; those of its modules" in told(
         "import trainer\ntrainer.main()\n"
     )
 

@@ -36,11 +36,10 @@ RUNS = {
     "none": ("ddpm", ()),
     "clock": ("ddpm", ("--fix_lr_clock", "--strict_lr_audit", "--num_updates=6")),
     "timesteps": ("ddpm", ("--timestep_sampler=clts", "--loss_weighting=min_snr", "--log_timesteps")),
-    "flow": ("flow", ("--timestep_sampler=logit_normal", "--loss_weighting=min_snr", "--log_timesteps")),
-    "optimizer": ("ddpm", ("--optimizer=rmsprop", "--lr_groups=*bias=2")),
-    "ema": ("ema", ("--ema=constant", "--ema_swap=both")),
-    "resume": ("resume", ("--exact_resume", "--validation_fraction=0.1", "--validation_steps=2")),
-    "find_lr": ("ddpm", ("--find_lr", "--num_updates=12", "--validation_fraction=0.1")),
+    "flow": ("flow", ("--timestep_sampler=logit_normal", "--loss_weighting=min_snr")),
+    "optimizer": ("ddpm", ("--optimizer=rmsprop",)),
+    "ema": ("ema", ("--ema=constant",)),
+    "find_lr": ("ddpm", ("--find_lr", "--num_updates=12")),
 }
 
 
@@ -109,7 +108,7 @@ def test_however_a_script_ends(seen, name, tmp_path):
     assert changed(seen) == []
 
 
-@pytest.mark.parametrize("options", [["--optimizer=none_such"], ["--ema=constant", "--strict"], ["--lr_groups=none_such=2"]])
+@pytest.mark.parametrize("options", [["--optimizer=none_such"], ["--ema=constant", "--strict"], ["--ema=posthoc"]])
 def test_after_options_that_are_refused(seen, options, tmp_path):
     assert launch_here(SCRIPTS / "ddpm_script.py", f"--output_dir={tmp_path}", options=options) == 2
     assert changed(seen) == []

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from diffusers_lrlab.diffusers_plugin.explain import explain
 from diffusers_lrlab.diffusers_plugin.script.faults import find_faults
 from diffusers_lrlab.diffusers_plugin.script.source import HostScript
 
@@ -123,9 +122,7 @@ def test_a_resume_in_a_module_beside_the_script(tmp_path, how):
     (tmp_path / "own" / "states.py").write_text("def resume(accelerator, args):\n    accelerator.load_state(args.resume)\n")
     (tmp_path / "loader.py").write_text("import own.states\nimport loader\n")
     (tmp_path / "script.py").write_text(f"import torch\n{how}\naccelerator.save_state('x')\n")
-    script = HostScript(str(tmp_path / "script.py"))
-    assert [fault.name for fault in find_faults(script)] == ["resume: data"]
-    assert "writes or reads its checkpoints in another file (own/states.py)" in explain(script)
+    assert [fault.name for fault in find_faults(HostScript(str(tmp_path / "script.py")))] == ["resume: data"]
 
 
 def test_faults_at_a_resume(tmp_path):
