@@ -132,15 +132,16 @@ def high_at_end(seen: Evidence) -> Finding | None:
 
 def over_early(seen: Evidence) -> Finding | None:
     """A decay without a length is over early, such as one meant per epoch that is stepped per batch."""
-    lr, settles = seen.lr, seen.end >= _VANISHED * (1 - 1e-9)  # at a rate that is not lost beside the peak
-    if seen.length or len(lr) < 20 or not seen.peak:
+    if seen.length or len(seen.lr) < 20 or not seen.peak or np.isnan(seen.lr).any():
         return None
-    limit = seen.end * (1 + 1e-9) if settles else _VANISHED * (1 - 1e-9)
-    higher = np.flatnonzero(lr >= limit * seen.peak)
+    lr = np.nan_to_num(seen.optimizer.lr)
+    peaks = lr.max(axis=0)
+    shares = (lr[:, peaks > 0] / peaks[peaks > 0]).max(axis=1)  # of its peak, in the group that has most of it
+    end, settles = shares[-1], shares[-1] >= _VANISHED * (1 - 1e-9)  # at a rate that is not lost beside the peak
+    higher = np.flatnonzero(shares >= (end * (1 + 1e-9) if settles else _VANISHED * (1 - 1e-9)))
     first = int(higher[-1]) + 1 if len(higher) else 0
-    share = 1 - first / len(lr)  # of the run after the decay
-    usual = 0.3 if not settles else 0.6 if seen.end <= 0.05 else 0.9
-    if share < usual or seen.end > 0.5:
+    lasts = 1 - first / len(lr)  # as a share of the run
+    if lasts < (0.3 if not settles else 0.6 if end <= 0.05 else 0.9) or end > 0.5:
         return None
     remedy = "step the scheduler once per epoch, or count in batches: gamma ** (1 / batches per epoch), step_size, "
     remedy = f"if the decay is meant per epoch, {remedy}milestones and patience times the batches per epoch"
@@ -149,9 +150,9 @@ def over_early(seen: Evidence) -> Finding | None:
     elif seen.optimizer.scheduler is None:
         remedy = "if the decay is meant per epoch, apply it once per epoch, not at every update"
     return Finding(
-        f"{f'At {percent(seen.end)}' if settles else 'Below 0.1 %'} of the peak from update {first:,} of {len(lr):,} on, "
-        f"for {percent(share)} of the run. Remedy: {remedy}.",
-        is_problem=share >= (0.9 if settles else 0.5),
+        f"{f'At {percent(end)}' if settles else 'Below 0.1 %'} of the peak from update {first:,} of {len(lr):,} on, "
+        f"for {percent(lasts)} of the run. Remedy: {remedy}.",
+        is_problem=bool(lasts >= (0.9 if settles else 0.5)),
     )
 
 

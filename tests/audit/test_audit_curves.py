@@ -78,6 +78,10 @@ MEANT = {
     "a fourth power": STEPWISE.format("PolynomialLR(o, 300, 4)"),
     "exponential to a ten-thousandth": STEPWISE.format("ExponentialLR(o, 1e-4 ** (1 / 350))"),
     "a floor late": STEPWISE.format("LambdaLR(o, lambda n: max(0.98 ** n, 0.01))"),
+    "one of two groups frozen": """
+        o = torch.optim.AdamW([{'params': [model.weight]}, {'params': [model.bias]}], lr=1e-3)
+        s = LambdaLR(o, [lambda n: float(n < 50), lambda n: 1.0]); train(o, 300, step=s.step)
+    """,
     "milestones late": STEPWISE.format("MultiStepLR(o, [150, 225], 0.1)"),
     "one cycle": STEPWISE.format("OneCycleLR(o, 1e-3, 300)"),
     "constant after a warm-up": STEPWISE.format("LinearLR(o, 0.01, total_iters=3)"),
