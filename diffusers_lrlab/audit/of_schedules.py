@@ -162,7 +162,7 @@ def rarely_stepped(seen: Evidence) -> Finding | None:
         return None
     moves = np.diff(seen.optimizer.positions)
     first = int(np.argmax(moves > 0))
-    if first > 1 and np.all(moves[first:] > 0):
+    if 1 < first < len(moves) - 2 and np.all(moves[first:] > 0):
         text = f"The scheduler was first stepped after update {first:,}: until then, the rate was that of its step 0."
         return Finding(f"{text} If that is not meant, step it from the first update on.", is_problem=False)
     return Finding(
