@@ -6,6 +6,7 @@ A diagnosis is a function that looks at the evidence and returns a finding or `N
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from . import of_gradients, of_resumes, of_schedules
 from .evidence import Evidence, Finding
@@ -50,8 +51,9 @@ def diagnose(seen: Evidence) -> list[Finding]:
 
 def _guarded(diagnosis: Callable[[Evidence], Finding | None], seen: Evidence) -> Finding | None:
     """One diagnosis that fails costs a line, not the audit of a run."""
+    name = diagnosis.__name__
     try:
-        return diagnosis(seen)
+        finding = diagnosis(seen)
     except Exception as error:
-        text = f"The diagnosis `{diagnosis.__name__}` failed: {type(error).__name__}: {error}."
-        return Finding(diagnosis.__name__, text, is_problem=False)
+        finding = Finding(f"The diagnosis `{name}` failed: {type(error).__name__}: {error}.", is_problem=False)
+    return finding and replace(finding, name=name)

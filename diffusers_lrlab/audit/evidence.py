@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +16,7 @@ from .reading import AuditedOptimizer, AuditedProcess
 class Finding:
     """A diagnosis that applies: a problem, or a note on something that may be intended."""
 
-    name: str
+    name: str = field(default="", kw_only=True)  # of the diagnosis
     text: str  # cause and remedy
     is_problem: bool = True
 

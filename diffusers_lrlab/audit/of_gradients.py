@@ -15,10 +15,9 @@ def discarded(seen: Evidence) -> Finding | None:
     if not lost or lost < 0.02 * (lost + used):
         return None
     return Finding(
-        "discarded",
         f"The gradients of {counted(lost, 'backward pass', ',')} ({percent(lost / (lost + used))}) were deleted by "
         "zero_grad() before an optimizer step used them. Remedy: call zero_grad() only after optimizer.step(); with "
-        "accumulation, once per update.",
+        "accumulation, once per update."
     )
 
 
@@ -28,11 +27,7 @@ def unused(seen: Evidence) -> Finding | None:
     if not seen.is_complete or left < 2 or left < seen.accumulated / 2:
         return None
     verb = agreeing(left, "was", "were")
-    return Finding(
-        "unused",
-        f"The last {counted(left, 'backward pass')} {verb} not followed by an update.",
-        is_problem=False,
-    )
+    return Finding(f"The last {counted(left, 'backward pass')} {verb} not followed by an update.", is_problem=False)
 
 
 def summed(seen: Evidence) -> Finding | None:
@@ -43,7 +38,6 @@ def summed(seen: Evidence) -> Finding | None:
         return None
     n = seen.accumulated
     return Finding(
-        "summed",
         f"The gradients of {n} backward passes are added up in an update, and no loss is divided by {n}. If these are "
         f"micro-batches, the gradient is their sum, not their average: steps of SGD are longer by a factor of {n}, and "
         f"clipping acts earlier. Remedy: (loss / {n}).backward(), if your loss is not averaged elsewhere.",
@@ -59,7 +53,6 @@ def clipped(seen: Evidence) -> Finding | None:
     if share < 0.5 or measured.sum() < 10:
         return None
     return Finding(
-        "clipped",
         f"Clipping shortened the gradient in {percent(share)} of the updates (median norm {np.median(norms[measured]):.3g}, "
         f"limit {np.median(limits[measured]):.3g}): with Adam that hardly matters, with SGD the limit sets the step.",
         is_problem=False,
@@ -72,7 +65,6 @@ def clipped_early(seen: Evidence) -> Finding | None:
     if seen.accumulated < 2 or not np.isfinite(calls).any() or np.nanmedian(calls) < seen.accumulated:
         return None
     return Finding(
-        "clipped_early",
         f"Gradients were clipped {times(int(np.nanmedian(calls)))} per update, after each backward pass, so partial sums "
         "were clipped too. Remedy: clip once, just before optimizer.step().",
         is_problem=False,
@@ -86,7 +78,6 @@ def overflowed(seen: Evidence) -> Finding | None:
     if share < 0.05 or skipped < 2:
         return None
     return Finding(
-        "overflowed",
         f"The gradient scaler skipped {counted(skipped, 'update')} ({percent(share)}) for overflows in float16. A few at "
         "the start are usual. Remedy: train in bfloat16, or lower the learning rate.",
         is_problem=False,

@@ -21,7 +21,6 @@ def jumped(seen: Evidence) -> Finding | None:
         is_replaced = before is not None and after is not None and abs(after / before - 1) > 1e-6
         if is_replaced and update < len(lr) and lr[update] != before:  # the program may set it again
             return Finding(
-                "jumped",
                 f"The checkpoint loaded before update {update:,} replaced the learning rate {before:.4g} by {after:.4g}: a "
                 "new rate has no effect on a resumed run. Remedy: set it after loading, or start from weights only.",
                 is_problem=False,
@@ -33,10 +32,9 @@ def jumped(seen: Evidence) -> Finding | None:
             first, second = lr[update + 1] / lr[update], lr[update + 2] / lr[update + 1]
             if not 1 / _JUMP < first < _JUMP and 1 / _JUMP < second < _JUMP:
                 return Finding(
-                    "jumped",
                     f"After the state was loaded, update {update:,} ran at {lr[update]:.4g} and the next at "
                     f"{lr[update + 1]:.4g}. Remedy: load the state of the optimizer and of the scheduler, in this order, "
-                    "before the first update.",
+                    "before the first update."
                 )
     return None
 
@@ -49,10 +47,9 @@ def high_at_first(seen: Evidence) -> Finding | None:
     if np.any(np.diff(lr[1:6]) < 0) or lr[5] <= lr[1]:
         return None  # no warm-up
     return Finding(
-        "high_at_first",
         f"The first update ran at {percent(lr[0] / seen.peak)} of the peak, and the warm-up then began at "
         f"{percent(lr[1] / seen.peak)}. Such a high first update may undo what was loaded. Remedy: another scheduler, or "
-        "no warm-up.",
+        "no warm-up."
     )
 
 
@@ -68,10 +65,9 @@ def schedule_not_resumed(seen: Evidence) -> Finding | None:
     if position > due:
         remedy += ", or make it with last_epoch as the number of its own steps before (not of micro-batches), less 1"
     return Finding(
-        "schedule_not_resumed",
         f"The optimizer continues after {counted(done, 'update', ',')}, by its own count, and the scheduler from its step "
         f"{position:,.0f}, not {due:,.0f}: the schedule {'starts again' if position <= 2 else 'continues elsewhere'}, at "
-        f"{percent(seen.start)} of the highest rate. Remedy: {remedy}.",
+        f"{percent(seen.start)} of the highest rate. Remedy: {remedy}."
     )
 
 
@@ -104,7 +100,7 @@ def ahead_of_updates(seen: Evidence) -> Finding | None:
     if optimizer.skipped:
         remedy = "step the scheduler only if scaler.get_scale() is not lower after scaler.update() than before it"
     is_problem = share >= CLOSE and early + later > 1 and bool(later or optimizer.skipped_first)
-    return Finding("ahead_of_updates", f"{' '.join(parts)} Remedy: {remedy}.", is_problem)
+    return Finding(f"{' '.join(parts)} Remedy: {remedy}.", is_problem)
 
 
 def _steps_without_updates(seen: Evidence) -> tuple[int, int]:

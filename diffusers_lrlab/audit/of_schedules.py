@@ -31,9 +31,8 @@ def too_long(seen: Evidence) -> Finding | None:
         remedy = f"make it for {counted(round(seen.taken), 'step', ',')}"
     remedy += ", and count its warm-up in the same unit" if warmup else ""
     return Finding(
-        "too_long",
         f"The schedule was made for {made}, and the run took {seen.taken:,.0f} of these steps (the scheduler was stepped "
-        f"{stepped_per(seen)}): it ended at {percent(seen.end)} of the peak.{reason} Remedy: {remedy}.",
+        f"{stepped_per(seen)}): it ended at {percent(seen.end)} of the peak.{reason} Remedy: {remedy}."
     )
 
 
@@ -49,10 +48,9 @@ def rose_after_end(seen: Evidence) -> Finding | None:
     if risen <= 0.01 * seen.peak:
         return None
     return Finding(
-        "rose_after_end",
         f"The schedule of {seen.length:,.0f} steps ended at update {after[0]:,}, and the learning rate then rose again to "
         f"{percent((seen.lr[after[0]] + risen) / seen.peak)} of the peak, since the scheduler was stepped "
-        f"{stepped_per(seen)}. Remedy: {_remedy_for_steps(seen)}.",
+        f"{stepped_per(seen)}. Remedy: {_remedy_for_steps(seen)}."
     )
 
 
@@ -69,9 +67,8 @@ def too_short(seen: Evidence) -> Finding | None:
     if left <= CLOSE * seen.optimizer.num_updates:
         return None
     return Finding(
-        "too_short",
         f"The schedule of {seen.length:,.0f} steps ended at update {first:,}; the other {counted(left, 'update', ',')} had "
-        f"its last learning rate, since the scheduler was stepped {stepped_per(seen)}. Remedy: {_remedy_for_steps(seen)}.",
+        f"its last learning rate, since the scheduler was stepped {stepped_per(seen)}. Remedy: {_remedy_for_steps(seen)}."
     )
 
 
@@ -97,7 +94,6 @@ def warmup_scaled(seen: Evidence) -> Finding | None:
     if _is_stepped_per_micro_batch(seen):
         remedy = "step the scheduler once per update, not once per micro-batch"
     return Finding(
-        "warmup_scaled",
         f"The warm-up of {warmup:,.0f} scheduler steps lasts {lasts}, since the scheduler was stepped {stepped_per(seen)}. "
         f"If you asked for {warmup:,.0f} updates, {remedy}.",
         is_problem=False,
@@ -112,9 +108,8 @@ def still_warming_up(seen: Evidence) -> Finding | None:
     if np.any(np.diff(lr) < 0):
         return None  # a restart
     return Finding(
-        "still_warming_up",
         f"The learning rate still rose at the last update, {seen.optimizer.num_updates - 1:,}: the run ended within the "
-        "warm-up. Remedy: shorten the warm-up, or train longer.",
+        "warm-up. Remedy: shorten the warm-up, or train longer."
     )
 
 
@@ -128,7 +123,6 @@ def high_at_end(seen: Evidence) -> Finding | None:
     if not falls:
         return None
     return Finding(
-        "high_at_end",
         f"The learning rate still fell at the end, where it was {percent(seen.end)} of its peak. If it should reach its "
         "lowest value, the schedule is too long for the run: make it for "
         f"{counted(seen.optimizer.num_updates, 'update', ',')}.",
@@ -138,15 +132,16 @@ def high_at_end(seen: Evidence) -> Finding | None:
 
 def over_early(seen: Evidence) -> Finding | None:
     """A decay without a length is over early, such as one meant per epoch that is stepped per batch."""
-    lr, settles = seen.lr, seen.end >= _VANISHED * (1 - 1e-9)  # at a rate that is not lost beside the peak
-    if len(lr) < 20 or not seen.peak or too_short(seen) or rose_after_end(seen):
+    if seen.length or len(seen.lr) < 20 or not seen.peak or np.isnan(seen.lr).any():
         return None
-    limit = seen.end * (1 + 1e-9) if settles else _VANISHED * (1 - 1e-9)
-    higher = np.flatnonzero(lr >= limit * seen.peak)
+    lr = np.nan_to_num(seen.optimizer.lr)
+    peaks = lr.max(axis=0)
+    shares = (lr[:, peaks > 0] / peaks[peaks > 0]).max(axis=1)  # of its peak, in the group that has most of it
+    end, settles = shares[-1], shares[-1] >= _VANISHED * (1 - 1e-9)  # at a rate that is not lost beside the peak
+    higher = np.flatnonzero(shares >= (end * (1 + 1e-9) if settles else _VANISHED * (1 - 1e-9)))
     first = int(higher[-1]) + 1 if len(higher) else 0
-    share = 1 - first / len(lr)  # of the run after the decay
-    usual = 0.3 if not settles else 0.6 if seen.end <= 0.05 else 0.9
-    if share < usual or seen.end > 0.5:
+    lasts = 1 - first / len(lr)  # as a share of the run
+    if lasts < (0.3 if not settles else 0.6 if end <= 0.05 else 0.9) or end > 0.5:
         return None
     remedy = "step the scheduler once per epoch, or count in batches: gamma ** (1 / batches per epoch), step_size, "
     remedy = f"if the decay is meant per epoch, {remedy}milestones and patience times the batches per epoch"
@@ -155,10 +150,9 @@ def over_early(seen: Evidence) -> Finding | None:
     elif seen.optimizer.scheduler is None:
         remedy = "if the decay is meant per epoch, apply it once per epoch, not at every update"
     return Finding(
-        "over_early",
-        f"{f'At {percent(seen.end)}' if settles else 'Below 0.1 %'} of the peak from update {first:,} of {len(lr):,} on, "
-        f"for {percent(share)} of the run. Remedy: {remedy}.",
-        is_problem=share >= (0.9 if settles else 0.5),
+        f"{f'At {percent(end)}' if settles else 'Below 0.1 %'} of the peak from update {first:,} of {len(lr):,} on, "
+        f"for {percent(lasts)} of the run. Remedy: {remedy}.",
+        is_problem=bool(lasts >= (0.9 if settles else 0.5)),
     )
 
 
@@ -168,11 +162,10 @@ def rarely_stepped(seen: Evidence) -> Finding | None:
         return None
     moves = np.diff(seen.optimizer.positions)
     first = int(np.argmax(moves > 0))
-    if first > 1 and np.all(moves[first:] > 0):
+    if 1 < first < len(moves) - 2 and np.all(moves[first:] > 0):
         text = f"The scheduler was first stepped after update {first:,}: until then, the rate was that of its step 0."
-        return Finding("rarely_stepped", f"{text} If that is not meant, step it from the first update on.", is_problem=False)
+        return Finding(f"{text} If that is not meant, step it from the first update on.", is_problem=False)
     return Finding(
-        "rarely_stepped",
         f"The scheduler was stepped {stepped_per(seen)}. That is usual for schedules by epoch; a schedule made for updates "
         "must be stepped after every optimizer.step().",
         is_problem=False,
@@ -187,9 +180,8 @@ def never_scheduled(seen: Evidence) -> Finding | None:
     if is_stepped_at_end or np.ptp(seen.lr) > 0:
         return None
     return Finding(
-        "never_scheduled",
         f"The scheduler ({seen.optimizer.scheduler['name']}) was never stepped, so the learning rate stayed at "
-        f"{seen.lr[-1]:.4g}. Remedy: call scheduler.step() after every optimizer.step().",
+        f"{seen.lr[-1]:.4g}. Remedy: call scheduler.step() after every optimizer.step()."
     )
 
 
@@ -198,7 +190,7 @@ def rounded(seen: Evidence) -> Finding | None:
     coarse = next((dtype for dtype in seen.optimizer.dtypes if dtype in ("torch.bfloat16", "torch.float16")), None)
     if coarse:
         text = f"The learning rate is kept in {coarse.removeprefix('torch.')}, which rounds it by up to 0.4 %"
-        return Finding("rounded", f"{text}. Remedy: give the optimizer a Python float, or a float32 tensor.")
+        return Finding(f"{text}. Remedy: give the optimizer a Python float, or a float32 tensor.")
     lr = seen.lr[np.isfinite(seen.lr) & (seen.lr > 0)]
     values = np.unique(lr)
     if len(values) < _FEWEST_ROUNDED:
@@ -209,7 +201,6 @@ def rounded(seen: Evidence) -> Finding | None:
         # Lines and powers of round numbers are on a grid, too, and have few different third differences.
         if is_grid and len(np.unique(np.diff(np.round(lr * 10.0**digits), n=3))) > _MOST_DIFFERENCES:
             return Finding(
-                "rounded",
                 f"All learning rates are multiples of 1e-{digits}: the program rounds them, by up to "
                 f"{percent(1 / scaled.max())} of the peak.",
                 is_problem=bool(scaled.max() < 1000),
@@ -222,7 +213,7 @@ def own_estimate(seen: Evidence) -> Finding | None:
     if not seen.optimizer.adapts:
         return None
     text = f"{seen.optimizer.name} multiplies this learning rate by an estimate of its own, which the audit does not show."
-    return Finding("own_estimate", text, is_problem=False)
+    return Finding(text, is_problem=False)
 
 
 def unseen_steps(seen: Evidence) -> Finding | None:
@@ -230,7 +221,6 @@ def unseen_steps(seen: Evidence) -> Finding | None:
     if not any(row.get("x") for row in seen.optimizer.rows):
         return None
     return Finding(
-        "unseen_steps",
         "The optimizer's step is compiled, or otherwise hidden from torch's hooks: its updates were found by the change of "
         "a weight, and the learning rate was read after each.",
         is_problem=False,
@@ -241,8 +231,8 @@ def engine_hides(seen: Evidence) -> Finding | None:
     """Parts of an update that an engine does itself, where the audit cannot see them."""
     if "deepspeed" in (seen.process.end or {}).get("engines", []):
         text = "DeepSpeed's engine trained: what it clips, divides and skips by itself is not seen here."
-        return Finding("engine_hides", text, is_problem=False)
+        return Finding(text, is_problem=False)
     if seen.optimizer.weights in ("DTensor", "FlatParameter"):
         text = "FSDP shards the weights: the norm that clipping measures is not read, since that would need other processes."
-        return Finding("engine_hides", text, is_problem=False)
+        return Finding(text, is_problem=False)
     return None

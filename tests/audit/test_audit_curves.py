@@ -78,6 +78,10 @@ MEANT = {
     "a fourth power": STEPWISE.format("PolynomialLR(o, 300, 4)"),
     "exponential to a ten-thousandth": STEPWISE.format("ExponentialLR(o, 1e-4 ** (1 / 350))"),
     "a floor late": STEPWISE.format("LambdaLR(o, lambda n: max(0.98 ** n, 0.01))"),
+    "one of two groups frozen": """
+        o = torch.optim.AdamW([{'params': [model.weight]}, {'params': [model.bias]}], lr=1e-3)
+        s = LambdaLR(o, [lambda n: float(n < 50), lambda n: 1.0]); train(o, 300, step=s.step)
+    """,
     "milestones late": STEPWISE.format("MultiStepLR(o, [150, 225], 0.1)"),
     "one cycle": STEPWISE.format("OneCycleLR(o, 1e-3, 300)"),
     "constant after a warm-up": STEPWISE.format("LinearLR(o, 0.01, total_iters=3)"),
@@ -138,6 +142,7 @@ AHEAD = {
         s.scheduler.step()
         for n in range(99): a.backward(m(x).square().mean()); o.step(); s.step(); o.zero_grad()
     """,
+    "late": "o = adam(); s = CosineAnnealingLR(o, 50)\nfor n in range(100): train(o, 1); n >= 50 and s.step()",
     "per process": "o = adam(); s = CosineAnnealingLR(o, 160)\nfor _ in range(40): train(o, 1); [s.step() for _ in '1234']",
     "forwarded after a load": PAIRS["schedule_not_resumed"][1].replace(
         "s = LambdaLR(o, s.lr_lambdas[0], 39)", f"{NESTED}; [s.step() for _ in range(40)]"
@@ -247,6 +252,10 @@ def test_a_scheduler_stepped_before_the_update_is_one_ahead(audits):
 
 def test_a_new_state_that_accelerate_loads_is_no_resume(audits):
     assert names_of(audits["by accelerate"]) == {"ahead_of_updates"}
+
+
+def test_a_scheduler_that_is_first_stepped_late_is_not_called_one_by_epoch(audits):
+    assert "first stepped after update 50" in text_of(audits["late"], "rarely_stepped")
 
 
 def test_steps_without_updates_later_are_counted(audits):
