@@ -15,7 +15,7 @@ from ..core.errors import LabError
 from .conditions import ConditionColumns, Example, example
 from .retries import read_with_retries
 from .shard_rows import digest_of, find_rows
-from .sources import is_saved_dataset, load_errors_explained, open_builder, open_dataset
+from .sources import is_saved_dataset, is_table, load_errors_explained, open_builder, open_dataset
 from .tar_shards import NoPlainTar, TarShards
 
 if TYPE_CHECKING:
@@ -175,7 +175,6 @@ def open_shards(
 
 def _open_shards(config: DataConfig, stream: Any, column: str, name: str, conditions: ConditionColumns) -> Source:
     import datasets as hf_datasets
-    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
     from datasets.packaged_modules.parquet.parquet import Parquet
     from datasets.packaged_modules.webdataset.webdataset import WebDataset
 
@@ -186,14 +185,15 @@ def _open_shards(config: DataConfig, stream: Any, column: str, name: str, condit
         if isinstance(stream.features[column], hf_datasets.Image):
             rows = rows.cast_column(column, hf_datasets.Image(decode=False))
         return TableShards(name, rows, column, saved._fingerprint, conditions)
+    if is_table(config):  # of images, where a cell is a path
+        cells = list(stream)
+        values = ([row[each] for each in names] for row in cells if names)
+        files = [row[column]["path"] for row in cells if row[column]]
+        return TableShards(name, cells, column, digest_of([*_names_and_sizes(files), *values]), conditions)
     builder = open_builder(config)
     files = builder.config.data_files[config.dataset_split]
     if isinstance(builder, Parquet):
         return ParquetShards(name, list(files), column, stream.features[column], conditions)
-    if isinstance(builder, ImageFolder):  # a cell is a path
-        cells = list(stream)
-        values = ([row[each] for each in names] for row in cells if names)
-        return TableShards(name, cells, column, digest_of([*_names_and_versions(files), *values]), conditions)
     these = [list(files), repr(files.origin_metadata), list(_names_and_versions(files)), config.dataset_config_name, column]
     these += [names] if names else []
     kept = _cache_file(config, these)
@@ -215,8 +215,12 @@ def _cache_file(config: DataConfig, facts: list[Any]) -> Path:
 
 def _names_and_versions(files: Any) -> Iterator[Any]:
     """Relative names and sizes of local files, which are the same for a copy; what the host says of remote ones."""
-    start = os.path.commonprefix(list(files)).rfind("/") + 1
-    for file in files:
-        yield file[start:], None if "://" in file else os.path.getsize(file)
+    yield from _names_and_sizes(files)
     if any("://" in file for file in files):
         yield files.origin_metadata
+
+
+def _names_and_sizes(files: Sequence[str]) -> Iterator[tuple[str, int | None]]:
+    start = os.path.commonprefix(files).rfind("/") + 1
+    for file in files:
+        yield file[start:], os.path.getsize(file) if os.path.isfile(file) else None

@@ -1,6 +1,6 @@
 """Sources of data: a folder, a saved dataset or the Hub; and whether they are images or points."""
 
-import itertools
+import glob
 import os
 import re
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import LabError, did_you_mean
+from ..core.errors import LabError, did_you_mean, must_be
 from ..core.hub_client import limit_waiting, without_tokens
+from .folder_files import FolderFiles, ending_of
+from .image_folder import open_image_folder, warn_once
 from .image_sets import IMAGE_DATASETS, image_set, load_image_dataset
 from .options import EMBEDDED_DATASETS, DataConfig
 from .toy2d_entries import TOY_DATASETS
-
-_MOST_FILES = 100_000  # of a folder that are examined to find out what it contains
 
 
 def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
@@ -29,48 +29,91 @@ def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
     if (embedded := image_set(config.dataset_name)) is not None:
         return load_image_dataset(embedded.name, resolution=config.resolution if "made" in embedded.traits else None)
     with load_errors_explained(config):
-        if is_saved_dataset(config):
-            if config.dataset_config_name is not None or config.dataset_split != "train":
-                raise LabError(
-                    f"{_name(config)!r} was written by save_to_disk, which stores no configurations or splits. Leave "
-                    "--dataset_config_name and --dataset_split out."
-                )
-            saved = hf_datasets.load_from_disk(str(Path(_name(config)).expanduser()))
-            return saved.to_iterable_dataset() if streaming else saved
+        if (rows := _open_table(config)) is not None:
+            return rows.to_iterable_dataset() if streaming else rows
         if streaming:
             return open_builder(config).as_streaming_dataset(split=config.dataset_split)
         limit_waiting()
-        return hf_datasets.load_dataset(
-            **_source(config), name=config.dataset_config_name, split=config.dataset_split, cache_dir=config.cache_dir
-        )
+        with _paths_taken_literally():
+            return hf_datasets.load_dataset(
+                _source(config), name=config.dataset_config_name, split=config.dataset_split, cache_dir=config.cache_dir
+            )
 
 
 def open_builder(config: DataConfig) -> Any:
     """The `datasets.DatasetBuilder` of a configuration, which lists the files."""
     import datasets as hf_datasets
 
-    with load_errors_explained(config):
+    with load_errors_explained(config), _paths_taken_literally():
         limit_waiting()
         return hf_datasets.load_dataset_builder(
-            **_source(config), name=config.dataset_config_name, cache_dir=config.cache_dir
+            _source(config), name=config.dataset_config_name, cache_dir=config.cache_dir
         )
 
 
 def is_saved_dataset(config: DataConfig) -> bool:
     """Whether the data are a folder that `save_to_disk` wrote."""
-    return (Path(_name(config)).expanduser() / "state.json").is_file()
+    return (_folder(config) / "state.json").is_file()
+
+
+def is_table(config: DataConfig) -> bool:
+    """Whether the data have random access to their rows: a saved dataset, or a folder of images."""
+    return is_saved_dataset(config) or _images_of(config) is not None
+
+
+def _open_table(config: DataConfig) -> Any:
+    import datasets as hf_datasets
+
+    if (images := _images_of(config)) is not None:
+        if config.dataset_config_name is not None:
+            hint = "a folder of images has no configurations; leave it out"
+            raise must_be("--dataset_config_name", config.dataset_config_name, "a configuration of the data", hint)
+        return open_image_folder(images, config.dataset_split)
+    if not is_saved_dataset(config):
+        return None
+    if config.dataset_config_name is not None or config.dataset_split != "train":
+        raise LabError(
+            f"{_name(config)!r} was written by save_to_disk, which stores no configurations or splits. Leave "
+            "--dataset_config_name and --dataset_split out."
+        )
+    return hf_datasets.load_from_disk(_source(config))
 
 
 def _name(config: DataConfig) -> str:
     return config.train_data_dir or config.dataset_name or ""
 
 
-def _source(config: DataConfig) -> dict[str, str]:
-    folder = Path(_name(config)).expanduser()
-    # `load_dataset` would decide by the most common type of file, such as captions beside images.
-    if folder.is_dir() and holds_images(folder):
-        return {"path": "imagefolder", "data_dir": str(folder)}
-    return {"path": str(folder) if folder.is_dir() else _name(config)}
+def _folder(config: DataConfig) -> Path:
+    return Path(_name(config)).expanduser()
+
+
+def _source(config: DataConfig) -> str:
+    """The folder of data, which `datasets` can read, or the id on the Hub."""
+    folder = _folder(config)
+    if not folder.is_dir():
+        return _name(config)
+    path = os.path.abspath(folder)
+    if "::" in path or os.path.expandvars(path) != path:
+        wanted = "without '::' and names of environment variables, which `datasets` would expand"
+        raise must_be("path", path, wanted, "rename the folder", of="the data")
+    return path
+
+
+@contextmanager
+def _paths_taken_literally() -> Iterator[None]:
+    """Keeps `datasets` from taking brackets in the path of a local folder for a pattern."""
+    from datasets import data_files
+
+    resolve = data_files.resolve_pattern
+
+    def resolve_literally(pattern: str, base_path: str, *arguments: Any, **options: Any) -> list[str]:
+        return resolve(pattern, base_path if "://" in base_path else glob.escape(base_path), *arguments, **options)
+
+    data_files.resolve_pattern = resolve_literally
+    try:
+        yield
+    finally:
+        data_files.resolve_pattern = resolve
 
 
 @contextmanager
@@ -114,24 +157,31 @@ def local_folder(dataset_name: str) -> str | None:
     return None
 
 
-def holds_images(folder: Path) -> bool:
-    """
-    Whether a folder contains images (`True`) or dataset files (`False`), judged by its first files from the top down; a
-    `LabError` if it contains neither.
-    """
-    from PIL import Image
-
-    if folder.resolve() in (Path.home().resolve(), Path(folder.resolve().anchor)):
+def find_images(folder: Path) -> FolderFiles | None:
+    """The files of a folder of images; `None` for a folder of dataset files, and a `LabError` for one of neither."""
+    if folder.resolve() in (Path(os.path.expanduser("~")).resolve(), Path(folder.resolve().anchor)):
         raise LabError(f"{str(folder)!r} contains all of your files. Give the folder of the data.")
-    files = (Path(name) for _, _, names in os.walk(folder) for name in names)
-    endings = {path.suffix.lower() for path in itertools.islice(files, _MOST_FILES)}
-    if endings & {".parquet", ".arrow", ".tar"}:
-        return False
-    if endings & set(Image.registered_extensions()):
-        return True
-    if endings & {".csv", ".json", ".jsonl", ".zip"}:
-        return False
-    raise LabError(f"The data folder {str(folder)!r} holds no images and no dataset files (png, jpg, parquet, ...).")
+    files = FolderFiles(folder)
+    endings = {ending_of(path) for path in files.others}
+    if tables := endings & {".parquet", ".arrow", ".tar"}:
+        if files.images:
+            files.unread[f"the data are in {' and '.join(sorted(tables))} files"] += files.images.values()
+            warn_once(files.describe_unread(0))
+        return None
+    if files.images:
+        return files
+    if files.metadata or endings & {".csv", ".json", ".jsonl", ".zip"}:
+        return None
+    raise LabError(
+        f"The data folder {str(folder)!r} holds no images and no dataset files (png, jpg, parquet, ...). It has "
+        f"{files.contents()}. {files.describe_unread(0)}".rstrip()
+    )
+
+
+def _images_of(config: DataConfig) -> FolderFiles | None:
+    folder = _folder(config)
+    is_images = folder.is_dir() and not is_saved_dataset(config)
+    return find_images(folder) if is_images else None
 
 
 def columns_of(dataset: Any) -> tuple[Any, str]:
@@ -166,9 +216,8 @@ def find_point_column(config: DataConfig) -> str | None:
     if known is not None or config.data_kind not in (None, "points"):
         return known
     name = config.dataset_name or ""
-    folder = Path(config.train_data_dir or name).expanduser()
     is_embedded = not name and not config.train_data_dir or name in IMAGE_DATASETS
-    if is_embedded or config.image_column is not None or (folder.is_dir() and _is_folder_of_images(folder)):
+    if is_embedded or config.image_column is not None or _is_folder_of_images(config):
         return None
     from datasets import Image
 
@@ -181,8 +230,8 @@ def find_point_column(config: DataConfig) -> str | None:
     return columns[0]
 
 
-def _is_folder_of_images(folder: Path) -> bool:
+def _is_folder_of_images(config: DataConfig) -> bool:
     try:
-        return not (folder / "state.json").is_file() and holds_images(folder)
+        return _images_of(config) is not None
     except LabError:
-        return True  # empty: an error when images are loaded
+        return True  # without images or data: an error when images are loaded
