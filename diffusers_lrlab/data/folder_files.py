@@ -31,6 +31,7 @@ def image_endings() -> frozenset[str]:
     """The endings of files that PIL reads here, also by the packages above, which this registers."""
     from PIL import Image
 
+    Image.preinit()  # these formats are tried first
     Image.init()
     for module, _ in _PLUGINS.values():
         with suppress(ImportError):
@@ -57,7 +58,7 @@ class FolderFiles:
         self.metadata: list[str] = []
         self.others: list[str] = []
         self.unread: dict[str, list[str]] = defaultdict(list)  # paths by reason
-        archives = []
+        self.archives: list[str] = []
         for path in sorted(self._walk()):
             if os.fsencode(path).decode(errors="replace") != path:
                 self.unread["rename these in UTF-8"].append(path)
@@ -66,8 +67,8 @@ class FolderFiles:
             elif os.path.basename(path) in METADATA:
                 self.metadata.append(path)
             else:
-                (archives if ending_of(path) == ".zip" else self.others).append(path)
-        for path in archives:
+                (self.archives if ending_of(path) == ".zip" else self.others).append(path)
+        for path in self.archives:
             if members := dict(self._images_in_archive(path)):
                 self.images |= members
             else:
@@ -113,6 +114,13 @@ class FolderFiles:
             is_hidden = any(part.startswith(".") or part == "__MACOSX" for part in member.split("/"))
             if ending_of(member) in image_endings() and not is_hidden:
                 yield f"{self.name_of(path)}/{member}", f"zip://{member}::{path}"
+
+    def versions(self) -> Iterator[tuple[str, int, int]]:
+        """The name, size and time of last change of each file that is read."""
+        plain = (path for path in self.images.values() if not path.startswith("zip://"))
+        for path in (*plain, *self.archives, *self.metadata):
+            facts = os.stat(path)
+            yield self.name_of(path), facts.st_size, facts.st_mtime_ns
 
     @property
     def endings(self) -> Counter[str]:

@@ -36,9 +36,7 @@ def open_image_folder(files: FolderFiles, split: str) -> datasets.Dataset:
     dataset = hf_datasets.concatenate_datasets(
         [splits[each.splitname].select(range(each.from_, each.to)) for each in chosen]
     )
-    facts = [(name, os.stat(path.rpartition("::")[2])) for name, path in files.images.items()]
-    facts += [(files.name_of(path), os.stat(path)) for path in files.metadata]
-    dataset._fingerprint = digest_of([split, *((name, each.st_size, each.st_mtime_ns) for name, each in facts)])
+    dataset._fingerprint = digest_of([split, *files.versions()])
     return dataset
 
 
