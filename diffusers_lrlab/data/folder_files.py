@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from ..core.files import expanded
 from ..core.words import agreeing, counted
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -53,7 +54,7 @@ class FolderFiles:
     """
 
     def __init__(self, folder: Path):
-        self.folder = folder.expanduser().resolve()
+        self.folder = expanded(folder).resolve()
         self.images: dict[str, str] = {}  # paths by name, which is relative to the folder
         self.metadata: list[str] = []
         self.others: list[str] = []

@@ -78,7 +78,7 @@ def _folder(name: str) -> str:
 
 
 def _folders_of_splits(files: FolderFiles) -> dict[str, str]:
-    """The split of each folder at the top; empty unless each image is in one with a name that `datasets` knows for splits."""
+    """The split of each folder at the top; empty unless all images are in folders that are named as splits of `datasets`."""
     from datasets.data_files import SPLIT_KEYWORDS
 
     known = {word: str(split) for split, words in SPLIT_KEYWORDS.items() for word in words}
@@ -87,9 +87,10 @@ def _folders_of_splits(files: FolderFiles) -> dict[str, str]:
         return {word: split for word, split in known.items() if word in tops}
     below = {_top(name.partition("/")[2]) for name in files.images}
     if len(tops) == 1 and tops != {""} and below <= known.keys():
+        inner = str(files.folder / tops.pop())
         warn_once(
-            f"{str(files.folder)!r} has folders of splits ({', '.join(sorted(below))}) in {next(iter(tops))!r} instead of at "
-            f"the top, so all of its images are trained on. Give {str(files.folder / next(iter(tops)))!r} for one split."
+            f"The folders {', '.join(sorted(below))} in {inner!r} are trained on together. They are splits only at the top: "
+            f"give {inner!r} to train on one of them."
         )
     return {}
 
@@ -157,5 +158,7 @@ def _read_table(path: str) -> pa.Table:
             return json.read_json(io.BytesIO(content), json.ReadOptions(block_size=max(len(content), 1)))
         return parquet.read_table(io.BytesIO(content))
     except ValueError as error:  # also of pandas and pyarrow
-        form = {".csv": "columns separated by commas", ".jsonl": "a JSON object in each line"}.get(ending_of(path), "Parquet")
+        form = {".csv": "columns separated by commas", ".jsonl": "a JSON object in each line"}.get(
+            ending_of(path), "Parquet"
+        )
         raise LabError(f"{path!r} cannot be read ({error}). Save it as UTF-8 with {form}.") from None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.errors import LabError
+from ..core.files import expanded
 from .conditions import ConditionColumns, Example, example
 from .retries import read_with_retries
 from .shard_rows import digest_of, find_rows
@@ -209,7 +210,7 @@ def _cache_file(config: DataConfig, facts: list[Any]) -> Path:
     from datasets.config import HF_DATASETS_CACHE
     from datasets.fingerprint import Hasher
 
-    folder = Path(config.cache_dir or HF_DATASETS_CACHE).expanduser() / "lrlab-shard-rows"
+    folder = expanded(config.cache_dir or HF_DATASETS_CACHE) / "lrlab-shard-rows"
     return folder / f"{Hasher.hash(facts)}.jsonl"
 
 

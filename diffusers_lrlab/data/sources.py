@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError, did_you_mean, must_be
+from ..core.files import expanded
 from ..core.hub_client import limit_waiting, without_tokens
 from .folder_files import FolderFiles, ending_of
 from .image_folder import open_image_folder, warn_once
@@ -46,9 +47,7 @@ def open_builder(config: DataConfig) -> Any:
 
     with load_errors_explained(config), _paths_taken_literally():
         limit_waiting()
-        return hf_datasets.load_dataset_builder(
-            _source(config), name=config.dataset_config_name, cache_dir=config.cache_dir
-        )
+        return hf_datasets.load_dataset_builder(_source(config), name=config.dataset_config_name, cache_dir=config.cache_dir)
 
 
 def is_saved_dataset(config: DataConfig) -> bool:
@@ -84,7 +83,7 @@ def _name(config: DataConfig) -> str:
 
 
 def _folder(config: DataConfig) -> Path:
-    return Path(_name(config)).expanduser()
+    return expanded(_name(config))
 
 
 def _source(config: DataConfig) -> str:
@@ -126,15 +125,29 @@ def load_errors_explained(config: DataConfig) -> Iterator[None]:
         from datasets.exceptions import DatasetGenerationError
 
         cause = error.__cause__ if type(error) is DatasetGenerationError else error  # its own text says nothing
+        if isinstance(cause, OSError) and (cache := _cache_at(cause.filename, config)):
+            raise LabError(
+                f"The cache of `datasets`, {cache!r}, cannot be used ({cause.strerror}: {cause.filename!r}). Hint: give a "
+                "folder by --cache_dir, or for all caches by the environment variable HF_HOME."
+            ) from error
         reason = without_tokens(str(cause or error))
         if isinstance(cause, (FileNotFoundError, ConnectionError)):  # of which DatasetNotFoundError is one
             reason = reason.rstrip(".") + _nothing_here(_name(config))
         raise LabError(f"Cannot load the dataset {_name(config)!r} (split {config.dataset_split!r}): {reason}") from error
 
 
+def _cache_at(path: Any, config: DataConfig) -> str | None:
+    """The folder of a cache that a path is in or leads to, if it is one."""
+    from datasets import config as of_datasets
+
+    places = [str(each) for each in (config.cache_dir, of_datasets.HF_DATASETS_CACHE, of_datasets.HF_CACHE_HOME) if each]
+    path = str(path or "\0")
+    return next((each for each in places if each.startswith(path) or path.startswith(each)), None)
+
+
 def _nothing_here(name: str) -> str:
     """What to add to the Hub's error for a name that may be a misspelt folder."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.exists():
         return ""
     folders = (str(other) for other in path.parent.glob("*") if other.is_dir())
@@ -145,7 +158,7 @@ def local_folder(dataset_name: str) -> str | None:
     """`dataset_name` if it is a local folder, `None` if it is an embedded set or a Hub id."""
     if dataset_name in EMBEDDED_DATASETS:
         return None
-    if Path(dataset_name).expanduser().exists() or dataset_name.startswith((".", "/", "~")):
+    if expanded(dataset_name).exists() or dataset_name.startswith((".", "/", "~")):
         return dataset_name
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset_name):
         raise LabError(

@@ -77,44 +77,51 @@ FOLDERS = {
     "splits, and photos beside": ([*numbers("train/", 4), *numbers("test/", 3), "cover.png"], {}, 8, None, None),
     "splits below another folder": (
         [*numbers("data/train/", 4), *numbers("data/test/", 3)],
-        {}, 7, {"train", "test"}, r"folders of splits \(test, train\) in 'data' .* Give '.*/data' for one split\.",
+        {}, 7, {"train", "test"}, r"The folders test, train in '.*/data' are trained on together\. .* give '.*/data'",
     ),
     "a linked folder, and loops": (
         [*numbers("a/", 3), *numbers("../elsewhere/", 4)],
-        {"links": {"b": "../elsewhere", "again": "../elsewhere", "self": ".", "a/up": "..", "c": "a"}}, 7, {"a", "again"}, None,
+        {"links": {"b": "../elsewhere", "again": "../elsewhere", "self": ".", "a/up": "..", "c": "a"}},
+        7, {"a", "again"}, None,
     ),
     "a linked file, and one that is gone": (
         numbers("", 3), {"links": {"x.png": "000.png", "y.png": "gone.png"}},
         4, None, r"1 of 5 images .* was not read: 1 such as 'y\.png' \(these links lead nowhere\)\.",
     ),
     "photos of a phone": (
-        numbers("", 3, ".JPG"), {"others": {name: JUNK for name in numbers("trip/", 5, ".HEIC")}},
+        numbers("", 3, ".JPG"), {"others": dict.fromkeys(numbers("trip/", 5, ".HEIC"), JUNK)},
         3, None, r"5 of 8 images .* 5 such as 'trip/000\.HEIC' \(\.heic needs PIL's plug-in: install pillow-heif\)\.",
     ),
     "raw files of a camera": (
-        numbers("", 3, ".jpeg"), {"others": {name: JUNK for name in numbers("", 2, ".NEF")}},
+        numbers("", 3, ".jpeg"), {"others": dict.fromkeys(numbers("", 2, ".NEF"), JUNK)},
         3, None, r"2 of 5 images .*\(PIL does not read \.nef: convert these to PNG or JPEG\)",
     ),
     "no endings, and wrong ones": (
-        numbers("", 3), {"others": {"LICENSE": TEXT, "script": TEXT}, "links": {"photo": "000.png", "b.png_large": "001.png"}},
-        3, None, r"2 of 5 images .* 1 such as 'photo' \(the name has no ending: .* 1 such as 'b\.png_large' \(\.png_large is not an",
+        numbers("", 3),
+        {"others": {"LICENSE": TEXT, "script": TEXT}, "links": {"photo": "000.png", "b.png_large": "001.png"}},
+        3, None, r"2 of 5 images .* 1 such as 'photo' \(the name has no ending.* 1 such as 'b\.png_large' \(\.png_large is",
     ),
     "metadata of a part": (
         numbers("", 24), {"others": {"metadata.jsonl": JSONL}},
         6, None, r"18 of 24 images .* 18 such as '006\.png' \(metadata\.jsonl does not name these\)\.",
     ),
-    "metadata of all": (numbers("b/", 2), {"others": {"b/metadata.csv": "file_name,n\n001.png,1\n000.png,2\n"}}, 2, None, None),
+    "metadata of all": (
+        numbers("b/", 2), {"others": {"b/metadata.csv": "file_name,n\n001.png,1\n000.png,2\n"}}, 2, None, None,
+    ),
     "captions and hidden files": (
         numbers("", 3),
-        {"others": {**{name: TEXT for name in numbers("", 3, ".txt")}, ".DS_Store": JUNK, "Thumbs.db": JUNK, "._000.png": JUNK,
+        {"others": {**dict.fromkeys(numbers("", 3, ".txt"), TEXT), ".DS_Store": JUNK, "Thumbs.db": JUNK, "._000.png": JUNK,
                     "__MACOSX/000.png": JUNK, ".trash/001.png": JUNK, "notes.json": "[]"}},
         3, None, None,
     ),
-    "archives": ([], {"archives": {"cats.zip": ["1.png", "2.PNG"], "dogs.zip": ["1.png", "__MACOSX/1.png"]}, "others": {"a": ""}},
-                 3, {"cats", "dogs"}, None),
+    "archives": (
+        [], {"archives": {"cats.zip": ["1.png", "2.PNG"], "dogs.zip": ["1.png", "__MACOSX/1.png"]}},
+        3, {"cats", "dogs"}, None,
+    ),
     "photos and an archive": (numbers("", 3), {"archives": {"more.zip": ["x/1.png", "y.png"]}}, 5, None, None),
     "a damaged archive": (
-        numbers("", 3), {"others": {"more.zip": JUNK}}, 3, None, r"1 of 4 .*'more\.zip' \(the archive is damaged: .*zip file\)",
+        numbers("", 3), {"others": {"more.zip": JUNK}},
+        3, None, r"1 of 4 .*'more\.zip' \(the archive is damaged: .*zip file\)",
     ),
     "a name that is not UTF-8": (
         numbers("", 3), {"others": {os.fsdecode(b"caf\xe9.png"): JUNK}},
@@ -122,7 +129,8 @@ FOLDERS = {
     ),
     "double underscores": ([*numbers("__selected/", 3), *numbers("other/", 2)], {}, 5, {"__selected", "other"}, None),
     "strange names": (
-        ["a[1]/[x]*?.png", "a{2}/#%41.png", "å ü/~a,b;c.png", "$HOME/y::z.png"], {}, 4, {"a[1]", "a{2}", "å ü", "$HOME"}, None,
+        ["a[1]/[x]*?.png", "a{2}/#%41.png", "å ü/~a,b;c.png", "$HOME/y::z.png"],
+        {}, 4, {"a[1]", "a{2}", "å ü", "$HOME"}, None,
     ),
 }  # fmt: skip
 
@@ -198,7 +206,21 @@ def test_images_beside_dataset_files_are_counted(tmp_path, capsys):
 
 # --- paths -----------------------------------------------------------------------------------------------------------
 
-NAMES = ["a[1]", "a[!b]", "what?", "*", "{a,b}", "^!", "50%41 #1", "a & b, c;d", "x~", "Fotos für Åse", "'q' \"r\"", "-a", "a:b"]
+NAMES = [
+    "a[1]",
+    "a[!b]",
+    "what?",
+    "*",
+    "{a,b}",
+    "^!",
+    "50%41 #1",
+    "a & b, c;d",
+    "x~",
+    "Fotos für Åse",
+    "'q' \"r\"",
+    "-a",
+    "a:b",
+]
 
 
 POINTS = {"point_column": "x", "resolution": None, "image_channels": None}
@@ -241,5 +263,7 @@ def test_a_path_that_datasets_would_expand_is_refused(tmp_path, name):
     assert levels(load(tmp_path / name).in_memory) == [7]
     (tmp_path / name / "train[1].png").rename(tmp_path / "image")
     (tmp_path / name / "0.jsonl").write_text('{"x": [1]}')
-    with pytest.raises(LabError, match=r"must be without '::' and names of environment variables, .*Hint: rename the folder"):
+    with pytest.raises(
+        LabError, match=r"must be without '::' and names of environment variables, .*Hint: rename the folder"
+    ):
         load(tmp_path / name, **POINTS)
