@@ -95,10 +95,10 @@ class FolderFiles:
                 for entry in sorted(entries, key=lambda each: each.name):
                     if entry.name.startswith(".") or entry.name == "__MACOSX":
                         continue
-                    if not os.path.exists(entry):
-                        self.unread["these links lead nowhere"].append(entry.path)
-                    elif not entry.is_dir():
+                    if os.path.isfile(entry):
                         yield entry.path
+                    elif not os.path.isdir(entry):
+                        self.unread["not a file, or a link that leads nowhere"].append(entry.path)
                     elif not entry.is_symlink():
                         pending.append(entry.path)
                     elif not self.folder.is_relative_to(os.path.realpath(entry)):  # otherwise it is a loop

@@ -110,7 +110,7 @@ def _described_rows(files: FolderFiles, words: dict[str, str]) -> dict[str, tupl
     names = defaultdict(set)
     for path in files.metadata:
         rows, named = _read_metadata(files, path)
-        splits = [words.get(_top(name), "") if words else "train" for name in named]
+        splits = [words.get(_top(name), next(iter(words.values()), "train")) for name in named]
         for split in dict.fromkeys(splits):
             chosen = [row for row, each in enumerate(splits) if each == split]
             parts[split].append(rows.select(chosen))
@@ -124,24 +124,30 @@ def _read_metadata(files: FolderFiles, path: str) -> tuple[datasets.Dataset, lis
     `mask_file_name` a column `mask` of images, too.
     """
     import datasets as hf_datasets
+    import pyarrow as pa
 
     table = _read_table(path)
-    rows = hf_datasets.Dataset(hf_datasets.table.InMemoryTable(table))
     columns = [name for name in table.column_names if name == "file_name" or name.endswith("_file_name")]
     if not columns:
         raise LabError(
             f"{path!r} has no column file_name, which names the image of each row; it has "
             f"{', '.join(map(repr, table.column_names))}. Add it; columns of a csv file are separated by commas."
         )
-    names: list[str] = []
+    names, images = [], []
     for column in reversed(columns):
-        cells = [os.path.normpath(os.path.join(os.path.dirname(path), cell)) if cell else None for cell in rows[column]]
+        cells = [
+            os.path.normpath(os.path.join(os.path.dirname(path), str(cell))) if cell else None
+            for cell in table[column].to_pylist()
+        ]
         names = [files.name_of(cell) if cell else "" for cell in cells]
         for name in names:
             if name.startswith(".."):
                 raise LabError(f"{path!r} names {name!r}, which is outside of the folder. Correct or remove that row.")
-        to = column.removesuffix("_file_name") if column != "file_name" else "image"
-        rows = rows.remove_columns(column).add_column(to, cells).cast_column(to, hf_datasets.Image(decode=False))
+        images.append(column.removesuffix("_file_name") if column != "file_name" else "image")
+        table = table.set_column(table.column_names.index(column), images[-1], pa.array(cells, pa.string()))
+    rows = hf_datasets.Dataset(hf_datasets.table.InMemoryTable(table))
+    for column in images:
+        rows = rows.cast_column(column, hf_datasets.Image(decode=False))
     return rows, names
 
 

@@ -85,8 +85,8 @@ FOLDERS = {
         7, {"a", "again"}, None,
     ),
     "a linked file, and one that is gone": (
-        numbers("", 3), {"links": {"x.png": "000.png", "y.png": "gone.png"}},
-        4, None, r"1 of 5 images .* was not read: 1 such as 'y\.png' \(these links lead nowhere\)\.",
+        numbers("", 3), {"links": {"x.png": "000.png", "y.png": "gone.png", "z.png": "/dev/zero"}},
+        4, None, r"2 of 6 images .* were not read: 2 such as 'y\.png' \(not a file, or a link that leads nowhere\)\.",
     ),
     "photos of a phone": (
         numbers("", 3, ".JPG"), {"others": dict.fromkeys(numbers("trip/", 5, ".HEIC"), JUNK)},
@@ -104,6 +104,9 @@ FOLDERS = {
     "metadata of a part": (
         numbers("", 24), {"others": {"metadata.jsonl": JSONL}},
         6, None, r"18 of 24 images .* 18 such as '006\.png' \(metadata\.jsonl does not name these\)\.",
+    ),
+    "metadata of nothing else": (
+        numbers("", 3), {"others": {"metadata.csv": "file_name\n001.png\n"}}, 1, None, r"2 of 3 images",
     ),
     "metadata of all": (
         numbers("b/", 2), {"others": {"b/metadata.csv": "file_name,n\n001.png,1\n000.png,2\n"}}, 2, None, None,
