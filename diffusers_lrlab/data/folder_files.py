@@ -134,7 +134,7 @@ class FolderFiles:
         found = [f"{number:,} {ending or 'without an ending'}" for ending, number in self.endings.most_common()]
         return ", ".join(found[:6]) + (", ..." if len(found) > 6 else "") or "no files"
 
-    def describe_unread(self, num_read: int) -> str:
+    def describe_unread(self) -> str:
         """A sentence with number, example and reason of the images that are not read; empty if all are."""
         unread = {**self.unread}
         of_ending = defaultdict(list)
@@ -146,11 +146,12 @@ class FolderFiles:
                 unread[reason] = [*unread.get(reason, []), *images]
         if not unread:
             return ""
-        total = sum(map(len, unread.values()))
+        missed = {path for paths in unread.values() for path in paths}
+        total = len(missed | {*self.images.values()})
         parts = [f"{len(paths):,} such as {self._example(paths[0])} ({reason})" for reason, paths in unread.items()]
         return (
-            f"{total:,} of {counted(total + num_read, 'image', ',')} in {str(self.folder)!r} "
-            f"{agreeing(total, 'was', 'were')} not read: {'; '.join(parts)}."
+            f"{len(missed):,} of {counted(total, 'image', ',')} in {str(self.folder)!r} "
+            f"{agreeing(len(missed), 'was', 'were')} not read: {'; '.join(parts)}."
         )
 
     def _example(self, path: str) -> str:

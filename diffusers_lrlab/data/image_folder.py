@@ -30,8 +30,11 @@ def open_image_folder(files: FolderFiles, split: str) -> datasets.Dataset:
 
     splits = _rows_by_split(files)
     lengths = {name: len(rows) for name, rows in splits.items()}
-    chosen = hf_datasets.ReadInstruction.from_spec(split).to_absolute(lengths)
-    if unread := files.describe_unread(sum(lengths.values())):
+    try:
+        chosen = hf_datasets.ReadInstruction.from_spec(split).to_absolute(lengths)
+    except ValueError as error:
+        raise ValueError(f"{error} Hint: --dataset_split {next(iter(lengths))}") from None
+    if unread := files.describe_unread():
         warn_once(unread)
     dataset = hf_datasets.concatenate_datasets(
         [splits[each.splitname].select(range(each.from_, each.to)) for each in chosen]

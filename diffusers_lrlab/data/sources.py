@@ -179,7 +179,7 @@ def find_images(folder: Path) -> FolderFiles | None:
     if tables := endings & {".parquet", ".arrow", ".tar"}:
         if files.images:
             files.unread[f"the data are in {' and '.join(sorted(tables))} files"] += files.images.values()
-            warn_once(files.describe_unread(0))
+            warn_once(files.describe_unread())
         return None
     if files.images:
         return files
@@ -187,7 +187,7 @@ def find_images(folder: Path) -> FolderFiles | None:
         return None
     raise LabError(
         f"The data folder {str(folder)!r} holds no images and no dataset files (png, jpg, parquet, ...). It has "
-        f"{files.contents()}. {files.describe_unread(0)}".rstrip()
+        f"{files.contents()}. {files.describe_unread()}".rstrip()
     )
 
 
