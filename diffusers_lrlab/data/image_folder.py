@@ -136,7 +136,8 @@ def _read_metadata(files: FolderFiles, path: str) -> tuple[datasets.Dataset, lis
             f"{path!r} has no column file_name, which names the image of each row; it has "
             f"{', '.join(map(repr, table.column_names))}. Add it; columns of a csv file are separated by commas."
         )
-    names, images = [], []
+    names: list[str] = []
+    images: list[str] = []
     for column in reversed(columns):
         cells = [
             os.path.normpath(os.path.join(os.path.dirname(path), str(cell))) if cell else None

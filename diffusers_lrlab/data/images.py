@@ -212,14 +212,14 @@ def decode(cell: Any, draft: tuple[str, int] | None = None) -> Image:
             raise
         raise LabError(f"{str(error) or type(error).__name__}.") from None
     turned = _TURNED.get(_orientation(image))
-    return image if turned is None else image.transpose(turned)
+    return image if turned is None else image.transpose(images.Transpose(turned))
 
 
 # Of the values of EXIF's orientation: as PIL's ImageOps.exif_transpose, which also writes the EXIF data again.
-_TURNED = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}  # indices of PIL.Image.Transpose
+_TURNED: dict[Any, int] = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}  # indices of PIL.Image.Transpose
 
 
-def _orientation(image: Image) -> int | None:
+def _orientation(image: Image) -> Any:
     """The orientation in the EXIF or XMP data of a loaded image, whose other tags may be damaged."""
     for _ in range(2):  # what was read until it failed is kept, and found the second time
         with suppress(Exception):

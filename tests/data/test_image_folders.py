@@ -127,8 +127,8 @@ FOLDERS = {
         3, None, r"1 of 4 .*'more\.zip' \(the archive is damaged: .*zip file\)",
     ),
     "a name that is not UTF-8": (
-        numbers("", 3), {"others": {os.fsdecode(b"caf\xe9.png"): JUNK}},
-        3, None, r"1 of 4 images .* 1 such as b'caf\\xe9\.png' \(rename these in UTF-8\)\.",
+        numbers("", 3), {"others": {os.fsdecode(b"\xe9t\xe9.png"): JUNK}},
+        3, None, r"1 of 4 images .* 1 such as b'\\xe9t\\xe9\.png' \(rename these in UTF-8\)\.",
     ),
     "double underscores": ([*numbers("__selected/", 3), *numbers("other/", 2)], {}, 5, {"__selected", "other"}, None),
     "strange names": (
@@ -178,7 +178,10 @@ def test_splits_of_a_folder_may_be_sliced_and_added(tmp_path):
     ("content", "told"),
     [
         ("file_name;text\n000.png;x\n", r"has no column file_name, .* it has 'file_name;text'\. .* separated by commas"),
-        ("file_name,text\n000.png,caf\xe9\n".encode("cp1252"), r"metadata\.csv' cannot be read \(.*utf-8.*Save it as UTF-8"),
+        (
+            "file_name,text\n000.png,\xe9t\xe9\n".encode("cp1252"),
+            r"metadata\.csv' cannot be read \(.*utf-8.*Save it as UTF-8",
+        ),
         ("text\nx\n", r"has no column file_name, .* it has 'text'"),
         ("file_name\n../../secret.png\n", r"names '\.\./\.\./secret\.png', which is outside of the folder"),
         ("", r"metadata\.csv' cannot be read \(.*\)\. Save it as UTF-8 with columns separated by commas"),
@@ -210,19 +213,8 @@ def test_images_beside_dataset_files_are_counted(tmp_path, capsys):
 # --- paths -----------------------------------------------------------------------------------------------------------
 
 NAMES = [
-    "a[1]",
-    "a[!b]",
-    "what?",
-    "*",
-    "{a,b}",
-    "^!",
-    "50%41 #1",
-    "a & b, c;d",
-    "x~",
-    "Fotos für Åse",
-    "'q' \"r\"",
-    "-a",
-    "a:b",
+    *("a[1]", "a[!b]", "hat?", "%{a,b}*#"),
+    *("*", "^!", "50%41 #1", "a & b, c;d", "x~", "Fotos für Åse", "'q' \"r\"", "-a", "a:b"),
 ]
 
 
@@ -252,9 +244,10 @@ def write_data(folder, form, level):
 def test_a_path_is_no_pattern(tmp_path, monkeypatch, form):
     """Beside some of the folders is another one that their names would match as patterns."""
     monkeypatch.chdir(tmp_path)
-    for level, name in enumerate([*NAMES, "a1", "ac", "whats"]):
+    names = NAMES if form in ("images", "saved") else NAMES[:4]  # the others take seconds
+    for level, name in enumerate([*names, "a1", "ac", "hats"]):
         write_data(tmp_path / name, form, level)
-    for level, name in enumerate(NAMES):
+    for level, name in enumerate(names):
         for stream in ({}, {"streaming": True, "max_train_steps": 9}):
             data = load(Path(name), cache_dir=str(tmp_path / "cache [1]"), **FORMS[form], **stream)
             assert data.random_sample(1, 1).data.flatten()[0].item() == pytest.approx(level / 127.5 - 1)
