@@ -61,10 +61,11 @@ class FolderFiles:
         self.unread: dict[str, list[str]] = defaultdict(list)  # paths by reason
         self.archives: list[str] = []
         for path in sorted(self._walk()):
-            if os.fsencode(path).decode(errors="replace") != path:
-                self.unread["rename these in UTF-8"].append(path)
-            elif ending_of(path) in image_endings():
-                self.images[self.name_of(path)] = path
+            if ending_of(path) in image_endings():
+                if os.fsencode(path).decode(errors="replace") == path:
+                    self.images[self.name_of(path)] = path
+                else:
+                    self.unread["rename these in UTF-8"].append(path)
             elif os.path.basename(path) in METADATA:
                 self.metadata.append(path)
             else:
@@ -123,15 +124,11 @@ class FolderFiles:
             facts = os.stat(path)
             yield self.name_of(path), facts.st_size, facts.st_mtime_ns
 
-    @property
-    def endings(self) -> Counter[str]:
-        """The number of files by ending."""
-        unread = [path for paths in self.unread.values() for path in paths]
-        return Counter(ending_of(path) for path in [*self.images, *self.metadata, *self.others, *unread])
-
     def contents(self) -> str:
-        """What the folder holds, in words."""
-        found = [f"{number:,} {ending or 'without an ending'}" for ending, number in self.endings.most_common()]
+        """The numbers of files by ending, in words."""
+        unread = [path for paths in self.unread.values() for path in paths]
+        endings = Counter(ending_of(path) for path in {*self.images, *self.metadata, *self.others, *unread})
+        found = [f"{number:,} {ending or 'without an ending'}" for ending, number in endings.most_common()]
         return ", ".join(found[:6]) + (", ..." if len(found) > 6 else "") or "no files"
 
     def describe_unread(self) -> str:

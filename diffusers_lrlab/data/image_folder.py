@@ -110,7 +110,7 @@ def _described_rows(files: FolderFiles, words: dict[str, str]) -> dict[str, tupl
     import datasets as hf_datasets
 
     parts = defaultdict(list)
-    names = defaultdict(set)
+    names: dict[str, set[str]] = defaultdict(set)
     for path in files.metadata:
         rows, named = _read_metadata(files, path)
         splits = [words.get(_top(name), next(iter(words.values()), "train")) for name in named]
