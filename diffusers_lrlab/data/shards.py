@@ -134,7 +134,7 @@ class TableShards(_Cells):
         self.name, self.rows, self.column, self.fingerprint = name, rows, column, fingerprint
         self.conditions = conditions or {}
         for each in self.conditions.values():
-            each.read_all([found[each.name] for found in rows] if isinstance(rows, list) else rows[each.name][:])
+            each.read_all(rows[each.name][:])
         starts = np.arange(0, len(rows), _TABLE_ROWS)
         self.lengths = np.diff(starts, append=len(rows))
 
@@ -180,17 +180,16 @@ def _open_shards(config: DataConfig, stream: Any, column: str, name: str, condit
     from datasets.packaged_modules.webdataset.webdataset import WebDataset
 
     names = [each.name for each in conditions.values()]
-    if is_saved_dataset(config):
-        saved = open_dataset(config, streaming=False)
-        rows = saved.select_columns(list(dict.fromkeys([column, *names])))
+    if is_table(config):
+        table = open_dataset(config, streaming=False)
+        rows, fingerprint = table.select_columns(list(dict.fromkeys([column, *names]))), table._fingerprint
         if isinstance(stream.features[column], hf_datasets.Image):
             rows = rows.cast_column(column, hf_datasets.Image(decode=False))
-        return TableShards(name, rows, column, saved._fingerprint, conditions)
-    if is_table(config):  # of images, where a cell is a path
-        cells = list(stream)
-        values = ([row[each] for each in names] for row in cells if names)
-        files = [row[column]["path"] for row in cells if row[column]]
-        return TableShards(name, cells, column, digest_of([*_names_and_sizes(files), *values]), conditions)
+        if not is_saved_dataset(config):  # but a folder of images, whose copy is the same data
+            paths = [cell["path"] for cell in rows[column] if cell]
+            values = map(list, zip(*(rows[each] for each in names), strict=True))
+            fingerprint = digest_of([*_names_and_sizes(paths), *values])
+        return TableShards(name, rows, column, fingerprint, conditions)
     builder = open_builder(config)
     files = builder.config.data_files[config.dataset_split]
     if isinstance(builder, Parquet):
