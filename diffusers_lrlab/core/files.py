@@ -12,7 +12,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .errors import DiskFull, LabError
+from .errors import DiskFull, LabError, must_be
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # A disk remounted read-only after errors, withdrawn permissions, a broken disk.
@@ -26,6 +26,24 @@ TEMPORARY = ".tmp-lrlab-"  # prefix of unfinished files
 OLD = "old"  # mark in the names of folders that are about to be deleted
 _NEW, _LOCK, _REPLACED = "new", ".lock", ".replaced"
 _ALL = ("**/*",)
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with a leading `~` as the home folder, if there is one; a folder may also be called `~x`."""
+    return Path(os.path.expanduser(path))
+
+
+def read_utf8(path: str | Path, what: str) -> str:
+    """The text of a file that a user wrote; a `LabError` that says `what` the file is if it is not UTF-8."""
+    content = Path(path).read_bytes()
+    wrong = content.find(b"\0")  # of UTF-16
+    if wrong < 0:
+        try:
+            return content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            wrong = error.start
+    line = content.count(b"\n", 0, wrong) + 1
+    raise must_be(what, str(path), "a file in UTF-8", "save it as UTF-8", got=f"another encoding in line {line}")
 
 
 def temporary_beside(path: Path, mark: str | None = None) -> Path:

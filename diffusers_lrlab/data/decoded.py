@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..core.environment import available_cores
 from ..core.errors import LabError, warn
-from ..core.files import atomic_folder
+from ..core.files import atomic_folder, expanded
 from ..core.worker_process import end_with_parent
 from .images import ImageTransform
 from .options import DataConfig
@@ -84,7 +84,7 @@ def decoded_images(cells: Any, fingerprint: str, transform: ImageTransform, conf
 
     what = {**dataclasses.asdict(transform), "seed": 0, "random_flip": False}
     key = Hasher.hash([_FORMAT, fingerprint, what, PIL.__version__])
-    folder = Path(config.cache_dir or datasets_config.HF_DATASETS_CACHE).expanduser() / "lrlab-decoded" / key
+    folder = expanded(config.cache_dir or datasets_config.HF_DATASETS_CACHE) / "lrlab-decoded" / key
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):

@@ -7,8 +7,8 @@ requested.
 from __future__ import annotations
 
 import io
-import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..core.errors import LabError
+from ..core.errors import LabError, is_out_of_memory
 from ..core.streams import stream_seed, stream_uniform
 
 if TYPE_CHECKING:
@@ -188,11 +188,13 @@ def decode(cell: Any, draft: tuple[str, int] | None = None) -> Image:
     `draft` is a mode and a sufficient size of the shorter side, for decoders that can save time by skipping detail.
     """
     from PIL import Image as images
-    from PIL import ImageOps
+
+    from .folder_files import image_endings
 
     if not cell or (cell["bytes"] is None and cell["path"] is None):
         raise LabError("its cell in the dataset is empty.")
     data, path = cell["bytes"], cell["path"]
+    image_endings()  # registers the plug-ins of PIL in this process
     try:
         if data is None and "://" in path:
             from datasets.utils.file_utils import xopen
@@ -203,10 +205,23 @@ def decode(cell: Any, draft: tuple[str, int] | None = None) -> Image:
         if draft is not None:
             image.draft(draft[0], (draft[1], draft[1]))
         image.load()
-        ImageOps.exif_transpose(image, in_place=True)
-        return image
     except images.UnidentifiedImageError:  # its text holds a memory address
         raise LabError("PIL does not know its format.") from None
-    # The AVIF decoder raises RuntimeError, damaged EXIF struct.error.
-    except (OSError, SyntaxError, ValueError, RuntimeError, struct.error, images.DecompressionBombError) as error:
-        raise LabError(f"{error}.") from None
+    except Exception as error:  # decoders raise many types for damaged files
+        if is_out_of_memory(error):
+            raise
+        raise LabError(f"{str(error) or type(error).__name__}.") from None
+    turned = _TURNED.get(_orientation(image))
+    return image if turned is None else image.transpose(images.Transpose(turned))
+
+
+# Of the values of EXIF's orientation: as PIL's ImageOps.exif_transpose, which also writes the EXIF data again.
+_TURNED: dict[Any, int] = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}  # indices of PIL.Image.Transpose
+
+
+def _orientation(image: Image) -> Any:
+    """The orientation in the EXIF or XMP data of a loaded image, whose other tags may be damaged."""
+    for _ in range(2):  # what was read until it failed is kept, and found the second time
+        with suppress(Exception):
+            return image.getexif().get(0x0112)
+    return None

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.errors import LabError
+from ..core.files import expanded
 from .conditions import ConditionColumns, Example, example
 from .retries import read_with_retries
 from .shard_rows import digest_of, find_rows
-from .sources import is_saved_dataset, load_errors_explained, open_builder, open_dataset
+from .sources import is_saved_dataset, is_table, load_errors_explained, open_builder, open_dataset
 from .tar_shards import NoPlainTar, TarShards
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class TableShards(_Cells):
         self.name, self.rows, self.column, self.fingerprint = name, rows, column, fingerprint
         self.conditions = conditions or {}
         for each in self.conditions.values():
-            each.read_all([found[each.name] for found in rows] if isinstance(rows, list) else rows[each.name][:])
+            each.read_all(rows[each.name][:])
         starts = np.arange(0, len(rows), _TABLE_ROWS)
         self.lengths = np.diff(starts, append=len(rows))
 
@@ -175,25 +176,24 @@ def open_shards(
 
 def _open_shards(config: DataConfig, stream: Any, column: str, name: str, conditions: ConditionColumns) -> Source:
     import datasets as hf_datasets
-    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
     from datasets.packaged_modules.parquet.parquet import Parquet
     from datasets.packaged_modules.webdataset.webdataset import WebDataset
 
     names = [each.name for each in conditions.values()]
-    if is_saved_dataset(config):
-        saved = open_dataset(config, streaming=False)
-        rows = saved.select_columns(list(dict.fromkeys([column, *names])))
+    if is_table(config):
+        table = open_dataset(config, streaming=False)
+        rows, fingerprint = table.select_columns(list(dict.fromkeys([column, *names]))), table._fingerprint
         if isinstance(stream.features[column], hf_datasets.Image):
             rows = rows.cast_column(column, hf_datasets.Image(decode=False))
-        return TableShards(name, rows, column, saved._fingerprint, conditions)
+        if not is_saved_dataset(config):  # but a folder of images, whose copy is the same data
+            paths = [cell["path"] for cell in rows[column] if cell]
+            values = map(list, zip(*(rows[each] for each in names), strict=True))
+            fingerprint = digest_of([*_names_and_sizes(paths), *values])
+        return TableShards(name, rows, column, fingerprint, conditions)
     builder = open_builder(config)
     files = builder.config.data_files[config.dataset_split]
     if isinstance(builder, Parquet):
         return ParquetShards(name, list(files), column, stream.features[column], conditions)
-    if isinstance(builder, ImageFolder):  # a cell is a path
-        cells = list(stream)
-        values = ([row[each] for each in names] for row in cells if names)
-        return TableShards(name, cells, column, digest_of([*_names_and_versions(files), *values]), conditions)
     these = [list(files), repr(files.origin_metadata), list(_names_and_versions(files)), config.dataset_config_name, column]
     these += [names] if names else []
     kept = _cache_file(config, these)
@@ -209,14 +209,18 @@ def _cache_file(config: DataConfig, facts: list[Any]) -> Path:
     from datasets.config import HF_DATASETS_CACHE
     from datasets.fingerprint import Hasher
 
-    folder = Path(config.cache_dir or HF_DATASETS_CACHE).expanduser() / "lrlab-shard-rows"
+    folder = expanded(config.cache_dir or HF_DATASETS_CACHE) / "lrlab-shard-rows"
     return folder / f"{Hasher.hash(facts)}.jsonl"
 
 
 def _names_and_versions(files: Any) -> Iterator[Any]:
     """Relative names and sizes of local files, which are the same for a copy; what the host says of remote ones."""
-    start = os.path.commonprefix(list(files)).rfind("/") + 1
-    for file in files:
-        yield file[start:], None if "://" in file else os.path.getsize(file)
+    yield from _names_and_sizes(files)
     if any("://" in file for file in files):
         yield files.origin_metadata
+
+
+def _names_and_sizes(files: Sequence[str]) -> Iterator[tuple[str, int | None]]:
+    start = os.path.commonprefix(files).rfind("/") + 1
+    for file in files:
+        yield file[start:], os.path.getsize(file) if os.path.isfile(file) else None

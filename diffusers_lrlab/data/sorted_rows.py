@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..core.errors import LabError
 from .options import DataConfig
-from .sources import is_saved_dataset, load_errors_explained, open_builder, open_dataset
+from .sources import is_table, load_errors_explained, open_builder, open_dataset
 from .streams import Source
 
 _STRETCHES, _ROWS = 8, 64  # of neighbouring rows
@@ -94,10 +93,9 @@ def _evenly(total: int, most: int) -> list[int]:
 
 def _stretches(config: DataConfig, columns: list[str]) -> Iterator[dict[str, list[Any]]]:
     """Neighbouring rows of these columns, from several parts of the data."""
-    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
     from datasets.packaged_modules.parquet.parquet import Parquet
 
-    if is_saved_dataset(config):
+    if is_table(config):
         table = open_dataset(config, streaming=False).select_columns(columns)
         yield from (table[start : start + _ROWS] for start in _evenly(len(table) - _ROWS + 1, _STRETCHES) or [0])
         return
@@ -106,13 +104,9 @@ def _stretches(config: DataConfig, columns: list[str]) -> Iterator[dict[str, lis
         yield from _of_parquet(list(builder.config.data_files[config.dataset_split]), columns)
         return
     stream = open_dataset(config, streaming=True).select_columns(columns)
-    if isinstance(builder, ImageFolder):  # a file is a row
-        rows = list(stream)
-        parts = [rows[start : start + _ROWS] for start in _evenly(len(rows) - _ROWS + 1, _STRETCHES) or [0]]
-    else:
-        chosen = _evenly(stream.num_shards, _SHARDS)
-        shards = (stream.shard(stream.num_shards, shard) for shard in chosen)
-        parts = [list(islice(shard, _IMAGES // len(chosen))) for shard in shards]
+    chosen = _evenly(stream.num_shards, _SHARDS)
+    shards = (stream.shard(stream.num_shards, shard) for shard in chosen)
+    parts = [list(islice(shard, _IMAGES // len(chosen))) for shard in shards]
     yield from ({name: [row[name] for row in part] for name in columns} for part in parts)
 
 
@@ -141,5 +135,5 @@ def _num_pixels(source: Source, cell: Any) -> int | None:
         read = source.fetch(cell)
         with Image.open(io.BytesIO(read["bytes"]) if read.get("bytes") else read["path"]) as image:
             return image.width * image.height
-    except (OSError, EOFError, LabError, TypeError, KeyError, AttributeError, ValueError, Image.DecompressionBombError):
+    except Exception:  # of decoders and networks
         return None

@@ -1,6 +1,6 @@
 """Sources of data: a folder, a saved dataset or the Hub; and whether they are images or points."""
 
-import itertools
+import glob
 import os
 import re
 from collections.abc import Iterator
@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import LabError, did_you_mean
+from ..core.errors import LabError, did_you_mean, must_be
+from ..core.files import expanded
 from ..core.hub_client import limit_waiting, without_tokens
+from .folder_files import FolderFiles, ending_of
+from .image_folder import open_image_folder, warn_once
 from .image_sets import IMAGE_DATASETS, image_set, load_image_dataset
 from .options import EMBEDDED_DATASETS, DataConfig
 from .toy2d_entries import TOY_DATASETS
-
-_MOST_FILES = 100_000  # of a folder that are examined to find out what it contains
 
 
 def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
@@ -29,48 +30,89 @@ def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
     if (embedded := image_set(config.dataset_name)) is not None:
         return load_image_dataset(embedded.name, resolution=config.resolution if "made" in embedded.traits else None)
     with load_errors_explained(config):
-        if is_saved_dataset(config):
-            if config.dataset_config_name is not None or config.dataset_split != "train":
-                raise LabError(
-                    f"{_name(config)!r} was written by save_to_disk, which stores no configurations or splits. Leave "
-                    "--dataset_config_name and --dataset_split out."
-                )
-            saved = hf_datasets.load_from_disk(str(Path(_name(config)).expanduser()))
-            return saved.to_iterable_dataset() if streaming else saved
+        if (rows := _open_table(config)) is not None:
+            return rows.to_iterable_dataset() if streaming else rows
         if streaming:
             return open_builder(config).as_streaming_dataset(split=config.dataset_split)
         limit_waiting()
-        return hf_datasets.load_dataset(
-            **_source(config), name=config.dataset_config_name, split=config.dataset_split, cache_dir=config.cache_dir
-        )
+        with _paths_taken_literally():
+            return hf_datasets.load_dataset(
+                _source(config), name=config.dataset_config_name, split=config.dataset_split, cache_dir=config.cache_dir
+            )
 
 
 def open_builder(config: DataConfig) -> Any:
     """The `datasets.DatasetBuilder` of a configuration, which lists the files."""
     import datasets as hf_datasets
 
-    with load_errors_explained(config):
+    with load_errors_explained(config), _paths_taken_literally():
         limit_waiting()
-        return hf_datasets.load_dataset_builder(
-            **_source(config), name=config.dataset_config_name, cache_dir=config.cache_dir
-        )
+        return hf_datasets.load_dataset_builder(_source(config), name=config.dataset_config_name, cache_dir=config.cache_dir)
 
 
 def is_saved_dataset(config: DataConfig) -> bool:
     """Whether the data are a folder that `save_to_disk` wrote."""
-    return (Path(_name(config)).expanduser() / "state.json").is_file()
+    return (_folder(config) / "state.json").is_file()
+
+
+def is_table(config: DataConfig) -> bool:
+    """Whether the data have random access to their rows: a saved dataset, or a folder of images."""
+    return is_saved_dataset(config) or _images_of(config) is not None
+
+
+def _open_table(config: DataConfig) -> Any:
+    import datasets as hf_datasets
+
+    if (images := _images_of(config)) is not None:
+        if config.dataset_config_name is not None:
+            hint = "a folder of images has no configurations; leave it out"
+            raise must_be("--dataset_config_name", config.dataset_config_name, "a configuration of the data", hint)
+        return open_image_folder(images, config.dataset_split)
+    if not is_saved_dataset(config):
+        return None
+    if config.dataset_config_name is not None or config.dataset_split != "train":
+        raise LabError(
+            f"{_name(config)!r} was written by save_to_disk, which stores no configurations or splits. Leave "
+            "--dataset_config_name and --dataset_split out."
+        )
+    return hf_datasets.load_from_disk(_source(config))
 
 
 def _name(config: DataConfig) -> str:
     return config.train_data_dir or config.dataset_name or ""
 
 
-def _source(config: DataConfig) -> dict[str, str]:
-    folder = Path(_name(config)).expanduser()
-    # `load_dataset` would decide by the most common type of file, such as captions beside images.
-    if folder.is_dir() and holds_images(folder):
-        return {"path": "imagefolder", "data_dir": str(folder)}
-    return {"path": str(folder) if folder.is_dir() else _name(config)}
+def _folder(config: DataConfig) -> Path:
+    return expanded(_name(config))
+
+
+def _source(config: DataConfig) -> str:
+    """The folder of data, which `datasets` can read, or the id on the Hub."""
+    folder = _folder(config)
+    if not folder.is_dir():
+        return _name(config)
+    path = os.path.abspath(folder)
+    if "::" in path or os.path.expandvars(path) != path:
+        wanted = "without '::' and names of environment variables, which `datasets` would expand"
+        raise must_be("path", path, wanted, "rename the folder", of="the data")
+    return path
+
+
+@contextmanager
+def _paths_taken_literally() -> Iterator[None]:
+    """Keeps `datasets` from taking brackets in the path of a local folder for a pattern."""
+    from datasets import data_files
+
+    resolve = data_files.resolve_pattern
+
+    def resolve_literally(pattern: str, base_path: str, *arguments: Any, **options: Any) -> list[str]:
+        return resolve(pattern, base_path if "://" in base_path else glob.escape(base_path), *arguments, **options)
+
+    data_files.resolve_pattern = resolve_literally
+    try:
+        yield
+    finally:
+        data_files.resolve_pattern = resolve
 
 
 @contextmanager
@@ -83,15 +125,29 @@ def load_errors_explained(config: DataConfig) -> Iterator[None]:
         from datasets.exceptions import DatasetGenerationError
 
         cause = error.__cause__ if type(error) is DatasetGenerationError else error  # its own text says nothing
+        if isinstance(cause, OSError) and (cache := _cache_at(cause.filename, config)):
+            raise LabError(
+                f"The cache of `datasets`, {cache!r}, cannot be used ({cause.strerror}: {cause.filename!r}). Hint: give a "
+                "folder by --cache_dir, or for all caches by the environment variable HF_HOME."
+            ) from error
         reason = without_tokens(str(cause or error))
         if isinstance(cause, (FileNotFoundError, ConnectionError)):  # of which DatasetNotFoundError is one
             reason = reason.rstrip(".") + _nothing_here(_name(config))
         raise LabError(f"Cannot load the dataset {_name(config)!r} (split {config.dataset_split!r}): {reason}") from error
 
 
+def _cache_at(path: Any, config: DataConfig) -> str | None:
+    """The folder of a cache that a path is in or leads to, if it is one."""
+    from datasets import config as of_datasets
+
+    places = [str(each) for each in (config.cache_dir, of_datasets.HF_DATASETS_CACHE, of_datasets.HF_CACHE_HOME) if each]
+    path = str(path or "\0")
+    return next((each for each in places if each.startswith(path) or path.startswith(each)), None)
+
+
 def _nothing_here(name: str) -> str:
     """What to add to the Hub's error for a name that may be a misspelt folder."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.exists():
         return ""
     folders = (str(other) for other in path.parent.glob("*") if other.is_dir())
@@ -102,7 +158,7 @@ def local_folder(dataset_name: str) -> str | None:
     """`dataset_name` if it is a local folder, `None` if it is an embedded set or a Hub id."""
     if dataset_name in EMBEDDED_DATASETS:
         return None
-    if Path(dataset_name).expanduser().exists() or dataset_name.startswith((".", "/", "~")):
+    if expanded(dataset_name).exists() or dataset_name.startswith((".", "/", "~")):
         return dataset_name
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset_name):
         raise LabError(
@@ -114,24 +170,31 @@ def local_folder(dataset_name: str) -> str | None:
     return None
 
 
-def holds_images(folder: Path) -> bool:
-    """
-    Whether a folder contains images (`True`) or dataset files (`False`), judged by its first files from the top down; a
-    `LabError` if it contains neither.
-    """
-    from PIL import Image
-
-    if folder.resolve() in (Path.home().resolve(), Path(folder.resolve().anchor)):
+def find_images(folder: Path) -> FolderFiles | None:
+    """The files of a folder of images; `None` for a folder of dataset files, and a `LabError` for one of neither."""
+    if folder.resolve() in (Path(os.path.expanduser("~")).resolve(), Path(folder.resolve().anchor)):
         raise LabError(f"{str(folder)!r} contains all of your files. Give the folder of the data.")
-    files = (Path(name) for _, _, names in os.walk(folder) for name in names)
-    endings = {path.suffix.lower() for path in itertools.islice(files, _MOST_FILES)}
-    if endings & {".parquet", ".arrow", ".tar"}:
-        return False
-    if endings & set(Image.registered_extensions()):
-        return True
-    if endings & {".csv", ".json", ".jsonl", ".zip"}:
-        return False
-    raise LabError(f"The data folder {str(folder)!r} holds no images and no dataset files (png, jpg, parquet, ...).")
+    files = FolderFiles(folder)
+    endings = {ending_of(path) for path in files.others}
+    if tables := endings & {".parquet", ".arrow", ".tar"}:
+        if files.images:
+            files.unread[f"the data are in {' and '.join(sorted(tables))} files"] += files.images.values()
+            warn_once(files.describe_unread())
+        return None
+    if files.images:
+        return files
+    if files.metadata or endings & {".csv", ".json", ".jsonl", ".zip"}:
+        return None
+    raise LabError(
+        f"The data folder {str(folder)!r} holds no images and no dataset files (png, jpg, parquet, ...). It has "
+        f"{files.contents()}. {files.describe_unread()}".rstrip()
+    )
+
+
+def _images_of(config: DataConfig) -> FolderFiles | None:
+    folder = _folder(config)
+    is_images = folder.is_dir() and not is_saved_dataset(config)
+    return find_images(folder) if is_images else None
 
 
 def columns_of(dataset: Any) -> tuple[Any, str]:
@@ -166,9 +229,8 @@ def find_point_column(config: DataConfig) -> str | None:
     if known is not None or config.data_kind not in (None, "points"):
         return known
     name = config.dataset_name or ""
-    folder = Path(config.train_data_dir or name).expanduser()
     is_embedded = not name and not config.train_data_dir or name in IMAGE_DATASETS
-    if is_embedded or config.image_column is not None or (folder.is_dir() and _is_folder_of_images(folder)):
+    if is_embedded or config.image_column is not None or _is_folder_of_images(config):
         return None
     from datasets import Image
 
@@ -181,8 +243,8 @@ def find_point_column(config: DataConfig) -> str | None:
     return columns[0]
 
 
-def _is_folder_of_images(folder: Path) -> bool:
+def _is_folder_of_images(config: DataConfig) -> bool:
     try:
-        return not (folder / "state.json").is_file() and holds_images(folder)
+        return _images_of(config) is not None
     except LabError:
-        return True  # empty: an error when images are loaded
+        return True  # without images or data: an error when images are loaded

@@ -2,10 +2,10 @@
 
 import inspect
 import json
-from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError, must_be
+from ..core.files import expanded, read_utf8
 from ..core.hub_client import limit_waiting, without_tokens
 
 
@@ -17,20 +17,22 @@ def load_model_config(model_class: Any, name_or_path: str, cache_dir: str | None
 
 def read_model_config(model_class: Any, name_or_path: str, cache_dir: str | None) -> dict[str, Any]:
     """The configuration as it is, which may be that of another class; a `LabError` if it cannot be read."""
-    path = Path(name_or_path).expanduser()
+    path = expanded(name_or_path)
     is_path = path.suffix == ".json" or name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
     if is_path and not path.exists():
         wanted = "a folder with a config.json, a config.json file, or a Hub id (USER/NAME)"
         raise must_be("--model_config_name_or_path", name_or_path, wanted, "no such file or folder exists")
     try:
         if path.is_file():
-            config = json.loads(path.read_text(encoding="utf-8"))
+            config = json.loads(read_utf8(path, "--model_config_name_or_path"))
         else:
             limit_waiting()
             config = model_class.load_config(name_or_path, cache_dir=cache_dir)
         if not isinstance(config, dict):
             raise ValueError("it holds no JSON object.")
         return config
+    except LabError:
+        raise
     except (OSError, ValueError) as error:
         reason = without_tokens(str(error))
         raise LabError(

@@ -10,6 +10,7 @@ from .subject import Subject
 _ALIKE = 0.05  # share of the median distance between images
 _AT_ONCE = 4096
 _EXACT = "donot_use_mm_for_euclid_dist"  # matrix products round, and equal images must have distance 0
+_DEPTHS = (8, 10, 12, 14)  # bits per channel that cameras and scanners store in 16
 _LEVEL = 2 / 255  # one of 256 levels in [-1, 1]
 
 
@@ -17,6 +18,8 @@ def value_range(subject: Subject) -> str | None:
     """Images that use only a part of [-1, 1], or have empty channels."""
     if not _has_pixels(subject) or not len(subject.sample):
         return None
+    if told := _unused_bits(subject):
+        return told
     images = subject.sample
     low, high = float(images.min()), float(images.max())
     if low < -1 - _LEVEL or high > 1 + _LEVEL:
@@ -42,6 +45,19 @@ def value_range(subject: Subject) -> str | None:
             "Rescale them to the whole range, unless this is intended."
         )
     return None
+
+
+def _unused_bits(subject: Subject) -> str | None:
+    largest = [each.largest for each in subject.stored if each.largest is not None]
+    bits = next((bits for bits in _DEPTHS if max(largest) < 2**bits), None) if largest and max(largest) > 1 else None
+    if bits is None:
+        return None
+    factor = 2 ** (16 - bits)
+    return (
+        f"The images seem to use {bits} of their 16 bits: the largest value in {counted(len(largest), 'image')} is "
+        f"{max(largest):,} of 65,535, so they fill only [-1, {max(largest) / 32767.5 - 1:.3g}] of [-1, 1]. Multiply their "
+        f"values by {factor}, for example with ImageMagick: mogrify -evaluate multiply {factor} FILES."
+    )
 
 
 def _has_pixels(subject: Subject) -> bool:
@@ -106,7 +122,9 @@ def _alike(subject: Subject) -> tuple[int, int]:
 def image_sizes(subject: Subject) -> str | None:
     """Images that are enlarged, or cropped by more than half."""
     resolution = subject.config.resolution
-    if resolution is None or not _has_pixels(subject) or not (sizes := subject.sizes):
+    if resolution is None or not _has_pixels(subject) or subject.data.num_images is None:
+        return None
+    if not (sizes := [each.size for each in subject.stored]):
         return None
     small = sum(min(size) < resolution for size in sizes)
     if small > 0.1 * len(sizes):

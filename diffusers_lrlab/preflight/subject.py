@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 
 from ..core.errors import LabError
@@ -15,6 +19,14 @@ if TYPE_CHECKING:
     from ..training.trainer import Trainer
 
 _MOST = 512  # images or points to check
+_FEW = 64  # images whose files are looked at
+
+
+class Stored(NamedTuple):
+    """Facts about an image as it is stored."""
+
+    size: tuple[int, int]  # width and height
+    largest: int | None  # value, of an image of 16 bits per channel
 
 
 class Subject:
@@ -59,22 +71,28 @@ class Subject:
             return None
 
     @cached_property
-    def sizes(self) -> list[tuple[int, int]]:
-        """Stored width and height of some images; none for streams."""
-        if self.data.num_images is None:
-            return []
+    def stored(self) -> list[Stored]:
+        """Facts about the files of some images."""
         train: Any = self.data.train
-        rows = torch.linspace(0, len(train) - 1, min(64, len(train))).long().tolist()
-        return [size for row in rows if (size := _size(train[row][self.data.column])) is not None]
+        cells: list[Any] = []
+        if self.data.num_images is not None:
+            rows = torch.linspace(0, len(train) - 1, min(_FEW, len(train))).long().tolist()
+            cells = [train[row][self.data.column] for row in rows]
+        elif len(train.source.lengths):
+            with suppress(Exception):  # of networks: training reports them
+                examples = (example for _, example in islice(train.source.open(0, 0), _FEW))
+                cells = [train.source.fetch(example.cell) for example in examples]
+        return [facts for cell in cells if (facts := _facts(cell)) is not None]
 
 
-def _size(cell: Any) -> tuple[int, int] | None:
-    import io
-
+def _facts(cell: Any) -> Stored | None:
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(cell["bytes"]) if cell.get("bytes") else cell.get("path")) as image:
-            return image.size
-    except (OSError, TypeError, AttributeError, ValueError, Image.DecompressionBombError):
-        return None  # training reports it
+            is_deep = image.mode.startswith("I") or ";16" in str(image.tile)
+            largest = int(np.asarray(image).max()) if is_deep else None
+            # PIL reads the upper 8 of 16 bits of colours.
+            return Stored(image.size, largest if largest is None or image.mode.startswith("I") else largest * 256 + 255)
+    except Exception:  # training reports it
+        return None

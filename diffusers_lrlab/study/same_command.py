@@ -11,6 +11,7 @@ import yaml
 
 from .. import __version__
 from ..core.errors import must_be
+from ..core.files import expanded
 from ..core.held import held_against_manifest
 
 PRESETS = "(presets)"  # stored as the folder of presets of the package
@@ -48,11 +49,15 @@ def shown_path(path: str | Path) -> str:
 
 
 def names_in(dataset_names: str | Sequence[str] | None) -> list[str]:
-    """The data sets in values of `--dataset_name`, repeated or separated by commas; a `LabError` for others."""
+    """
+    The data sets in values of `--dataset_name`, repeated or separated by commas, which the name of a folder may have; a
+    `LabError` for others.
+    """
     values = [dataset_names] if isinstance(dataset_names, str) else list(dataset_names or ())
     if not all(isinstance(value, str) for value in values):
         raise must_be("dataset_name", dataset_names, "a name or a list of names", "such as ['dino', './photos']")
-    return [name.strip() for value in values for name in value.split(",")]
+    parts = ([value] if expanded(value).is_dir() else value.split(",") for value in values)
+    return [name.strip() for names in parts for name in names]
 
 
 def shown_names(names: Sequence[str]) -> str | None:
@@ -62,7 +67,7 @@ def shown_names(names: Sequence[str]) -> str | None:
 
 def source_sum(source: str | Path) -> str | None:
     """SHA-256 of a preset or YAML file and of the package version; `None` if there is no such file."""
-    file = PRESETS_FOLDER / f"{source}.yaml" if str(source) in preset_names() else Path(source).expanduser()
+    file = PRESETS_FOLDER / f"{source}.yaml" if str(source) in preset_names() else expanded(source)
     with suppress(OSError, ValueError):
         return hashlib.sha256(__version__.encode() + b"\n" + file.read_bytes()).hexdigest()
     return None

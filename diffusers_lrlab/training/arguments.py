@@ -12,6 +12,7 @@ import yaml
 from transformers.hf_argparser import HfArgumentParser
 
 from ..core.errors import NEGATIVE_NUMBER, LabError, did_you_mean, shortened, shortened_message
+from ..core.files import read_utf8
 from ..core.flags import JoinedValues
 from ..core.options import Option
 from ..core.plain_yaml import ShallowLoader
@@ -106,10 +107,11 @@ class _UniqueKeyLoader(ShallowLoader):
 def read_yaml(path: str, option: str) -> dict[str, Any]:
     """The mapping in the YAML file of `option`; anything else is a `LabError`."""
     try:
-        with open(path, encoding="utf-8") as file:
-            options = yaml.load(file, _UniqueKeyLoader) or {}  # a SafeLoader
+        options = yaml.load(read_utf8(path, option), _UniqueKeyLoader) or {}  # a SafeLoader
     except OSError as error:
         raise LabError(f"Cannot read {option} {path!r}: {error.strerror}. Give the path of a YAML file.") from None
+    except LabError:
+        raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as an impossible date
         raise LabError(f"{option} {path!r} is not valid YAML: {error}") from None
     if not isinstance(options, dict):

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..averaging.forms import forms_of
 from ..core.errors import LabError, must_be
+from ..core.files import expanded
 from ..core.options import check_needs, check_ranges, defaults_of
 from ..core.plugins import load_plugins
 from ..core.words import counted
@@ -88,7 +89,7 @@ def _check_streaming(config: TrainingConfig) -> None:
 
 
 def _check_folder(folder: str) -> None:
-    path = Path(folder).expanduser()
+    path = expanded(folder)
     if not path.is_dir():
         fault = "is a file" if path.exists() else "does not exist"
         raise LabError(f"The data folder {folder!r} {fault}. Give the path of a folder of images.")

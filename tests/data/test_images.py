@@ -1,6 +1,7 @@
 """From image files of every kind to tensors in [-1, 1]: exact values, crops, flips, and files that are broken."""
 
 import io
+import struct
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
@@ -267,6 +268,70 @@ def test_the_rotation_of_a_camera_is_applied():
     exif = Image.Exif()
     exif[0x0112] = 6  # the first row of the file is the right side of the picture
     assert decode(encoded(Image.new("L", (4, 2)), format="jpeg", exif=exif)).size == (2, 4)
+
+
+def exif(*tags):
+    """EXIF data with tags of any type: number, type, count, content."""
+    offset, entries, contents = 14 + 12 * len(tags), b"", b""
+    for number, kind, count, content in sorted(tags):
+        inline = content.ljust(4, b"\0") if len(content) <= 4 else struct.pack("<I", offset + len(contents))
+        entries += struct.pack("<HHI", number, kind, count) + inline
+        contents += content if len(content) > 4 else b""
+    return b"Exif\0\0" + struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + contents
+
+
+TYPES = {
+    1: b"H",
+    2: b"72\0",
+    3: b"H\0",
+    4: b"H\0\0\0",
+    5: b"H" + bytes(7),
+    7: b"ab",
+    9: b"\xff" * 4,
+    10: bytes(8),
+    12: b"\x7f" * 8,
+}
+TAGS = sorted({int(tag) for tag in ExifTags.Base} - {0x0112})
+XMP = b'http://ns.adobe.com/xap/1.0/\0<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+
+
+@pytest.mark.filterwarnings("ignore")  # PIL warns of tags that it does not understand
+@cases("kind", TYPES)
+def test_tags_of_other_types_do_not_keep_a_picture_from_being_turned(kind):
+    plain = encoded(Image.effect_noise((6, 4), 60), format="jpeg")["bytes"]
+    expected = np.rot90(np.asarray(Image.open(io.BytesIO(plain))), -1)
+    turned = (0x0112, 3, 1, b"\6\0")
+    segments = [exif(turned, (tag, kind, count, TYPES[kind] * count)) for tag in (*TAGS, 0x8825) for count in (1, 2, 3)]
+    for data in [exif(turned), XMP, *segments]:
+        segment = b"\xff\xe1" + struct.pack(">H", len(data) + 2) + data
+        image = decode({"bytes": plain[:2] + segment + plain[2:], "path": None})
+        assert np.array_equal(np.asarray(image), expected)
+
+
+@cases("orientation", [*range(10), 255])
+@cases("kind", ["jpeg", "png", "tiff", "webp"])
+def test_an_orientation_does_what_it_does_in_pil(orientation, kind):
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    cell = encoded(Image.effect_noise((6, 4), 60), format=kind, exif=tags)
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(cell["bytes"])))
+    assert np.array_equal(np.asarray(decode(cell)), np.asarray(expected))
+
+
+@cases("error", [OverflowError("too large"), KeyError("key"), RecursionError("deep"), ZeroDivisionError(), EOFError("end")])
+def test_an_error_of_a_decoder_is_one_of_its_file(monkeypatch, error):
+    def fail(image):
+        raise error
+
+    monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", fail)
+    with pytest.raises(LabError, match=r"The image 'folder/picture\.png' cannot be read: .*--skip_corrupt_images"):
+        transform().read(encoded(Image.new("L", (2, 2))))
+
+
+def test_a_lack_of_memory_is_no_error_of_a_file(monkeypatch):
+    monkeypatch.setattr("PIL.Image.open", lambda file: (_ for _ in ()).throw(MemoryError()))
+    with pytest.raises(MemoryError):
+        transform().read(encoded(Image.new("L", (2, 2))))
 
 
 def test_images_are_read_from_paths_and_from_bytes(tmp_path):

@@ -1,6 +1,7 @@
 """From a name or a folder to images: everything that can be read, how it is split, and what is said when it cannot be."""
 
 import io
+import re
 
 import datasets
 import numpy as np
@@ -168,6 +169,35 @@ def test_without_a_column_of_images_the_columns_are_listed(tmp_path):
         load(folder)
 
 
+def png(number):
+    file = io.BytesIO()
+    numbered_image(number).save(file, "png")
+    return file.getvalue()
+
+
+FORMS_OF_IMAGES = {
+    "bytes": ([png(7)], datasets.Value("binary")),
+    "structs": ([{"bytes": png(7), "path": None}], {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}),
+    "lists of images": ([[numbered_image(7), numbered_image(8)]], datasets.List(datasets.Image())),
+    "lists of bytes": ([[png(7), png(8)]], datasets.List(datasets.Value("binary"))),
+    "an image in a struct": ([{"x": {"photo": numbered_image(7)}}], {"x": {"photo": datasets.Image()}}),
+}
+
+
+@cases("form", FORMS_OF_IMAGES)
+def test_images_in_another_form_are_made_images_by_the_line_in_the_error(tmp_path, form):
+    cells, feature = FORMS_OF_IMAGES[form]
+    features = datasets.Features({"id": datasets.Value("int64"), "pixels": feature})
+    dataset = datasets.Dataset.from_dict({"id": [0], "pixels": cells}, features=features)
+    (tmp_path / "data").mkdir()
+    dataset.to_parquet(tmp_path / "data" / "train.parquet")
+    with pytest.raises(LabError, match="has no column of images") as told:
+        load(tmp_path / "data")
+    calls = re.search(r"dataset = dataset(\..*) and dataset\.save_to_disk\(", str(told.value))[1]
+    eval(f"dataset{calls}").save_to_disk(tmp_path / "images")
+    assert all_levels(load(tmp_path / "images")) == [7]
+
+
 def test_two_columns_of_images_need_a_choice(tmp_path):
     folder = write_parquet(tmp_path / "parquet", mask=[numbered_image(100 + number) for number in range(20)])
     with pytest.raises(LabError, match=r"several columns of images: image, mask\. Choose one with --image_column"):
@@ -203,6 +233,14 @@ def test_a_misspelt_folder_that_was_sought_on_the_hub_gets_a_suggestion(tmp_path
     wanted = r"Couldn't reach 'fotos' on the Hub. There is no folder of this name here, either. Did you mean 'photos'\?"
     with pytest.raises(LabError, match=wanted), load_errors_explained(DataConfig(dataset_name="fotos")):
         raise ConnectionError("Couldn't reach 'fotos' on the Hub")
+
+
+def test_a_cache_that_cannot_be_used_is_named_and_not_the_data(tmp_path):
+    (tmp_path / "file").touch()
+    folder, cache = write_parquet(tmp_path / "data"), str(tmp_path / "file" / "cache")
+    with pytest.raises(LabError, match=r"The cache of `datasets`, '\S*file/cache', cannot be used .*--cache_dir.*HF_HOME"):
+        load(folder, cache_dir=cache)
+    assert load(image_folder(tmp_path / "images"), cache_dir=cache).num_images == 20
 
 
 def test_an_unknown_split_is_an_error_that_names_it(tmp_path):

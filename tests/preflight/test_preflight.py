@@ -46,8 +46,9 @@ def with_images(tmp_path, draw, count=40, size=(8, 8), mode="L"):
     folder = tmp_path / "images"
     folder.mkdir()
     for number in range(count):
-        pixels = np.broadcast_to(draw(number), (size[1], size[0], *([3] if mode == "RGB" else []))).astype(np.uint8)
-        Image.fromarray(pixels, mode=mode).save(folder / f"{number:03}.png")
+        pixels = np.broadcast_to(draw(number), (size[1], size[0], *([3] if mode == "RGB" else [])))
+        pixels = pixels.astype(np.uint16 if mode == "I;16" else np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:03}.png")
     channels = 3 if mode == "RGB" else 1
     options = {"train_data_dir": str(folder), "resolution": 8, "image_channels": channels, "train_batch_size": 4}
     return options | {"cache_dir": str(tmp_path / "cache"), "num_validation_images": 4, "learning_rate": 1e-3}
@@ -68,6 +69,13 @@ def stream_of(tmp_path, labels):
 # name of a check -> (options of a run, or what makes them in a folder; what the message says)
 DESERVED = {
     "value_range": [
+        *(
+            (
+                lambda path, bits=bits: with_images(path, lambda n: noise(n) * (2**bits // 256), mode="I;16"),
+                f"seem to use {bits} of their 16 bits: the largest value in 36 images is {255 * 2 ** (bits - 8):,} of",
+            )
+            for bits in (8, 10, 12, 14)
+        ),
         (lambda path: with_images(path, lambda n: noise(n) % 2), "they use the first 2 of 256 levels"),
         (lambda path: with_images(path, lambda n: 128 + noise(n) // 2), "half of [-1, 1]"),
         (lambda path: with_images(path, lambda n: 120 + noise(n) % 4), "have little contrast"),
@@ -288,6 +296,16 @@ def test_an_image_that_cannot_be_read_ends_no_check(tmp_path):
 def test_a_proposed_decay_is_silent(tmp_path):
     options = {"max_train_steps": 1000, "ema_power": 1e6, "ema_inv_gamma": 1e-3, "ema_update_every": 10}
     assert run_checks(make_trainer(tmp_path, **options, ema_max_decay=0.9575)) == {}
+
+
+@pytest.mark.parametrize("stream", [{}, {"streaming": True}], ids=["folder", "stream"])
+def test_the_remedy_for_unused_bits(tmp_path, stream):
+    options = with_images(tmp_path, lambda n: noise(n) * 64 + 63, mode="I;16") | stream
+    told = run_checks(make_trainer(tmp_path, **options))["value_range"]
+    assert "16,383 of 65,535, so they fill only [-1, -0.5] of [-1, 1]. Multiply their values by 4, for example" in told
+    for path in (tmp_path / "images").iterdir():
+        Image.fromarray(np.asarray(Image.open(path)) * 4).save(path)
+    assert "value_range" not in run_checks(make_trainer(tmp_path, **options))
 
 
 def test_streams_are_checked_by_what_is_held_out(tmp_path):

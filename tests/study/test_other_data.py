@@ -13,6 +13,7 @@ from tables import rows
 from diffusers_lrlab import run_study
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.study.same_command import names_in
 from diffusers_lrlab.study.spec.expansion import expand, expand_tuning
 from diffusers_lrlab.study.spec.other_data import with_datasets
 from diffusers_lrlab.study.spec.reading import load_spec
@@ -70,6 +71,11 @@ def test_the_flag_may_be_repeated_and_hold_several(bare, home, tmp_path):
     assert load_spec(out / "spec.yaml").datasets == {name: {"dataset_name": name} for name in ("line", "moons", "circle")}
 
 
+def test_the_name_of_a_folder_may_have_a_comma(pictures):
+    pictures.rename("red, green")
+    assert names_in(["red, green", "dino,moons"]) == ["red, green", "dino", "moons"]
+
+
 def test_a_file_may_list_folders_and_ids_of_the_hub():
     names = ["./my photos", "huggan/flowers", "dino"]
     spec = load_spec({"arms": {"constant": {}}, "datasets": names})
@@ -122,7 +128,13 @@ def test_a_published_table_is_of_its_own_data_sets(pictures):
         ("quick", ["dinoo"], ["Unknown data set 'dinoo'", "Did you mean 'dino'"]),
         ("quick", ["./none"], ["'./none': must be a data set, or a folder that exists", "current folder"]),
         ("quick", ["dino", ""], ["--dataset_name ''", "separate several by commas"]),
-        ("quick", ["dino", "dino"], ["dino,dino: two data sets would be called 'dino'"]),
+        ("quick", ["dino", "dino"], ["dino,dino: two data sets would be called 'dino'. Name each once"]),
+        (
+            "quick",
+            ["a/photos", "b/photos"],
+            ["two data sets would be called 'photos'. Hint: name them in the study's file, as in datasets: {photos-1:"]
+            + ["photos-1: {dataset_name: a/photos}, photos-2: {dataset_name: b/photos}}"],
+        ),
     ],
 )
 def test_data_that_are_refused(pictures, preset, names, parts):

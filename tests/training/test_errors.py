@@ -219,9 +219,13 @@ def test_an_option_that_cannot_be_done_is_explained(call, tmp_path, name):
 
 
 def test_a_configuration_of_a_model_that_is_no_object_is_explained(call, tmp_path):
-    (tmp_path / "list.json").write_text("[]")
-    outcome = call(f"--model_config_name_or_path={tmp_path / 'list.json'}", f"--output_dir={tmp_path / 'run'}")
-    assert_told(outcome, "list.json", "cannot be read: it holds no JSON object")
+    for content, *parts in (
+        (b"[]", "list.json", "cannot be read: it holds no JSON object"),
+        ('{"name": "für"}'.encode("utf-16"), "list.json': must be a file in UTF-8, got another encoding in line 1"),
+    ):
+        (tmp_path / "list.json").write_bytes(content)
+        outcome = call(f"--model_config_name_or_path={tmp_path / 'list.json'}", f"--output_dir={tmp_path / 'run'}")
+        assert_told(outcome, *parts)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +259,7 @@ def test_a_logger_that_is_not_installed(call, tmp_path, monkeypatch, package):
 def yaml_file(tmp_path):
     def write(text):
         path = tmp_path / "run.yaml"
-        path.write_text(text)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
         return path
 
     return write
@@ -273,6 +277,14 @@ def yaml_file(tmp_path):
             "lr_scheduler: " + "[" * 400 + "]" * 400, ["not valid YAML", "more than 100 levels are not allowed"], id="depth"
         ),
         ("lr_scheduler_kwargs: {d: 2026-01-01}", ["run.yaml", "lr_scheduler_kwargs", "2026, 1, 1", "not JSON"]),
+        *(
+            pytest.param(
+                "seed: 3\n# für\n".encode(encoding),
+                ["run.yaml': must be a file in UTF-8", f"in line {line}. Hint: save it as"],
+                id=encoding,
+            )
+            for encoding, line in (("cp1252", 2), ("utf-16", 1), ("utf-16-le", 1))
+        ),
     ],
     ids=str,
 )

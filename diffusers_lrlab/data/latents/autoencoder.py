@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...core.errors import LabError, must_be
+from ...core.files import expanded
 from ...core.hub_client import limit_waiting, without_tokens
 from ...core.words import counted
 
@@ -29,7 +29,7 @@ def find_autoencoder(name: str, subfolder: str | None, revision: str | None, cac
     """The class and the commit of an autoencoder, from its configuration alone."""
     import diffusers
 
-    path = Path(name).expanduser()
+    path = expanded(name)
     is_folder = path.is_dir()
     if not is_folder and (path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise must_be("--vae", name, "a Hub id or a folder that exists", _REMEDY)

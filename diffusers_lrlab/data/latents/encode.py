@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...core.environment import available_cores
 from ...core.errors import LabError, must_be, warn
-from ...core.files import atomic_file, check_new_folder, remove_leftovers
+from ...core.files import atomic_file, check_new_folder, expanded, remove_leftovers
 from ...core.lock import LOCK_FILES, locked
 from ...core.manifest import file_sums
 from ...core.ranges import COUNT, Range
@@ -71,7 +71,7 @@ def encode_dataset(options: EncodeOptions, folder: Path) -> LatentsManifest:
     batches that begin with it, so a continued encode gives the same bits as an uninterrupted one.
     """
     _check_options(options)
-    folder = folder.expanduser()
+    folder = expanded(folder)
     with locked(folder, "DIR"):
         if not is_latents_folder(folder):
             others = [path for path in folder.iterdir() if path.name not in LOCK_FILES]
@@ -98,7 +98,7 @@ def _check_options(options: EncodeOptions) -> None:
     if options.dataset in TOY_DATASETS:
         hint = f"it has points; images that need no download are {', '.join(IMAGE_DATASETS)}"
         raise must_be("the data set", options.dataset, "a data set of images", hint)
-    if (path := local_folder(options.dataset)) is not None and not Path(path).expanduser().is_dir():
+    if (path := local_folder(options.dataset)) is not None and not expanded(path).is_dir():
         raise must_be("the data set", options.dataset, "a folder that exists, an image set or a Hub id", "check the path")
     if local_folder(options.dataset) is not None and is_latents_folder(options.dataset):
         raise must_be("the data set", options.dataset, "a data set of images", "it holds latents; train on it")

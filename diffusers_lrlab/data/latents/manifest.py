@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import LabError, must_be
-from ...core.files import write_text
+from ...core.files import expanded, write_text
 from ...core.manifest import checksum_matches, find_damage_of_file, with_sum
 from ...core.words import counted
 from ..image_sets import image_set
@@ -88,12 +88,12 @@ class LatentsManifest:
 
 
 def is_latents_folder(folder: str | Path) -> bool:
-    return (Path(folder).expanduser() / LATENTS_FILE).is_file()
+    return (expanded(folder) / LATENTS_FILE).is_file()
 
 
 def read_latents_manifest(folder: str | Path) -> LatentsManifest:
     """The manifest of a folder, even of an incomplete one; a `LabError` if it is damaged."""
-    file = Path(folder).expanduser() / LATENTS_FILE
+    file = expanded(folder) / LATENTS_FILE
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         if not checksum_matches(data):
@@ -146,7 +146,7 @@ def latents_folder(config: DataConfig) -> Path | None:
     folder = config.train_data_dir or config.dataset_name
     if folder is None or (config.train_data_dir is None and folder in EMBEDDED_DATASETS):
         return None
-    return Path(folder).expanduser() if is_latents_folder(folder) else None
+    return expanded(folder) if is_latents_folder(folder) else None
 
 
 def image_set_of(config: DataConfig) -> str | None:

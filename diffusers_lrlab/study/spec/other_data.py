@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import LabError, must_be, warn
+from ...core.files import expanded
 from ...core.options import options_of
 from ...data.sources import local_folder
 from ...data.toy2d_entries import TOY_DATASETS
@@ -58,7 +59,7 @@ def _as_in_file(name: str, folder: str) -> str:
     """The data set as a study file in `folder` would name it; for a preset, a folder starts from the current one."""
     if local_folder(name) is None:
         return name
-    path = Path(name).expanduser()
+    path = expanded(name)
     if not path.exists():
         raise must_be(FLAG, name, "a data set, or a folder that exists", "relative paths start from the current folder")
     if folder != PRESETS:

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ...core.errors import LabError, did_you_mean, must_be
+from ...core.files import expanded
 from ...core.options import names_where, options_of
 from ...core.ranges import POSITIVE, SEED, Range
 from ...evaluation.metrics import better_of
@@ -164,12 +164,18 @@ def by_short_names(names: Sequence[str], where: str) -> dict[str, str]:
     """Data sets by the last part of a path or Hub id, as part of the names of files; `where` they are given."""
     found: dict[str, str] = {}
     for name in names:
-        last = Path(name).expanduser().resolve().name if name else ""
+        last = expanded(name).resolve().name if name else ""
         short = re.sub(r"[^A-Za-z0-9_.@+]+", "-", last).lstrip("_.@+-")[:_LONGEST]
         if not short:
             raise must_be(where, name, "the name of a data set, a folder or a Hub id", "separate several by commas")
         if short in found:
-            raise LabError(f"{where} {','.join(names)}: two data sets would be called {short!r}. Name each once.")
+            told = f"{where} {','.join(names)}: two data sets would be called {short!r}."
+            if found[short] == name:
+                raise LabError(f"{told} Name each once.")
+            both = ", ".join(
+                f"{short}-{number}: {{dataset_name: {each}}}" for number, each in enumerate((found[short], name), 1)
+            )
+            raise LabError(f"{told} Hint: name them in the study's file, as in datasets: {{{both}}}.")
         found[short] = name
     return found
 

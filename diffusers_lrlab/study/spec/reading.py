@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import LabError, did_you_mean, must_be
+from ...core.files import expanded
 from ...core.plugins import load_plugins
 from ...core.ranges import COUNT
 from ...evaluation.metrics import METRICS
@@ -33,7 +34,7 @@ def load_spec(source: str | Path | dict[str, Any] | StudySpec) -> StudySpec:
     if source in preset_names():
         options = read_yaml(str(PRESETS_FOLDER / f"{source}.yaml"), "the preset")
         return dataclasses.replace(read_spec(options, source), folder=PRESETS)
-    path = Path(source).expanduser()
+    path = expanded(source)
     if not path.exists():
         hint = did_you_mean(source, [*preset_names(), *map(str, path.parent.glob("*.y*ml"))])
         raise LabError(f"There is no study {source!r}.{hint} Give a YAML file or a preset: {', '.join(preset_names())}.")
