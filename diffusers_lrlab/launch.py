@@ -24,6 +24,7 @@ from .core.errors import (
     shortened_message,
 )
 from .core.plugins import load_plugins
+from .core.registered import registered_failure
 from .core.signals import interrupts_as_usual
 from .diffusers_plugin import hook_options
 from .diffusers_plugin.host.patches import Patches
@@ -162,6 +163,8 @@ def _launch(options: argparse.Namespace, parser: argparse.ArgumentParser, patche
         except RangeTestDone:
             pass
         except SystemExit as end:
+            if (failure := registered_failure(end)) is not None:
+                raise failure from end
             if end.code not in (None, 0):
                 raise
         hooks.check_used()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import LabError, is_out_of_memory, located, shortened
+from .errors import FAILURES, LabError, is_out_of_memory, located, shortened
 
 _PACKAGE = __name__.partition(".")[0]
 _modules: set[str] = set()  # top-level names of foreign modules that register something
@@ -77,7 +77,7 @@ def call_registered(
         raise
     except Unusable as error:
         raise LabError(f"The {noun} {name!r} {error}.{where(function)}") from None
-    except Exception as error:
+    except FAILURES as error:
         if is_out_of_memory(error):
             raise
         raise located(error, f"The {noun} {name!r}", hint, file_of(function)) from error
@@ -90,11 +90,16 @@ def registered_code_located() -> Iterator[None]:
         yield
     except LabError:
         raise
-    except Exception as error:
-        found = None if is_out_of_memory(error) else _foreign_frame(error.__traceback__)
-        if found is None:
+    except FAILURES as error:
+        if (failure := registered_failure(error)) is None:
             raise
-        raise located(error, *found) from error
+        raise failure from error
+
+
+def registered_failure(error: BaseException) -> LabError | None:
+    """The error of foreign registered code, which names it, its file and the line; `None` for an error of other code."""
+    found = None if is_out_of_memory(error) else _foreign_frame(error.__traceback__)
+    return found and located(error, *found)
 
 
 def _foreign_frame(trace: TracebackType | None) -> tuple[str, str, str] | None:

@@ -83,6 +83,14 @@ SAYS = {
     "denoiser_one_value_in_evaluation": r"\(1, 2\).* not .*\(1, 1\)",
     "denoiser_not_built": "failed at .* LookupError: .*only on paper",
     "sampler_state_raises": "failed at .* KeyError: .*nothing would be learned",
+    "exits": r"failed at .*ended the program \(SystemExit",
+    "sampler_changes": r"traits=\('curriculum',\)",
+    "sampler_changes_late": r"traits=\('curriculum',\)",
+    "random": "another .* at the second call",
+    "optimizer_lbfgs": "closure",
+    "optimizer_calls_closure": "closure",
+    "denoiser_tied": "again.weight and linear.weight",
+    "denoiser_tied_turned": "again.weight and linear.weight",
     "kind_cannot_sample": "failed at .* AttributeError",
 }
 
