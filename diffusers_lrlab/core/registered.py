@@ -9,13 +9,13 @@ import inspect
 import numbers
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
 import numpy as np
 
-from .errors import FAILURES, LabError, is_out_of_memory, located, shortened
+from .errors import FAILURES, LabError, is_out_of_memory, located, shortened, shown
 
 _PACKAGE = __name__.partition(".")[0]
 _modules: set[str] = set()  # top-level names of foreign modules that register something
@@ -147,7 +147,7 @@ def described(value: Any) -> str:
     """A value in words, for errors: its type, dtype and shape, or a short text."""
     name = type(value).__name__
     if value is None or isinstance(value, (bool, int, float, complex)):
-        return str(value)
+        return shown(value)
     if isinstance(value, str):
         return f"the text {shortened(value)}"
     if hasattr(value, "dtype") and hasattr(value, "shape"):
@@ -178,10 +178,15 @@ def real_values(value: Any, wanted: str, *shapes: tuple[int, ...]) -> Any:
 
 
 def python_number(value: Any, wanted: str = "a number") -> int | float:
-    """An `int` or a `float` from a number, or from an array or a tensor of one; raises [`Unusable`] for anything else."""
+    """
+    An `int` or a `float` from a number, or from an array or a tensor of one; raises [`Unusable`] for anything else, and for
+    numbers beyond those of a `float`.
+    """
     number = value
     if hasattr(value, "dtype") and hasattr(value, "item") and np.prod(value.shape) == 1:
         number = value.item()
     if isinstance(number, numbers.Real) and not isinstance(number, bool):
-        return int(number) if isinstance(number, numbers.Integral) else float(number)
+        with suppress(OverflowError):
+            as_float = float(number)
+            return int(number) if isinstance(number, numbers.Integral) else as_float
     raise unusable(wanted, value)

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from ...core.errors import LabError
 from ...core.spec import format_spec, merge_spec
 from ...core.words import counted
-from ...optimizers.build import check_installed, get_optimizer, optimizer_parts
+from ...optimizers.build import check_installed, get_optimizer, optimizer_parts, untrained_in_words
 from ...optimizers.entries import OPTIMIZERS
 from ...optimizers.groups import LR_FACTOR
 from ...optimizers.layers import parts_in_words
@@ -176,6 +176,8 @@ class OptimizerHook:
         optimizer = get_optimizer(name, named, lr, **images, **settings, **self.kwargs)
         if (parts := optimizer_parts(optimizer)) is not None:
             self.run.warn(f"{name}: {parts_in_words(parts)}.")
+        if untrained := untrained_in_words(optimizer, (each for group in groups for each in group["params"])):
+            self.run.warn(f"{name}: {untrained}")
         return optimizer
 
     def _set_known(self) -> None:
