@@ -9,7 +9,7 @@ import inspect
 import numbers
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -178,15 +178,15 @@ def real_values(value: Any, wanted: str, *shapes: tuple[int, ...]) -> Any:
 
 
 def python_number(value: Any, wanted: str = "a number") -> int | float:
-    """
-    An `int` or a `float` from a number, or from an array or a tensor of one; raises [`Unusable`] for anything else, and for
-    numbers beyond those of a `float`.
-    """
+    """An `int` or a `float` from a number, or from an array or a tensor of one; raises [`Unusable`] for anything else."""
     number = value
     if hasattr(value, "dtype") and hasattr(value, "item") and np.prod(value.shape) == 1:
         number = value.item()
     if isinstance(number, numbers.Real) and not isinstance(number, bool):
-        with suppress(OverflowError):
+        try:
             as_float = float(number)
-            return int(number) if isinstance(number, numbers.Integral) else as_float
+        except OverflowError:
+            raise unusable(f"{wanted} within the range of a float", value) from None
+        # Records hold no longer integers.
+        return int(number) if isinstance(number, numbers.Integral) and abs(as_float) < 2**63 else as_float
     raise unusable(wanted, value)

@@ -1,10 +1,12 @@
 """The end of a run: the pipeline, final samples, distances, plots and card."""
 
+import math
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from ..core.errors import warn
 from ..models.start_weights import LORA_FILE
 from ..training.other_averages import save_other_averages
 from ..training.pipeline import pipeline_name
@@ -38,7 +40,7 @@ def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
     if config.evaluation:
         with run.averaged_weights():
             samples = shown_by.samples_to_show(run)
-        figures = shown_by.evaluate(run, shown_by.samples_to_evaluate(run))
+        figures = _finite(shown_by.evaluate(run, shown_by.samples_to_evaluate(run)))
         results.update(figures)
         trainer.log.keep_samples(samples)
     record["train"] |= training_figures(trainer)
@@ -64,6 +66,14 @@ def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
             f"The pipeline does not contain the LoRA, which is saved beside it in {LORA_FILE}. The card shows how to load "
             "both."
         )
+
+
+def _finite(figures: dict[str, Any]) -> dict[str, Any]:
+    """The figures that a record in JSON can hold, with a warning for the others."""
+    finite = {name: value for name, value in figures.items() if not isinstance(value, float) or math.isfinite(value)}
+    for name in figures.keys() - finite.keys():
+        warn(f"the metric {name!r} is {figures[name]}, and is left out of the record.")
+    return finite
 
 
 def _show_results(trainer: Trainer, figures: dict[str, Any]) -> None:
