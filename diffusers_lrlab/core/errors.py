@@ -11,19 +11,15 @@ import reprlib
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .signals import interrupts_as_usual
 from .words import counted
 
 # Control characters other than line ends and tabs, and those that change the direction of text.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-
-# Values that argparse must not take for flags, as in Python 3.14: earlier versions take -1e-4 for one.
-NEGATIVE_NUMBER = re.compile(r"-\.?\d")
 
 
 class LabError(ValueError):
@@ -199,31 +195,3 @@ def warn(message: str) -> None:
     """Prints a warning, from the first process only."""
     if is_first_process():
         sys.stderr.write(f"warning: {printable(message)}\n")
-
-
-def report_error(error: BaseException, all_ranks: bool = True) -> int:
-    """
-    Prints the error that ended a program, and returns the exit status.
-
-    With `all_ranks` every process prints, since the error may be of one of them only.
-    """
-    if isinstance(error, KeyboardInterrupt):
-        sys.stderr.write("Stopped.\n")
-        return 128 + signal.SIGINT
-    if all_ranks or is_first_process():
-        text = shortened_message(str(error)) if isinstance(error, OSError) else str(error)  # which contains file names
-        sys.stderr.write(printable(f"{text}\n" if isinstance(error, Interrupted) else f"error: {text}\n"))
-    return 128 + error.signal_number if isinstance(error, Interrupted) else 2
-
-
-def exit_status(
-    program: Callable[[], int | None], expected: tuple[type[Exception], ...] = (LabError, OSError), all_ranks: bool = True
-) -> int:
-    """Runs a program. Returns 0, 2 after an error that the user can fix, or 128 + the number of a signal."""
-    interrupts_as_usual()
-    try:
-        return program() or 0
-    except (KeyboardInterrupt, Interrupted) as stop:
-        return report_error(stop, all_ranks)
-    except expected as error:
-        return report_error(error, all_ranks)
