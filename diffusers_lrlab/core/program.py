@@ -18,14 +18,14 @@ _PROGRAMS = ("lrlab", "train_ddpm.py", "find_lr.py", "run_study.py")
 
 def begin_program() -> None:
     """
-    Called before this package imports others: if this is one of the lab's programs, its standard streams can be used, and
-    Ctrl-C ends it without a traceback until [`interrupts_as_usual`]. Third-party programs keep Python's behaviour.
+    Called before this package imports others: makes standard streams usable, and lets Ctrl-C end one of the lab's programs
+    without a traceback until [`interrupts_as_usual`]. Third-party programs keep Python's behaviour.
     """
+    open_standard_streams()
     started = sys.orig_argv[1:]
     module = started[started.index("-m") + 1] if sys.argv[:1] == ["-m"] and "-m" in started[:-1] else ""
     if module.partition(".")[0] != "diffusers_lrlab" and Path((sys.argv or [""])[0]).name not in _PROGRAMS:
         return
-    open_standard_streams()
     in_main_thread = threading.current_thread() is threading.main_thread()
     if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
@@ -36,13 +36,14 @@ def open_standard_streams() -> None:
     Replaces closed standard streams (`>&-`, daemons, pythonw) by the null device. Otherwise a file that is opened later
     gets the number of one of them, and with it what libraries and other processes print.
     """
-    for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
+    for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # its number is the lowest free one: this
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:
-            opened = open(os.devnull, mode, encoding="utf-8")
+            opened = open(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8", closefd=False)
             setattr(sys, name, opened)
             setattr(sys, f"__{name}__", opened)
 
@@ -68,9 +69,9 @@ class _Unfailing(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
+            self.failure = error
             if isinstance(error, BrokenPipeError) and self.fileno() == 1:
                 raise
-            self.failure = error
             return len(data)
 
 
