@@ -28,6 +28,7 @@ from . import (
 )
 from .loading import announce_loading, forget_loading
 from .output import LabParser, add_import
+from .remedies import note_owner, subparsers_of
 
 
 class Command(NamedTuple):
@@ -217,6 +218,16 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        options = _parse(arguments)
+        return COMMANDS[options.command].run(options) or 0
+    except LabError as error:
+        if arguments and arguments[0] in COMMANDS and arguments[0] not in REST:
+            note_owner(error, arguments[0], subparsers_of(_parser())[arguments[0]])
+        raise
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a subcommand and returns its exit status."""
     # Imported by transformers by way of peft, it warns of a 4-bit kernel that nothing here uses.
@@ -225,8 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run() -> int:
         announce_loading()
         try:
-            options = _parse(sys.argv[1:] if arguments is None else arguments)
-            return COMMANDS[options.command].run(options) or 0
+            return _run(sys.argv[1:] if arguments is None else arguments)
         finally:
             forget_loading()
 

@@ -22,6 +22,24 @@ from .words import counted
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
+_continuing: list[str] = []  # of the commands that run, the outermost first
+
+
+@contextmanager
+def continued_by(text: str) -> Iterator[None]:
+    """Errors of this block say that `text` continues the work, unless the command around it continues in another way."""
+    _continuing.append(text)
+    try:
+        yield
+    finally:
+        _continuing.pop()
+
+
+def how_to_continue() -> str:
+    """What continues the work of the running command once it has ended early, for the remedies of errors."""
+    return _continuing[0] if _continuing else "give the same command again"
+
+
 class LabError(ValueError):
     """An error that the user can fix. Programs print it without a traceback and exit with 2."""
 
@@ -33,11 +51,8 @@ class DiskFull(LabError):
 
     def __init__(self, path: Path, reason: str, is_full: bool = True):
         what, remedy = ("No room to write", "Free some space") if is_full else ("Cannot write", "Make the folder writable")
-        self.event = f"{what} {str(path)!r} ({reason}). No partial file was left there. {remedy};"
-        super().__init__(
-            f"{self.event} then continue with --resume_from_checkpoint latest if there is a checkpoint, or start again "
-            "with --overwrite_output_dir."
-        )
+        left = f"{what} {str(path)!r} ({reason}). No partial file was left there."
+        super().__init__(f"{left} {remedy}, then {how_to_continue()}.")
 
 
 class Diverged(LabError):
@@ -53,8 +68,8 @@ class Interrupted(BaseException):
 
     def __init__(self, signal_number: int, checkpoint: Path):
         super().__init__(
-            f"Stopped by {signal.Signals(signal_number).name} after a whole update. To go on, give the same command "
-            f"again with --resume_from_checkpoint latest ({checkpoint})."
+            f"Stopped by {signal.Signals(signal_number).name} after a whole update. To go on, {how_to_continue()} "
+            f"({checkpoint})."
         )
         self.signal_number, self.checkpoint = signal_number, checkpoint
 
@@ -111,7 +126,7 @@ def system_errors_explained() -> Iterator[None]:
             raise LabError(
                 f"A process that decodes images {what}, probably because memory, or shared memory (/dev/shm), was full. "
                 "Use fewer --dataloader_num_workers (0 needs no shared memory) or a lower --in_memory_limit_mb, then "
-                "continue with --resume_from_checkpoint latest."
+                f"{how_to_continue()}."
             ) from error
         if is_out_of_memory(error):
             raise LabError(

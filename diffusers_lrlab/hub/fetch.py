@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..core.errors import DiskFull, LabError
+from ..core.errors import LabError, continued_by
 from ..core.files import atomic_folder, check_new_folder, remove_leftovers_of_the_dead
 from ..core.held import refuse_damaged
 from ..core.manifest import MANIFEST, file_sums, write_manifest
@@ -47,15 +47,13 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None, expected: str
         wanted = f"a {expected}" if expected else "a run, a study, a toy dataset or a schedule of this package"
         raise LabError(f"{repo_id!r} holds {f'a {found}' if found else 'something else'}, and not {wanted}.")
     remove_leftovers_of_the_dead(folder)
-    try:
-        with atomic_folder(folder) as temporary, hub_errors(target):
-            for name in files:
-                _download(target, announced[name], info.sha, temporary / name)
-            check_formats(temporary, repo_id)
-            _hold(temporary, repo_id, found)
-            write_manifest(temporary)  # of what was downloaded, for `lrlab check`
-    except DiskFull as error:
-        raise LabError(f"{error.event} then pull again: finished downloads are in the client's cache.") from None
+    again = continued_by("pull again: finished downloads are in the client's cache")
+    with again, atomic_folder(folder) as temporary, hub_errors(target):
+        for name in files:
+            _download(target, announced[name], info.sha, temporary / name)
+        check_formats(temporary, repo_id)
+        _hold(temporary, repo_id, found)
+        write_manifest(temporary)  # of what was downloaded, for `lrlab check`
     return folder
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from ..averaging.posthoc import Combination, Profiles, check_target, combine
 from ..averaging.snapshots import Snapshot, combined, profiles_of, read_snapshots
 from ..core.errors import LabError, must_be, warn
-from ..core.words import counted
 from ..hub.recorded_options import recorded_options
 from ..hub.records import read_record
 from ..training.run_files import LAB, SNAPSHOTS
@@ -26,7 +25,7 @@ class RunSnapshots:
         record = read_record(folder) if self.script is None else {}
         self.snapshots = read_snapshots(folder / LAB / OF_SCRIPT if self.script else folder / SNAPSHOTS)
         if not self.snapshots:
-            raise no_snapshots(folder)
+            raise no_snapshots(folder, record)
         self.pipeline = self.script or SavedPipeline.of(folder)
         for snapshot in self.snapshots if record else ():
             _check_same_run(snapshot, record, folder)
@@ -86,18 +85,17 @@ class RunSnapshots:
         return [[next(left) for _ in snapshot.sigma_rels] for snapshot in self.snapshots]
 
 
-def no_snapshots(folder: Path) -> LabError:
+def no_snapshots(folder: Path, record: Mapping[str, Any]) -> LabError:
     """The error for a run without snapshots, which says what can still be done."""
-    checkpoints = RunFolder(folder).checkpoints()
-    still = "train again with --ema posthoc"
-    if len(checkpoints) > 1:
-        still = (
-            f"its {counted(len(checkpoints), 'checkpoint')} can be merged (lrlab merge {folder} --last {len(checkpoints)}) "
-            f"if the rate was constant there; for widths, {still}"
-        )
-    return LabError(
-        f"{str(folder)!r} has no snapshots of averages ({SNAPSHOTS}/): it was not trained with --ema posthoc. Hint: {still}."
-    )
+    num, why = len(RunFolder(folder).checkpoints()), "it was not trained with `--ema posthoc`"
+    still = "train again with `lrlab train ... --ema posthoc`"
+    if "posthoc" in str(record.get("config", {}).get("ema")):
+        why = "it took some, which stayed in the folder where it was trained: uploads do not include them"
+        still = f"use that folder, or {still}"
+    if num > 1:
+        merged = f"its {num} checkpoints can be merged (`lrlab merge {folder} --last {num}`) if the rate was constant there"
+        still = f"{merged}; for widths, {still}"
+    return LabError(f"{str(folder)!r} has no snapshots of averages ({SNAPSHOTS}/): {why}. Hint: {still}.")
 
 
 def _check_is_no_study(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ..core.errors import LabError, is_first_process, printable
+from ..core.errors import LabError, continued_by, is_first_process, printable
 from ..core.files import folder_beside
 from ..core.lock import holder_of
 from ..core.signatures import checked
@@ -84,7 +84,8 @@ def go_on(child: Child, meaning: str, dry_run: bool = False) -> Path | None:
     if not prepared:
         child.prepare()
     try:
-        run_training(child.config)
+        with continued_by("give the same command again"):
+            run_training(child.config)
     except OtherSettings as error:
         if error.names != ["data"]:
             raise

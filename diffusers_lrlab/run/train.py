@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import Interrupted, is_first_process, printable, system_errors_explained, warn
+from ..core.errors import Interrupted, continued_by, is_first_process, printable, system_errors_explained, warn
 from ..core.options import arguments_named
 from ..core.registered import registered_code_located
 from ..core.signals import interrupts_raised
@@ -48,6 +48,7 @@ def train(config: TrainingConfig) -> Path | None:
         return run_training(config)
 
 
+@continued_by("give the same command again with --resume_from_checkpoint latest")
 @registered_code_located()
 def run_training(config: TrainingConfig) -> Path | None:
     """[`train`] with errors that name flags."""
