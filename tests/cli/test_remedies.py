@@ -1,6 +1,7 @@
 """The remedies that errors name exist for the command that prints them."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -29,12 +30,15 @@ OTHER_PROGRAMS = set(  # accelerate, torchrun, git and LaTeX; placeholders
 )
 
 
-def constants():
+@functools.cache
+def texts_with_flags():
     """Texts of the package, but for patches and the hooks of the launcher, which name flags of other programs' scripts."""
+    found = []
     for file in sorted(PACKAGE.rglob("*.py")):
         if file.relative_to(PACKAGE).parts[0] not in ("diffusers_plugin", "upstream"):
             nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-            yield from (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+            found += [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [text for text in dict.fromkeys(found) if flags_in(text)]
 
 
 def flags_in(text):
@@ -43,7 +47,7 @@ def flags_in(text):
 
 def test_each_flag_that_a_text_names_exists():
     known = flags_of(_parser()) | OF_TRAINING | flags_of(parser_of_launcher()) | flags_of(parser_of_audit(""))
-    named = {flag for text in constants() for flag in flags_in(text)}
+    named = {flag for text in texts_with_flags() for flag in flags_in(text)}
     assert len(named) > 150
     assert named - known == OTHER_PROGRAMS & named
 
@@ -51,7 +55,7 @@ def test_each_flag_that_a_text_names_exists():
 @cases("command", WITHOUT_OPTIONS_OF_TRAINING)
 def test_an_error_says_which_of_the_flags_in_it_the_command_lacks(command):
     flags, own = flags_of(PARSERS[command]), 0
-    for text in (text for text in constants() if flags_in(text)):
+    for text in texts_with_flags():
         error = LabError(text)
         note_owner(error, command, PARSERS[command])
         told, _, note = str(error).partition(" Note: ")
