@@ -111,8 +111,8 @@ def untrained_in_words(optimizer: Any, parameters: Iterable[Any]) -> str | None:
         return None
     values, of = (sum(each.numel() for each in some) for some in (trained, given))
     return (
-        f"the optimizer trains {len(trained)} of {counted(len(given), 'tensor')} of the model ({values:,} of {of:,} "
-        "parameters); the others keep their values."
+        f"the optimizer trains {len(trained)} of {counted(len(given), 'tensor')} of the model ({values:,} of "
+        f"{counted(of, 'parameter', ',')}); the others keep their values."
     )
 
 

@@ -93,8 +93,8 @@ def no_snapshots(folder: Path, record: Mapping[str, Any]) -> LabError:
         why = "it took some, which stayed in the folder where it was trained: uploads do not include them"
         still = f"use that folder, or {still}"
     if num > 1:
-        merged = f"its {num} checkpoints can be merged (`lrlab merge {folder} --last {num}`) if the rate was constant there"
-        still = f"{merged}; for widths, {still}"
+        merged = f"its {counted(num, 'checkpoint')} can be merged (`lrlab merge {folder} --last {num}`)"
+        still = f"{merged} if the rate was constant there; for widths, {still}"
     return LabError(f"{str(folder)!r} has no snapshots of averages ({SNAPSHOTS}/): {why}. Hint: {still}.")
 
 

@@ -187,8 +187,9 @@ def read_momentum(group: dict[str, Any]) -> float | None:
 
 def _held_momentum(group: dict[str, Any]) -> Any:
     """The momentum of a parameter group as a number or a tensor."""
-    key = _key(group)
-    return group["betas"][0] if key == "betas" else group.get(key)
+    if (key := _key(group)) is None:
+        return None
+    return group["betas"][0] if key == "betas" else group[key]
 
 
 def rounding_of(groups: Sequence[dict[str, Any]]) -> float:

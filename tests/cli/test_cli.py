@@ -188,22 +188,22 @@ def test_errors_name_the_remedy(capsys, arguments, words):
         assert word in message
 
 
-LATIN = os.fsdecode(b"caf\xe9")
+LATIN = os.fsdecode(b"photos\xe9")
 # Commands with a name in another encoding, and how the error calls it.
 NOT_UTF8 = {
-    "train": (["--output_dir", f"{LATIN}/run"], "--output_dir b'caf\\xe9/run'"),
-    "find-lr": ([f"--train_data_dir={LATIN}"], "--train_data_dir b'caf\\xe9'"),
-    "plan": (["--output_dir", LATIN], "an argument b'caf\\xe9'"),
-    "extend": ([LATIN, "--max_train_steps", "4"], "RUN=b'caf\\xe9'"),
-    "list": (["--import", f"{LATIN}.py"], "--import b'caf\\xe9.py'"),
-    "preview": (["--lr_scheduler", LATIN], "--lr_scheduler b'caf\\xe9'"),
-    "audit": (["--out", LATIN, "--", "true"], "--out b'caf\\xe9'"),
-    "data": (["export", "dino", LATIN], "DIR=b'caf\\xe9'"),
-    "study": (["run", "quick", "--out", LATIN], "--out b'caf\\xe9'"),
-    "ema": ([LATIN, "--sigma_rel", "0.1"], "RUN=b'caf\\xe9'"),
-    "check": ([LATIN], "DIR=b'caf\\xe9'"),
-    "push": (["run", "--repo_id", f"a/{LATIN}"], "--repo_id b'a/caf\\xe9'"),
-    "pull": ([f"a/{LATIN}"], "USER/NAME b'a/caf\\xe9'"),
+    "train": (["--output_dir", f"{LATIN}/run"], "--output_dir b'photos\\xe9/run'"),
+    "find-lr": ([f"--train_data_dir={LATIN}"], "--train_data_dir b'photos\\xe9'"),
+    "plan": (["--output_dir", LATIN], "an argument b'photos\\xe9'"),
+    "extend": ([LATIN, "--max_train_steps", "4"], "RUN=b'photos\\xe9'"),
+    "list": (["--import", f"{LATIN}.py"], "--import b'photos\\xe9.py'"),
+    "preview": (["--lr_scheduler", LATIN], "--lr_scheduler b'photos\\xe9'"),
+    "audit": (["--out", LATIN, "--", "true"], "--out b'photos\\xe9'"),
+    "data": (["export", "dino", LATIN], "DIR=b'photos\\xe9'"),
+    "study": (["run", "quick", "--out", LATIN], "--out b'photos\\xe9'"),
+    "ema": ([LATIN, "--sigma_rel", "0.1"], "RUN=b'photos\\xe9'"),
+    "check": ([LATIN], "DIR=b'photos\\xe9'"),
+    "push": (["run", "--repo_id", f"a/{LATIN}"], "--repo_id b'a/photos\\xe9'"),
+    "pull": ([f"a/{LATIN}"], "USER/NAME b'a/photos\\xe9'"),
 }
 
 
@@ -226,7 +226,7 @@ def test_programs_that_are_launched_or_audited_get_names_that_are_not_utf8_as_th
         options = parser.parse_args(["script.py", "--name", LATIN])
         assert getattr(options, rest)[-2:] == ["--name", LATIN]
     for parser, flag in ((of_launcher(), "--import"), (of_audit(""), "--out")):
-        with pytest.raises(LabError, match=rf"{flag} b'caf\\xe9': must be UTF-8 text"):
+        with pytest.raises(LabError, match=rf"{flag} b'photos\\xe9': must be UTF-8 text"):
             parser.parse_args([flag, LATIN, "script.py"])
     (tmp_path / "options.yaml").write_text('output_dir: "\\uD800"\n')
     with pytest.raises(LabError, match=r"--output_dir '\\ud800': must be UTF-8 text"):
