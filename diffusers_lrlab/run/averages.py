@@ -7,6 +7,7 @@ from typing import Any
 from ..averaging.posthoc import Combination, Profiles, check_target, combine
 from ..averaging.snapshots import Snapshot, combined, profiles_of, read_snapshots
 from ..core.errors import LabError, must_be, warn
+from ..core.words import counted
 from ..hub.recorded_options import recorded_options
 from ..hub.records import read_record
 from ..training.run_files import LAB, SNAPSHOTS
