@@ -91,8 +91,8 @@ def no_snapshots(folder: Path, record: Mapping[str, Any]) -> LabError:
     num, why = len(RunFolder(folder).checkpoints()), "it was not trained with `--ema posthoc`"
     still = "train again with `lrlab train ... --ema posthoc`"
     if "posthoc" in str(record.get("config", {}).get("ema")):
-        why = "it took some, which stayed in the folder where it was trained: uploads do not include them"
-        still = f"use that folder, or {still}"
+        why = "the run took some, which are not here; uploads do not include them"
+        still = f"use the folder in which it was trained, or {still}"
     if num > 1:
         merged = f"its {counted(num, 'checkpoint')} can be merged (`lrlab merge {folder} --last {num}`)"
         still = f"{merged} if the rate was constant there; for widths, {still}"

@@ -105,5 +105,5 @@ def test_a_command_says_whose_option_it_was_given(capsys):
 def test_a_run_whose_snapshots_were_not_downloaded_was_trained_with_some(tmp_path):
     told = str(no_snapshots(tmp_path, {"config": {"ema": "posthoc:sigma_rels=[0.05|0.1]"}}))
     assert "not trained" not in told
-    assert "it took some, which stayed in the folder where it was trained: uploads do not include them." in told
+    assert "the run took some, which are not here; uploads do not include them. Hint: use the folder in which it" in told
     assert "it was not trained with `--ema posthoc`" in str(no_snapshots(tmp_path, {"config": {"ema": "constant"}}))
