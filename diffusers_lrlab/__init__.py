@@ -9,11 +9,11 @@ import sys
 import warnings
 from typing import Any
 
-from .core.signals import end_quietly_by_ctrl_c
+from .core.program import begin_program
 
 __version__ = "0.1.0"
 
-end_quietly_by_ctrl_c()  # the following import takes a second
+begin_program()  # the following import takes a second
 from .diffusers_plugin.registration.register import register  # noqa: E402
 
 _HOMES = {

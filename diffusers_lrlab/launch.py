@@ -15,16 +15,16 @@ from typing import Any, NoReturn
 import diffusers_lrlab
 
 from .core.errors import (
-    NEGATIVE_NUMBER,
     Interrupted,
     LabError,
     did_you_mean,
     is_first_process,
-    report_error,
     shortened_message,
 )
+from .core.flags import TextParser
 from .core.plugins import load_plugins
-from .core.signals import interrupts_as_usual
+from .core.program import interrupts_as_usual, report_error
+from .core.registered import registered_failure
 from .diffusers_plugin import hook_options
 from .diffusers_plugin.host.patches import Patches
 from .diffusers_plugin.host.script_arguments import follow_arguments
@@ -85,11 +85,7 @@ def _range_test(options: argparse.Namespace) -> Any:
     return ScriptTest(options.optimizer, options.num_updates)
 
 
-class _Parser(argparse.ArgumentParser):
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._negative_number_matcher = NEGATIVE_NUMBER
-
+class _Parser(TextParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith(start := "unrecognized arguments: "):
             unknown = message.removeprefix(start).split()[0]
@@ -128,10 +124,10 @@ def make_parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Runs the script that the command line names, and exits as it does."""
     parser = make_parser()
-    options = parser.parse_args(sys.argv[1:])
-    if options.local_rank is not None:
-        options.arguments = [options.local_rank, *options.arguments]
     try:
+        options = parser.parse_args(sys.argv[1:])
+        if options.local_rank is not None:
+            options.arguments = [options.local_rank, *options.arguments]
         hook_options.check_numbers(options)
         if options.explain:
             explain_script(options.script)
@@ -161,6 +157,8 @@ def _launch(options: argparse.Namespace, parser: argparse.ArgumentParser, patche
         except RangeTestDone:
             pass
         except SystemExit as end:
+            if (failure := registered_failure(end)) is not None:
+                raise failure from end
             if end.code not in (None, 0):
                 raise
         hooks.host.run.end()

@@ -10,8 +10,8 @@ import sys
 
 from diffusers_lrlab.cli.output import LabParser, add_import
 from diffusers_lrlab.cli.study import add_run_arguments, run
-from diffusers_lrlab.core.errors import exit_status
 from diffusers_lrlab.core.plugins import load_plugins
+from diffusers_lrlab.core.program import exit_status
 
 
 def compare() -> None:

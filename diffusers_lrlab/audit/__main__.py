@@ -3,7 +3,8 @@
 import subprocess
 import sys
 
-from ..core.errors import LabError, exit_status
+from ..core.errors import LabError
+from ..core.program import exit_status
 from .options import make_parser, options_of
 from .run import run_audited_rank
 

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..core.errors import NEGATIVE_NUMBER, LabError, shortened_message
+from ..core.errors import LabError, shortened_message
+from ..core.flags import TextParser
 from ..core.ranges import COUNT, POSITIVE, Range
 
 if TYPE_CHECKING:
@@ -15,11 +16,7 @@ if TYPE_CHECKING:
 _OF_EXPECT = ("num_updates", "num_warmup_steps", "learning_rate", "beta1")
 
 
-class _Parser(argparse.ArgumentParser):
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._negative_number_matcher = NEGATIVE_NUMBER
-
+class _Parser(TextParser):
     def error(self, message: str) -> NoReturn:
         raise LabError(f"{shortened_message(message)}. See {self.prog} --help.")
 

@@ -1,17 +1,15 @@
 """The `lrlab` command. A subcommand is a row of `COMMANDS`; its imports happen when it runs."""
 
 import argparse
-import contextlib
-import io
 import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from .. import __version__
-from ..core.errors import LabError, did_you_mean, exit_status, shortened
+from ..core.errors import LabError, did_you_mean, shortened
 from ..core.plugins import load_plugins
+from ..core.program import exit_status
 from . import (
     audit,
     averages,
@@ -28,6 +26,7 @@ from . import (
 )
 from .loading import announce_loading, forget_loading
 from .output import LabParser, add_import
+from .remedies import note_owner, subparsers_of
 
 
 class Command(NamedTuple):
@@ -184,31 +183,29 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        options = _parse(arguments)
+        return COMMANDS[options.command].run(options) or 0
+    except LabError as error:
+        if arguments and arguments[0] in COMMANDS and arguments[0] not in REST:
+            note_owner(error, arguments[0], subparsers_of(_parser())[arguments[0]])
+        raise
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a subcommand and returns its exit status."""
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that lacks a character shows another one instead of a traceback.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
     # Imported by transformers by way of peft, it warns of a 4-bit kernel that nothing here uses.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
     def run() -> int:
         announce_loading()
         try:
-            options = _parse(sys.argv[1:] if arguments is None else arguments)
-            status = COMMANDS[options.command].run(options)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # `lrlab list | head`: the pipe is closed, which Python must not report again at its end.
-            with contextlib.suppress(OSError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 141
+            return _run(sys.argv[1:] if arguments is None else arguments)
         finally:
             forget_loading()
-        return status or 0
 
-    return exit_status(run, (LabError, OSError))
+    return exit_status(run)
 
 
 if __name__ == "__main__":

@@ -3,19 +3,18 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
-from ..core.errors import NEGATIVE_NUMBER, LabError, shortened, shortened_message
+from ..core.errors import LabError, shortened, shortened_message
+from ..core.flags import TextParser
 
 
-class LabParser(argparse.ArgumentParser):
+class LabParser(TextParser):
     """A parser whose errors are [`LabError`]s."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._negative_number_matcher = NEGATIVE_NUMBER
-        self._given: list[str] = []
+    _given: Sequence[str] = ()
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
         given = args[0] if args else kwargs.get("args")

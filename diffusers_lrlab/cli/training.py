@@ -5,7 +5,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..core.errors import exit_status, is_first_process
+from ..core.errors import is_first_process
+from ..core.program import exit_status
 from .loading import announce_loading
 from .output import say
 

@@ -11,19 +11,33 @@ import reprlib
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .signals import interrupts_as_usual
 from .words import counted
 
 # Control characters other than line ends and tabs, and those that change the direction of text.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
-# Values that argparse must not take for flags, as in Python 3.14: earlier versions take -1e-4 for one.
-NEGATIVE_NUMBER = re.compile(r"-\.?\d")
+
+_continuing: list[str] = []  # of the commands that run, the outermost first
+
+
+@contextmanager
+def continued_by(text: str) -> Iterator[None]:
+    """Errors of this block say that `text` continues the work, unless the command around it continues in another way."""
+    _continuing.append(text)
+    try:
+        yield
+    finally:
+        _continuing.pop()
+
+
+def how_to_continue() -> str:
+    """What continues the work of the running command once it has ended early, for the remedies of errors."""
+    return _continuing[0] if _continuing else "give the same command again"
 
 
 class LabError(ValueError):
@@ -37,11 +51,8 @@ class DiskFull(LabError):
 
     def __init__(self, path: Path, reason: str, is_full: bool = True):
         what, remedy = ("No room to write", "Free some space") if is_full else ("Cannot write", "Make the folder writable")
-        self.event = f"{what} {str(path)!r} ({reason}). No partial file was left there. {remedy};"
-        super().__init__(
-            f"{self.event} then continue with --resume_from_checkpoint latest if there is a checkpoint, or start again "
-            "with --overwrite_output_dir."
-        )
+        left = f"{what} {str(path)!r} ({reason}). No partial file was left there."
+        super().__init__(f"{left} {remedy}, then {how_to_continue()}.")
 
 
 class Diverged(LabError):
@@ -57,10 +68,15 @@ class Interrupted(BaseException):
 
     def __init__(self, signal_number: int, checkpoint: Path):
         super().__init__(
-            f"Stopped by {signal.Signals(signal_number).name} after a whole update. To go on, give the same command "
-            f"again with --resume_from_checkpoint latest ({checkpoint})."
+            f"Stopped by {signal.Signals(signal_number).name} after a whole update. To go on, {how_to_continue()} "
+            f"({checkpoint})."
         )
         self.signal_number, self.checkpoint = signal_number, checkpoint
+
+
+# A plug-in that ends the program has failed, whatever the status. Ctrl-C is no failure.
+FAILURES = (Exception, SystemExit)
+_OWN_LIBRARY = ("<frozen", os.path.dirname(os.__file__))
 
 
 @contextmanager
@@ -70,17 +86,22 @@ def failures_located(what: str, remedy: str = "") -> Iterator[None]:
         yield
     except LabError:
         raise
-    except Exception as error:
+    except FAILURES as error:
         if is_out_of_memory(error):
             raise
         raise located(error, what, remedy) from error
 
 
-def located(error: Exception, what: str, remedy: str = "", file: str | None = None) -> LabError:
+def located(error: BaseException, what: str, remedy: str = "", file: str | None = None) -> LabError:
     """A plug-in's exception as an error that names `what` failed and where: the innermost line, in `file` if it is there."""
-    frames = traceback.extract_tb(error.__traceback__)
+    frames, reason = list(traceback.extract_tb(error.__traceback__)), f"{type(error).__name__}: {error}{remedy}"
+    if isinstance(error, SystemExit):  # Python's own `exit` and `argparse` raise it for their callers
+        is_own = [frame.filename.startswith(_OWN_LIBRARY) and "site-packages" not in frame.filename for frame in frames]
+        frames = [frame for frame, own in zip(frames, is_own, strict=True) if not own] or frames
+        reason = f"it ended the program (SystemExit: {error.code}). Hint: raise an error instead; the main part of a script "
+        reason += 'belongs under `if __name__ == "__main__":`.'
     last = ([frame for frame in frames if frame.filename == file] or frames)[-1]
-    return LabError(f"{what} failed at {last.filename}:{last.lineno}: {type(error).__name__}: {error}{remedy}")
+    return LabError(f"{what} failed at {last.filename}:{last.lineno}: {reason}")
 
 
 _NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|[Uu]nable to allocate|out of memory")
@@ -105,7 +126,7 @@ def system_errors_explained() -> Iterator[None]:
             raise LabError(
                 f"A process that decodes images {what}, probably because memory, or shared memory (/dev/shm), was full. "
                 "Use fewer --dataloader_num_workers (0 needs no shared memory) or a lower --in_memory_limit_mb, then "
-                "continue with --resume_from_checkpoint latest."
+                f"{how_to_continue()}."
             ) from error
         if is_out_of_memory(error):
             raise LabError(
@@ -189,31 +210,3 @@ def warn(message: str) -> None:
     """Prints a warning, from the first process only."""
     if is_first_process():
         sys.stderr.write(f"warning: {printable(message)}\n")
-
-
-def report_error(error: BaseException, all_ranks: bool = True) -> int:
-    """
-    Prints the error that ended a program, and returns the exit status.
-
-    With `all_ranks` every process prints, since the error may be of one of them only.
-    """
-    if isinstance(error, KeyboardInterrupt):
-        sys.stderr.write("Stopped.\n")
-        return 128 + signal.SIGINT
-    if all_ranks or is_first_process():
-        text = shortened_message(str(error)) if isinstance(error, OSError) else str(error)  # which contains file names
-        sys.stderr.write(printable(f"{text}\n" if isinstance(error, Interrupted) else f"error: {text}\n"))
-    return 128 + error.signal_number if isinstance(error, Interrupted) else 2
-
-
-def exit_status(
-    program: Callable[[], int | None], expected: tuple[type[Exception], ...] = (LabError, OSError), all_ranks: bool = True
-) -> int:
-    """Runs a program. Returns 0, 2 after an error that the user can fix, or 128 + the number of a signal."""
-    interrupts_as_usual()
-    try:
-        return program() or 0
-    except (KeyboardInterrupt, Interrupted) as stop:
-        return report_error(stop, all_ranks)
-    except expected as error:
-        return report_error(error, all_ranks)

@@ -12,7 +12,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .errors import DiskFull, LabError, must_be
+from .errors import DiskFull, LabError, how_to_continue, must_be
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # A disk remounted read-only after errors, withdrawn permissions, a broken disk.
@@ -69,8 +69,8 @@ def full_disk_explained(path: Path) -> Iterator[None]:
     except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
         where = path if path.is_dir() else next((parent for parent in path.parents if parent.is_file()), path)
         raise LabError(
-            f"{str(path)!r} cannot be written: {str(where)!r} is in its way ({error.strerror}). Hint: move that away and "
-            "repeat the command; a run continues with --resume_from_checkpoint latest."
+            f"{str(path)!r} cannot be written: {str(where)!r} is in its way ({error.strerror}). Hint: move that away, then "
+            f"{how_to_continue()}."
         ) from error
     except Exception as error:
         found = _NUMBER.search(str(error))

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .errors import LabError, failures_located
+from .errors import FAILURES, LabError, failures_located
 
 ENTRY_POINTS = "diffusers_lrlab.plugins"
 """The entry point group of packages that register names wherever they are installed."""
@@ -78,7 +78,7 @@ def load_installed_plugins() -> None:
             entry.load()
             if entry.dist is not None:
                 _packages[entry.dist.name] = entry.dist.version
-        except Exception as error:
+        except FAILURES as error:
             what = f"{type(error).__name__}: {error}"
             sys.stderr.write(f"warning: the installed plug-in {entry.name!r} ({entry.value}) was skipped: {what}\n")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import LabError, is_out_of_memory, located, shortened
+from .errors import FAILURES, LabError, is_out_of_memory, located, shortened, shown
 
 _PACKAGE = __name__.partition(".")[0]
 _modules: set[str] = set()  # top-level names of foreign modules that register something
@@ -77,7 +77,7 @@ def call_registered(
         raise
     except Unusable as error:
         raise LabError(f"The {noun} {name!r} {error}.{where(function)}") from None
-    except Exception as error:
+    except FAILURES as error:
         if is_out_of_memory(error):
             raise
         raise located(error, f"The {noun} {name!r}", hint, file_of(function)) from error
@@ -90,11 +90,16 @@ def registered_code_located() -> Iterator[None]:
         yield
     except LabError:
         raise
-    except Exception as error:
-        found = None if is_out_of_memory(error) else _foreign_frame(error.__traceback__)
-        if found is None:
+    except FAILURES as error:
+        if (failure := registered_failure(error)) is None:
             raise
-        raise located(error, *found) from error
+        raise failure from error
+
+
+def registered_failure(error: BaseException) -> LabError | None:
+    """The error of foreign registered code, which names it, its file and the line; `None` for an error of other code."""
+    found = None if is_out_of_memory(error) else _foreign_frame(error.__traceback__)
+    return found and located(error, *found)
 
 
 def _foreign_frame(trace: TracebackType | None) -> tuple[str, str, str] | None:
@@ -142,7 +147,7 @@ def described(value: Any) -> str:
     """A value in words, for errors: its type, dtype and shape, or a short text."""
     name = type(value).__name__
     if value is None or isinstance(value, (bool, int, float, complex)):
-        return str(value)
+        return shown(value)
     if isinstance(value, str):
         return f"the text {shortened(value)}"
     if hasattr(value, "dtype") and hasattr(value, "shape"):
@@ -178,5 +183,10 @@ def python_number(value: Any, wanted: str = "a number") -> int | float:
     if hasattr(value, "dtype") and hasattr(value, "item") and np.prod(value.shape) == 1:
         number = value.item()
     if isinstance(number, numbers.Real) and not isinstance(number, bool):
-        return int(number) if isinstance(number, numbers.Integral) else float(number)
+        try:
+            as_float = float(number)
+        except OverflowError:
+            raise unusable(f"{wanted} within the range of a float", value) from None
+        # Records hold no longer integers.
+        return int(number) if isinstance(number, numbers.Integral) and abs(as_float) < 2**63 else as_float
     raise unusable(wanted, value)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .errors import LabError, did_you_mean, must_be, shortened
+from .errors import FAILURES, LabError, did_you_mean, located, must_be, shortened
 from .parameters import Parameter
 from .plugins import load_installed_plugins
 from .registered import call_registered, note_registered, where
@@ -56,6 +56,10 @@ class Entry:
             if not self.is_foreign:
                 raise
             raise LabError(f"{self.title} is registered as {self.factory!r}, which cannot be imported: {error}") from error
+        except FAILURES as error:
+            if not self.is_foreign:
+                raise
+            raise located(error, f"The import of {self.factory!r} for {self.title[0].lower()}{self.title[1:]}") from error
 
     @property
     def title(self) -> str:

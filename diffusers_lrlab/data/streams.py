@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from ..core.errors import LabError
+from ..core.errors import LabError, how_to_continue
 from ..core.streams import stream_generator, stream_seed
 from .conditions import Example
 from .retries import read_with_retries
@@ -131,7 +131,7 @@ class ShardReader:
         passed = read_with_retries(
             lambda: self._advance(key, shard, rows),
             failure=f"Shard {shard} of {self.source.name!r} could not be read",
-            remedy="Continue with --resume_from_checkpoint latest when it can be read again.",
+            remedy=f"Hint: when it can be read again, {how_to_continue()}.",
         )
         return [example for example in passed if example is not None]
 

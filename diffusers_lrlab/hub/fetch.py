@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..core.errors import DiskFull, LabError
+from ..core.errors import LabError, continued_by
 from ..core.files import check_new_folder, new_folder
 from ..core.held import refuse_damaged
 from ..core.manifest import MANIFEST, file_sums, write_manifest
@@ -48,15 +48,13 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None, expected: str
     if found is None or (expected is not None and found != expected):
         wanted = f"a {expected}" if expected else "a run, a study, a toy dataset or a schedule of this package"
         raise LabError(f"{repo_id!r} holds {f'a {found}' if found else 'something else'}, and not {wanted}.")
-    try:
-        with new_folder(folder, _OUT) as temporary, hub_errors(target):
-            for name in files:
-                _download(target, announced[name], info.sha, temporary / name)
-            check_formats(temporary, repo_id)
-            _hold(temporary, repo_id, found)
-            write_manifest(temporary)  # of what was downloaded, for `lrlab check`
-    except DiskFull as error:
-        raise LabError(f"{error.event} then pull again: finished downloads are in the client's cache.") from None
+    again = continued_by("pull again: finished downloads are in the client's cache")
+    with again, new_folder(folder, _OUT) as temporary, hub_errors(target):
+        for name in files:
+            _download(target, announced[name], info.sha, temporary / name)
+        check_formats(temporary, repo_id)
+        _hold(temporary, repo_id, found)
+        write_manifest(temporary)  # of what was downloaded, for `lrlab check`
     return folder
 
 

@@ -8,13 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError, must_be
+from ..core.registered import Unusable
 from ..core.registry import Parameter, Registry
 from ..core.signatures import checked
 from .architecture import Architecture
 
 _PACKAGE = "diffusers_lrlab"
 
-DENOISERS = Registry("denoiser")
+
+def _check_separate(model: Any, *_: Any) -> Any:
+    """A model each of whose weights is a tensor of its own: a file of safetensors holds no tensor under two names."""
+    names: dict[Any, str] = {}
+    for name, value in model.state_dict().items() if hasattr(model, "state_dict") else ():
+        other = names.setdefault((value.untyped_storage()._cdata, value.storage_offset()), name)
+        if other != name and value.numel():
+            shared = " and ".join(sorted((other, name)))
+            hint = "Hint: keep one of them, and use it in both places of forward()."
+            raise Unusable(f"must return a model that can be saved: its {shared} are one tensor, of two names. {hint}")
+    return model
+
+
+DENOISERS = Registry("denoiser", returns=_check_separate)
 """
 Entries are classes, or their import paths, "module:class". The fact `architecture` of an entry is the path of a subclass of
 [`Architecture`].

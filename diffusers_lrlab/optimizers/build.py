@@ -7,11 +7,12 @@ import importlib.util
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import LabError, must_be
+from ..core.errors import FAILURES, LabError, must_be
 from ..core.extras import require_version
 from ..core.registry import Entry
 from ..core.signatures import checked
 from ..core.spec import resolve_spec
+from ..core.words import counted
 from .entries import OPTIMIZERS
 from .timescales import IMAGES, per_update
 
@@ -67,28 +68,52 @@ def _check_decays(name: str, weight_decay: float, groups: list[Any]) -> None:
 
 def _check_step(entry: Entry, lr: float, kwargs: dict[str, Any]) -> None:
     """
-    Raises a `LabError` if a step of an optimizer changes no parameter. It tries matrices and vectors of zeros, which show
-    the smallest step, and of ones, for steps in proportion to the parameters. Exceptions are ignored here: they will come
-    again with the parameters of the run.
+    Raises a `LabError` if a step of an optimizer changes no parameter, or works only with a closure. It tries matrices and
+    vectors of zeros, which show the smallest step, and of ones, for steps in proportion to the parameters. Other exceptions
+    are ignored here: they will come again with the parameters of the run.
     """
     import torch
 
     from ..core.random_states import random_states_kept
 
-    generator = torch.Generator().manual_seed(0)
     begun = [torch.full(size, value) for value in (0.0, 1.0) for size in ((4, 4), (4,))]
-    tried = [torch.nn.Parameter(values.clone()) for values in begun]
-    for parameter in tried:
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
-    has_stepped = False
-    with random_states_kept(with_devices=False), contextlib.suppress(Exception):
-        entry(tried, lr if lr > 0 else 1e-3, **kwargs).step()
-        has_stepped = True
-    if has_stepped and all(torch.equal(parameter, values) for parameter, values in zip(tried, begun, strict=True)):
+
+    def stepped(*closure: Any) -> list[Any] | None:
+        """Parameters after a step; `None` if it failed."""
+        generator, tried = torch.Generator().manual_seed(0), [torch.nn.Parameter(values.clone()) for values in begun]
+        for parameter in tried:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        with random_states_kept(with_devices=False), contextlib.suppress(*FAILURES):
+            entry(tried, lr if lr > 0 else 1e-3, **kwargs).step(*closure)
+            return tried
+        return None
+
+    after = stepped()
+    if after is None and stepped(lambda: torch.tensor(1.0)) is not None:
+        raise LabError(
+            f"{entry.title} needs a closure: its step() computes the loss again, and is called without one here, after the "
+            f"gradients are computed. Hint: choose an optimizer whose step() needs no closure.{entry.where}"
+        )
+    if after is not None and all(map(torch.equal, after, begun)):
         raise LabError(
             f"{entry.title} changes nothing: a step with nonzero gradients leaves all parameters unchanged. Pass the given "
             f"parameters to the optimizer, and change them in step().{entry.where}"
         )
+
+
+def untrained_in_words(optimizer: Any, parameters: Iterable[Any]) -> str | None:
+    """A warning if an optimizer got only some of the trainable parameters, with the numbers."""
+    while hasattr(optimizer, "optimizer"):  # accelerate's wrapper
+        optimizer = optimizer.optimizer
+    held, given = {id(each) for group in optimizer.param_groups for each in group["params"]}, list(parameters)
+    trained = [each for each in given if id(each) in held]
+    if len(trained) == len(given):
+        return None
+    values, of = (sum(each.numel() for each in some) for some in (trained, given))
+    return (
+        f"the optimizer trains {len(trained)} of {counted(len(given), 'tensor')} of the model ({values:,} of "
+        f"{counted(of, 'parameter', ',')}); the others keep their values."
+    )
 
 
 def _with_a_list(group: Any) -> Any:

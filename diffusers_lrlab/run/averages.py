@@ -24,7 +24,7 @@ class RunSnapshots:
         self.folder, record = folder, open_run(folder, _is_of_pipeline)
         self.snapshots = read_snapshots(folder / SNAPSHOTS)
         if not self.snapshots:
-            raise no_snapshots(folder)
+            raise no_snapshots(folder, record)
         self.pipeline = SavedPipeline.of(folder)
         for snapshot in self.snapshots:
             _check_same_run(snapshot, record, folder)
@@ -84,18 +84,17 @@ def _is_of_pipeline(name: str) -> bool:
     return not name.startswith(f"{LAB}/")
 
 
-def no_snapshots(folder: Path) -> LabError:
+def no_snapshots(folder: Path, record: Mapping[str, Any]) -> LabError:
     """The error for a run without snapshots, which says what can still be done."""
-    checkpoints = RunFolder(folder).checkpoints()
-    still = "train again with --ema posthoc"
-    if len(checkpoints) > 1:
-        still = (
-            f"its {counted(len(checkpoints), 'checkpoint')} can be merged (lrlab merge {folder} --last {len(checkpoints)}) "
-            f"if the rate was constant there; for widths, {still}"
-        )
-    return LabError(
-        f"{str(folder)!r} has no snapshots of averages ({SNAPSHOTS}/): it was not trained with --ema posthoc. Hint: {still}."
-    )
+    num, why = len(RunFolder(folder).checkpoints()), "it was not trained with `--ema posthoc`"
+    still = "train again with `lrlab train ... --ema posthoc`"
+    if "posthoc" in str(record.get("config", {}).get("ema")):
+        why = "the run took some, which are not here; uploads do not include them"
+        still = f"use the folder in which it was trained, or {still}"
+    if num > 1:
+        merged = f"its {counted(num, 'checkpoint')} can be merged (`lrlab merge {folder} --last {num}`)"
+        still = f"{merged} if the rate was constant there; for widths, {still}"
+    return LabError(f"{str(folder)!r} has no snapshots of averages ({SNAPSHOTS}/): {why}. Hint: {still}.")
 
 
 def _check_is_no_study(folder: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import LabError, is_first_process, must_be, printable
+from ..core.errors import LabError, continued_by, is_first_process, must_be, printable
 from ..core.files import folder_beside
 from ..core.lock import holder_of
 from ..core.options import names_where
@@ -172,7 +172,8 @@ def _train(child: Child, dry_run: bool) -> Path | None:
     if not exists:
         hand_over(parent, child.at, child.curve, child.config, child.facts, folder)
     try:
-        run_training(TrainingConfig(**parent.options_of(child.curve, folder), resume_from_checkpoint="latest"))
+        with continued_by("give the same command again"):
+            run_training(TrainingConfig(**parent.options_of(child.curve, folder), resume_from_checkpoint="latest"))
     except OtherSettings as error:
         if error.names != ["data"]:
             raise

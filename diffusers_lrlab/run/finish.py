@@ -1,10 +1,12 @@
 """The end of a run: the pipeline, final samples, distances, plots and card."""
 
+import math
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from ..core.errors import warn
 from ..training.other_averages import save_other_averages
 from ..training.pipeline import pipeline_name
 from ..training.results.base import results_of
@@ -35,7 +37,7 @@ def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
     if config.evaluation:
         with run.averaged_weights():
             samples = shown_by.samples_to_show(run)
-        figures = shown_by.evaluate(run, shown_by.samples_to_evaluate(run))
+        figures = _finite(shown_by.evaluate(run, shown_by.samples_to_evaluate(run)))
         results.update(figures)
         trainer.log.keep_samples(samples)
     record["train"] |= training_figures(trainer)
@@ -56,6 +58,14 @@ def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
     accelerator.print(f"Finished: {name}.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md")
     if config.posthoc is not None:
         accelerator.print(f"Averages of other widths: lrlab ema {folder.path} --sweep, or --sigma_rel 0.075.")
+
+
+def _finite(figures: dict[str, Any]) -> dict[str, Any]:
+    """The figures that a record in JSON can hold, with a warning for the others."""
+    finite = {name: value for name, value in figures.items() if not isinstance(value, float) or math.isfinite(value)}
+    for name in figures.keys() - finite.keys():
+        warn(f"the metric {name!r} is {figures[name]}, and is left out of the record.")
+    return finite
 
 
 def _show_results(trainer: Trainer, figures: dict[str, Any]) -> None:

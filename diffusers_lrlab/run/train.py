@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import Interrupted, is_first_process, printable, system_errors_explained
+from ..core.errors import Interrupted, continued_by, is_first_process, printable, system_errors_explained, warn
 from ..core.options import arguments_named
 from ..core.registered import registered_code_located
 from ..core.signals import interrupts_raised
@@ -47,6 +47,7 @@ def train(config: TrainingConfig) -> Path | None:
         return run_training(config)
 
 
+@continued_by("give the same command again with --resume_from_checkpoint latest")
 @registered_code_located()
 def run_training(config: TrainingConfig) -> Path | None:
     """[`train`] with errors that name flags."""
@@ -112,7 +113,7 @@ def _train_and_record(
     uploads: BackgroundUploads | None,
 ) -> None:
     """Does all updates and finishes the run; `run.json` records the outcome."""
-    from ..optimizers.build import optimizer_parts
+    from ..optimizers.build import optimizer_parts, untrained_in_words
     from ..optimizers.layers import parts_in_words
     from ..preflight.run import check_before_training
     from ..training.trainer import Trainer
@@ -130,6 +131,8 @@ def _train_and_record(
     if (parts := optimizer_parts(trainer.run.optimizer)) is not None:
         record["train"]["optimizer_parts"] = parts
         accelerator.print(f"Optimizer: {parts_in_words(parts)}.")
+    if untrained := untrained_in_words(trainer.run.optimizer, trainer.run.trained):
+        warn(untrained)
     warn_of_changed_plugins(record, previous)
     found = check_before_training(trainer) if checkpoint is None else _checked_before(trainer, previous)
     record["train"]["preflight"] = found

@@ -20,6 +20,7 @@ class ScheduleAudit:
     largest_lr_deviation: float = 0.0
     largest_momentum_deviation: float = 0.0
     first_deviating_update: int | None = None
+    rounding: float = 0.0  # relative, of values that the optimizer keeps in tensors
 
     def check(
         self,
@@ -27,20 +28,22 @@ class ScheduleAudit:
         applied: Sequence[tuple[float, float | None]],
         expected: Sequence[tuple[float | None, float | None]],
         peaks: Sequence[float],
+        rounding: float = 0.0,
     ) -> None:
         """
         Compares learning rate and momentum of each parameter group at one update.
 
         `applied` are the optimizer's values. `expected` is `None` for values that do not follow the clock. Deviations of
-        the learning rate are relative to `peaks`, which are 0 for frozen groups.
+        the learning rate are relative to `peaks`, which are 0 for frozen groups. `rounding` is that of [`rounding_of`].
         """
         self.num_updates += 1
+        self.rounding = max(self.rounding, rounding)
         for (lr, momentum), (expected_lr, expected_momentum), peak in zip(applied, expected, peaks, strict=True):
             lr_deviation = abs(lr - expected_lr) / (peak or 1.0) if expected_lr is not None else 0.0
             momentum_deviation = abs((momentum or 0.0) - expected_momentum) if expected_momentum is not None else 0.0
             self.largest_lr_deviation = max(self.largest_lr_deviation, lr_deviation)
             self.largest_momentum_deviation = max(self.largest_momentum_deviation, momentum_deviation)
-            if max(lr_deviation, momentum_deviation) <= TOLERANCE or self.first_deviating_update is not None:
+            if max(lr_deviation, momentum_deviation) <= max(TOLERANCE, rounding) or self.first_deviating_update is not None:
                 continue
             self.first_deviating_update = update
             if self.strict:
@@ -56,7 +59,9 @@ class ScheduleAudit:
 
     def summary(self) -> str:
         if self.passed:
-            return f"LR audit: {counted(self.num_updates, 'update')}, every value that follows the clock was as expected."
+            rounded = f", within the rounding of the optimizer's tensors ({self.rounding:.2g})" if self.rounding else ""
+            num = counted(self.num_updates, "update")
+            return f"LR audit: {num}, every value that follows the clock was as expected{rounded}."
         return (
             f"LR audit: {counted(self.num_updates, 'update')}, NOT as expected from update {self.first_deviating_update} "
             f"on: the learning rate was off by up to {self.largest_lr_deviation:.3g} of its peak"

@@ -181,11 +181,25 @@ def _key(group: dict[str, Any]) -> str | None:
 
 def read_momentum(group: dict[str, Any]) -> float | None:
     """The momentum of a parameter group; `None` if it has none."""
-    key = _key(group)
-    if key is None:
-        return None
-    value = group["betas"][0] if key == "betas" else group[key]
+    value = _held_momentum(group)
     return None if value is None else float(value)
+
+
+def _held_momentum(group: dict[str, Any]) -> Any:
+    """The momentum of a parameter group as a number or a tensor."""
+    if (key := _key(group)) is None:
+        return None
+    return group["betas"][0] if key == "betas" else group[key]
+
+
+def rounding_of(groups: Sequence[dict[str, Any]]) -> float:
+    """The relative rounding of learning rates and momenta that parameter groups keep in tensors; 0 for numbers."""
+    held = [value for group in groups for value in (group["lr"], _held_momentum(group)) if hasattr(value, "fill_")]
+    if not held:
+        return 0.0
+    import torch
+
+    return max(torch.finfo(value.dtype).eps for value in held)
 
 
 def initial_lrs(optimizer: Any) -> list[float]:

@@ -19,7 +19,7 @@ from .noise_levels import (
     noise_levels,
     prediction_type_of,
 )
-from .registries import LOSS_WEIGHTINGS
+from .registries import LOSS_WEIGHTINGS, not_repeated
 
 _WEIGHED = {"image": "sample", "velocity": FLOW_VELOCITY}  # by trait
 
@@ -51,6 +51,8 @@ class LossWeighting(LossFeedback):
         if self.state is not None:
             return
         weights = np.asarray(entry(levels, **own), np.float64)
+        if entry.is_foreign and not np.array_equal(weights, np.asarray(entry(levels, **own)), equal_nan=True):
+            raise not_repeated(entry.title, "weight", entry.where)
         if not (weights >= 0).all() or not weights.any():
             raise LabError(
                 f"{entry.title} has to give {counted(len(levels.snr), 'weight')} of 0 or more, one for each timestep and "

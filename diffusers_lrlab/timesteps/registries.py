@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.errors import LabError
 from ..core.registered import real_values
 from ..core.registry import Parameter, Registry
 from ..core.words import counted
@@ -29,6 +30,14 @@ def _check_weights(value: Any, levels: Any) -> Any:
         return value
     num = levels.num_train_timesteps
     return real_values(value, f"{counted(num, 'weight')} of 0 or more, one for each timestep", (num,))
+
+
+def not_repeated(title: str, what: str, where: str) -> LabError:
+    """The error for a function whose value is another one each time, so that a resumed run would differ."""
+    return LabError(
+        f"{title} gives another {what} at the second call with the same arguments, so a resumed run would differ. Hint: "
+        f"compute it from the arguments alone; for random numbers, use a generator with a fixed seed.{where}"
+    )
 
 
 TIMESTEP_SAMPLERS = Registry(

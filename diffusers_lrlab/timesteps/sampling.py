@@ -16,9 +16,10 @@ from ..schedules.schedule import ENDLESS
 from .adaptive import LossFeedback, check_indices, state_of
 from .beginning import Beginning
 from .noise_levels import FLOW_VELOCITY, NoiseLevels, noise_levels, prediction_type_of
-from .registries import TIMESTEP_SAMPLERS
+from .registries import TIMESTEP_SAMPLERS, not_repeated
 
 _LENGTH, _BATCH = Range(f"[1, {ENDLESS}]", whole=True), Range(f"[0, {ENDLESS}]", whole=True)
+_EARLY = (1, 2, 3, 10, 100, 1000, 10_000)  # updates at which a density may change however long the run is
 _BELOW_ONE = float(np.nextafter(1.0, 0.0))
 
 
@@ -87,6 +88,8 @@ class TimestepSampler(LossFeedback):
         updates = np.linspace(0, self.num_training_steps, 9).astype(np.int64) if self.moves else 0
         probabilities = self.probabilities(updates)
         lowest = probabilities.min().item()
+        if self._entry.is_foreign and self.state is None:
+            self._check_repeats()
         if probabilities.shape[-1] != self.num_train_timesteps or lowest < 0:
             raise LabError(
                 f"{self._entry.title} has to give {self.num_train_timesteps} densities of 0 or more, one for each timestep, "
@@ -96,6 +99,20 @@ class TimestepSampler(LossFeedback):
             raise LabError(
                 f"{self.name!r} with {self._own} gives some timesteps next to no probability, and no weight makes up for "
                 "that: unbiased=True cannot hold. Drop it, or make the density wider."
+            )
+
+    def _check_repeats(self) -> None:
+        """Raises a `LabError` for a density that a resumed run would not have again."""
+        first, title, where = self.probabilities(0), self._entry.title, self._entry.where
+        if not first.equal(self.probabilities(0)):
+            raise not_repeated(title, "density", where)
+        spread = {*np.linspace(0, self.num_training_steps, 9).astype(np.int64).tolist(), *_EARLY}
+        if not self.moves and any(
+            not first.equal(self.probabilities(update)) for update in spread if update <= self.num_training_steps
+        ):
+            raise LabError(
+                f"{title} changes with the update, but it is computed once, since it does not say so. Hint: register it "
+                f"with traits=('curriculum',).{where}"
             )
 
     @property

@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 import yaml
 from transformers.hf_argparser import HfArgumentParser
 
-from ..core.errors import NEGATIVE_NUMBER, LabError, did_you_mean, shortened, shortened_message
+from ..core.errors import LabError, did_you_mean, shortened, shortened_message
 from ..core.files import read_utf8
-from ..core.flags import JoinedValues
+from ..core.flags import JoinedValues, TextParser
 from ..core.options import Option
 from ..core.plain_yaml import ShallowLoader
 from ..core.plugins import load_installed_plugins, load_plugins
@@ -21,11 +21,7 @@ from .config import CONFIG_GROUPS, TrainingConfig
 from .help import Formatter, ShowHelp, is_switch
 
 
-class _Parser(HfArgumentParser):
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._negative_number_matcher = NEGATIVE_NUMBER
-
+class _Parser(TextParser, HfArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise LabError(f"{shortened_message(message)}. See --help all.")
 

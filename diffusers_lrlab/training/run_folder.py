@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..averaging.snapshots import snapshots_in
-from ..core.errors import LabError, warn
+from ..core.errors import LabError, how_to_continue, warn
 from ..core.files import (
     OLD,
     append_line,
@@ -229,8 +229,8 @@ class RunFolder:
 
 def _disturbed(what: str) -> LabError:
     return LabError(
-        f"{what} while the run was writing there. Hint: do not change the folder of a run while it trains; continue with "
-        "--resume_from_checkpoint latest, which starts again if no checkpoint is left."
+        f"{what} while the run was writing there. Hint: do not change the folder of a run while it trains; "
+        f"{how_to_continue()}, which starts again if no checkpoint is left."
     )
 
 

@@ -17,7 +17,7 @@ from ..optimizers.build import get_optimizer
 from ..optimizers.groups import LR_GROUP, lr_factor_of
 from ..schedules.audit import ScheduleAudit
 from ..schedules.feedback import FeedbackSchedule
-from ..schedules.momentum import read_momentum
+from ..schedules.momentum import read_momentum, rounding_of
 from ..schedules.scheduler import build_all
 from .compiling import make_channels_last
 from .kinds.select import component_of
@@ -143,6 +143,7 @@ class RunState:
             [(float(group["lr"]), read_momentum(group)) for group in groups],
             [(expected_lr and expected_lr * factor, beta) for factor, beta in zip(factors, momenta, strict=True)],
             [plan.learning_rate * factor for factor in factors],
+            rounding_of(groups),
         )
 
     def averaged_weights(self) -> AbstractContextManager[None]:

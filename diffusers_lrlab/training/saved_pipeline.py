@@ -36,7 +36,7 @@ class SavedPipeline:
         if not index.is_file() or component is None:
             raise LabError(
                 f"{str(folder)!r} holds no pipeline of a run, whose weights could be replaced. Hint: let the run finish "
-                "(--resume_from_checkpoint latest), or give the folder of another one."
+                "(`lrlab train ... --resume_from_checkpoint latest`), or give the folder of another one."
             )
         return cls(folder, component)
 

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 from lrlab_command import COMMAND, lrlab
+from tables import cases
 
 from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.cli.lists import LISTED
 from diffusers_lrlab.cli.main import COMMANDS, main
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.image_sets import IMAGE_DATASETS
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
 from diffusers_lrlab.models.registry import DENOISERS
@@ -183,6 +185,51 @@ def test_errors_name_the_remedy(capsys, arguments, words):
     message = refused(capsys, *arguments)
     for word in words:
         assert word in message
+
+
+LATIN = os.fsdecode(b"photos\xe9")
+# Commands with a name in another encoding, and how the error calls it.
+NOT_UTF8 = {
+    "train": (["--output_dir", f"{LATIN}/run"], "--output_dir b'photos\\xe9/run'"),
+    "find-lr": ([f"--train_data_dir={LATIN}"], "--train_data_dir b'photos\\xe9'"),
+    "plan": (["--output_dir", LATIN], "an argument b'photos\\xe9'"),
+    "extend": ([LATIN, "--max_train_steps", "4"], "RUN=b'photos\\xe9'"),
+    "list": (["--import", f"{LATIN}.py"], "--import b'photos\\xe9.py'"),
+    "preview": (["--lr_scheduler", LATIN], "--lr_scheduler b'photos\\xe9'"),
+    "audit": (["--out", LATIN, "--", "true"], "--out b'photos\\xe9'"),
+    "data": (["export", "dino", LATIN], "DIR=b'photos\\xe9'"),
+    "study": (["run", "quick", "--out", LATIN], "--out b'photos\\xe9'"),
+    "ema": ([LATIN, "--sigma_rel", "0.1"], "RUN=b'photos\\xe9'"),
+    "check": ([LATIN], "DIR=b'photos\\xe9'"),
+    "push": (["run", "--repo_id", f"a/{LATIN}"], "--repo_id b'a/photos\\xe9'"),
+    "pull": ([f"a/{LATIN}"], "USER/NAME b'a/photos\\xe9'"),
+}
+
+
+@cases("command", NOT_UTF8)
+def test_a_name_that_is_not_utf8_is_refused_before_anything_is_written(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / LATIN).mkdir()
+    arguments, named = NOT_UTF8[command]
+    assert main([command, *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {named}: must be UTF-8 text, got b")
+    assert [path.name for path in tmp_path.iterdir()] == [LATIN]
+
+
+def test_programs_that_are_launched_or_audited_get_names_that_are_not_utf8_as_they_are(tmp_path):
+    from diffusers_lrlab.audit.options import make_parser as of_audit
+    from diffusers_lrlab.launch import make_parser as of_launcher
+    from diffusers_lrlab.training.arguments import parse_arguments
+
+    for parser, rest in ((of_launcher(), "arguments"), (of_audit(""), "program")):
+        options = parser.parse_args(["script.py", "--name", LATIN])
+        assert getattr(options, rest)[-2:] == ["--name", LATIN]
+    for parser, flag in ((of_launcher(), "--import"), (of_audit(""), "--out")):
+        with pytest.raises(LabError, match=rf"{flag} b'photos\\xe9': must be UTF-8 text"):
+            parser.parse_args([flag, LATIN, "script.py"])
+    (tmp_path / "options.yaml").write_text('output_dir: "\\uD800"\n')
+    with pytest.raises(LabError, match=r"--output_dir '\\ud800': must be UTF-8 text"):
+        parse_arguments([f"--config={tmp_path}/options.yaml"], "")
 
 
 def test_what_follows_a_bare_dash_is_not_called_unknown(capsys):

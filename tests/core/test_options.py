@@ -9,7 +9,7 @@ import typing
 import pytest
 from tables import cases
 
-from diffusers_lrlab.core.errors import LabError, must_be, report_error
+from diffusers_lrlab.core.errors import LabError, must_be
 from diffusers_lrlab.core.options import (
     SPEED,
     WHOLE_RUN,
@@ -25,6 +25,7 @@ from diffusers_lrlab.core.options import (
     option,
     options_of,
 )
+from diffusers_lrlab.core.program import report_error
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.finder.saved_result import deciding
 from diffusers_lrlab.training.arguments import make_parser

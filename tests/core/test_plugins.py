@@ -73,6 +73,17 @@ def test_diffusers_knows_a_name_that_was_registered_after_it_was_imported(tmp_pa
         ("broken.py", "x = 1\nraise KeyError('oh')", r"broken\.py:2: KeyError"),
         ("missing_inside.py", "import no_such_module_of_anybody", "ModuleNotFoundError"),
         ("folder/", None, "no such file"),
+        (
+            "exits.py",
+            "import sys\nsys.exit(0)",
+            r"exits\.py:2: it ended the program \(SystemExit: 0\)\. Hint: raise an error",
+        ),
+        ("quits.py", "quit()", r"quits\.py:1: it ended the program \(SystemExit: None\)"),
+        (
+            "parses.py",
+            "import argparse\n\nargparse.ArgumentParser(add_help=False).error('x')",
+            r"parses\.py:3: .*SystemExit: 2\)",
+        ),
     ],
 )
 def test_what_cannot_be_loaded_is_said(tmp_path, monkeypatch, name, text, message):

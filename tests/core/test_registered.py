@@ -13,6 +13,7 @@ from diffusers_lrlab.core.listing import as_text
 from diffusers_lrlab.core.registry import Parameter, restored
 from diffusers_lrlab.evaluation.evaluate import compare_samples, evaluate
 from diffusers_lrlab.evaluation.metrics import METRICS, metric_label
+from diffusers_lrlab.evaluation.registry import Metric
 from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.expected import schedule_curves
@@ -107,6 +108,27 @@ def test_a_metric():
     assert compare_samples(points, points, names=["mine"]) == {"mine": 7}
     assert METRICS["mine"].needs == ("samples",)
     assert metric_label("mine") == "of a test, m"
+
+
+def test_what_a_metric_returns_is_one_number():
+    from fractions import Fraction
+
+    for given, figure in (
+        (np.float32(0.5), 0.5),
+        (torch.tensor([[2.5]]), 2.5),
+        (torch.tensor(1.0, dtype=torch.bfloat16), 1.0),
+        (Fraction(1, 4), 0.25),
+        (np.int64(3), 3),
+        (2**70, 2.0**70),
+    ):
+        got = Metric("mine", "of a test", lambda given=given: given)()["mine"]
+        assert (got, type(got)) == (figure, type(figure))
+    for wrong in (True, np.bool_(True), "1", None, 1 + 2j, [1.0], torch.ones(2), {"mine": 1.0}):
+        with pytest.raises(LabError, match=r"The metric 'mine' must return a number, not .+test_registered\.py:\d+"):
+            Metric("mine", "of a test", lambda wrong=wrong: wrong)()
+    for wrong in (10**400, 10**5000, Fraction(10) ** 400):
+        with pytest.raises(LabError, match=r"'mine' must return a number within the range of a float, not .+\.py:\d+"):
+            Metric("mine", "of a test", lambda wrong=wrong: wrong)()
 
 
 def test_what_a_metric_does_not_have_is_refused():

@@ -7,15 +7,21 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from accelerate.state import AcceleratorState
 from printed import registrations_undone
 from tables import cases
 
+import diffusers_lrlab as lab
 from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core import plugins
+from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
+from diffusers_lrlab.evaluation.metrics import METRICS
+from diffusers_lrlab.hub.records import read_record
 from diffusers_lrlab.models.registry import DENOISERS
 from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
@@ -83,6 +89,14 @@ SAYS = {
     "denoiser_one_value_in_evaluation": r"\(1, 2\).* not .*\(1, 1\)",
     "denoiser_not_built": "failed at .* LookupError: .*only on paper",
     "sampler_state_raises": "failed at .* KeyError: .*nothing would be learned",
+    "exits": r"failed at .*ended the program \(SystemExit",
+    "sampler_changes": r"traits=\('curriculum',\)",
+    "sampler_changes_late": r"traits=\('curriculum',\)",
+    "random": "another .* at the second call",
+    "optimizer_lbfgs": "needs a closure: ",
+    "optimizer_calls_closure": "needs a closure: ",
+    "denoiser_tied": "again.weight and linear.weight",
+    "denoiser_tied_turned": "again.weight and linear.weight",
     "kind_cannot_sample": "failed at .* AttributeError",
 }
 
@@ -143,3 +157,22 @@ def test_a_run_says_what_is_wrong(option, name, tmp_path, capsys):
     if record.exists():  # it began
         run = json.loads(record.read_text())["run"]
         assert (run["status"], run["error"].partition(": ")[2]) == ("failed", error.strip())
+
+
+def test_a_part_of_the_parameters_a_tensor_as_rate_and_a_metric_that_is_nan_are_told(tmp_path, capsys):
+    def own(params, lr):
+        return torch.optim.AdamW([parameter for parameter in params if parameter.dim() == 1], lr=torch.tensor(lr))
+
+    about = {"description": "of a test", "source": "this test"}
+    with OPTIMIZERS.temporarily(), restored(METRICS):
+        lab.register_optimizer("of_biases", **about)(own)
+        lab.register_metric("undefined", **about, facts={"form": "points"})(lambda real, generated: np.float32("nan"))
+        assert train(tmp_path / "run", optimizer="of_biases", distance_samples=16) == 0
+    said = capsys.readouterr()
+    told = "the optimizer trains 5 of 10 tensors of the model (1,026 of 296,450 parameters); the others keep their values."
+    assert f"warning: {told}" in said.err
+    assert "warning: the metric 'undefined' is nan, and is left out of the record." in said.err
+    assert "as expected, within the rounding of the optimizer's tensors (1.2e-07)." in said.out
+    results = read_record(tmp_path / "run")["train"]["results"]
+    assert "kl" in results
+    assert "undefined" not in results

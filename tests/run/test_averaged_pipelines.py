@@ -235,10 +235,10 @@ def test_a_run_without_snapshots_says_what_can_be_done(run, tmp_path, capsys):
     shutil.rmtree(plain / "ema_snapshots")
     error = refused(capsys, "ema", plain, "--sweep")
     assert "has no snapshots of averages" in error
-    assert f"its 4 checkpoints can be merged (lrlab merge {plain} --last 4)" in error
+    assert f"its 4 checkpoints can be merged (`lrlab merge {plain} --last 4`)" in error
     for update in (24, 48, 72, 96):
         shutil.rmtree(plain / f"checkpoint-{update}")
-    assert "Hint: train again with --ema posthoc." in refused(capsys, "ema", plain, "--sweep")
+    assert "trained, or train again with `lrlab train ... --ema posthoc`." in refused(capsys, "ema", plain, "--sweep")
     assert "must be of two or more" in refused(capsys, "merge", plain, "--last", 2)
 
 

@@ -11,8 +11,9 @@ import started
 from continued_runs import SMALL, applied_is, assert_same_end, from_the_start, new_run
 
 from diffusers_lrlab import extend
-from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.errors import Interrupted, LabError
 from diffusers_lrlab.core.manifest import write_manifest
+from diffusers_lrlab.training.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +180,18 @@ def test_changed_data(folder, tmp_path, capsys):
         extend(run, 15)
     shutil.copytree(tmp_path / "copy", tmp_path / "data", dirs_exist_ok=True)
     assert_same_end(from_the_start(extend(run, 15)), folder / "own-15", 15)
+
+
+@pytest.mark.slow
+def test_a_stopped_extension_is_continued_by_the_same_command(folder, trunk, monkeypatch):
+    stopped = folder / "stopped"
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_at_boundary", lambda trainer: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(Interrupted, match=r"Stopped by SIGTERM .* To go on, give the same command again \(.*21\)\.$"):
+            extend(trunk, 30, output_dir=stopped)
+    assert runs.read_record(stopped)["run"]["status"] == "cancelled"
+    assert extend(trunk, 30, output_dir=stopped) == stopped
+    assert_same_end(extend(trunk, 30), stopped, 30)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from tables import cases
 from diffusers_lrlab import get_scheduler
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.schedules.audit import ScheduleAudit
+from diffusers_lrlab.schedules.momentum import rounding_of
 
 RAMPS = {"linear": lambda x: x, "cosine": lambda x: 1 - cos(x), "1-sqrt": lambda x: 1 - np.sqrt(1 - x)}
 
@@ -204,6 +205,21 @@ def test_a_tensor_learning_rate_is_filled_in_place_and_never_read(row):
 def test_a_strict_audit_tells_both_values(momentum, told):
     with pytest.raises(LabError, match=f"At update 7 the optimizer has a learning rate of 0.0001 where .*{told}"):
         ScheduleAudit(strict=True).check(7, [(1e-4, 0.8)], [(2e-4, momentum)], [1e-3])
+
+
+def test_the_audit_knows_the_rounding_of_rates_in_tensors():
+    group = {"lr": torch.tensor(1e-4), "betas": (torch.tensor(0.9, dtype=torch.float64), 0.999)}
+    assert rounding_of([{"lr": 1e-4}, {"lr": 1e-4, "momentum": 0.9}]) == 0.0
+    assert rounding_of([{"lr": 1e-4}, group]) == 2**-23
+    exact, rounded, wrong = ScheduleAudit(), ScheduleAudit(), ScheduleAudit()
+    for audit, lr, rounding in (
+        (exact, float(group["lr"]), 0.0),
+        (rounded, float(group["lr"]), 2**-23),
+        (wrong, 1.001e-4, 2**-23),
+    ):
+        audit.check(0, [(lr, None)], [(1e-4, None)], [1e-4], rounding)
+    assert (exact.passed, rounded.passed, wrong.passed) == (False, True, False)
+    assert rounded.summary().endswith("was as expected, within the rounding of the optimizer's tensors (1.2e-07).")
 
 
 def test_the_audit_measures_learning_rates_by_their_peak_and_momenta_as_they_are():

@@ -261,7 +261,7 @@ def test_a_full_disk(home, tmp_path, capsys, executor, num_bytes, what):
     error = capsys.readouterr().err
     assert "error: No room to write" in error
     assert what in error
-    assert "Free some space; then give the same command again" in error
+    assert "Free some space, then give the same command again" in error
     assert "--overwrite_output_dir" not in error
     assert "Traceback" not in error
     assert not records(out)

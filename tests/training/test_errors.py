@@ -530,7 +530,7 @@ def limit_files(num_bytes):
 def test_a_full_disk_leaves_nothing_half_written(tmp_path, mebibytes):
     folder = tmp_path / "run"
     outcome = start(*SMALL, f"--output_dir={folder}", before=functools.partial(limit_files, mebibytes * 2**20))
-    assert_told(outcome, "No room to write", "checkpoint-2", "Free some space", "--overwrite_output_dir")
+    assert_told(outcome, "No room to write", "checkpoint-2", "Free some space", "--resume_from_checkpoint latest")
     assert {path.name for path in folder.iterdir()} == {"lrlab"}
     assert not list(folder.rglob(".tmp*"))
     assert json.loads((folder / "lrlab" / "run.json").read_text())["run"]["status"] == "failed"

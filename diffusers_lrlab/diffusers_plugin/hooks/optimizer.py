@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ...core.errors import LabError
 from ...core.spec import format_spec, merge_spec
 from ...core.words import counted
-from ...optimizers.build import check_installed, get_optimizer, optimizer_parts
+from ...optimizers.build import check_installed, get_optimizer, optimizer_parts, untrained_in_words
 from ...optimizers.entries import OPTIMIZERS
 from ...optimizers.layers import parts_in_words
 from ...optimizers.timescales import BETA2_HALF_LIFE, IMAGES_PER_UPDATE, TAU, is_in_images, per_update
@@ -172,6 +172,8 @@ class OptimizerHook:
         optimizer = get_optimizer(name, named, lr, **images, **settings, **self.kwargs)
         if (parts := optimizer_parts(optimizer)) is not None:
             self.run.warn(f"{name}: {parts_in_words(parts)}.")
+        if untrained := untrained_in_words(optimizer, (each for group in groups for each in group["params"])):
+            self.run.warn(f"{name}: {untrained}")
         return optimizer
 
     def _set_known(self) -> None:

@@ -13,7 +13,7 @@ from ...core.progress import Progress
 from ...core.words import counted, times
 from ...schedules.audit import TOLERANCE, ScheduleAudit
 from ...schedules.feedback import FeedbackSchedule
-from ...schedules.momentum import default_lr, read_momentum, write_lrs
+from ...schedules.momentum import default_lr, read_momentum, rounding_of, write_lrs
 from ...schedules.resolve import describe_schedule
 from ...schedules.schedule import Schedule
 from ...schedules.scheduler import CurveLR
@@ -124,6 +124,7 @@ class WatchedSchedule:
             [(float(group["lr"]), read_momentum(group)) for group in optimizer.param_groups[: len(groups)]],
             [self._at(self.expected, position, index) for index in groups],
             self.base_lrs,
+            rounding_of(optimizer.param_groups),
         )
         self.update += 1
 
@@ -182,7 +183,8 @@ class WatchedFeedback:
     def _before_step(self, optimizer: Optimizer, *step: Any) -> None:
         applied = [(float(group["lr"]), None) for group in optimizer.param_groups]
         expected = [(float(lr), None) for lr in self.scheduler._last_lr]
-        self.audit.check(self.scheduler.num_updates, applied, expected, self.scheduler.peak_lrs)
+        rounding = rounding_of(optimizer.param_groups)
+        self.audit.check(self.scheduler.num_updates, applied, expected, self.scheduler.peak_lrs, rounding)
         if not self.lrs or self.lrs[-1] != applied[0][0]:
             self.lrs.append(applied[0][0])
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...core.errors import DiskFull, Interrupted, LabError
+from ...core.errors import Interrupted, continued_by
 from ...core.signals import interrupts_raised
 
 
@@ -18,11 +18,10 @@ class StudyInterrupted(Interrupted):
 
 @contextmanager
 def stops_explained(folder: Path) -> Iterator[None]:
-    """Turns SIGINT, SIGTERM and a full disk inside this block into errors that say how to resume the study."""
+    """Turns SIGINT and SIGTERM inside this block into errors that say, as others do, how to resume the study."""
     try:
-        with interrupts_raised(lambda number: StudyInterrupted(number, folder)):
+        again = continued_by("give the same command again: finished runs are kept")
+        with again, interrupts_raised(lambda number: StudyInterrupted(number, folder)):
             yield
     except Interrupted as interruption:
         raise StudyInterrupted(interruption.signal_number, folder) from None
-    except DiskFull as full:
-        raise LabError(f"{full.event} then give the same command again: finished runs are kept.") from full

@@ -1,0 +1,139 @@
+"""The start and the end of a program: standard streams, Ctrl-C while it imports, errors and exit status."""
+
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from .errors import Interrupted, LabError, is_first_process, printable, shortened_message
+
+_BROKEN_PIPE = 128 + 13  # SIGPIPE, which Windows lacks
+_PROGRAMS = ("lrlab", "train_ddpm.py", "find_lr.py", "run_study.py")
+
+
+def begin_program() -> None:
+    """
+    Called before this package imports others: makes standard streams usable, and lets Ctrl-C end one of the lab's programs
+    without a traceback until [`interrupts_as_usual`]. Third-party programs keep Python's behaviour.
+    """
+    open_standard_streams()
+    started = sys.orig_argv[1:]
+    module = started[started.index("-m") + 1] if sys.argv[:1] == ["-m"] and "-m" in started[:-1] else ""
+    if module.partition(".")[0] != "diffusers_lrlab" and Path((sys.argv or [""])[0]).name not in _PROGRAMS:
+        return
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+
+
+def open_standard_streams() -> None:
+    """
+    Replaces closed standard streams (`>&-`, daemons, pythonw) by the null device. Otherwise a file that is opened later
+    gets the number of one of them, and with it what libraries and other processes print.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # its number is the lowest free one: this
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:
+            opened = open(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8", closefd=False)
+            setattr(sys, name, opened)
+            setattr(sys, f"__{name}__", opened)
+
+
+def interrupts_as_usual() -> None:
+    """Makes Ctrl-C a `KeyboardInterrupt` again."""
+    if signal.getsignal(signal.SIGINT) is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    # Not an exception, which modules that are being imported may catch.
+    os.write(2, b"Stopped before anything was done.\n")
+    os._exit(128 + number)
+
+
+class _Unfailing(io.FileIO):
+    """A standard stream whose failures, such as a full disk, do not end the program; a closed pipe ends that of stdout."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.failure = error
+            if isinstance(error, BrokenPipeError) and self.fileno() == 1:
+                raise
+            return len(data)
+
+
+def _unfailing_streams() -> None:
+    """Makes stdout and stderr of this process [`_Unfailing`], unless other code has replaced them."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is getattr(sys, f"__{name}__") and type(getattr(stream.buffer, "raw", stream.buffer)) is io.FileIO:
+            stream.flush()
+            raw = _Unfailing(stream.fileno(), "w", closefd=False)
+            buffer = raw if stream.write_through else io.BufferedWriter(raw)  # as Python does with -u
+            how = {"encoding": stream.encoding, "line_buffering": stream.line_buffering}
+            opened = io.TextIOWrapper(buffer, errors=stream.errors, write_through=stream.write_through, **how)
+            setattr(sys, name, opened)
+            setattr(sys, f"__{name}__", opened)
+        if isinstance(getattr(sys, name), io.TextIOWrapper):
+            # A terminal that lacks a character shows another one instead of a traceback.
+            getattr(sys, name).reconfigure(errors="replace")
+
+
+def report_error(error: BaseException, all_ranks: bool = True) -> int:
+    """
+    Prints the error that ended a program, and returns the exit status.
+
+    With `all_ranks` every process prints, since the error may be of one of them only.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        sys.stderr.write("Stopped.\n")
+        return 128 + signal.SIGINT
+    if all_ranks or is_first_process():
+        text = shortened_message(str(error)) if isinstance(error, OSError) else str(error)  # which contains file names
+        sys.stderr.write(printable(f"{text}\n" if isinstance(error, Interrupted) else f"error: {text}\n"))
+    return 128 + error.signal_number if isinstance(error, Interrupted) else 2
+
+
+def exit_status(program: Callable[[], int | None], all_ranks: bool = True) -> int:
+    """
+    Runs a program. Returns 0, 2 after an error that the user can fix, or 128 + the number of a signal; like a signal counts
+    that the reader of its output has closed the pipe (`lrlab list | head`).
+    """
+    interrupts_as_usual()
+    _unfailing_streams()
+    try:
+        status = program() or 0
+    except (KeyboardInterrupt, Interrupted, LabError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and _lost_output() is not None:
+            return _BROKEN_PIPE
+        status = report_error(error, all_ranks)
+    lost = _lost_output()
+    if lost is None or status:
+        return status
+    if isinstance(lost, BrokenPipeError):
+        return _BROKEN_PIPE
+    return report_error(LabError(f"The output could not be written ({lost.strerror}). All else was done."), all_ranks)
+
+
+def _lost_output() -> OSError | None:
+    """The error that kept output from being written, which Python must not report again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return error
+    buffer = getattr(sys.stdout, "buffer", None)
+    return getattr(getattr(buffer, "raw", buffer), "failure", None)

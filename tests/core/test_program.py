@@ -1,0 +1,54 @@
+"""Standard streams of programs that are closed, full, or no longer read."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import os, sys
+import diffusers_lrlab
+from diffusers_lrlab.core.program import exit_status
+
+def program():
+    with open(sys.argv[1], "w") as file:
+        print("for people")
+        os.system("echo from another process")
+        file.write("own text")
+    sys.stdout.write("x" * int(sys.argv[2]))
+    sys.stderr.write("warning: seen\\n")
+
+sys.exit(exit_status(program))
+"""
+FULL = "error: The output could not be written (No space left on device). All else was done.\n"
+
+
+@pytest.mark.parametrize(
+    ("redirected", "flags", "status", "error"),
+    [
+        ("<&- >&- 2>&-", "", 0, ""),
+        (">&-", "", 0, "warning: seen\n"),
+        ("2>&-", "", 0, ""),
+        (">/dev/full", "", 2, f"warning: seen\n{FULL}"),
+        (">/dev/full 2>/dev/full", "-u", 2, ""),
+        ("2>/dev/full", "", 0, ""),
+    ],
+)
+def test_streams_that_are_closed_or_full_end_no_program(tmp_path, redirected, flags, status, error):
+    command = [sys.executable, *flags.split(), "-c", PROGRAM, str(tmp_path / "file"), "100000"]
+    done = subprocess.run(["sh", "-c", f'exec "$@" {redirected}', "sh", *command], stderr=subprocess.PIPE, text=True)
+    if "echo" in done.stderr:  # what the other process says of its own stdout
+        done.stderr = "".join(line for line in done.stderr.splitlines(keepends=True) if "echo" not in line)
+    assert (done.returncode, done.stderr) == (status, error)
+    assert (tmp_path / "file").read_text() == "own text"
+
+
+@pytest.mark.parametrize("size", ["0", "100000"])
+def test_a_pipe_that_is_no_longer_read_ends_a_program_as_its_signal_would(tmp_path, size):
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "file"), size]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        error = process.stderr.read()
+    assert "error: " not in error
+    assert "Traceback" not in error
+    assert process.returncode == 141
