@@ -23,7 +23,7 @@ from diffusers_lrlab.study.analysis.statistics import add_holm, paired
 from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.saved_pipeline import SavedPipeline
 
-# Rates: those that the presets `horizons` and `horizons-shapes` chose for a trunk, on a seed that is not used here.
+# Rates: those that the studies model_cards/horizons-2d and horizons-shapes chose for a trunk, on a seed not used here.
 POINTS = {"dataset_name": "dino", "learning_rate": 9e-4, "num_validation_images": 1000, "distance_samples": 2000}
 POINTS |= {"denoiser": "mlp:hidden_size=128"}
 IMAGES = {"dataset_name": "shapes", "learning_rate": 2e-3, "num_validation_images": 500, "resolution": 16}

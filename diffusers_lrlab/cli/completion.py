@@ -10,7 +10,7 @@ from ..core.errors import LabError, must_be
 from ..core.extras import require_extra
 from ..core.files import write_text
 from . import study
-from .lists import KINDS
+from .lists import LISTED
 from .output import say
 
 SHELLS = ("bash", "zsh", "tcsh")
@@ -71,7 +71,7 @@ def completion_script(shell: str, parser: argparse.ArgumentParser) -> str:
         for action in options:
             if not any(flag in known for flag in action.option_strings):
                 commands[name]._add_action(action)
-    for command, argument, names in (("list", "kind", KINDS), ("study", "action", study.ACTIONS)):
+    for command, argument, names in (("list", "kind", LISTED), ("study", "action", study.ACTIONS)):
         (action,) = (action for action in commands[command]._actions if action.dest == argument)
         action.choices = list(names)
     return str(shtab.complete(parser, shell=shell))

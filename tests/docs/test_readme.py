@@ -1,6 +1,7 @@
 """What the README claims: its pictures, the commands behind its figures, and the one address of the repository."""
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -55,13 +56,20 @@ def section(target):
 
 
 def test_every_figure_has_its_command():
-    """Each row of results, and each link to a benchmark or a claim, leads to a section that prints a command."""
+    """Each row of results leads to a card with a command, and each link to a benchmark to a section that prints one."""
     results = TEXT.partition("## Results")[2].partition("\n## ")[0]
-    rows = [line for line in results.splitlines() if line.startswith("| ") and "%" in line.partition("|")[2]]
+    rows = [line for line in results.splitlines() if line.startswith("| ") and "](model_cards/" in line]
     assert len(rows) > 6
-    assert all("](docs/claims.md#" in row for row in rows[1:])
-    targets = set(re.findall(r"\]\((docs/(?:benchmarks|claims)\.md#[\w-]+)\)", TEXT))
-    assert len(targets) > 10
+    cards = [re.search(r"\]\(model_cards/([\w-]+)/README\.md\)", row)[1] for row in rows]
+    for card, row in zip(cards, rows, strict=True):
+        assert "````bash\n" in (printed.ROOT / f"model_cards/{card}/README.md").read_text(encoding="utf-8"), card
+        summary = json.loads((printed.ROOT / f"model_cards/{card}/summary.json").read_text(encoding="utf-8"))
+        effects = [
+            ", ".join(f"`{each['dataset']}` {each['text']}" for each in claim["datasets"]) for claim in summary["claims"]
+        ]
+        assert row.split(" | ")[1] in effects, row
+    targets = set(re.findall(r"\]\((docs/benchmarks\.md#[\w-]+)\)", TEXT))
+    assert len(targets) > 2
     for target in targets:
         assert "```bash\n" in section(target), target
 

@@ -24,7 +24,6 @@ from tables import rows
 from diffusers_lrlab.core import web
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.project import CITATION
-from diffusers_lrlab.study.analysis import paper
 from diffusers_lrlab.study.analysis.falling import STILL_FALLING, has_end, still_falling
 from diffusers_lrlab.study.analysis.figures import probability
 from diffusers_lrlab.study.analysis.findings import findings, speedup_findings
@@ -58,7 +57,6 @@ TUNING = [
     {"arm": "a", "dataset": "dino", "learning_rate": rate, "score": 0.5, "chosen": rate == 1e-3, "at_edge": rate == 1e-3}
     for rate in (1e-4, 1e-3)
 ]
-CONSISTENCY = [{"pair": "two seeds", "distance": 0.1234567, "same_start": True}, {"pair": "unrelated", "count": 12_345}]
 
 
 class Tables(HTMLParser):
@@ -157,11 +155,10 @@ def test_numbers_for_people():
 
 
 def test_markdown_and_latex_show_texts_as_they_are():
-    columns = pd.MultiIndex.from_product([["both"], ["a|b", "c_d"]])
-    frame = pd.DataFrame([["x & y", "1 ± 2"], ["<i>", "$3 %"]], columns=columns)
+    frame = pd.DataFrame([["x & y", "1 ± 2"], ["<i>", "$3 %"]], columns=["a|b", "c_d"])
     table = Table("t", "T", frame, "100 %", 1, frozenset({(0, 1)}))
     assert to_markdown(table).splitlines() == [
-        r"| both a\|b | both c\_d |",
+        r"| a\|b | c\_d |",
         "|---|---:|",
         r"| x \& y | **1 ± 2** |",
         r"| \<i\> | \$3 % |",
@@ -169,7 +166,6 @@ def test_markdown_and_latex_show_texts_as_they_are():
         "100 %",
     ]
     lines = to_latex(table).splitlines()
-    assert r"\multicolumn{2}{c}{both} \\" in lines
     assert r"x \& y & \textbf{1 $\pm$ 2} \\" in lines
     assert r"$<$i$>$ & \$3 \% \\" in lines
     assert r"a|b & c\_d \\" in lines
@@ -479,56 +475,6 @@ def test_what_pictures_show_is_beside_them_as_data(tmp_path):
     assert [float(row["mean"]) for row in rows] == pytest.approx(course.mean, rel=1e-5)
 
 
-# --- the paper -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_the_papers_table_is_beside_ours(tmp_path):
-    results, summary = made_up_study(paper="table")
-    over, head, *rows = Tables(page_of(tmp_path, results, summary)).found["The paper's table and this study's"]
-    assert over == ["", *PAPER_DATASETS]
-    assert head == ["schedule", "", *["paper", "this study"] * 4]
-    assert [row[0] for row in rows[::4]] == list(paper.ARM_LABELS.values())
-    assert [row[1] for row in rows[:4]] == ["training time, s", "eval loss", "inference time, s", "KL, bits"]
-    # As the paper prints them: the first and the last row of its table, and its worst figure.
-    assert [row[2::2] for row in rows[:4]] == [
-        ["127.74", "128.44", "129.12", "129.21"],
-        ["0.438", "0.663", "0.807", "0.613"],
-        ["0.89", "0.92", "0.67", "1.03"],
-        ["0.343", "1.063", "0.168", "0.088"],
-    ]
-    assert [row[8] for row in rows[16:20]] == ["109.36", "0.624", "0.80", "0.098"]
-    assert rows[7][4] == "7.142"
-    assert {text for row in rows[20:] for text in row[2::2]} == {"–"}  # a constant rate has no counterpart
-    kl = next(row for row in summary["rows"] if (row["arm"], row["dataset"], row["metric"]) == ("step", "dino", "kl"))
-    assert rows[7][5] == plus_minus(kl["mean"], kl["std"])
-    seconds = [run.record["train"]["training_seconds"] for run in results if (run.arm, run.dataset) == ("step", "dino")]
-    assert rows[4][5] == plus_minus(np.mean(seconds), np.std(seconds, ddof=1))
-
-
-def test_the_papers_table_has_data_sets_above_its_columns():
-    results, summary = made_up_study(arms=("constant", "step"), datasets=("line", "moons"), seeds=1)
-    table = tables.paper_table(summary, results)
-    assert table.groups == [("", 2), ("line", 2), ("moons", 2)]
-    assert table.headings == ["schedule", "", *["paper", "this study"] * 2]
-    assert r"\multicolumn{2}{c}{line} & \multicolumn{2}{c}{moons} \\" in to_latex(table)
-    assert to_markdown(table).startswith("| schedule |  | line paper | line this study | moons paper |")
-    assert tables.paper_table(summary | {"study": summary["study"] | {"arms": {"other": {}}}}, results) is None
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_only_the_papers_study_has_the_papers_table(tmp_path):
-    results, summary = made_up_study(datasets=("moons", "spiral"), arms=("constant", "step"), paper="table")
-    over, _, *rows = Tables(page_of(tmp_path, results, summary)).found["The paper's table and this study's"]
-    assert over == ["", "moons"]
-    assert len(rows) == 8
-    summary["study"]["paper"] = None
-    assert "The paper's table" not in page_of(tmp_path, results, summary)
-    assert not (tmp_path / "report/tables/paper.tex").exists()
-
-
 # --- studies that lack something -------------------------------------------------------------------------------------
 
 
@@ -546,7 +492,7 @@ def test_a_name_is_never_markup(tmp_path):
 
     results, summary = made_up_study(arms, datasets, title=evil, change=change, command=f"lrlab {evil}")
     summary["study"]["arms"][evil]["description"] = evil
-    summary |= {"consistency": [{evil: evil}], "speedups": [row | {"arm": evil} for row in SPEEDUPS]}
+    summary |= {"speedups": [row | {"arm": evil} for row in SPEEDUPS]}
     summary["study"]["arms"][evil]["controls"] = [arms[2]]
     summary["controls"] = {"kl": [{**row, "control": arms[2]} for row in summary["rows"] if row["metric"] == "kl"]}
     summary["controls"]["speedup"] = [row | {"arm": evil, "control": arms[2]} for row in SPEEDUPS]
@@ -710,7 +656,7 @@ def test_what_a_study_has_besides(tmp_path):
     results, summary = made_up_study(("a", "b"), ("dino",))
     tuning = made_up_run("a", "dino", 100)
     tuning.stage = "tune"
-    summary |= {"speedups": SPEEDUPS, "tuning": TUNING, "consistency": CONSISTENCY}
+    summary |= {"speedups": SPEEDUPS, "tuning": TUNING}
     never = "b never reached the final quality of a on dino, in 5 runs."
     summary["findings"]["speedup"] = [verdict("never as good", never, p=None)]
     page = page_of(tmp_path, [*results, tuning], summary)
@@ -722,11 +668,6 @@ def test_what_a_study_has_besides(tmp_path):
     assert shown["The learning rate of each arm"][1:] == [
         ["dino", "a", "", "0.0001", "0.5"],
         ["dino", "a", "chosen, at the edge of those tried", "0.001", "0.5"],
-    ]
-    assert shown["Consistency"] == [
-        ["pair", "distance", "same start", "count"],
-        ["two seeds", "0.1235", "yes", "–"],
-        ["unrelated", "–", "–", "12,345"],
     ]
     runs = [row[1] for row in shown["Cost"]]
     assert runs == ["runs", "6", "5", "11"]
@@ -929,8 +870,7 @@ def test_a_thousand_runs(thousand):
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
     results, summary = made_up_study(("a", "<b onclick=x>b</b>", "%{x}c"), ("dino", "moons"), seeds=3)
-    summary |= {"speedups": SPEEDUPS, "tuning": TUNING, "consistency": CONSISTENCY}
-    summary["study"]["paper"] = "table"
+    summary |= {"speedups": SPEEDUPS, "tuning": TUNING}
     return write_report(tmp_path_factory.mktemp("browser"), results, summary)
 
 

@@ -13,7 +13,6 @@ from ...core.errors import LabError, is_out_of_memory
 from ...core.words import counted, times
 from ..runs.context import StudyContext
 from ..runs.progress import MEASURED, UPDATES
-from ..spec.horizons import families
 from ..spec.spec import RunSpec
 from ..stacked.stacks import run_stacked, split_into_stacks
 from .local import run_local
@@ -55,22 +54,13 @@ class _RunningJob:
 
 
 def make_jobs(shares: list[tuple[str, list[RunSpec]]], study: StudyContext, pool: Workers) -> Iterator[Job]:
-    """
-    Jobs for missing runs: at least as many stacks as workers if there are enough runs, and single runs.
-
-    Runs that leave a trunk are part of its job, so that they find its state there.
-    """
+    """Jobs for missing runs: at least as many stacks as workers if there are enough runs, and single runs."""
     for name, specs in shares:
-        branches = {family.trunk.id: family.runs[1:] for family in families(specs)}
-        trunks = [spec for spec in specs if spec.id in branches]
-        execute, stacks = run_local, [[spec] for spec in trunks]
+        execute, stacks = run_local, [[spec] for spec in specs]
         if name == "stacked":
-            size = min(study.stack_size, -(-len(trunks) // len(pool.workers)))
-            execute, stacks = run_stacked, [*split_into_stacks(trunks, study, size, pool.num_threads)]
-        for stack in stacks:
-            of_job = stack + [run for spec in stack for run in branches[spec.id]]
-            if study.folder.missing(of_job):
-                yield Job(execute, of_job)
+            size = min(study.stack_size, -(-len(specs) // len(pool.workers)))
+            execute, stacks = run_stacked, [*split_into_stacks(specs, study, size, pool.num_threads)]
+        yield from (Job(execute, stack) for stack in stacks if study.folder.missing(stack))
 
 
 def run_jobs(jobs: Iterator[Job], pool: Workers, study: StudyContext) -> None:

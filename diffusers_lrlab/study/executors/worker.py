@@ -16,7 +16,6 @@ from accelerate.utils.memory import clear_device_cache
 
 from ...core.environment import asked_threads
 from ...core.errors import Interrupted, LabError, is_out_of_memory
-from ...core.files import remove
 from ...core.plugins import load_plugins
 from ...core.registered import registered_code_located
 from ...training.prepare import keep_freed_memory
@@ -61,8 +60,7 @@ class Job:
     number: int = field(default_factory=count().__next__)
 
 
-# A run with its record, its weights, and the files of its averages if the main process has to write them.
-Result = tuple[RunSpec, dict[str, Any], bytes | None, dict[str, bytes] | None]
+Result = tuple[RunSpec, dict[str, Any], bytes | None]  # a run with its record and its weights
 
 
 @dataclass
@@ -123,15 +121,8 @@ class _WorkerStudy(StudyContext):
         self.discarded: list[Path] = []
         self.progress.report, self.progress.counts = report, dict.fromkeys(self.progress.counts, 0.0)
 
-    def keep(
-        self, spec: RunSpec, record: dict[str, Any], weights: bytes | None, averages: dict[str, bytes] | None = None
-    ) -> None:
-        folder = self.folder.averages_folder(spec.id)
-        if not self.folder.is_shared and folder.exists():
-            files = (path for path in folder.rglob("*") if path.is_file())
-            averages = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-            remove(folder)
-        self.results.append((spec, record, weights, averages))
+    def keep(self, spec: RunSpec, record: dict[str, Any], weights: bytes | None) -> None:
+        self.results.append((spec, record, weights))
         self.folder.done.add(spec.id)
 
     def discard(self, *paths: Path) -> None:

@@ -32,9 +32,9 @@ def write_report(
     """
     Writes `report/` into the folder of a study, replacing an older one as a whole.
 
-    `results` are all runs, those for tuning and those that diverged included. Of the `summary`, "speedups", "controls",
-    "tuning", "consistency" and "search" are optional. Returns the path of `index.html`; next to it are `report.md`, the
-    plots as PNG, their data as CSV, and `tables/*.tex`. With `figures`, the plots are also in `figures/`.
+    `results` are all runs, those for tuning and those that diverged included. Of the `summary`, "speedups", "controls" and
+    "tuning" are optional. Returns the path of `index.html`; next to it are `report.md`, the plots as PNG, their data as CSV,
+    and `tables/*.tex`. With `figures`, the plots are also in `figures/`.
     """
     contents = ReportContents(results, summary)
     made = plots_of(contents)
