@@ -15,11 +15,9 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent / "demonstration"))
 
 import formulas
 import generated
-import make_page
 import narrow
 import sparklines
 
@@ -64,7 +62,6 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, f"{name}.md", content=page.replace("PICTURES/", f"{Path(name).name}-")))
         for number, picture in enumerate(pictures):
             files.append(File.generated(config, f"{name}-{number}.png", content=picture))
-    files.append(File.generated(config, "demonstration/index.html", content=make_page.page()))
     return files
 
 

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,6 @@ from made_up_studies import PAPER_ARMS, PAPER_DATASETS, UPDATES, made_up_run, ma
 from PIL import Image
 from tables import rows
 
-from diffusers_lrlab.core import web
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.project import CITATION
 from diffusers_lrlab.study.analysis.falling import STILL_FALLING, has_end, still_falling
@@ -29,7 +29,7 @@ from diffusers_lrlab.study.analysis.figures import probability
 from diffusers_lrlab.study.analysis.findings import findings, speedup_findings
 from diffusers_lrlab.study.analysis.statistics import compare
 from diffusers_lrlab.study.analysis.verdicts import Verdict, word_of
-from diffusers_lrlab.study.report import explore, plots, sample_grid, tables
+from diffusers_lrlab.study.report import plots, report, sample_grid, tables
 from diffusers_lrlab.study.report.answers import Answer
 from diffusers_lrlab.study.report.contents import ReportContents
 from diffusers_lrlab.study.report.curves import CURVE_KINDS, MOST_POINTS, mean_curves, spans_decades, styles
@@ -100,6 +100,7 @@ def page_of(tmp_path, results, summary):
 def undrawn(monkeypatch):
     """Saves time where it is words that matter."""
     monkeypatch.setattr(plots, "save_plot", lambda figure, path: path.write_bytes(b"a picture"))
+    monkeypatch.setattr(plots, "as_svg", lambda figure: b"a picture")
 
 
 @pytest.fixture
@@ -110,6 +111,7 @@ def only_samples_drawn(monkeypatch):
         save(figure, path) if path.name == "samples.png" else path.write_bytes(b"a picture")
 
     monkeypatch.setattr(plots, "save_plot", save_samples)
+    monkeypatch.setattr(plots, "as_svg", lambda figure: b"a picture")
 
 
 def number_of(text):
@@ -498,11 +500,8 @@ def test_a_name_is_never_markup(tmp_path):
     summary["controls"]["speedup"] = [row | {"arm": evil, "control": arms[2]} for row in SPEEDUPS]
     summary["study"]["meta"]["processor"] = evil
     page = page_of(tmp_path, results, summary)
-    for own in web.scripts(Path(explore.__file__).with_name("explore.js")):
-        page = page.replace(f"<script>{own}</script>", "")
-    page, num_data = re.subn(r'<script type="application/json" id="study">[^<]*</script>', "", page)
-    assert num_data == 1  # the data of the study, without any "<"
-    assert "<script" not in page
+    own = Path(report.__file__).with_name("sort.js").read_text(encoding="utf-8")
+    assert "<script" not in page.replace(f"<script>{own}</script>", "")
     assert "<img src=x" not in page
     assert "<b>moons" not in page
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 20
@@ -613,7 +612,7 @@ def test_one_seed_and_one_data_set_and_one_arm(tmp_path):
     results, summary = made_up_study(("a",), ("dino",), seeds=1)
     page = page_of(tmp_path, results, summary)
     assert "1 arm on 1 data set with 1 seed each: 1 run, " in page
-    text, _, _ = page.partition("<script>")  # what is read, and what the scripts draw
+    text, _, _ = page.partition("<script>")  # what is read
     assert "nan" not in text.lower().replace("nanosecond", "")
     assert "ranks_kl.png" not in page
     results, summary = made_up_study(("a", "b"), ("dino",), seeds=1)
@@ -837,6 +836,28 @@ def test_arms_keep_their_look_and_no_two_share_one():
     assert styles(arms[:7], "arm 3") == {arm: chosen[arm] for arm in arms[:7]}
 
 
+def test_what_nothing_drives_is_not_plotted():
+    def with_momentum(arm):
+        def change(run):
+            updates = len(run.curves["loss"]["update"])
+            run.curves["loss"]["beta1"] = [0.9] * (updates - 1) + [0.5 if run.arm == arm else 0.9]
+            return run
+
+        return change
+
+    for arm, shown in (("none", False), ("b", True)):
+        contents = ReportContents(*made_up_study(("a", "b"), ("dino",), seeds=2, change=with_momentum(arm)))
+        assert ("beta1" in {kind.name for kind in contents.curve_kinds}) is shown
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
+def test_one_data_set_has_no_ranks(tmp_path):
+    for datasets, there in ((("dino",), False), (("dino", "moons"), True)):
+        write_report(tmp_path, *made_up_study(("a", "b", "c"), datasets, seeds=2))
+        assert (tmp_path / "report" / "ranks_kl.png").exists() is there
+
+
 @pytest.fixture(scope="module")
 def thousand(tmp_path_factory):
     """The page of a thousand runs, and how long it took: as much as making them up, and a few seconds."""
@@ -898,6 +919,45 @@ def test_the_page_opens_from_disk_without_network(browser, index):
     assert all(address.startswith(("file:", "data:")) for address in browser.requests)
     assert browser.errors == []
     assert browser.evaluate("document.querySelectorAll('[onclick]').length") == 0
+
+
+@pytest.mark.slow
+def test_plots_of_the_page_are_drawings_as_wide_as_the_pictures_beside_it(index):
+    found = re.findall(r'<img[^>]* width="(\d+)" src="data:image/svg\+xml;base64,([^"]*)"', index.read_text())
+    for _, content in found:
+        assert ElementTree.fromstring(base64.b64decode(content)).tag == "{http://www.w3.org/2000/svg}svg"
+    widths = []
+    for path in index.parent.glob("*.png"):
+        with Image.open(path) as image:
+            widths.append(image.width)
+    assert sorted(int(width) for width, _ in found) == sorted(widths)
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_tables_are_sorted_by_a_click(browser, index):
+    browser.open(index)
+    table = "document.querySelector('#summary ~ .scroll table')"
+    heading = f"[...{table}.tHead.rows].at(-1).cells[[...[...{table}.tHead.rows].at(-1).cells].length - 1]"
+    column = f"[...{table}.tBodies[0].rows].map(row => parseFloat(row.cells[row.cells.length - 1].textContent))"
+    whole = browser.evaluate(f"{table}.tBodies[0].rows.length")
+    for order, expected in (("ascending", sorted), ("descending", lambda found: sorted(found, reverse=True))):
+        browser.evaluate(f"{heading}.querySelector('button').click()")
+        assert browser.evaluate(f"{heading}.ariaSort") == order
+        found = [value for value in browser.evaluate(column) if value is not None]
+        assert found == expected(found)
+    assert browser.evaluate(f"[...{table}.tBodies[0].rows].filter(row => row.cells[0].textContent).length") == whole
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_no_other_script_runs(browser, index):
+    browser.open(index)
+    own = "Object.assign(document.createElement('script'), {textContent: 'window.isOther = true'})"
+    browser.evaluate(f"document.body.append({own}); 0")
+    assert browser.evaluate("window.isOther") is None
+    assert "Content Security Policy" in " ".join(browser.errors)
+    browser.errors.clear()
 
 
 @needs_chromium
