@@ -19,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import formulas
 import generated
 import narrow
-import sparklines
 
 import diffusers_lrlab
 
@@ -78,7 +77,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         )
     if src_uri in FOUND_FIRST:
         page.meta["search"] = {"boost": 2}
-    markdown = _breakable(sparklines.beside_names(formulas.beside_descriptions(generated.fill(markdown))))
+    markdown = _breakable(formulas.beside_descriptions(generated.fill(markdown)))
     for name, make in generated.BUILT.items():
         if f"<!-- {name}:" in markdown:
             markdown = re.sub(rf"<!-- {name}: .*? -->", lambda _, make=make: make(), markdown)

@@ -21,7 +21,7 @@ def floor_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max_images", type=int, default=10_000, metavar="N", help="Training images used (default: %(default)s).")
     add("--out", type=Path, metavar="PLOT.png", help="Also plot the result.")
     add("--json", action="store_true", help="Print JSON.")
-    parser.add_argument_group("options of lrlab train", "Data and objective, without --run; see `lrlab train --help all`.")
+    parser.add_argument_group("options of lrlab train", "Data and objective, without --run; see `lrlab train --help`.")
 
 
 def floor(options: argparse.Namespace) -> None:

@@ -2,9 +2,6 @@
 
 import argparse
 import math
-import os
-import shutil
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import LabError, must_be
 from ..core.extras import require_extra
 from ..core.spec import merge_spec, parse_json_kwargs
-from ..core.terminal_plot import can_encode
 from ..objective.process import DEFAULT_OBJECTIVE, OBJECTIVES, NoiseProcess, make_process
 from ..timesteps.noise_levels import PREDICTIONS
 from .output import say, say_json
@@ -62,7 +58,7 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prediction_type", choices=tuple(PREDICTIONS), help=prediction)
     add = parser.add_argument
     add("--num_training_steps", type=int, metavar="N", help="Optimizer updates of the run.")
-    add("--out", metavar="FILE", help="Save the plot as .png, .svg or .pdf instead of showing it in the terminal.")
+    add("--out", metavar="FILE", help="Save a plot as .png, .svg or .pdf.")
     add("--json", action="store_true", help="Print the values at every update, or timestep, as JSON.")
 
 
@@ -109,7 +105,7 @@ def _preview_schedules(options: argparse.Namespace, out: Path | None) -> int:
         shown = {"updates": run.num_updates, "schedules": [each.as_json(shows_host) for each in previews]}
         say_json(shown if forecast is None else shown | {"forecast": forecast.as_data(predicted)})
     else:
-        parts = [schedules.describe(previews, run, None if out else _terminal(), losses)]
+        parts = [schedules.describe(previews, run)]
         parts += [] if forecast is None else [forecast.describe_runs()]
         parts += [] if forecast is None or not predicted else [forecast.describe(predicted)]
         _say_with(out, "\n\n".join(parts))
@@ -203,11 +199,6 @@ def _refuse(options: argparse.Namespace, names: Iterable[str], where: str) -> No
     for name in names:
         if getattr(options, name) != defaults[name]:
             raise LabError(f"--{name} has no effect {where}. Leave it out.")
-
-
-def _terminal() -> dict[str, Any]:
-    width, color = min(100, shutil.get_terminal_size().columns), sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    return {"width": width, "unicode": can_encode(sys.stdout.encoding), "color": color}
 
 
 def _json(options: argparse.Namespace, name: str) -> dict[str, Any] | None:

@@ -26,7 +26,6 @@ NEEDS = {
     "lrlab list": None,
     "lrlab preview --lr_scheduler rex --lr_scheduler cosine --num_training_steps 10": None,
     "lrlab preview --timestep_sampler logit_normal --loss_weighting min_snr": None,
-    "lrlab env": None,
     "lrlab audit -- true": None,
     "lrlab scale --learning_rate 1e-4": None,
     f"-m diffusers_lrlab.launch {SCRIPTS / 'own_script.py'} --lr_scheduler rex": None,
