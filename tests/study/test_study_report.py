@@ -25,7 +25,7 @@ from tables import rows
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.project import CITATION
 from diffusers_lrlab.study.analysis.falling import STILL_FALLING, has_end, still_falling
-from diffusers_lrlab.study.analysis.figures import probability
+from diffusers_lrlab.study.analysis.figures import percent, probability
 from diffusers_lrlab.study.analysis.findings import findings, speedup_findings
 from diffusers_lrlab.study.analysis.statistics import compare
 from diffusers_lrlab.study.analysis.verdicts import Verdict, word_of
@@ -151,6 +151,7 @@ def test_means_are_told_as_precisely_as_they_are_known(mean, std, expected):
 def test_numbers_for_people():
     assert [number(value) for value in (None, math.nan, 0, -0.12345, 1e-7)] == ["–", "–", "0", "−0.1235", "1e−07"]
     assert [probability(value) for value in (None, 0.0004, 0.04999, 0.05, 1)] == ["–", "< 0.001", "< 0.05", "0.050", "1.000"]
+    assert [percent(value) for value in (0.1234, -0.005, 1.5, 0.0)] == ["12 %", "−0.50 %", "150 %", "0 %"]
     assert interval(None, 1) == "–"
     assert interval(-0.1234, 0.5678) == "−0.12 to 0.57"
     assert interval(2, 2) == "2 to 2"
