@@ -1,4 +1,4 @@
-"""Time of a study with one worker over that with two, in turns.
+"""Time of a study with one worker over that with two.
 
     python benchmarks/study_pool.py --rounds 3
     python benchmarks/study_pool.py --executors pool,ray
@@ -48,18 +48,16 @@ def make_study(folder, updates):
     return study, expand(spec)
 
 
-def seconds_of(study, specs, executor, pool, num_workers):
-    """Seconds of all runs with this many workers."""
+def seconds_of(study, specs, executor, pool):
+    """Seconds of all runs with these workers."""
     from diffusers_lrlab.study.executors import assign_executors
     from diffusers_lrlab.study.executors.jobs import make_jobs, run_jobs
 
     for spec in specs:
         study.folder.run_file(spec.id).unlink(missing_ok=True)
-    everybody, pool.workers = pool.workers, pool.workers[:num_workers]
     started = time.perf_counter()
     run_jobs(make_jobs(assign_executors(specs, study, executor), study, pool), pool, study)
-    seconds, pool.workers = time.perf_counter() - started, everybody
-    return seconds
+    return time.perf_counter() - started
 
 
 def multiply(seconds):
@@ -97,9 +95,12 @@ def main():
             if executor == "ray" and find_spec("ray") is None:
                 print("Ray is not installed.")
                 continue
-            with open_workers(executor, 2, None, study) as pool:
-                seconds_of(study, specs, executor, pool, 2)  # imports, data
-                turns = [[seconds_of(study, specs, executor, pool, num) for num in (1, 2)] for _ in range(options.rounds)]
+            seconds = []
+            for num_workers in (1, 2):
+                with open_workers(executor, num_workers, None, study) as pool:
+                    seconds_of(study, specs, executor, pool)  # imports, data
+                    seconds.append([seconds_of(study, specs, executor, pool) for _ in range(options.rounds)])
+            turns = [*zip(*seconds, strict=True)]
             one, two = (statistics.median(column) for column in zip(*turns, strict=True))
             rows[executor] = f"{one:.2f} | {two:.2f}", [a / b for a, b in turns]
     rows["product"] = "- | -", products(0.2 if options.tiny else 1.5, options.rounds)

@@ -1,9 +1,8 @@
-"""The cards in model_cards/, as this version writes them from the files beside them.
+"""The cards of models in model_cards/, as this version writes them from the files beside them.
 
     python docs/cards.py
 
-writes them again after a change of what cards say. `lrlab study card FOLDER` does that for one card of a study, and also
-makes its summary, tables and plots again from `runs.parquet`.
+writes them again after a change of what cards say. The cards of studies stay as they were measured.
 """
 
 import json
@@ -15,7 +14,6 @@ from pathlib import Path
 from diffusers_lrlab.core.files import write_text
 from diffusers_lrlab.core.manifest import write_manifest
 from diffusers_lrlab.hub.card import model_card_text
-from diffusers_lrlab.study.report.card import card_text, is_study_card
 
 CARDS = Path(__file__).parents[1] / "model_cards"
 LICENCE = "apache-2.0"  # of this repository, and so of the results in it
@@ -23,8 +21,6 @@ LICENCE = "apache-2.0"  # of this repository, and so of the results in it
 
 def text_of(folder: Path) -> str:
     """The text of the card in a folder."""
-    if is_study_card(folder):
-        return card_text(folder, licence={"license": LICENCE})
     record = json.loads((folder / "lrlab" / "run.json").read_text(encoding="utf-8"))
     with _inside(folder.parent):  # the example loads from where a reader is, not from this machine's path
         return model_card_text(Path(folder.name), record, LICENCE)
@@ -41,7 +37,7 @@ def _inside(folder: Path) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    for each in sorted(CARDS.iterdir()):
+    for each in sorted(path.parent.parent for path in CARDS.glob("*/lrlab/run.json")):
         text = text_of(each)
         if text != (each / "README.md").read_text(encoding="utf-8"):
             write_text(each / "README.md", text)

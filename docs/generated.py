@@ -7,7 +7,6 @@ writes the tables into the pages again, between marks such as `<!-- schedules: g
 """
 
 import argparse
-import json
 import re
 import textwrap
 from collections.abc import Iterable
@@ -35,9 +34,6 @@ from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.objective.process import OBJECTIVES, NoiseProcess, make_process
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
-from diffusers_lrlab.study import scoreboard
-from diffusers_lrlab.study.analysis.claims import VERDICTS
-from diffusers_lrlab.study.analysis.scoreboard import collect
 from diffusers_lrlab.study.spec.presets_table import presets_table
 from diffusers_lrlab.timesteps.loss_weights import LossWeighting
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
@@ -46,7 +42,6 @@ from diffusers_lrlab.training.arguments import make_parser
 
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"
-CARDS = DOCS.parent / "model_cards"
 
 
 def readme_command(number: int) -> str:
@@ -66,78 +61,6 @@ def not_done() -> str:
     """The README's list of what the package does not do, with links from docs/."""
     text = README.read_text(encoding="utf-8").partition("## What it does not do\n\n")[2].partition("\n\n")[0]
     return text.replace("](docs/", "](")
-
-
-GOOD = (  # claims of the scoreboard that say what is good, for the README: study, arm, metric, and what is compared
-    (
-        "warmup",
-        "5-percent@0.003",
-        "kl",
-        "Ten times the usual rate with warm-up, compared with the usual rate without warm-up: divergence",
-    ),
-    (
-        "optimizers",
-        "muon",
-        "validation_loss_ema",
-        "The optimizer Muon, compared with AdamW for the same number of updates (5 times the time): held-out loss",
-    ),
-    (
-        "optimizers-shapes",
-        "muon",
-        "validation_loss",
-        "The same on images of 16x16, for the same number of updates (four seeds): held-out loss",
-    ),
-    (
-        "densities-shapes",
-        "logit_normal",
-        "frechet_distance",
-        "Logit-normal timesteps, compared with uniform ones under flow matching (four seeds): Fréchet distance (held-out "
-        "loss is worse)",
-    ),
-    (
-        "small-batches-shapes",
-        "4-half-life",
-        "validation_loss_ema",
-        "Batches of 4 with beta2 by its half-life, compared with 16 for the same number of images (four seeds; for the "
-        "same time, 16 is better): held-out loss",
-    ),
-    (
-        "flow-or-ddpm",
-        "flow",
-        "energy_distance",
-        "Flow matching, compared with DDPM: energy distance (fine detail is worse on two sets)",
-    ),
-    (
-        "timesteps-digits",
-        "clts",
-        "frechet_distance",
-        "The noisiest timesteps drawn ever less often, on digits: Fréchet distance",
-    ),
-    (
-        "horizons",
-        "trunk",
-        "validation_loss_ema",
-        "One run with cool-downs, compared with four cosine runs (63 % of the updates): held-out loss",
-    ),
-    ("batch-and-lr", "1024-linear", "kl", "Batch size and rate four times as large: divergence no worse, within 5 %"),
-    (
-        "schedule-free",
-        "schedule-free",
-        "validation_loss",
-        "Schedule-free AdamW, compared with a cool-down: held-out loss no worse, within 1 %",
-    ),
-)
-
-
-def good_results() -> str:
-    """What studies found to be good, with the effects of the scoreboard and links to commands."""
-    studies = {study["name"]: study for study in scoreboard.read_scoreboard()}
-    rows = []
-    for name, arm, metric, what in GOOD:
-        claim = next(each for each in studies[name]["claims"] if (each["arm"], each["metric"]) == (arm, metric))
-        effects = ", ".join(f"`{each['dataset']}` {each['text']}" for each in claim["datasets"])
-        rows.append((what, effects, f"[{name}](docs/claims.md#{name})"))
-    return markdown_table(("what", "change (95 % interval)", "study"), rows)
 
 
 def commands_table() -> str:
@@ -236,16 +159,10 @@ def width_table() -> str:
     return markdown_table(("model", *ROLES, "matrices that start at 0"), rows)
 
 
-def verdicts_table() -> str:
-    """The rule of each verdict on a claim."""
-    return markdown_table(("verdict", "the outcomes"), [(f"**{word}**", rule) for word, rule in VERDICTS.items()])
-
-
 TABLES = {
     "main-job": lambda: readme_command(0),
     "test-command": lambda: readme_command(1),
     "install": install_command,
-    "good-results": good_results,
     "not-done": not_done,
     "citation": lambda: f"```bibtex\n{CITATION}\n```",
     "schedule-names": schedule_names,
@@ -273,9 +190,6 @@ TABLES = {
     "image-sets": IMAGE_DATASETS.table,
     "metrics": metrics_table,
     "presets": presets_table,
-    "claims": lambda: scoreboard.overview(scoreboard.read_scoreboard()),
-    "claims-by-study": lambda: scoreboard.by_study(scoreboard.read_scoreboard()),
-    "claim-verdicts": verdicts_table,
     "commands": commands_table,
     "launcher-options": options_of_hooks,
     "audit-findings": audit_findings,
@@ -351,15 +265,7 @@ def python_api() -> str:
 BUILT = {"command-options": command_options, "python-api": python_api}
 
 
-def scoreboard_text() -> str:
-    """The content of the package's `claims.json`, from the cards."""
-    return json.dumps(collect(CARDS), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
 if __name__ == "__main__":
-    if not scoreboard.FILE.exists() or scoreboard.FILE.read_text(encoding="utf-8") != scoreboard_text():
-        scoreboard.FILE.write_text(scoreboard_text(), encoding="utf-8")
-        print(f"Wrote {scoreboard.FILE.name}.")
     for page in pages():
         text = page.read_text(encoding="utf-8")
         if fill(text) != text:

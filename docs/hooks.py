@@ -15,13 +15,10 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent / "demonstration"))
 
 import formulas
 import generated
-import make_page
 import narrow
-import sparklines
 
 import diffusers_lrlab
 
@@ -64,7 +61,6 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, f"{name}.md", content=page.replace("PICTURES/", f"{Path(name).name}-")))
         for number, picture in enumerate(pictures):
             files.append(File.generated(config, f"{name}-{number}.png", content=picture))
-    files.append(File.generated(config, "demonstration/index.html", content=make_page.page()))
     return files
 
 
@@ -81,7 +77,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         )
     if src_uri in FOUND_FIRST:
         page.meta["search"] = {"boost": 2}
-    markdown = _breakable(sparklines.beside_names(formulas.beside_descriptions(generated.fill(markdown))))
+    markdown = _breakable(formulas.beside_descriptions(generated.fill(markdown)))
     for name, make in generated.BUILT.items():
         if f"<!-- {name}:" in markdown:
             markdown = re.sub(rf"<!-- {name}: .*? -->", lambda _, make=make: make(), markdown)

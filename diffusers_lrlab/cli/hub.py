@@ -79,7 +79,7 @@ def rerun_arguments(parser: argparse.ArgumentParser) -> None:
     add("--revision", metavar="REVISION", help="Branch, tag or commit of the repository (default: main).")
     tolerance = "Relative difference allowed in another environment (default: 0.05)."
     add("--tolerance", type=float, metavar="SHARE", help=tolerance)
-    parser.add_argument_group("options of lrlab train", "They override recorded ones; see `lrlab train --help all`.")
+    parser.add_argument_group("options of lrlab train", "They override recorded ones; see `lrlab train --help`.")
 
 
 # These would overwrite the recorded run, or replace its record.

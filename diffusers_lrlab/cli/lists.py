@@ -7,7 +7,6 @@ import sys
 
 from ..core.errors import LabError, did_you_mean
 from ..core.listing import as_json, as_markdown, as_text
-from ..study import scoreboard
 from .output import say, say_json
 
 # The registry of each word that `lrlab list` takes, and the training option that takes its names.
@@ -27,26 +26,18 @@ LISTED = {
 }
 
 
-CLAIMS = "claims"  # which have no registry
-KINDS = (*LISTED, CLAIMS)
-
-
 def list_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = f"{', '.join(LISTED)} (default: all of them); or {CLAIMS}: published claims, with the verdicts of our studies."
-    parser.add_argument("kind", nargs="?", metavar="KIND", help=kinds)
+    parser.add_argument("kind", nargs="?", metavar="KIND", help=f"{', '.join(LISTED)} (default: all of them).")
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument("--json", action="store_true", help="Print everything that is known, as JSON.")
     formats.add_argument("--markdown", action="store_true", help="Print tables with all arguments, as in the documentation.")
 
 
 def list_names(options: argparse.Namespace) -> None:
-    if options.kind is not None and options.kind not in KINDS:
-        hint = did_you_mean(options.kind, KINDS)
-        raise LabError(f"There is nothing to list called {options.kind!r}.{hint} Known: {', '.join(KINDS)}.")
+    if options.kind is not None and options.kind not in LISTED:
+        hint = did_you_mean(options.kind, LISTED)
+        raise LabError(f"There is nothing to list called {options.kind!r}.{hint} Known: {', '.join(LISTED)}.")
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    if options.kind == CLAIMS:
-        _list_claims(options, width)
-        return
     registries = {}
     for word in [options.kind] if options.kind else LISTED:
         module, name, _ = LISTED[word]
@@ -57,13 +48,3 @@ def list_names(options: argparse.Namespace) -> None:
         say("\n\n".join(map(as_markdown, registries.values())))
     else:
         say("\n\n".join(as_text(registry, LISTED[word][2], width) for word, registry in registries.items()))
-
-
-def _list_claims(options: argparse.Namespace, width: int | None) -> None:
-    studies = scoreboard.read_scoreboard()
-    if options.json:
-        say_json({CLAIMS: studies}, indent=2)
-    elif options.markdown:
-        say(f"{scoreboard.overview(studies)}\n\n{scoreboard.by_study(studies)}")
-    else:
-        say(scoreboard.as_text(studies, width))

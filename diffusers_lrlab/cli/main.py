@@ -65,7 +65,7 @@ COMMANDS = {
         lists.list_names,
     ),
     "preview": Command(
-        "Plot schedules over a run, or densities and weights over timesteps",
+        "Show schedules over a run, or densities and weights over timesteps, as a table or a plot",
         _PREVIEW,
         preview.preview_arguments,
         preview.preview,
@@ -126,15 +126,9 @@ COMMANDS = {
         hub.rerun_arguments,
         hub.rerun,
     ),
-    "env": Command(
-        "Show versions, devices and missing packages, for bug reports",
-        "lrlab env",
-        tools.environment_arguments,
-        tools.environment,
-    ),
     "completion": Command(
         "Complete commands, flags and names in the shell",
-        "lrlab completion bash --install",
+        "lrlab completion bash",
         completion.completion_arguments,
         lambda options: completion.completion(options, _parser()),
     ),

@@ -2,16 +2,12 @@
 
 import argparse
 import math
-import os
-import shutil
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
 from ..core.spec import merge_spec, parse_json_kwargs
-from ..core.terminal_plot import can_encode
 from ..objective.process import DEFAULT_OBJECTIVE, OBJECTIVES, NoiseProcess, make_process
 from ..timesteps.noise_levels import PREDICTIONS
 from .output import say, say_json
@@ -53,7 +49,7 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prediction_type", choices=tuple(PREDICTIONS), help=prediction)
     add = parser.add_argument
     add("--num_training_steps", type=int, metavar="N", help="Optimizer updates of the run.")
-    add("--out", metavar="FILE", help="Save the plot as .png, .svg or .pdf instead of showing it in the terminal.")
+    add("--out", metavar="FILE", help="Save a plot as .png, .svg or .pdf.")
     add("--json", action="store_true", help="Print the values at every update, or timestep, as JSON.")
 
 
@@ -95,7 +91,7 @@ def _preview_schedules(options: argparse.Namespace, out: Path | None) -> None:
         shows_host = run.num_processes * run.accumulation > 1
         say_json({"updates": run.num_updates, "schedules": [each.as_json(shows_host) for each in previews]})
     else:
-        _say_with(out, schedules.describe(previews, run, None if out else _terminal()))
+        _say_with(out, schedules.describe(previews, run))
 
 
 def _preview_timesteps(options: argparse.Namespace, out: Path | None) -> None:
@@ -164,11 +160,6 @@ def _refuse(options: argparse.Namespace, names: Iterable[str], where: str) -> No
     for name in names:
         if getattr(options, name) != defaults[name]:
             raise LabError(f"--{name} has no effect {where}. Leave it out.")
-
-
-def _terminal() -> dict[str, Any]:
-    width, color = min(100, shutil.get_terminal_size().columns), sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    return {"width": width, "unicode": can_encode(sys.stdout.encoding), "color": color}
 
 
 def _json(options: argparse.Namespace, name: str) -> dict[str, Any] | None:

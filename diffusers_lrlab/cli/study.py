@@ -60,10 +60,8 @@ def add_run_arguments(parser: argparse._ActionsContainer) -> None:
     )
     add("--dataset_name", action="append", metavar="NAME", help=datasets)
     executors = (
-        "In this process: stacked or local (default: stacked where possible). With workers: pool, on the GPUs or cores "
-    )
-    executors += (
-        "of this machine, or ray, on a cluster; runs lost when a worker dies, hangs or runs out of memory are repeated."
+        "In this process: stacked or local (default: stacked where possible). With workers: pool, on the GPUs or cores of "
+        "this machine, or ray, on a cluster whose nodes share the folder of --out."
     )
     add("--executor", metavar="NAME", help=executors)
     stack_size = (

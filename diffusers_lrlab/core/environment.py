@@ -1,6 +1,5 @@
 """The environment of a run: versions, source, hardware, command, memory."""
 
-import importlib.metadata
 import os
 import platform
 import re
@@ -11,9 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from .extras import FOR_DEVELOPERS, version_of
+from .extras import version_of
 from .plugins import loaded_plugins, plugin_packages
-from .words import counted
 
 PACKAGE = Path(__file__).resolve().parents[1]
 OTHERS_WAIT = timedelta(hours=2)  # how long processes wait for the one that samples, evaluates or uploads
@@ -49,40 +47,6 @@ def describe_environment() -> dict[str, Any]:
         "cpu_cores": available_cores(),
         "plugins": loaded_plugins(),
     }
-
-
-def missing_packages() -> dict[str, list[str]]:
-    """
-    Optional dependencies that are not installed or too old, by the extra that installs them. Empty if this package runs from
-    its source without being installed, since only an installed package lists its dependencies.
-    """
-    from packaging.requirements import Requirement
-
-    missing: dict[str, list[str]] = {}
-    try:
-        extras = importlib.metadata.metadata("diffusers_lrlab").get_all("Provides-Extra") or []
-    except importlib.metadata.PackageNotFoundError:
-        return missing
-    for extra in (extra for extra in extras if extra not in FOR_DEVELOPERS):
-        for requirement in map(Requirement, importlib.metadata.requires("diffusers_lrlab") or []):
-            wanted = requirement.marker is not None and requirement.marker.evaluate({"extra": extra})
-            always = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-            found = version_of(requirement.name)
-            is_new_enough = found is not None and requirement.specifier.contains(found, prereleases=True)
-            if wanted and not always and not is_new_enough:
-                missing.setdefault(extra, []).append(requirement.name if found is None else str(requirement).split(";")[0])
-    return missing
-
-
-def describe_devices() -> list[str]:
-    """The accelerators that torch sees, or the CPU with its threads."""
-    import torch
-
-    if torch.cuda.is_available():
-        return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    if torch.accelerator.is_available():
-        return [str(torch.accelerator.current_accelerator())]
-    return [f"cpu, {counted(torch.get_num_threads(), 'thread')}"]
 
 
 def is_watched() -> bool:

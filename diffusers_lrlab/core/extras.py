@@ -30,8 +30,6 @@ EXTRAS: dict[str, Mapping[str, str]] = {
     "ray": {"ray": "2.60"},
 }
 ON_PYPI = {"data_morph": "data-morph-ai", "sklearn": "scikit-learn"}  # where that is another name
-# Extras of pyproject.toml that only developers of this package need.
-FOR_DEVELOPERS = ("test", "docs", "mutants")
 _TRAIN = ("plots", "train")
 _BUILDS_ON = {"train": ("plots",), "study": _TRAIN, "images": _TRAIN}
 

@@ -77,7 +77,7 @@ class Option:
     registry: str = ""  # "module:NAME" of a registry whose names it takes; the help shows them for `{names}`
     is_path: bool = False  # a study resolves it relative to its specification
     is_internal: bool = False  # programs set it, so that the help leaves it out
-    is_first: bool = False  # `--help` shows it; other options are shown by `--help all`
+    is_first: bool = False  # `--help` shows it before the other options
     spelling: str = ""  # the flag in the help; that of the field's name if empty
 
     @property

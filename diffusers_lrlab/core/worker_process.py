@@ -3,28 +3,18 @@
 import faulthandler
 import multiprocessing
 import os
-from multiprocessing.connection import Connection
 from threading import RLock, Thread
 
 from tqdm import tqdm
 
 _POLL_SECONDS = 1.0
 
-connection: Connection  # to the process that started this one
 
-
-def begin(to_parent: Connection, log: str) -> None:
-    """
-    Redirects output to a file, ends this process when its parent ends, and leaves a terminal's Ctrl-C to the parent.
-    """
-    global connection
-    connection = to_parent
+def begin() -> None:
+    """Ends this process when its parent ends, and leaves a terminal's Ctrl-C to the parent."""
     end_with_parent()
     if hasattr(os, "setsid"):  # not on every system
         os.setsid()
-    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(descriptor, stream)
     faulthandler.enable()
     tqdm.set_lock(RLock())  # tqdm's own is a system semaphore, which a killed process would leave behind
 

@@ -1,8 +1,7 @@
-"""How smooth the loss is around weights, and between the weights of two runs."""
+"""How smooth the loss is around weights."""
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..core.streams import stream_generator
@@ -41,31 +40,3 @@ def sharpness(run: Any) -> float:
         if abs(value - before) <= _TOLERANCE * abs(value):
             break
     return value
-
-
-def losses_between(
-    model: Any, first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], loss: Any, num_points: int = 11
-) -> np.ndarray:
-    """
-    The loss at evenly spread points of the straight line between two state dicts, both ends included.
-
-    `loss` is a function of the model, such as a mean of a [`ValidationLoss`]; the model carries the last weights afterwards.
-    """
-    losses = []
-    for share in np.linspace(0, 1, num_points):
-        model.load_state_dict({name: torch.lerp(first[name], second[name], float(share)) for name in first})
-        with torch.no_grad():
-            losses.append(float(loss(model)))
-    return np.array(losses)
-
-
-def curvature(losses: np.ndarray) -> float:
-    """The second difference of the loss at the two ends of a line of length 1, their mean."""
-    step = 1 / (len(losses) - 1)
-    ends = (losses[0] - 2 * losses[1] + losses[2], losses[-1] - 2 * losses[-2] + losses[-3])
-    return float(np.mean(ends) / step**2)
-
-
-def barrier(losses: np.ndarray) -> float:
-    """How far the loss along a line rises above the straight line between its ends (arXiv 1912.05671); 0 if nowhere."""
-    return float(np.max(losses - np.linspace(losses[0], losses[-1], len(losses))).clip(min=0))

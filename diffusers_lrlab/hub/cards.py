@@ -109,7 +109,7 @@ def space_card(
 
 
 def space_of_study(summary: Mapping[str, Any], repo_id: str, revision: str, is_preset: bool) -> str:
-    """The card of a Space with the report of a study: links to the page, its data and the papers that it tests."""
+    """The card of a Space with the report of a study: links to the page and its data."""
     study, place = summary["study"], f"{HUB}/spaces/{repo_id}"
     files = {
         "Every number, as JSON": "summary.json", "The specification": "spec.yaml", "The curves": "curves.csv",
@@ -117,6 +117,5 @@ def space_of_study(summary: Mapping[str, Any], repo_id: str, revision: str, is_p
     }  # fmt: skip
     links = {"The report as a full page": place}
     links |= {text: f"{place}/blob/{revision}/{file}" for text, file in files.items()}
-    links |= {f"Tested: {claim['source']}": claim["link"] for claim in summary.get("claims") or () if claim["link"]}
     command = command_of_card(str(study["command"]), str(study["name"]), is_preset)
     return space_card(str(study["title"]), links=links, command=command)

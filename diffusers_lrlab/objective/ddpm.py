@@ -11,7 +11,7 @@ import diffusers
 import numpy as np
 import torch
 import torch.nn.functional as F
-from diffusers import DDIMScheduler, DDPMScheduler
+from diffusers import DDPMScheduler
 
 from ..core.errors import LabError
 from ..core.words import counted
@@ -64,13 +64,6 @@ class DDPM(NoiseProcess):
 
     def model_time(self, timesteps: torch.Tensor) -> torch.Tensor:
         return timesteps
-
-    def deterministic_scheduler(self) -> DDIMScheduler:
-        """DDIM, arXiv 2010.02502."""
-        try:
-            return DDIMScheduler.from_config(self.scheduler.config)
-        except NotImplementedError:  # diffusers' DDIM lacks some noise schedules of its DDPM
-            return DDIMScheduler.from_config(self.scheduler.config, trained_betas=self.scheduler.betas.tolist())
 
     def describe(self) -> list[tuple[str, str]]:
         config = self.scheduler.config

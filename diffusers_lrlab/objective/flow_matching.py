@@ -60,10 +60,6 @@ class FlowMatching(NoiseProcess):
         log_ratio = torch.lerp(log_ratios[below], log_ratios[above], timesteps.double() - below)
         return log_ratio.sigmoid() * self.num_train_timesteps
 
-    def deterministic_scheduler(self) -> FlowMatchEulerDiscreteScheduler:
-        """Euler's method, as in the pipeline."""
-        return self.sampling_scheduler()
-
     def describe(self) -> list[tuple[str, str]]:
         noise_schedule = f"{counted(self.num_train_timesteps, 'timestep')}, shift {self.scheduler.config.shift:g}"
         return [("Noise schedule", noise_schedule), ("Prediction type", "velocity (noise minus data)")]

@@ -161,10 +161,6 @@ class NoiseProcess(ABC):
         Timesteps are int64, or float between two of them: there, log sigma is interpolated linearly.
         """
 
-    @abstractmethod
-    def deterministic_scheduler(self) -> Any:
-        """A new scheduler whose samples follow from the initial noise alone."""
-
     def sampling_scheduler(self) -> Any:
         """A new scheduler like that of the pipeline."""
         return type(self.scheduler).from_config(self.scheduler.config)

@@ -10,7 +10,6 @@ from ..core.listing import aligned
 from ..core.ranges import POSITIVE, Range
 from ..core.signatures import checked
 from ..core.spec import format_spec
-from ..core.terminal_plot import terminal_plot
 from ..core.words import counted
 from ..schedules.expected import resolve_length, schedule_curves
 from ..schedules.registries import MOMENTUM_SCHEDULERS
@@ -156,17 +155,9 @@ def _compare(asked: Curves, host: Curves, run: Run) -> str:
     return "; ".join(parts)
 
 
-def describe(previews: list[Preview], run: Run, terminal: dict[str, Any] | None) -> str:
-    """Plots, a table and notes as text; `terminal` has the options of [`terminal_plot`], `None` for no plots."""
-    parts = []
-    if terminal is not None:
-        shown_curves = curves_by_label(previews)
-        title = "learning rate" + (f" of {previews[0].label}" if len(previews) == 1 else "")
-        parts.append(terminal_plot({label: curves.lr for label, curves in shown_curves.items()}, title, **terminal))
-        momenta = {label: curves.beta1 for label, curves in shown_curves.items() if curves.beta1 is not None}
-        if momenta:
-            parts.append(terminal_plot(momenta, "beta1", height=6, from_zero=False, **terminal))
-    parts.append(table(previews, run))
+def describe(previews: list[Preview], run: Run) -> str:
+    """A table and notes as text."""
+    parts = [table(previews, run)]
     parts += [(f"{shown.label}: " if len(previews) > 1 else "") + note for shown in previews for note in shown.notes]
     return "\n\n".join(parts)
 

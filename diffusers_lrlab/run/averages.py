@@ -98,12 +98,9 @@ def no_snapshots(folder: Path, record: Mapping[str, Any]) -> LabError:
 
 
 def _check_is_no_study(folder: Path) -> None:
-    """Raises a `LabError` for the folder of a study, which keeps the averages of each run in a folder of its own."""
+    """Raises a `LabError` for the folder of a study, which keeps no snapshots."""
     if (folder / "spec.yaml").exists() and (folder / "runs").is_dir():
-        kept = sorted(path for path in (folder / "averages").glob("[!.]*") if path.is_dir())
-        hint = "give an arm of the study ema: posthoc, to keep snapshots of its runs"
-        if kept:
-            hint = f"give a run whose averages it keeps, such as {str(kept[0])!r}"
+        hint = "train one of its runs with `lrlab train --ema posthoc`"
         raise must_be("RUN", str(folder), "the folder of a run", hint, got="that of a study")
 
 

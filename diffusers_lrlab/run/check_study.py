@@ -38,16 +38,6 @@ def check_study(path: Path) -> Finding:
     for run in sorted((path / "local").glob("[!.]*")):
         if run.is_dir() and newest_whole(RunFolder(run)) is None and check_run(run).damaged:
             finding.damaged.append(f"local/{run.name}: no checkpoint is intact")
-    for run in _averages(path):
-        of_run = check_run(run)
-        finding.leftovers += of_run.leftovers
-        finding.damaged += [f"averages/{run.name}: {damage}" for damage in of_run.damaged]
-        if not of_run.damaged:
-            finding.whole.append(f"averages/{run.name}")
-        else:
-            finding.notes.append(
-                f"averages are computed again with their run: remove runs/{run.name}.json before you give the command"
-            )
     for name, read in (("summary.json", read_json), ("summary.parquet", read_parquet)):
         if (path / name).exists():
             finding.note(name, partial(read, path / name))
@@ -80,13 +70,8 @@ def _states(path: Path) -> list[Path]:
     return [state for state in sorted((path / "stacks").glob("[!.]*")) if not is_quarantined(state)]
 
 
-def _averages(path: Path) -> list[Path]:
-    """The folders of finished runs that have averages beside the measured one."""
-    return [run for run in sorted((path / "averages").glob("[!.]*")) if RunFolder(run).is_finished()]
-
-
 def _folders(path: Path) -> list[Path]:
-    return [path / name for name in (".", "runs", "weights", "averages", "stacks")]
+    return [path / name for name in (".", "runs", "weights", "stacks")]
 
 
 def _check_result(folder: StudyFolder, run_id: str) -> None:

@@ -34,7 +34,7 @@ def train(config: TrainingConfig) -> Path | None:
     Trains a diffusers pipeline.
 
     Args:
-        config ([`TrainingConfig`]): The options; `lrlab train --help all` describes them.
+        config ([`TrainingConfig`]): The options; `lrlab train --help` describes them.
 
     Returns:
         `Path`: the folder of the run, for `DDPMPipeline.from_pretrained`; `None` after `dry_run`.

@@ -21,21 +21,18 @@ from ..training.prepare import make_accelerator
 from ..training.run_folder import RunFolder
 from ..training.run_state import RunState
 from ..training.trainer import Trainer
-from .analysis.horizons import prices_in_words
 from .analysis.tuning import chosen_rates, most_tuning_runs, tuning_rounds
 from .checks import check_one_process, use_all_cores, warnings_before
 from .executors import WORKERS, assign_executors, check_executor
 from .runs.context import StudyContext
 from .runs.curves import Curves
-from .runs.kept_averages import kept_bytes, kept_in_words
 from .runs.measure import measure
 from .runs.precision import products_in
 from .runs.results import StudyFolder
 from .spec.expansion import expand, expand_tuning
-from .spec.horizons import families, source_of
 from .spec.spec import RunSpec, StudySpec
 from .stacked.member import Member
-from .stacked.stacks import check_stackable, stacks_in_order
+from .stacked.stacks import check_stackable, split_into_stacks
 from .stacked.worker_threads import ParallelStacks, worker_threads
 
 _PROBED_UPDATES = 12
@@ -72,44 +69,24 @@ def describe_study(
     lines = [
         spec.title,
         f"  {counted(len(spec.arms), 'arm')} ({', '.join(spec.arms)}; baseline {spec.baseline}) x "
-        f"{_datasets_in_words(spec)} x {counted(len(spec.seeds), 'seed')} = {counted(len(runs), 'run')}",
+        f"{counted(len(spec.datasets), 'data set')} ({', '.join(spec.datasets)}) x {counted(len(spec.seeds), 'seed')} = "
+        f"{counted(len(runs), 'run')}",
     ]
-    lines += [f"  all horizons of {line} for a seed" for line in (prices_in_words(runs) if spec.horizons else ())]
     if tuning:
         more = _more_for_tuning(spec, tuning, missing)
         lines.append(f"  before, {counted(len(tuning), 'run')} to choose learning rates{more}")
     if num_done := len(tuning) + len(runs) - len(missing):
         lines.append(f"  {num_done} of them are already finished in {out}")
-    if kept := kept_in_words(runs):
-        size = sum(kept_bytes(study.plan(spec)[0]) for spec in runs if spec.keeps_averages)
-        lines.append(f"  {kept} They take {math.ceil(size / 2**20)} MiB")
     lines += [f"  warning: {warning}" for warning in warnings_before(spec, missing, study)]
     costs = []
     for name, some in assign_executors(missing, study, executor):
-        updates = sum(_own_updates(some, study).values())
+        updates = sum(study.plan(spec)[0].num_updates for spec in some)
         with products_in(spec.precision, study.device):
             cost = _stacked_cost(some, study) if name == "stacked" else _local_cost(some, study)
         lines.append(f"  {name}: {counted(len(some), 'run')}, {counted(updates, 'update', ',')}, {cost}")
         costs.append(cost)
     shared = " in one process, divided among the workers" if executor in WORKERS else ""
     return "\n".join([*lines, f"  total: {_total(costs)}{shared}"])
-
-
-def _datasets_in_words(spec: StudySpec) -> str:
-    if not spec.horizons:
-        return f"{counted(len(spec.datasets), 'data set')} ({', '.join(spec.datasets)})"
-    names, lengths = dict.fromkeys(map(source_of, spec.datasets)), ", ".join(f"{num:,}" for num in spec.horizons)
-    num_horizons = counted(len(spec.horizons), "horizon")
-    return f"{counted(len(names), 'data set')} ({', '.join(names)}) x {num_horizons} (updates {lengths})"
-
-
-def _own_updates(specs: list[RunSpec], study: StudyContext) -> dict[str, int]:
-    """The updates that each run costs, by its id: those of a branch begin where it leaves its trunk."""
-    own = {spec.id: study.plan(spec)[0].num_updates for spec in specs}
-    for family in families(specs):
-        if family.branches:
-            own |= family.own_updates
-    return own
 
 
 def _more_for_tuning(spec: StudySpec, tuning: list[RunSpec], missing: list[RunSpec]) -> str:
@@ -138,18 +115,18 @@ def _total(costs: list[_Cost]) -> _Cost:
 
 def _stacked_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
     """The cost of stacks, measured by some updates, a validation and an evaluation of each kind of stack."""
-    costs, own_updates = [], _own_updates(specs, study)
+    costs = []
     probed: dict[Any, _StackProbe] = {}
-    for stack_specs in stacks_in_order(specs, study):
+    for stack_specs in split_into_stacks(specs, study):
         plan, _ = study.plan(stack_specs[0])
         key = (repr(plan.model_config), plan.layout.global_batch, len(stack_specs), stack_specs[0].metrics)
         if key not in probed:
             probed[key] = _probe_stack(stack_specs, study)
         probe = probed[key]
         # Arms validate at different intervals; a plateau schedule may do it after every update.
-        validations = sum(_num_validations(study.plan(spec)[0], own_updates[spec.id]) for spec in stack_specs)
+        validations = sum(_num_validations(study.plan(spec)[0]) for spec in stack_specs)
         evaluation = (probe.validation * validations + probe.measurement * len(stack_specs)) / probe.num_threads
-        costs.append(_Cost(probe.update * max(own_updates[spec.id] for spec in stack_specs), evaluation, probe.memory))
+        costs.append(_Cost(probe.update * plan.num_updates, evaluation, probe.memory))
     return _total(costs)
 
 
@@ -176,8 +153,8 @@ def _probe_stack(specs: list[RunSpec], study: StudyContext) -> _StackProbe:
         )
 
 
-def _num_validations(plan: Plan, num_updates: int) -> int:
-    return num_updates // plan.validation_updates if plan.config.num_validation_images else 0
+def _num_validations(plan: Plan) -> int:
+    return plan.num_updates // plan.validation_updates if plan.config.num_validation_images else 0
 
 
 def _validation_and_measurement_seconds(run: RunState, spec: RunSpec) -> tuple[float, float]:
@@ -214,7 +191,6 @@ def _bytes_of(member: Member) -> float:
 def _local_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
     """The cost of single runs, measured by some updates and an evaluation for each arm and data set."""
     probed: dict[Any, _Cost] = {}
-    own_updates = _own_updates(specs, study)
     for spec in specs:
         key = (spec.arm, spec.dataset, spec.metrics)
         if key not in probed:
@@ -226,7 +202,6 @@ def _local_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
                     lambda trainer=trainer, rest=batches: trainer.do_update(next(rest)), plan.num_updates
                 )
                 validation, measurement = _validation_and_measurement_seconds(trainer.run, spec)
-            num_updates = own_updates[spec.id]
-            evaluation = validation * _num_validations(plan, num_updates) + measurement
-            probed[key] = _Cost(seconds * num_updates, evaluation, peak_memory_mb() * 2**20)
+            evaluation = validation * _num_validations(plan) + measurement
+            probed[key] = _Cost(seconds * plan.num_updates, evaluation, peak_memory_mb() * 2**20)
     return _total([probed[spec.arm, spec.dataset, spec.metrics] for spec in specs])

@@ -22,7 +22,6 @@ from .executors import EXECUTORS, assign_executors, check_executor, open_workers
 from .executors.jobs import Workers, make_jobs, run_jobs
 from .reading import no_result, runs_of
 from .runs.context import StudyContext
-from .runs.kept_averages import kept_in_words
 from .runs.precision import products_in
 from .runs.progress import StudyProgress
 from .runs.results import RunResult, StudyFolder
@@ -120,8 +119,6 @@ def _run(
         warn(warning)
     if executor == "stacked":
         check_stackable([*tuning, *first], study)
-    if kept := kept_in_words(first):
-        study.progress.log(kept)
     with folder.locked(), stops_explained(folder.path), products_in(spec.precision, study.device):
         folder.check_is_study(spec.name, [*tuning, *first])  # again: another command may have used the folder meanwhile
         folder.reopen()
@@ -205,7 +202,7 @@ def _write_all(
     """Writes the table of runs, summary and report."""
     study.folder.reopen()
     results = study.folder.results([*runs, *tuning])
-    notes = notes_on(runs, [result for result in results if result.stage == "compare"], study)
+    notes = notes_on(runs)
     write_runs(results, notes, study.folder.path)
     return _write_results(spec, results, notes, study.folder, study.progress, command, figures)
 

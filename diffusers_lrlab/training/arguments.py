@@ -18,12 +18,19 @@ from ..core.options import Option
 from ..core.plain_yaml import ShallowLoader
 from ..core.plugins import load_installed_plugins, load_plugins
 from .config import CONFIG_GROUPS, TrainingConfig
-from .help import Formatter, ShowHelp, is_switch
+from .help import Formatter, help_of, is_switch
 
 
 class _Parser(TextParser, HfArgumentParser):
+    def __init__(self, *args: Any, **kwargs: Any):
+        self.first: set[str] = set()  # options that `--help` shows first
+        super().__init__(*args, **kwargs)
+
+    def format_help(self) -> str:
+        return help_of(self, self.first)
+
     def error(self, message: str) -> NoReturn:
-        raise LabError(f"{shortened_message(message)}. See --help all.")
+        raise LabError(f"{shortened_message(message)}. See --help.")
 
 
 def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | None = None) -> _Parser:
@@ -35,22 +42,13 @@ def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | N
         description=description,
         formatter_class=Formatter,
         allow_abbrev=False,
-        add_help=False,
     )
-    first = {"help", "config", *(field.name for group in more_groups for field in dataclasses.fields(group))}
-    parser.add_argument(
-        "-h",
-        "--help",
-        nargs="?",
-        action=ShowHelp,
-        first=first,
-        help="Show the options of most runs; with all, every option.",
-    )
+    parser.first = {"help", "config", *(field.name for group in more_groups for field in dataclasses.fields(group))}
     parser.add_argument("--config", metavar="FILE.yaml", help="YAML file with any of these options; flags override it.")
     for action in parser._actions:
         if (known := getattr(action.help, "option", None)) is not None:
             action.spelling = known.spelling  # type: ignore[attr-defined]
-            first |= {action.dest} if known.is_first else set()
+            parser.first |= {action.dest} if known.is_first else set()
             action.help, action.metavar = _help_of(action, known), _metavar_of(action, known)
         if action.dest == "learning_rate":
             action.type = number_or_auto
@@ -167,7 +165,7 @@ def _parse(parser: _Parser, sources: list[tuple[str, list[str]]]) -> dict[str, A
         if unknown:
             flags = [flag for action in parser._actions for flag in action.option_strings]
             hint = did_you_mean(unknown[0].split("=")[0], flags)
-            raise LabError(f"Unknown argument {shortened(unknown[0])} in {source}.{hint} See --help all.")
+            raise LabError(f"Unknown argument {shortened(unknown[0])} in {source}.{hint} See --help.")
         options = vars(values)
     del options["config"]
     load_plugins(options["plugins"])

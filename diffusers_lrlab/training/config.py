@@ -25,7 +25,7 @@ class TrainingConfig(DataConfig, ModelConfig, ScheduleConfig, TimestepConfig, Op
     """
     The options of a run. `None` stands for a default that depends on other options or the data.
 
-    Every field is a flag of `lrlab train`, whose `--help all` describes it. `learning_rate="auto"` is
+    Every field is a flag of `lrlab train`, whose `--help` describes it. `learning_rate="auto"` is
     `auto_learning_rate=True`.
     """
 

@@ -1,12 +1,8 @@
-"""`--help` of training: the options that people use first; `--help all`: every option, by group."""
+"""`--help` of training: the options that most runs need, then all others by group."""
 
 import argparse
 import copy
-import sys
 from collections.abc import Set
-from typing import Any
-
-from ..core.errors import must_be
 
 
 class Formatter(argparse.HelpFormatter):
@@ -27,47 +23,26 @@ class Formatter(argparse.HelpFormatter):
         return super()._format_action_invocation(shown)
 
 
-class ShowHelp(argparse.Action):
-    """`--help` shows the options whose names are in `first`, `--help all` every one; then the program ends."""
-
-    def __init__(self, *args: Any, first: Set[str], **kwargs: Any):
-        super().__init__(*args, **{**kwargs, "default": argparse.SUPPRESS, "metavar": "all"})
-        self._first = first
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
-    ) -> None:
-        if values not in (None, "all"):
-            raise must_be("--help", values, "all or left out", "--help shows the first options, --help all every one")
-        sys.stdout.write(_all_options(parser) if values else _first_options(parser, self._first))
-        parser.exit()
-
-
-def _first_options(parser: argparse.ArgumentParser, first: Set[str]) -> str:
-    formatter, others = parser._get_formatter(), []
+def help_of(parser: argparse.ArgumentParser, first: Set[str]) -> str:
+    """The options whose names are in `first`, the others by group, then spellings of older records and of diffusers."""
+    formatter = parser._get_formatter()
     formatter.add_usage(parser.usage, parser._actions, parser._mutually_exclusive_groups)
     formatter.add_text(parser.description)
-    for group in parser._action_groups:
-        shown = [action for action in group._group_actions if action.dest in first]
-        if shown:
-            formatter.start_section(group.title)
-            formatter.add_arguments(shown)
-            formatter.end_section()
-        hidden = [action for action in group._group_actions if action not in shown and _is_listed(action)]
-        others += [f"{group.title} ({len(hidden)})"] if hidden else []
-    formatter.add_text(f"--help all also shows the other options: {'; '.join(others)}.")
-    return formatter.format_help()
-
-
-def _all_options(parser: argparse.ArgumentParser) -> str:
-    """Every option, then the spellings that also work: those of older records, and of diffusers."""
+    sections = [("what most runs need", [action for action in parser._actions if action.dest in first])]
+    sections += [
+        (str(group.title), [action for action in group._group_actions if action.dest not in first])
+        for group in parser._action_groups
+    ]
+    for title, actions in sections:
+        formatter.start_section(title)
+        formatter.add_arguments(actions)
+        formatter.end_section()
     also = [
         f"{other} for {flag}" for action in parser._actions for flag, *others in [_spellings(action)] for other in others
     ]
     ending = f" These also work: {', '.join(also)}." if also else ""
-    formatter = parser._get_formatter()
     formatter.add_text(f"Each option may be written with hyphens in place of underscores.{ending}")
-    return f"{parser.format_help()}\n{formatter.format_help()}"
+    return formatter.format_help()
 
 
 def is_switch(action: argparse.Action) -> bool:
@@ -77,10 +52,6 @@ def is_switch(action: argparse.Action) -> bool:
 def _is_negation(action: argparse.Action) -> bool:
     """Whether this is the `--no_x` that `HfArgumentParser` adds to a switch `--x`."""
     return isinstance(action, argparse._StoreFalseAction) and action.option_strings[0] == f"--no_{action.dest}"
-
-
-def _is_listed(action: argparse.Action) -> bool:
-    return action.help != argparse.SUPPRESS and not _is_negation(action)
 
 
 def _spellings(action: argparse.Action) -> list[str]:

@@ -1,7 +1,6 @@
 """The ways into the training program: scripts, `lrlab`, modules and Python; and what the record says of the one taken."""
 
 import dataclasses
-import importlib.metadata
 import json
 import re
 import shlex
@@ -14,10 +13,8 @@ import runs
 import started
 from published import run_folder
 
-import diffusers_lrlab
 from diffusers_lrlab import LabError, TrainingConfig, register_schedule, train
 from diffusers_lrlab.cli import main as cli
-from diffusers_lrlab.core import environment
 from diffusers_lrlab.hub.card import write_model_card
 from diffusers_lrlab.run.record import start_record
 from diffusers_lrlab.schedules.registries import SCHEDULERS
@@ -68,7 +65,7 @@ def test_help_and_errors_are_those_of_the_script(door):
     status, _, stderr = started.run(*door, "--lr_schedulr", "cosine", env=runs.environment())
     assert (status, stderr) == (
         2,
-        "error: Unknown argument '--lr_schedulr' in the command line. Did you mean '--lr_scheduler'? See --help all.\n",
+        "error: Unknown argument '--lr_schedulr' in the command line. Did you mean '--lr_scheduler'? See --help.\n",
     )
 
 
@@ -195,32 +192,7 @@ def test_a_study_takes_code_of_ones_own(tmp_path):
     assert (status, stdout.strip()) == (0, "4"), stderr
 
 
-def test_environment_names_what_users_lack(capsys, monkeypatch):
-    """Not what only those need who change the package; each extra is one or the other."""
-    monkeypatch.setattr(environment, "version_of", lambda package: None)
-    extras = set(importlib.metadata.metadata("diffusers_lrlab").get_all("Provides-Extra"))
-    assert set(environment.missing_packages()) == extras - {"test", "docs", "mutants"}
-
-
-def test_environment_of_a_checkout_that_is_not_installed(monkeypatch):
-    def not_found(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    for function in ("metadata", "requires", "version"):
-        monkeypatch.setattr(importlib.metadata, function, not_found)
-    assert environment.missing_packages() == {}
-
-
-def test_environment_is_told_for_bug_reports(capsys):
-    assert cli.main(["env", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["versions"]["diffusers_lrlab"] == diffusers_lrlab.__version__
-    assert found["devices"]
-    assert cli.main(["env"]) == 0
-    assert "torch" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("command", ["pull", "data", "env"])
+@pytest.mark.parametrize("command", ["pull", "data"])
 def test_commands_that_take_no_names_import_nothing(command, capsys):
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])

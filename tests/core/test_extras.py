@@ -24,10 +24,8 @@ GET = "import torch, diffusers_lrlab; o = torch.optim.AdamW([torch.zeros(1)], lr
 # Commands that need an extra have something else that is wrong, so that they end soon where they have it.
 NEEDS = {
     "lrlab list": None,
-    "lrlab list claims": None,
     "lrlab preview --lr_scheduler rex --lr_scheduler cosine --num_training_steps 10": None,
     "lrlab preview --timestep_sampler logit_normal --loss_weighting min_snr": None,
-    "lrlab env": None,
     "lrlab audit -- true": None,
     f"-m diffusers_lrlab.launch {SCRIPTS / 'own_script.py'} --lr_scheduler rex": None,
     f"-c '{GET}get_scheduler(\"rex\", o, 1, 10)'": None,

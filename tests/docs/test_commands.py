@@ -101,7 +101,7 @@ def test_the_example_of_a_command_is_understood(name):
 
 def test_there_are_commands_of_every_kind():
     starts = {" ".join(words[:2]) for _, words in printed.commands()}
-    assert {f"lrlab {name}" for name in COMMANDS} - starts <= {"lrlab data", "lrlab list", "lrlab env"}
+    assert {f"lrlab {name}" for name in COMMANDS} - starts <= {"lrlab data", "lrlab list"}
     pages = {block.page for block, _ in printed.commands()}
     assert len(pages) > 10
 

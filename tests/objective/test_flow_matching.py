@@ -173,15 +173,6 @@ def test_half_precision_predictions_are_compared_in_float32():
     assert 0 < losses.max() < 1e-3
 
 
-def test_the_deterministic_sampler_is_that_of_the_pipeline():
-    process = make_process("flow_matching", num_steps=20, shift=3.0, is_bounded=True)
-    for scheduler in (process.deterministic_scheduler(), process.sampling_scheduler()):
-        assert isinstance(scheduler, FlowMatchEulerDiscreteScheduler)
-        assert scheduler is not process.scheduler
-        assert scheduler.config == process.scheduler.config
-        assert not scheduler.config.stochastic_sampling
-
-
 @cases("shift", SHIFTS)
 def test_sampling_asks_for_no_time_that_was_not_trained(shift):
     """diffusers shifts the ends of its steps twice: with a shift below 1 the last steps go below the first timestep."""

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from diffusers import DDIMScheduler, DDPMScheduler
+from diffusers import DDPMScheduler
 
 from diffusers_lrlab import LabError
 from diffusers_lrlab.data.batch import Batch
@@ -99,14 +99,6 @@ def test_the_model_time_of_ddpm_is_the_index():
     process = DDPM(DDPMScheduler(10))
     for timesteps in (torch.arange(10), torch.tensor([0.25, 8.5])):
         assert process.model_time(timesteps) is timesteps
-
-
-def test_the_deterministic_sampler_of_ddpm_is_ddim():
-    process = DDPM(DDPMScheduler(10, beta_schedule="sigmoid", prediction_type="sample", clip_sample=False))
-    scheduler = process.deterministic_scheduler()
-    assert isinstance(scheduler, DDIMScheduler)
-    assert scheduler.alphas_cumprod.equal(process.scheduler.alphas_cumprod)
-    assert (scheduler.config.prediction_type, scheduler.config.clip_sample) == ("sample", False)
 
 
 def test_what_is_no_process_is_refused():

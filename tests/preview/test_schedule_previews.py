@@ -159,12 +159,10 @@ def test_json_with_diffusers_own_script():
 # --- plots --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_the_terminal_gets_what_it_can_show(encoding):
+def test_the_terminal_gets_a_table():
     options = ["--lr_scheduler", "one_cycle", "--lr_scheduler", "rex", "--num_training_steps", 200]
-    shown = lrlab("preview", *options, encoding=encoding)
-    assert ("└" in shown) == (encoding == "utf-8")
-    assert shown.isascii() == (encoding != "utf-8")
+    shown = lrlab("preview", *options, encoding="ascii")
+    assert shown.isascii()
     assert max(map(len, shown.splitlines())) <= 80
     assert "beta1" in shown
     assert re.search(r"^rex +0\.0001 .* 9\.\d+e-07$", shown, re.MULTILINE)

@@ -4,13 +4,11 @@ import os
 import signal
 from pathlib import Path
 
-import diffusers_lrlab.study.executors.jobs as jobs
 import diffusers_lrlab.study.stacked.stacks as stacks
 from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.training.trainer import Trainer
 
 FOLDER = Path(os.environ["LRLAB_FAULTS"])
-jobs._STALL_SECONDS = 5.0
 stacks._SAVE_SECONDS = 0.0  # after every update
 
 
@@ -32,8 +30,6 @@ def disturbed(do_update):
         update = getattr(self, "run", self).update  # of a trainer, or of a stack
         if update == 15 and happens_once("die"):
             os.kill(os.getpid(), signal.SIGKILL)
-        if update == 15 and happens_once("hang"):
-            os.kill(os.getpid(), signal.SIGSTOP)
         return do_update(self, *inputs)
 
     return do_update_unless

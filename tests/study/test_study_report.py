@@ -11,6 +11,7 @@ from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -21,16 +22,14 @@ from made_up_studies import PAPER_ARMS, PAPER_DATASETS, UPDATES, made_up_run, ma
 from PIL import Image
 from tables import rows
 
-from diffusers_lrlab.core import web
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.project import CITATION
-from diffusers_lrlab.study.analysis import paper
 from diffusers_lrlab.study.analysis.falling import STILL_FALLING, has_end, still_falling
-from diffusers_lrlab.study.analysis.figures import probability
+from diffusers_lrlab.study.analysis.figures import percent, probability
 from diffusers_lrlab.study.analysis.findings import findings, speedup_findings
 from diffusers_lrlab.study.analysis.statistics import compare
 from diffusers_lrlab.study.analysis.verdicts import Verdict, word_of
-from diffusers_lrlab.study.report import explore, plots, sample_grid, tables
+from diffusers_lrlab.study.report import plots, report, sample_grid, tables
 from diffusers_lrlab.study.report.answers import Answer
 from diffusers_lrlab.study.report.contents import ReportContents
 from diffusers_lrlab.study.report.curves import CURVE_KINDS, MOST_POINTS, mean_curves, spans_decades, styles
@@ -58,7 +57,6 @@ TUNING = [
     {"arm": "a", "dataset": "dino", "learning_rate": rate, "score": 0.5, "chosen": rate == 1e-3, "at_edge": rate == 1e-3}
     for rate in (1e-4, 1e-3)
 ]
-CONSISTENCY = [{"pair": "two seeds", "distance": 0.1234567, "same_start": True}, {"pair": "unrelated", "count": 12_345}]
 
 
 class Tables(HTMLParser):
@@ -102,6 +100,7 @@ def page_of(tmp_path, results, summary):
 def undrawn(monkeypatch):
     """Saves time where it is words that matter."""
     monkeypatch.setattr(plots, "save_plot", lambda figure, path: path.write_bytes(b"a picture"))
+    monkeypatch.setattr(plots, "as_svg", lambda figure: b"a picture")
 
 
 @pytest.fixture
@@ -112,6 +111,7 @@ def only_samples_drawn(monkeypatch):
         save(figure, path) if path.name == "samples.png" else path.write_bytes(b"a picture")
 
     monkeypatch.setattr(plots, "save_plot", save_samples)
+    monkeypatch.setattr(plots, "as_svg", lambda figure: b"a picture")
 
 
 def number_of(text):
@@ -151,17 +151,17 @@ def test_means_are_told_as_precisely_as_they_are_known(mean, std, expected):
 def test_numbers_for_people():
     assert [number(value) for value in (None, math.nan, 0, -0.12345, 1e-7)] == ["–", "–", "0", "−0.1235", "1e−07"]
     assert [probability(value) for value in (None, 0.0004, 0.04999, 0.05, 1)] == ["–", "< 0.001", "< 0.05", "0.050", "1.000"]
+    assert [percent(value) for value in (0.1234, -0.005, 1.5, 0.0)] == ["12 %", "−0.50 %", "150 %", "0 %"]
     assert interval(None, 1) == "–"
     assert interval(-0.1234, 0.5678) == "−0.12 to 0.57"
     assert interval(2, 2) == "2 to 2"
 
 
 def test_markdown_and_latex_show_texts_as_they_are():
-    columns = pd.MultiIndex.from_product([["both"], ["a|b", "c_d"]])
-    frame = pd.DataFrame([["x & y", "1 ± 2"], ["<i>", "$3 %"]], columns=columns)
+    frame = pd.DataFrame([["x & y", "1 ± 2"], ["<i>", "$3 %"]], columns=["a|b", "c_d"])
     table = Table("t", "T", frame, "100 %", 1, frozenset({(0, 1)}))
     assert to_markdown(table).splitlines() == [
-        r"| both a\|b | both c\_d |",
+        r"| a\|b | c\_d |",
         "|---|---:|",
         r"| x \& y | **1 ± 2** |",
         r"| \<i\> | \$3 % |",
@@ -169,7 +169,6 @@ def test_markdown_and_latex_show_texts_as_they_are():
         "100 %",
     ]
     lines = to_latex(table).splitlines()
-    assert r"\multicolumn{2}{c}{both} \\" in lines
     assert r"x \& y & \textbf{1 $\pm$ 2} \\" in lines
     assert r"$<$i$>$ & \$3 \% \\" in lines
     assert r"a|b & c\_d \\" in lines
@@ -479,56 +478,6 @@ def test_what_pictures_show_is_beside_them_as_data(tmp_path):
     assert [float(row["mean"]) for row in rows] == pytest.approx(course.mean, rel=1e-5)
 
 
-# --- the paper -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_the_papers_table_is_beside_ours(tmp_path):
-    results, summary = made_up_study(paper="table")
-    over, head, *rows = Tables(page_of(tmp_path, results, summary)).found["The paper's table and this study's"]
-    assert over == ["", *PAPER_DATASETS]
-    assert head == ["schedule", "", *["paper", "this study"] * 4]
-    assert [row[0] for row in rows[::4]] == list(paper.ARM_LABELS.values())
-    assert [row[1] for row in rows[:4]] == ["training time, s", "eval loss", "inference time, s", "KL, bits"]
-    # As the paper prints them: the first and the last row of its table, and its worst figure.
-    assert [row[2::2] for row in rows[:4]] == [
-        ["127.74", "128.44", "129.12", "129.21"],
-        ["0.438", "0.663", "0.807", "0.613"],
-        ["0.89", "0.92", "0.67", "1.03"],
-        ["0.343", "1.063", "0.168", "0.088"],
-    ]
-    assert [row[8] for row in rows[16:20]] == ["109.36", "0.624", "0.80", "0.098"]
-    assert rows[7][4] == "7.142"
-    assert {text for row in rows[20:] for text in row[2::2]} == {"–"}  # a constant rate has no counterpart
-    kl = next(row for row in summary["rows"] if (row["arm"], row["dataset"], row["metric"]) == ("step", "dino", "kl"))
-    assert rows[7][5] == plus_minus(kl["mean"], kl["std"])
-    seconds = [run.record["train"]["training_seconds"] for run in results if (run.arm, run.dataset) == ("step", "dino")]
-    assert rows[4][5] == plus_minus(np.mean(seconds), np.std(seconds, ddof=1))
-
-
-def test_the_papers_table_has_data_sets_above_its_columns():
-    results, summary = made_up_study(arms=("constant", "step"), datasets=("line", "moons"), seeds=1)
-    table = tables.paper_table(summary, results)
-    assert table.groups == [("", 2), ("line", 2), ("moons", 2)]
-    assert table.headings == ["schedule", "", *["paper", "this study"] * 2]
-    assert r"\multicolumn{2}{c}{line} & \multicolumn{2}{c}{moons} \\" in to_latex(table)
-    assert to_markdown(table).startswith("| schedule |  | line paper | line this study | moons paper |")
-    assert tables.paper_table(summary | {"study": summary["study"] | {"arms": {"other": {}}}}, results) is None
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_only_the_papers_study_has_the_papers_table(tmp_path):
-    results, summary = made_up_study(datasets=("moons", "spiral"), arms=("constant", "step"), paper="table")
-    over, _, *rows = Tables(page_of(tmp_path, results, summary)).found["The paper's table and this study's"]
-    assert over == ["", "moons"]
-    assert len(rows) == 8
-    summary["study"]["paper"] = None
-    assert "The paper's table" not in page_of(tmp_path, results, summary)
-    assert not (tmp_path / "report/tables/paper.tex").exists()
-
-
 # --- studies that lack something -------------------------------------------------------------------------------------
 
 
@@ -546,17 +495,14 @@ def test_a_name_is_never_markup(tmp_path):
 
     results, summary = made_up_study(arms, datasets, title=evil, change=change, command=f"lrlab {evil}")
     summary["study"]["arms"][evil]["description"] = evil
-    summary |= {"consistency": [{evil: evil}], "speedups": [row | {"arm": evil} for row in SPEEDUPS]}
+    summary |= {"speedups": [row | {"arm": evil} for row in SPEEDUPS]}
     summary["study"]["arms"][evil]["controls"] = [arms[2]]
     summary["controls"] = {"kl": [{**row, "control": arms[2]} for row in summary["rows"] if row["metric"] == "kl"]}
     summary["controls"]["speedup"] = [row | {"arm": evil, "control": arms[2]} for row in SPEEDUPS]
     summary["study"]["meta"]["processor"] = evil
     page = page_of(tmp_path, results, summary)
-    for own in web.scripts(Path(explore.__file__).with_name("explore.js")):
-        page = page.replace(f"<script>{own}</script>", "")
-    page, num_data = re.subn(r'<script type="application/json" id="study">[^<]*</script>', "", page)
-    assert num_data == 1  # the data of the study, without any "<"
-    assert "<script" not in page
+    own = Path(report.__file__).with_name("sort.js").read_text(encoding="utf-8")
+    assert "<script" not in page.replace(f"<script>{own}</script>", "")
     assert "<img src=x" not in page
     assert "<b>moons" not in page
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 20
@@ -667,7 +613,7 @@ def test_one_seed_and_one_data_set_and_one_arm(tmp_path):
     results, summary = made_up_study(("a",), ("dino",), seeds=1)
     page = page_of(tmp_path, results, summary)
     assert "1 arm on 1 data set with 1 seed each: 1 run, " in page
-    text, _, _ = page.partition("<script>")  # what is read, and what the scripts draw
+    text, _, _ = page.partition("<script>")  # what is read
     assert "nan" not in text.lower().replace("nanosecond", "")
     assert "ranks_kl.png" not in page
     results, summary = made_up_study(("a", "b"), ("dino",), seeds=1)
@@ -710,7 +656,7 @@ def test_what_a_study_has_besides(tmp_path):
     results, summary = made_up_study(("a", "b"), ("dino",))
     tuning = made_up_run("a", "dino", 100)
     tuning.stage = "tune"
-    summary |= {"speedups": SPEEDUPS, "tuning": TUNING, "consistency": CONSISTENCY}
+    summary |= {"speedups": SPEEDUPS, "tuning": TUNING}
     never = "b never reached the final quality of a on dino, in 5 runs."
     summary["findings"]["speedup"] = [verdict("never as good", never, p=None)]
     page = page_of(tmp_path, [*results, tuning], summary)
@@ -722,11 +668,6 @@ def test_what_a_study_has_besides(tmp_path):
     assert shown["The learning rate of each arm"][1:] == [
         ["dino", "a", "", "0.0001", "0.5"],
         ["dino", "a", "chosen, at the edge of those tried", "0.001", "0.5"],
-    ]
-    assert shown["Consistency"] == [
-        ["pair", "distance", "same start", "count"],
-        ["two seeds", "0.1235", "yes", "–"],
-        ["unrelated", "–", "–", "12,345"],
     ]
     runs = [row[1] for row in shown["Cost"]]
     assert runs == ["runs", "6", "5", "11"]
@@ -896,6 +837,28 @@ def test_arms_keep_their_look_and_no_two_share_one():
     assert styles(arms[:7], "arm 3") == {arm: chosen[arm] for arm in arms[:7]}
 
 
+def test_what_nothing_drives_is_not_plotted():
+    def with_momentum(arm):
+        def change(run):
+            updates = len(run.curves["loss"]["update"])
+            run.curves["loss"]["beta1"] = [0.9] * (updates - 1) + [0.5 if run.arm == arm else 0.9]
+            return run
+
+        return change
+
+    for arm, shown in (("none", False), ("b", True)):
+        contents = ReportContents(*made_up_study(("a", "b"), ("dino",), seeds=2, change=with_momentum(arm)))
+        assert ("beta1" in {kind.name for kind in contents.curve_kinds}) is shown
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
+def test_one_data_set_has_no_ranks(tmp_path):
+    for datasets, there in ((("dino",), False), (("dino", "moons"), True)):
+        write_report(tmp_path, *made_up_study(("a", "b", "c"), datasets, seeds=2))
+        assert (tmp_path / "report" / "ranks_kl.png").exists() is there
+
+
 @pytest.fixture(scope="module")
 def thousand(tmp_path_factory):
     """The page of a thousand runs, and how long it took: as much as making them up, and a few seconds."""
@@ -929,8 +892,7 @@ def test_a_thousand_runs(thousand):
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
     results, summary = made_up_study(("a", "<b onclick=x>b</b>", "%{x}c"), ("dino", "moons"), seeds=3)
-    summary |= {"speedups": SPEEDUPS, "tuning": TUNING, "consistency": CONSISTENCY}
-    summary["study"]["paper"] = "table"
+    summary |= {"speedups": SPEEDUPS, "tuning": TUNING}
     return write_report(tmp_path_factory.mktemp("browser"), results, summary)
 
 
@@ -958,6 +920,45 @@ def test_the_page_opens_from_disk_without_network(browser, index):
     assert all(address.startswith(("file:", "data:")) for address in browser.requests)
     assert browser.errors == []
     assert browser.evaluate("document.querySelectorAll('[onclick]').length") == 0
+
+
+@pytest.mark.slow
+def test_plots_of_the_page_are_drawings_as_wide_as_the_pictures_beside_it(index):
+    found = re.findall(r'<img[^>]* width="(\d+)" src="data:image/svg\+xml;base64,([^"]*)"', index.read_text())
+    for _, content in found:
+        assert ElementTree.fromstring(base64.b64decode(content)).tag == "{http://www.w3.org/2000/svg}svg"
+    widths = []
+    for path in index.parent.glob("*.png"):
+        with Image.open(path) as image:
+            widths.append(image.width)
+    assert sorted(int(width) for width, _ in found) == sorted(widths)
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_tables_are_sorted_by_a_click(browser, index):
+    browser.open(index)
+    table = "document.querySelector('#summary ~ .scroll table')"
+    heading = f"[...{table}.tHead.rows].at(-1).cells[[...[...{table}.tHead.rows].at(-1).cells].length - 1]"
+    column = f"[...{table}.tBodies[0].rows].map(row => parseFloat(row.cells[row.cells.length - 1].textContent))"
+    whole = browser.evaluate(f"{table}.tBodies[0].rows.length")
+    for order, expected in (("ascending", sorted), ("descending", lambda found: sorted(found, reverse=True))):
+        browser.evaluate(f"{heading}.querySelector('button').click()")
+        assert browser.evaluate(f"{heading}.ariaSort") == order
+        found = [value for value in browser.evaluate(column) if value is not None]
+        assert found == expected(found)
+    assert browser.evaluate(f"[...{table}.tBodies[0].rows].filter(row => row.cells[0].textContent).length") == whole
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_no_other_script_runs(browser, index):
+    browser.open(index)
+    own = "Object.assign(document.createElement('script'), {textContent: 'window.isOther = true'})"
+    browser.evaluate(f"document.body.append({own}); 0")
+    assert browser.evaluate("window.isOther") is None
+    assert "Content Security Policy" in " ".join(browser.errors)
+    browser.errors.clear()
 
 
 @needs_chromium

@@ -132,7 +132,11 @@ REFUSED = {
     ),
     "seed twice": ({"seeds": [0, 1, 0]}, ["seeds: 0 is listed twice"]),
     "key without a value": ({"title": ""} | {"base": []}, ["base=[]: must be a mapping"]),
-    "nearest arms without figures": ({"paper": "nearest"}, ["kl and training_set_loss", "Add both to metrics"]),
+    "two averages": (
+        {"arms": {"a": {"ema": "warmup_power|constant:decay=0.9"}}},
+        ["'a' on 'dino'", "ema='warmup_power|constant:decay=0.9': must be one average", "a study measures one"],
+    ),
+    "snapshots": ({"arms": {"a": {"ema": "posthoc"}}}, ["ema='posthoc': must be one average, without snapshots"]),
     "distances of other numbers of samples": (
         {"arms": {**ARMS, "a": {"lr_scheduler": "linear", "distance_samples": 100}}},
         ["energy_distance cannot be compared", "different numbers of samples", "(100, 200 on 'dino')", "distance_samples"],
@@ -281,7 +285,6 @@ REFUSED = {
     "half a seed": ({"seeds": [0.5]}, ["seeds=[0.5]: must be"]),
     "no evaluation": ({"evaluation_points": 0}, ["evaluation_points=0: must be a whole number in [1, 1e9]"]),
     "evaluation or not": ({"evaluation_points": True}, ["evaluation_points=True: must be"]),
-    "another paper": ({"paper": "arxiv"}, ["paper='arxiv': must be table or nearest"]),
     "data folder that is not there": (
         {"datasets": {"mine": {"train_data_dir": "nowhere"}}},
         ["'mine'", "'nowhere' does not exist"],

@@ -301,11 +301,11 @@ def test_samples_of_all_are_those_of_each(without_a_stop, num, monkeypatch):
     drawn = {}
     steps = draw_together([(member, spec_of(name)) for name, member in members.items()], drawn)
     shares = [*steps]
-    assert len(shares) == 2 + 3 + 10
+    assert len(shares) == 2 + 3
     assert sum(shares) == pytest.approx(1)
     for name, member in members.items():
         assert_same_state(dict(member.run.model.state_dict()), dict(before[name]))
-        assert drawn[name].keys() == {"compared", "fixed_start"}
+        assert drawn[name].keys() == {"compared"}
         for part, samples in draw(member.run, COMPARED).items():
             np.testing.assert_array_equal(drawn[name][part], samples)
 

@@ -13,140 +13,109 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 import yaml
 from runs import TINY_UNET, environment, wait_for
 from small_studies import BASE, TINY, assert_same_but_for_times, contents, records
 from started import Started
+from tables import rows
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.study.executors import jobs, pool, worker
+from diffusers_lrlab.study.executors import pool, worker
 from diffusers_lrlab.study.executors.jobs import run_jobs
-from diffusers_lrlab.study.executors.worker import Job, Outcome, share_cores
+from diffusers_lrlab.study.executors.worker import Job, share_cores
 
 # --- jobs handed out, without any process ----------------------------------------------------------------------------
 
 
-class OutOfMemoryError(Exception):
-    """As Ray has one."""
+class MadeUpWorkers:
+    """Answers with what the script has for the runs of a job; "done" where it has nothing."""
 
-
-class MadeUpWorker:
-    """Answers with what the script has for the runs of a job, one after the other; "done" when it has no more."""
-
-    def __init__(self, script, log):
-        self.script, self.log, self.future = script, log, None
+    def __init__(self, script, done):
+        self.script, self.done, self.log = script, done, []
 
     def submit(self, job):
-        specs = [spec for spec in job.specs if spec.id not in job.done]
-        self.future, ids = Future(), " ".join(spec.id for spec in specs)
+        ids, future = "".join(spec.id for spec in job.specs), Future()
         self.log.append(ids)
-        answers = self.script.get(ids, [])
-        answer = answers.pop(0) if answers else worker.DONE
-        results = [(spec, {"of": spec.id}, None) for spec in specs]
+        answer = self.script.get(ids, (worker.DONE, ""))
         if isinstance(answer, Exception):
-            self.future.set_exception(answer)
-        elif answer != "hang":
-            self.future.set_result(Outcome(results if answer == worker.DONE else results[:-1], answer, "made up"))
-        return self.future
+            future.set_exception(answer)
+        elif answer is not None:
+            future.set_result(answer)
+            self.done.update(ids)
+        return future
 
     def stop(self):
         self.log.append("stopped")
-        self.future.set_result(Outcome([], worker.STOPPED))
-
-    def kill(self):
-        self.log.append("killed")
-        self.future.set_exception(RuntimeError("its process is gone"))
 
 
-class MadeUpStudy:
-    def __init__(self):
-        self.kept, self.told = [], []
-        self.folder = SimpleNamespace(missing=lambda specs: [spec for spec in specs if spec.id not in self.kept])
-        self.progress = SimpleNamespace(log=self.told.append, advance=lambda amount, counter=None: None)
+def handed_out(stacks, script):
+    """The log of the workers, and the updates and runs that the bars show, after jobs of these stacks, named by letters."""
+    specs = {letter: SimpleNamespace(id=letter, config=SimpleNamespace(max_train_steps=10)) for letter in "".join(stacks)}
+    done, shown = set(), {"updates": 0, "measured": 0}
 
-    def keep(self, spec, record, weights):
-        self.kept.append(spec.id)
+    def advance(amount, counter="updates"):
+        shown[counter] += amount
 
-    def discard(self, *paths):
-        pass
-
-
-def handed_out(stacks, script, workers=1, begin_at_once=False):
-    """What the workers were asked for, and the study, after jobs of these stacks, named by letters."""
-    log, study = [], MadeUpStudy()
-    pool = SimpleNamespace(workers=[MadeUpWorker(script, log) for _ in range(workers)])
-    pool.begin_at_once = begin_at_once
-    pool.messages = lambda: (
-        [] if begin_at_once else [(job.number, "alive", None) for job in all_jobs] * 2 + [(None, "log", "a warning")] * 2
+    folder = SimpleNamespace(
+        missing=lambda specs: [spec for spec in specs if spec.id not in done],
+        run_file=lambda run_id: SimpleNamespace(exists=lambda: run_id in done),
     )
-    all_jobs = [Job(None, [SimpleNamespace(id=letter) for letter in stack]) for stack in stacks]
+    progress = SimpleNamespace(advance=advance, finished=lambda spec: None)
+    workers = MadeUpWorkers(script, done)
     try:
-        run_jobs(iter(all_jobs), pool, study)
+        all_jobs = [Job(None, [specs[letter] for letter in stack]) for stack in stacks]
+        run_jobs(all_jobs, workers, SimpleNamespace(folder=folder, progress=progress))
     except (LabError, RuntimeError) as error:
-        study.error = error
-    return log, study
+        return workers.log, shown, error
+    return workers.log, shown, None
 
 
-def test_a_lost_worker_is_tried_again_and_nothing_is_kept_twice():
-    log, study = handed_out(["a", "b"], {"a": [OSError("gone")], "b": [worker.STOPPED]})
-    assert log == ["a", "a", "b", "b"]
-    assert study.kept == ["a", "b"]
-    assert study.told[:2] == ["a warning", "The run a lost its worker (OSError: gone) and is retried."]
-    assert study.told.count("a warning") == 1
+def test_finished_runs_are_counted():
+    assert handed_out(["ab", "c"], {}) == (["ab", "c"], {"updates": 30, "measured": 3}, None)
 
 
-def test_a_run_that_kills_its_workers_is_named():
-    log, study = handed_out(["a", "b"], {"b": [OSError("gone")] * 9})
-    assert log == ["a", "b", "b", "b"]
-    assert study.kept == ["a"]
-    assert str(study.error).startswith("The run b lost its worker 3 times (OSError: gone). Finished runs are kept")
+KEPT = ". Finished runs are kept. "
+AGAIN = f"{KEPT}Give the same command again, with fewer --workers or a smaller --stack_size if memory is short."
 
 
-def test_what_is_done_of_a_stack_is_kept():
-    script = {"a b c d e": [worker.NO_MEMORY], "a b c": [worker.NO_MEMORY], "e": [worker.NO_MEMORY]}
-    log, study = handed_out(["abcde"], script)
-    # What ends early in this script has all its results but the last one, which are kept.
-    assert log == ["a b c d e", "e", "e"]
-    assert study.kept == [*"abcde"]
-    assert study.told[1] == "A stack of 5 runs ran out of memory (made up) and is retried."
+@rows("answer, kind, text", [
+    (OSError("gone\nfor good"), LabError, "A worker was lost (OSError: gone)" + AGAIN),
+    ((worker.STOPPED, "A worker got signal 15"), LabError, "A worker got signal 15" + AGAIN),
+    ((worker.REFUSED, "no such thing"), LabError, "no such thing"),
+    ((worker.FAILED, "Traceback"), RuntimeError, "A worker failed:\nTraceback"),
+])  # fmt: skip
+def test_an_error_stops_the_others(answer, kind, text):
+    log, _, error = handed_out(["a", "b"], {"a": None, "b": answer})
+    assert log == ["a", "b", "stopped"]
+    assert (type(error), str(error)) == (kind, text)
 
 
-def test_too_little_memory_halves_a_stack():
-    script = {"a b c d": [OutOfMemoryError()], "a b": [OSError()], "b": [OSError()], "c d": [MemoryError()]}
-    log, study = handed_out(["abcd"], script)
-    assert log == ["a b c d", "a b", "a", "b", "b", "c d", "c", "d"]
-    assert study.told[1].endswith("(OutOfMemoryError: ) and is split in two.")
-    assert study.kept == [*"abcd"]
-
-
-def test_a_stack_that_is_lost_twice_is_halved():
-    log, study = handed_out(["abcd"], {"a b c d": [OSError(), OSError()]})
-    assert log == ["a b c d", "a b c d", "a b", "c d"]
-    assert study.kept == [*"abcd"]
-
-
-def test_a_worker_that_hangs_is_killed(monkeypatch):
-    monkeypatch.setattr(jobs, "_STALL_SECONDS", -1.0)
-    monkeypatch.setattr(jobs, "_POLL_SECONDS", 0.0)
-    log, study = handed_out(["a"], {"a": ["hang"]})
-    assert log == ["a", "killed", "a"]
-    assert study.told[-1].startswith("The run a hung (RuntimeError: its process is gone) and is retried")
-    assert study.kept == ["a"]
-
-
-def test_a_worker_that_never_begins_is_killed(monkeypatch):
-    for name in ("_STALL_SECONDS", "_START_SECONDS", "_POLL_SECONDS"):
-        monkeypatch.setattr(jobs, name, 0.0)
-    log, study = handed_out(["a"], {"a": ["hang"]}, begin_at_once=True)
-    assert log == ["a", "killed", "a"]
-    assert study.kept == ["a"]
-
-
-def test_what_fails_before_a_job_begins_is_shown_and_not_tried_again(monkeypatch):
+def test_how_a_job_ends_is_returned(monkeypatch, tmp_path):
+    setup = worker.Setup(tmp_path, "fp32", "")
+    ended, text = worker.do_job(setup, Job(None, []))
+    assert (ended, text) == (
+        worker.REFUSED,
+        f"--out {str(tmp_path)!r}: every node needs this folder. Give one on a shared disk.",
+    )
+    (tmp_path / "spec.yaml").touch()
     monkeypatch.setattr(worker, "_begin", lambda setup: json.loads("no JSON"))
-    outcome = worker.do_job(worker.Setup(Path("study"), "fp32", ""), Job(None, []), lambda *_: None)
-    assert outcome.ended == worker.FAILED
-    assert "JSONDecodeError" in outcome.text
+    ended, text = worker.do_job(setup, Job(None, []))
+    assert ended == worker.FAILED
+    assert "JSONDecodeError" in text
+    study = SimpleNamespace(device=torch.device("cpu"))
+    monkeypatch.setattr(worker, "_begin", lambda setup: study)
+
+    def without_memory(specs, study):
+        raise RuntimeError("can't allocate memory\nhere")
+
+    assert worker.do_job(setup, Job(without_memory, [])) == (
+        worker.STOPPED,
+        "A worker ran out of memory (can't allocate memory)",
+    )
+    assert worker.do_job(setup, Job(lambda specs, study: None, [])) == (worker.DONE, "")
+    monkeypatch.setattr(worker, "_is_stopped", True)
+    assert worker.do_job(setup, Job(None, [])) == (worker.STOPPED, "")
 
 
 def test_hidden_gpus_are_none(monkeypatch):
@@ -156,14 +125,6 @@ def test_hidden_gpus_are_none(monkeypatch):
     monkeypatch.setattr(pool.torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5f")
     assert pool.visible_gpus() == ["3", "GPU-5f"]
-
-
-@pytest.mark.parametrize(("ended", "error"), [(worker.REFUSED, LabError), (worker.FAILED, RuntimeError)])
-def test_an_error_stops_the_others(ended, error):
-    log, study = handed_out(["a", "b"], {"a": ["hang"], "b": [ended]}, workers=2)
-    assert log == ["a", "b", "stopped"]
-    assert isinstance(study.error, error)
-    assert "made up" in str(study.error)
 
 
 def test_cores_are_shared_out(monkeypatch):
@@ -216,13 +177,13 @@ class Study:
         env = {**environment(), **NOT_NICE, "LRLAB_FAULTS": str(self.folder)}
         return Started(SCRIPTS / "study_driver.py", "study", "run", *arguments, env=env, cwd=self.folder)
 
-    def run(self, *options):
+    def run(self, *options, status=0):
         process = self.start(*options)
         shown, error = process.communicate()
-        assert process.returncode == 0, error
+        assert process.returncode == status, error
         assert "Traceback" not in error
         self.check_that_all_have_ended()
-        return shown
+        return shown if status == 0 else error
 
     def check_that_all_have_ended(self, within=30.0):
         deadline = time.monotonic() + within
@@ -253,32 +214,37 @@ def one_by_one(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["pool", RAY])
 def test_a_killed_worker_leaves_the_files_of_local(one_by_one, tmp_path, executor):
-    study = Study(tmp_path / "study")
+    """The same command goes on, to the same bits; Ray itself repeats the job."""
+    study, options = Study(tmp_path / "study"), (f"--executor={executor}", "--workers=2", "--stack_size=1")
     (study.folder / "die").touch()
-    shown = study.run(f"--executor={executor}", "--workers=2", "--stack_size=1")
+    if executor == "pool":
+        error = study.run(*options, status=2)
+        assert "A worker was lost (BrokenProcessPool" in error
+        assert "Give the same command again" in error
+    study.run(*options)
     assert_same_but_for_times(one_by_one.out, study.out)
-    assert "lost its worker" in shown
     assert (study.folder / "die-done").exists()
     assert len(one_by_one.updates()) == 80
-    # From the checkpoint of update 10, or from the start if the thread that writes it was not done with it.
-    assert len(study.updates()) in (80 + 6, 80 + 16)
+    # From the checkpoint of update 10, or from the start if the thread that writes it was not done with it; the other run
+    # of the pool was stopped after whole updates.
+    assert 80 + 6 <= len(study.updates()) <= 80 + 16
     assert not [*study.out.glob("local"), *study.out.rglob(".tmp*")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["pool", RAY])
-def test_stacks_without_memory_are_halved_and_those_that_hang_go_on(tmp_path, executor):
+def test_stacks_without_memory_go_on_in_smaller_ones(tmp_path, executor):
     changes = {"datasets": {"dino": POINTS}, "seeds": 2}
     undisturbed, study = Study(tmp_path / "undisturbed", **changes), Study(tmp_path / "study", **changes)
     undisturbed.run("--executor=stacked", "--stack_size=2")
-    for name in ("small", "hang"):
-        (study.folder / name).touch()
-    shown = study.run(f"--executor={executor}", "--workers=1")
-    assert "A stack of 4 runs ran out of memory ([enforce fail" in shown
-    assert "A stack of 2 runs hung (" in shown
+    (study.folder / "small").touch()
+    error = study.run(f"--executor={executor}", "--workers=1", status=2)
+    assert "A worker ran out of memory ([enforce fail" in error
+    assert "a smaller --stack_size" in error
+    study.run(f"--executor={executor}", "--workers=1", "--stack_size=2")
     assert_same_but_for_times(undisturbed.out, study.out)
     assert [record["run"]["executor"]["members"] for record in records(study.out).values()] == [2] * 4
-    assert study.updates() == ["4"] * 4 + ["2"] * (80 + 2)
+    assert study.updates() == ["4"] * 4 + ["2"] * 80
 
 
 def has_gone_on(out, begun):
@@ -334,10 +300,9 @@ def test_what_a_lost_node_did_is_done_by_another(one_by_one, tmp_path, monkeypat
         process = study.start("--executor=ray", f"--address={cluster.address}", "--stack_size=1")
         wait_for(lambda: len(study.updates()) > 5, process)
         cluster.remove_node(node, allow_graceful=False)
-        shown, error = process.communicate()
+        _, error = process.communicate()
     finally:
         cluster.shutdown()
     assert process.returncode == 0, error
-    assert "lost its worker" in shown
     study.check_that_all_have_ended()
     assert_same_but_for_times(one_by_one.out, study.out)

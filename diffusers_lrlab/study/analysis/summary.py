@@ -12,15 +12,10 @@ from ...core.environment import describe_environment
 from ...core.files import atomic_file, write_text
 from ...core.manifest import MANIFEST
 from ...evaluation.metrics import better_of, metric_label
-from ..runs.context import StudyContext
 from ..runs.progress import StudyProgress
 from ..runs.results import RunResult, StudyFolder, by_cell, finite
 from ..spec.spec import SPEEDUP, RunSpec, StudySpec, controlled
-from .claims import judge_claims
-from .consistency import consistency
 from .findings import findings, speedup_findings
-from .horizons import horizon_rows, price_rows
-from .paper import nearest_arms
 from .power import power_rows
 from .ranks import ranks
 from .speedups import speedups
@@ -42,12 +37,11 @@ def values_of(spec: StudySpec, results: list[RunResult], metric: str) -> Values:
     return values
 
 
-def notes_on(runs: list[RunSpec], results: list[RunResult], study: StudyContext) -> dict[str, Any]:
-    """The parts of a summary that need more than results: specifications, weights, this machine."""
+def notes_on(runs: list[RunSpec]) -> dict[str, Any]:
+    """The parts of a summary that need more than results: specifications, this machine."""
     return {
         "metrics": list(dict.fromkeys(name for run in runs for name in run.metrics)),
         "meta": describe_environment(),
-        "consistency": consistency(runs, results, study),
     }
 
 
@@ -82,16 +76,7 @@ def summarise(
         summary["controls"] = controls
     if spec.tune:
         summary["tuning"] = tuning_rows(spec, results, tuning)
-    if spec.horizons:
-        summary["horizons"] = horizon_rows(spec, results, metrics)
-        summary["prices"] = price_rows(spec, results, tuning)
-    if spec.paper == "nearest":
-        summary["search"] = nearest_arms(results)
-    if notes["consistency"]:
-        summary["consistency"] = notes["consistency"]
     summary["power"] = power_rows(summary)
-    if spec.claims:
-        summary["claims"] = judge_claims(spec.claims, summary)
     return finite(summary)
 
 
@@ -199,10 +184,9 @@ def _study(
     everything, parts = [*results, *tuning], ("training", "sampling", "evaluation")
     seconds = {part: sum(result.record["train"][f"{part}_seconds"] for result in everything) for part in parts}
     return {
-        **{name: getattr(spec, name) for name in ("name", "title", "baseline", "paper", "arms")},
+        **{name: getattr(spec, name) for name in ("name", "title", "baseline", "arms")},
         "datasets": list(spec.datasets),
         "seeds": list(spec.seeds),
-        **({"horizons": list(spec.horizons)} if spec.horizons else {}),
         "metrics": metrics,
         "primary_metric": spec.primary_metric or next(iter(metrics), ""),
         "command": command,

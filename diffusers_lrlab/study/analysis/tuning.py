@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..runs.results import RunResult, StudyFolder
-from ..spec.expansion import expand_tuning, tuned_cells
+from ..spec.expansion import expand_tuning
 from ..spec.rates import next_beyond
 from ..spec.spec import Cell, RunSpec, StudySpec
 
@@ -25,7 +25,7 @@ def tuning_rounds(spec: StudySpec, folder: StudyFolder) -> list[list[RunSpec]]:
         return []
     rounds: list[list[RunSpec]] = []
     results: list[RunResult] = []
-    grids = dict.fromkeys(tuned_cells(spec).values(), spec.tune.grid)
+    grids = dict.fromkeys(itertools.product(spec.arms, spec.datasets), spec.tune.grid)
     added: dict[Cell, Sequence[float]] = dict(grids)
     while new := expand_tuning(spec, added):
         rounds.append(new)
@@ -42,19 +42,18 @@ def most_tuning_runs(spec: StudySpec) -> int:
     if spec.tune is None:
         return 0
     extensions = spec.tune.extensions + (len(spec.tune.grid) == 1 and spec.tune.extensions > 0)
-    return len({*tuned_cells(spec).values()}) * len(spec.tune.seeds) * (len(spec.tune.grid) + extensions)
+    return len(spec.arms) * len(spec.datasets) * len(spec.tune.seeds) * (len(spec.tune.grid) + extensions)
 
 
 def chosen_rates(spec: StudySpec, tuning: list[RunResult]) -> dict[Cell, float] | None:
     """
-    The learning rate of each arm on each data set with the best mean of the metric, without divergence. Branches of a trunk
-    have the rate that is best at its longest horizon.
+    The learning rate of each arm on each data set with the best mean of the metric, without divergence.
 
     If runs diverged at all rates, it is the lowest.
     """
     if spec.tune is None:
         return None
-    return {cell: _best(_scores(spec, tuning, tuned)) for cell, tuned in tuned_cells(spec).items()}
+    return {cell: _best(_scores(spec, tuning, cell)) for cell in itertools.product(spec.arms, spec.datasets)}
 
 
 def tuning_rows(spec: StudySpec, results: list[RunResult], tuning: list[RunResult]) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
-"""The card of a study: a folder to publish, with its plots, tables, summary and runs, written again from itself if asked."""
+"""The card of a study: a folder to publish, with its plots, tables, summary and runs."""
 
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -12,25 +11,17 @@ import yaml
 
 from ...core.errors import LabError
 from ...core.files import atomic_folder, write_text
-from ...core.held import damage_named, refuse_damage_in_use, refuse_damaged
+from ...core.held import damage_named, refuse_damage_in_use
 from ...core.lock import LOCK_FILES
 from ...core.manifest import MANIFEST, write_manifest
 from ...core.plain_yaml import load_front_matter
 from ...data.options import EMBEDDED_DATASETS
-from ..analysis.renewed import renewed, with_claims
 from ..analysis.runs_table import RUNS_TABLE, read_runs
-from ..analysis.summary import summarise, write_summary
-from ..runs.progress import StudyProgress
-from ..runs.results import RunResult, StudyFolder, sources
+from ..runs.results import StudyFolder, sources
 from ..same_command import command_of_card, is_preset, shown_path
-from ..spec.reading import spec_from_dict
-from ..spec.spec import StudySpec
-from . import plots
 from .contents import ReportContents
-from .formats import to_latex
-from .limitations import limitations
 from .markdown import card_markdown
-from .plot_list import Plot, file_name, plots_of
+from .plot_list import plots_of
 
 _FILES = ("README.md", "*.png", "spec.yaml", "summary.*", RUNS_TABLE, MANIFEST, "tables", "report", *LOCK_FILES)
 _SIZES = (1_000, 10_000, 100_000, 1_000_000)  # rows, as the Hub counts them
@@ -47,25 +38,18 @@ def write_study_card(folder: Path, out: Path) -> Path:
     """
     Writes the card of a finished study into a new folder, or replaces an older card; returns its path.
 
-    `folder` may be a card itself, perhaps `out`. This version then writes it again: summary, tables and most plots from
-    `runs.parquet`, or from the summary alone if that table is missing. Curves and samples stay as they are.
-
     Raises a `LabError` if the study has no report, or if `out` holds anything else.
     """
-    saved, command = StudyFolder(folder).read_spec()
+    StudyFolder(folder).read_spec()
     _check_is_ours(out)
-    is_card = is_study_card(folder)
-    if not is_card and not ((folder / "report" / "report.md").exists() and (folder / RUNS_TABLE).exists()):
+    if is_study_card(folder):
+        raise LabError(f"{str(folder)!r} is a card already. Give the folder of the study.")
+    if not ((folder / "report" / "report.md").exists() and (folder / RUNS_TABLE).exists()):
         raise LabError(f"{str(folder)!r} has no report yet. Write one with `lrlab study report {folder}`.")
     with atomic_folder(out) as temporary, damage_named(folder, "study"):
-        if is_card:
-            refuse_damaged(folder, "study", "download the card again.", only=lambda name: name != "README.md")
-            _write_again(spec_from_dict(saved, folder), command, folder, temporary)
-        else:
-            refuse_damage_in_use(folder, "study", lambda name: not name.startswith(("runs/", "weights/")))
-            _copy_report(folder, temporary)
-        licence = _licence_of(folder if is_card else out)
-        write_text(temporary / "README.md", card_text(temporary, out.resolve().name, licence))
+        refuse_damage_in_use(folder, "study", lambda name: not name.startswith(("runs/", "weights/")))
+        _copy_report(folder, temporary)
+        write_text(temporary / "README.md", card_text(temporary, out.resolve().name, _licence_of(out)))
         write_manifest(temporary)
     return out / "README.md"
 
@@ -108,13 +92,13 @@ def card_text(card: Path, name: str | None = None, licence: Mapping[str, Any] | 
         licence (`dict`, *optional*): The Hub's metadata about the licence, such as `license`, if the author gave one.
     """
     summary = json.loads((card / "summary.json").read_text(encoding="utf-8"))
-    contents, has_runs = ReportContents(_runs_of(card), summary), (card / RUNS_TABLE).exists()
-    there = [plot for plot in plots_of(contents, _pictures(card)) if (card / plot.file).exists()]
+    contents, pictures = ReportContents(read_runs(card).results, summary), {path.name for path in card.glob("*.png")}
+    there = [plot for plot in plots_of(contents, pictures) if plot.file in pictures]
     study, (spec, _) = summary["study"], StudyFolder(card).read_spec()
     own_data = [shown_path(name) for name in sources(spec["datasets"]) if name not in EMBEDDED_DATASETS]
     command = command_of_card(study["command"], study["name"], is_preset(card))
-    text = card_markdown(contents, there, name or card.resolve().name, command, has_runs, own_data)
-    return f"---\n{_front_matter(card, contents, licence or {})}\n---\n\n{text}"
+    text = card_markdown(contents, there, name or card.resolve().name, command, own_data)
+    return f"---\n{_front_matter(contents, licence or {})}\n---\n\n{text}"
 
 
 def _copy_report(folder: Path, card: Path) -> None:
@@ -125,69 +109,17 @@ def _copy_report(folder: Path, card: Path) -> None:
         shutil.copyfile(folder / name, card / name)
 
 
-def _write_again(spec: StudySpec, command: str, folder: Path, card: Path) -> None:
-    """Everything but README.md, from an older card."""
-    results = _runs_of(folder)
-    for name in ("spec.yaml", *([RUNS_TABLE] if results else [])):
-        shutil.copyfile(folder / name, card / name)
-    summary = _summary(spec, command, folder, results)
-    write_summary(StudyFolder(card), summary)
-    contents, pictures = ReportContents(results, summary), _pictures(folder)
-    for plot in plots_of(contents, pictures):
-        if plot.needs_runs and plot.file in pictures:
-            shutil.copyfile(folder / plot.file, card / plot.file)
-        elif _is_drawn(plot, contents):
-            plots.save_plot(plot.make(), card / plot.file)
-        else:
-            shutil.copyfile(folder / plot.file, card / plot.file)
-    for table in contents.all_tables():
-        write_text(card / "tables" / f"{file_name(table.name)}.tex", to_latex(table))
-
-
-def _is_drawn(plot: Plot, contents: ReportContents) -> bool:
-    """Whether there are data to draw a plot again."""
-    return bool(contents.results) or not plot.file.startswith("seeds_")
-
-
-def _summary(spec: StudySpec, command: str, folder: Path, results: list[RunResult]) -> dict[str, Any]:
-    """The summary of a card as this version writes it; limitations that need the runs stay as they were found."""
-    saved = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    if results:
-        notes = read_runs(folder).notes
-        compared, tuning = ([result for result in results if result.stage == stage] for stage in ("compare", "tune"))
-        quiet = StudyProgress(quiet=True)
-        summary = with_claims(spec, summarise(spec, compared, tuning, notes, quiet, command))
-    else:
-        summary = renewed(spec, saved)
-    found = dict.fromkeys([*limitations(results, summary), *saved.get("limitations", ())])
-    return {**summary, "limitations": [*found]}
-
-
-def _runs_of(card: Path) -> list[RunResult]:
-    return read_runs(card).results if (card / RUNS_TABLE).exists() else []
-
-
-def _pictures(card: Path) -> set[str]:
-    return {path.name for path in card.glob("*.png")}
-
-
-def _front_matter(card: Path, contents: ReportContents, licence: Mapping[str, Any]) -> str:
+def _front_matter(contents: ReportContents, licence: Mapping[str, Any]) -> str:
     """The metadata of a data set of two tables, as the Hub and its viewer read them."""
     from huggingface_hub import DatasetCardData
 
-    sources = [claim["source"] for claim in contents.summary.get("claims") or ()]
-    papers = dict.fromkeys(f"arxiv:{found[1]}" for source in sources if (found := re.fullmatch(r"arXiv (\S+)", source)))
     files = {"default": ("summary", "summary.parquet"), "runs": ("runs", RUNS_TABLE)}
     configs = [
-        {"config_name": name, "data_files": [{"split": split, "path": path}]}
-        for name, (split, path) in files.items()
-        if (card / path).exists()
+        {"config_name": name, "data_files": [{"split": split, "path": path}]} for name, (split, path) in files.items()
     ]
     num_rows = max(len(contents.results), len(contents.summary["rows"]))
     title = str(contents.study["title"])
-    data = DatasetCardData(
-        **licence, pretty_name=title, size_categories=[_size(num_rows)], tags=[*_TAGS, *papers], configs=configs
-    )
+    data = DatasetCardData(**licence, pretty_name=title, size_categories=[_size(num_rows)], tags=[*_TAGS], configs=configs)
     return str(data.to_yaml())
 
 

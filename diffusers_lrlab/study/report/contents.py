@@ -44,7 +44,6 @@ class ReportContents:
         self.curve_kinds = [kind for kind in CURVE_KINDS if is_told(kind, self.curves[kind.name])]
         self.values = {metric: final_values(results, metric) for metric in self.metrics}
         self.summaries = {metric: tables.summary_table(summary, metric) for metric in self.metrics}
-        self.paper = tables.paper_table(summary, results) if self.study.get("paper") == "table" else None
         self.others = tables.other_tables(results, summary)
         self.verdicts = {name: [Verdict(**verdict) for verdict in found] for name, found in summary["findings"].items()}
         self.limitations: list[str] = summary.get("limitations") or limitations(results, summary)
@@ -52,18 +51,15 @@ class ReportContents:
         self.reach = reach(summary, primary, self.verdicts.get(primary, ()))
 
     def all_tables(self) -> list[Table]:
-        return [*([self.paper] if self.paper else []), *self.summaries.values(), *self.others]
+        return [*self.summaries.values(), *self.others]
 
     def introduction(self) -> str:
         study, runs = self.study, self.study["runs"]
         diverged = f", {runs['diverged']} of which diverged" if runs.get("diverged") else ""
         controls = "; some are also compared with controls of their own" if self.controlled else ""
         count = counted(runs["finished"] + runs.get("diverged", 0), "run")
-        horizons = study.get("horizons")
-        num_datasets = len(self.datasets) // len(horizons or [1])
-        lengths = f" at {counted(len(horizons), 'horizon')}" if horizons else ""
         return (
-            f"{counted(len(study['arms']), 'arm')} on {counted(num_datasets, 'data set')}{lengths} with "
+            f"{counted(len(study['arms']), 'arm')} on {counted(len(self.datasets), 'data set')} with "
             f"{counted(len(study['seeds']), 'seed')} each: {count}{diverged}, {duration(3600 * study['hours'])} of "
             f"computing (concurrent runs count separately). Every arm is compared with {study['baseline']}, seed by "
             f"seed{controls}. Words such as “better” appear only where the adjusted test supports them."

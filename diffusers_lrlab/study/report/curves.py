@@ -63,7 +63,6 @@ class MeanCurve(NamedTuple):
     low: np.ndarray
     high: np.ndarray
     seeds: list[np.ndarray]  # empty if all are equal
-    seed_names: list[int]  # of `seeds`
     seed_updates: np.ndarray
     num_runs: int  # in the mean; more than `seeds` where those would crowd the plot
 
@@ -135,7 +134,7 @@ def _mean_curve(by_seed: dict[int, tuple[np.ndarray, np.ndarray]], most_lines: i
     varies = not np.allclose(lowest, highest, rtol=1e-9, atol=0)
     seeds = [np.interp(coarse, *curve) for curve in curves[:most_lines]] if varies else []
     low, high = np.maximum(mean - std, lowest), np.minimum(mean + std, highest)
-    return MeanCurve(grid, mean, low, high, seeds, [*by_seed][: len(seeds)], coarse, len(curves))
+    return MeanCurve(grid, mean, low, high, seeds, coarse, len(curves))
 
 
 def is_told(kind: CurveKind, shown: dict[Cell, MeanCurve]) -> bool:

@@ -2,7 +2,6 @@
 
 import math
 import re
-from itertools import groupby
 from typing import NamedTuple
 
 import pandas as pd
@@ -16,21 +15,14 @@ class Table(NamedTuple):
 
     name: str  # of its file and its link
     title: str
-    frame: pd.DataFrame  # of strings; two levels of columns are headings over headings
+    frame: pd.DataFrame  # of strings
     note: str = ""  # below the table
     num_labels: int = 1  # leading columns that hold names, not numbers
     strong: frozenset[tuple[int, int]] = frozenset()  # (row, column) of emphasised cells
 
     @property
     def headings(self) -> list[str]:
-        return list(self.frame.columns.get_level_values(-1))
-
-    @property
-    def groups(self) -> list[tuple[str, int]]:
-        """The upper headings, each with its number of columns; most tables have none."""
-        if self.frame.columns.nlevels == 1:
-            return []
-        return [(name, len([*columns])) for name, columns in groupby(self.frame.columns.get_level_values(0))]
+        return list(self.frame.columns)
 
 
 def without_empty(frame: pd.DataFrame, num_labels: int) -> pd.DataFrame:
@@ -69,12 +61,11 @@ def _two_digits_of(width: float, value: float) -> str | None:
 
 
 def to_markdown(table: Table) -> str:
-    """A GitHub table with its note; upper headings are prepended to those below them."""
-    columns = (name if isinstance(name, str) else " ".join(name).strip() for name in table.frame.columns)
+    """A GitHub table with its note."""
     cells = table.frame.map(markdown_text)
     for row, column in table.strong:
         cells.iat[row, column] = f"**{cells.iat[row, column]}**"
-    text = markdown_table([*map(markdown_text, columns)], cells.to_numpy().tolist(), table.num_labels)
+    text = markdown_table([*map(markdown_text, table.headings)], cells.to_numpy().tolist(), table.num_labels)
     return text + (f"\n\n{markdown_text(table.note)}" if table.note else "")
 
 
@@ -86,7 +77,7 @@ def to_latex(table: Table) -> str:
     style = table.frame.map(_one_line).style.hide(axis="index").apply(lambda _: bold, axis=None)
     style = style.format(escape="latex").format_index(escape="latex", axis="columns")
     alignment = "l" * table.num_labels + "r" * (len(table.headings) - table.num_labels)
-    tabular = style.to_latex(column_format=alignment, hrules=True, multicol_align="c").translate(_LATEX)
+    tabular = style.to_latex(column_format=alignment, hrules=True).translate(_LATEX)
     note = f"% {_one_line(table.note)}\n" if table.note else ""
     return f"% {_one_line(table.title)}; needs \\usepackage{{booktabs}}\n{tabular}{note}"
 

@@ -18,9 +18,7 @@ def limitations(results: list[RunResult], summary: dict[str, Any]) -> list[str]:
     study, num_seeds = summary["study"], len(summary["study"]["seeds"])
     found = []
     expected = len(study["arms"]) * len(study["datasets"]) * num_seeds
-    if not results:
-        found.append("The values of single runs were not kept: everything here is from the summary that was made of them.")
-    elif missing := expected - sum(result.stage == "compare" for result in results):
+    if missing := expected - sum(result.stage == "compare" for result in results):
         found.append(f"The study is not finished: {missing} of {counted(expected, 'run')} have no result yet.")
     found += list(filter(None, [different_losses(results)]))
     found += _still_falling(compared(results))

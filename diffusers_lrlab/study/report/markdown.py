@@ -15,9 +15,7 @@ def report_markdown(contents: ReportContents, made: list[Plot]) -> str:
     return _joined([*_answers(contents, made), *_details(contents, made), *command, *_CITE])
 
 
-def card_markdown(
-    contents: ReportContents, made: list[Plot], name: str, command: str, has_runs: bool, own_data: Iterable[str] = ()
-) -> str:
+def card_markdown(contents: ReportContents, made: list[Plot], name: str, command: str, own_data: Iterable[str] = ()) -> str:
     """
     The text of a card: what a reader needs first, how to load and repeat the study, then all tables and plots.
 
@@ -26,22 +24,21 @@ def card_markdown(
         made (`list` of `Plot`): The plots in the folder of the card.
         name (`str`): That folder, from which the example loads until the card is uploaded.
         command (`str`): The command that repeats the study.
-        has_runs (`bool`): Whether there is a table of runs.
         own_data (iterable of `str`): Data of the study that the package does not have.
     """
-    use = ["## Use", _example(name, has_runs), _USE + (_WITH_RUNS if has_runs else "")]
+    use = ["## Use", _example(name), _USE]
     repeat = ["## Repeat the study", f"````bash\n{install_command('study')}\n{command}\n````", _REPEAT]
     if names := ", ".join(map(markdown_text, own_data)):
         repeat += [f"It needs data that are not in this folder: {names}. `--dataset_name` names others."]
     return _joined([
-        *_answers(contents, made), *use, *repeat, *_papers(contents), *_details(contents, made), *_CITE,
+        *_answers(contents, made), *use, *repeat, *_details(contents, made), *_CITE,
     ])  # fmt: skip
 
 
 _CITE = ("## Citation", f"```bibtex\n{CITATION}\n```")
-_USE = "`summary.json` holds everything that this card says, `tables/` the tables in LaTeX."
-_WITH_RUNS = (
-    " `diffusers_lrlab.read_study(FOLDER)` reads the runs as a data frame, and `lrlab study report` makes summary and "
+_USE = (
+    "`summary.json` holds everything that this card says, `tables/` the tables in LaTeX. "
+    "`diffusers_lrlab.read_study(FOLDER)` reads the runs as a data frame, and `lrlab study report` makes summary and "
     "tables again from `runs.parquet`, both in a copy of these files."
 )
 _REPEAT = (
@@ -50,30 +47,13 @@ _REPEAT = (
 )
 
 
-def _example(name: str, has_runs: bool) -> str:
+def _example(name: str) -> str:
     lines = [
         "from datasets import load_dataset", "",
         f'summary = load_dataset("{name}", split="summary")  # a row for each arm, data set and metric',
+        f'runs = load_dataset("{name}", name="runs", split="runs")  # a row for each run',
     ]  # fmt: skip
-    if has_runs:
-        lines.append(f'runs = load_dataset("{name}", name="runs", split="runs")  # a row for each run')
     return "```python\n" + "\n".join(lines) + "\n```"
-
-
-def _papers(contents: ReportContents) -> list[str]:
-    """The sources of the claims that the study tests, each with its claims and the verdicts on them."""
-    claims: dict[tuple[str, str | None], list[str]] = {}
-    for claim in contents.summary.get("claims") or ():
-        text = f"“{markdown_text(claim['claim'])}”: {markdown_text(claim['verdict'])}"
-        claims.setdefault((claim["source"], claim["link"]), []).append(text)
-    if not claims:
-        return []
-    lines = []
-    for (source, link), texts in claims.items():
-        name = markdown_text(source)
-        lines.append(f"- {f'[{name}]({link})' if link else name}")
-        lines += [f"    - {text}" for text in texts]
-    return ["## Papers tested", "Cite them for what they claim, and this study for its verdicts.", "\n".join(lines)]
 
 
 def _answers(contents: ReportContents, made: list[Plot]) -> list[str]:

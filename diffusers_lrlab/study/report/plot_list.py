@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple
 
-from . import horizons, plots, sample_grid, tables
+from . import plots, sample_grid, tables
 from .contents import ReportContents
 from .curves import CURVE_KINDS
 
@@ -19,7 +19,6 @@ class Plot(NamedTuple):
     title: str
     alt: str  # text for screen readers
     make: Callable[..., Any]  # a figure, `width` inches wide if that is given
-    needs_runs: bool = False  # curves and samples, which the table of runs does not hold
 
 
 def plots_of(contents: ReportContents, kept: Collection[str] = ()) -> list[Plot]:
@@ -33,19 +32,13 @@ def plots_of(contents: ReportContents, kept: Collection[str] = ()) -> list[Plot]
             alt = f"{title} with their 95 % intervals, {panels}. {' '.join(contents.conclusions()[0].sentences)}"
             make = partial(plots.plot_differences, rows, contents.datasets, arms, baseline)
             found.append(Plot(DIFFERENCES, title, alt, make))
-    for metric in contents.metrics if contents.summary.get("horizons") else ():
-        title = f"{contents.labels[metric]} by the length of the run"
-        alt = f"{title}: a line for each arm, with the updates of all of its runs, {panels}."
-        of_all = contents.summary["horizons"], contents.summary["prices"]
-        make = partial(horizons.plot_horizons, *of_all, metric, contents.styles)
-        found.append(Plot(file_of("horizons", metric), title, alt, make))
     for kind in CURVE_KINDS:
         file = f"{kind.name}.png"
         if kind not in contents.curve_kinds and file not in kept:
             continue
         alt = f"{kind.title} of each arm over the updates, as means over seeds, {panels}."
         make = partial(plots.plot_curves, contents.curves[kind.name], contents.datasets, contents.styles, kind)
-        found.append(Plot(file, kind.title, alt, make, needs_runs=True))
+        found.append(Plot(file, kind.title, alt, make))
     for metric, label in contents.labels.items():
         values, file = contents.values.get(metric), file_of("seeds", metric)
         if values or file in kept:
@@ -62,7 +55,7 @@ def plots_of(contents: ReportContents, kept: Collection[str] = ()) -> list[Plot]
     if chosen or SAMPLES in kept:
         alt = "Samples of the lowest seed of each arm: a row for each data set, a column for each arm."
         make = partial(sample_grid.plot_sample_grid, chosen, contents.datasets, contents.styles)
-        found.append(Plot(SAMPLES, "Samples of the lowest seed", alt, make, needs_runs=True))
+        found.append(Plot(SAMPLES, "Samples of the lowest seed", alt, make))
     return found
 
 

@@ -1,5 +1,6 @@
 """The plots of a report: differences from the baseline, curves, seeds and ranks; and how they are saved."""
 
+import io
 import math
 import textwrap
 import warnings
@@ -91,8 +92,16 @@ def save_figures(figure: Any, path: Path, figures: Figures) -> None:
         figure.savefig(path, format=figures.format, dpi=figures.dpi, metadata=_NO_DATE[figures.format])
 
 
+def as_svg(figure: Any) -> bytes:
+    """A plot for the page, which is as sharp at any size."""
+    content = io.BytesIO()
+    with _missing_glyphs_ignored(), rc_context(_FILE_SETTINGS):
+        figure.savefig(content, format="svg", metadata=_NO_DATE["svg"])
+    return content.getvalue()
+
+
 def save_plot(figure: Any, path: Path) -> None:
-    """Saves a plot of the page as a small PNG."""
+    """Saves a plot of the report as a small PNG."""
     with _missing_glyphs_ignored():
         figure.canvas.draw()
     image = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")

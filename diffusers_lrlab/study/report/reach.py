@@ -1,4 +1,4 @@
-"""The strength of a report's evidence: noise between seeds, power, agreement of data sets; and the claims of the study."""
+"""The strength of a report's evidence: noise between seeds, power, agreement of data sets."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -7,7 +7,6 @@ import pandas as pd
 
 from ...core.words import agreeing, counted
 from ...evaluation.metrics import metric_label
-from ..analysis.claims import sources_of
 from ..analysis.figures import NONE, percent
 from ..analysis.verdicts import CANNOT_TELL, Verdict
 from .answers import MOST_NAMES, answers, listed
@@ -31,23 +30,6 @@ def power_table(rows: Sequence[Row]) -> Table:
         "probability of 80 %, even if no other comparison shows one. Both are estimates from few seeds."
     )
     return Table("power", "Noise and power", pd.DataFrame(cells), note, 2)
-
-
-def claims_table(claims: Sequence[Row]) -> Table:
-    """Each claim with its outcome on each data set; `docs/claims.md` explains the words."""
-    cells = []
-    for claim in claims:
-        comparison = f"{claim['arm']} against {claim['against']}: {claim['expected']}"
-        heads = {"claim": claim["claim"], "source": claim["source"], "verdict": claim["verdict"]}
-        heads |= {"expected": comparison, "metric": claim["label"]}
-        for each in claim["datasets"]:
-            cells.append({**heads, "data set": each["dataset"], "outcome": each["word"], "effect": each["text"]})
-            heads = dict.fromkeys(heads, "")
-    note = (
-        "Effects are differences as shares of the other arm's mean, with 95 % intervals, or factors for speed-ups. Outcomes "
-        "follow the adjusted test; where a claim has a margin or a size, they follow the interval, too."
-    )
-    return Table("claims", "Claims", pd.DataFrame(cells), note, 7)
 
 
 def reach(summary: dict[str, Any], metric: str, verdicts: Iterable[Verdict]) -> list[str]:
@@ -74,20 +56,16 @@ def _agreement(study: dict[str, Any], verdicts: list[Verdict]) -> list[str]:
     tested = [answer for answer in answers(verdicts) if any(answer.words.values())]
     if not tested:
         return []
-    sources, sentences = sources_of(study), []
-    if len(sources) == 1:
-        sentences = [f"Data sets: one, {sources[0]}. Whether the answers hold on others was not tested."]
-    if len(study["datasets"]) > 1:
-        what = "Data sets" if len(sources) > 1 else "Lengths"
-        differing = [answer for answer in tested if len({*answer.words.values()}) > 1]
-        same = f"{len(tested) - len(differing)} of {counted(len(tested), 'comparison')}"
-        unclear = sum({*answer.words.values()} == {CANNOT_TELL} for answer in tested)
-        text = f"{what}: the verdict is the same on all for {same}"
-        text += f" (“{CANNOT_TELL}” for {unclear} of these)" if unclear else ""
-        names = [f"{answer.arm} against {answer.reference}" for answer in differing]
-        shown = listed(names) if 0 < len(names) <= MOST_NAMES else f"the other {len(names)}"
-        sentences.append(text + (f"; it differs for {shown}." if names else "."))
-    return sentences
+    if len(study["datasets"]) == 1:
+        return [f"Data sets: one, {study['datasets'][0]}. Whether the answers hold on others was not tested."]
+    differing = [answer for answer in tested if len({*answer.words.values()}) > 1]
+    same = f"{len(tested) - len(differing)} of {counted(len(tested), 'comparison')}"
+    unclear = sum({*answer.words.values()} == {CANNOT_TELL} for answer in tested)
+    text = f"Data sets: the verdict is the same on all for {same}"
+    text += f" (“{CANNOT_TELL}” for {unclear} of these)" if unclear else ""
+    names = [f"{answer.arm} against {answer.reference}" for answer in differing]
+    shown = listed(names) if 0 < len(names) <= MOST_NAMES else f"the other {len(names)}"
+    return [text + (f"; it differs for {shown}." if names else ".")]
 
 
 def _between(row: Row, name: str) -> str:

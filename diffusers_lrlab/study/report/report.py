@@ -1,13 +1,13 @@
 """Writes the report of a study: a page that opens from disk, Markdown, plots, and LaTeX tables."""
 
 import base64
+import hashlib
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ...core import web
 from ...core.files import atomic_folder, write_text
 from ...core.project import CITATION
 from ..runs.progress import StudyProgress
@@ -15,11 +15,12 @@ from ..runs.results import REPORT_FILES, RunResult
 from . import plots
 from .contents import ReportContents
 from .curves import CurveKind, curves_as_csv, lines_left_out, values_as_csv
-from .explore import page_data
 from .formats import to_latex
 from .limitations import different_losses
 from .markdown import report_markdown
 from .plot_list import Plot, file_name, file_of, plots_of
+
+_MOST_BYTES_OF_SVG = 250_000
 
 
 def write_report(
@@ -32,15 +33,17 @@ def write_report(
     """
     Writes `report/` into the folder of a study, replacing an older one as a whole.
 
-    `results` are all runs, those for tuning and those that diverged included. Of the `summary`, "speedups", "controls",
-    "tuning", "consistency" and "search" are optional. Returns the path of `index.html`; next to it are `report.md`, the
-    plots as PNG, their data as CSV, and `tables/*.tex`. With `figures`, the plots are also in `figures/`.
+    `results` are all runs, those for tuning and those that diverged included. Of the `summary`, "speedups", "controls" and
+    "tuning" are optional. Returns the path of `index.html`; next to it are `report.md`, the plots as PNG, their data as CSV,
+    and `tables/*.tex`. With `figures`, the plots are also in `figures/`.
     """
     contents = ReportContents(results, summary)
-    made = plots_of(contents)
+    made, images = plots_of(contents), dict[str, tuple[str, int]]()
     with atomic_folder(folder / "report", REPORT_FILES) as out:
         for plot in (progress or StudyProgress(quiet=True)).steps(made, "report"):
-            plots.save_plot(plot.make(), out / plot.file)
+            figure = plot.make()
+            plots.save_plot(figure, out / plot.file)
+            images[plot.file] = _image(figure, out / plot.file), round(figure.get_figwidth() * figure.dpi)
             if figures is not None:
                 (out / "figures").mkdir(exist_ok=True)
                 file = Path(plot.file).with_suffix(f".{figures.format}")
@@ -50,26 +53,33 @@ def write_report(
         write_text(out / "curves.csv", curves_as_csv(contents.curves))
         write_text(out / "seeds.csv", values_as_csv(contents.values))
         write_text(out / "report.md", report_markdown(contents, made))
-        write_text(out / "index.html", _page(contents, made, out))
+        write_text(out / "index.html", _page(contents, made, images))
     return folder / "report" / "index.html"
 
 
-def _page(contents: ReportContents, made: list[Plot], out: Path) -> str:
-    """`index.html`, with the plots in `out` embedded."""
+def _image(figure: Any, file: Path) -> str:
+    """The address of a plot within the page: an SVG, or `file`, a PNG, for samples and where that is much smaller."""
+    content = None if any(axes.images for axes in figure.axes) else plots.as_svg(figure)
+    if content is not None and len(content) <= _MOST_BYTES_OF_SVG:
+        return f"data:image/svg+xml;base64,{base64.b64encode(content).decode()}"
+    return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
+
+
+def _page(contents: ReportContents, made: list[Plot], images: dict[str, tuple[str, int]]) -> str:
+    """`index.html`, with the plots embedded: each as its address and its width in pixels."""
     template = Environment(
         loader=PackageLoader(__package__, "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     ).get_template("report.html")  # fmt: skip
-    texts = web.scripts(Path(__file__).with_name("explore.js"))
+    script = Path(__file__).with_name("sort.js").read_text(encoding="utf-8")
+    script_sum = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return template.render(
         report=contents,
         citation=CITATION,
-        data=Markup(web.as_json(page_data(contents, [plot.file for plot in made]))),
-        scripts=[Markup(text) for text in texts],
-        allowed=Markup(web.sources(texts)),
-        style=Markup(web.STYLE.read_text(encoding="utf-8")),
+        script=Markup(script),
+        allowed=Markup(f"'sha256-{script_sum}'"),
         plots={plot.file: plot for plot in made},
-        embedded={plot.file: base64.b64encode((out / plot.file).read_bytes()).decode() for plot in made},
+        images=images,
         file_of=file_of,
         with_seeds={name for name, shown in contents.curves.items() if any(curve.seeds for curve in shown.values())},
         notes={kind.name: _note(contents, kind) for kind in contents.curve_kinds},

@@ -9,19 +9,15 @@ import pandas as pd
 
 from ...evaluation.metrics import better_of, metric_label
 from ..analysis.figures import NONE, probability
-from ..analysis.paper import ARM_LABELS, DATASETS, OURS, QUANTITIES, Quantity, reported
 from ..analysis.statistics import LEVEL, PERCENTS
 from ..analysis.verdicts import CANNOT_TELL, word_of
-from ..runs.results import RunResult, by_cell
-from ..spec.spec import SPEEDUP, Cell
-from .curves import compared
+from ..runs.results import RunResult
+from ..spec.spec import SPEEDUP
 from .formats import Table, interval, number, plus_minus, without_empty
-from .horizons import horizon_tables
-from .reach import claims_table, power_table
+from .reach import power_table
 
 Row = dict[str, Any]  # of a summary
 _BASELINE = "baseline"
-_NEAREST = 3
 
 
 def rows_of(summary: dict[str, Any], metric: str) -> list[Row]:
@@ -33,11 +29,9 @@ def rows_of(summary: dict[str, Any], metric: str) -> list[Row]:
 
 def other_tables(results: list[RunResult], summary: dict[str, Any]) -> list[Table]:
     """All tables except those of metrics, where there are data for them."""
-    tables = [claims_table(summary["claims"])] if summary.get("claims") else []
-    tables += [speedup_table(summary["speedups"])] if summary.get("speedups") else []
-    tables += horizon_tables(summary)
+    tables = [speedup_table(summary["speedups"])] if summary.get("speedups") else []
     tables += control_tables(summary)
-    makers = {"power": power_table, "tuning": tuning_table, "consistency": consistency_table, "search": search_table}
+    makers = {"power": power_table, "tuning": tuning_table}
     tables += [make(summary[name]) for name, make in makers.items() if summary.get(name)]
     if diverged := [result for result in results if result.status == "diverged"]:
         tables.append(divergence_table(diverged))
@@ -83,42 +77,6 @@ def summary_table(summary: dict[str, Any], metric: str) -> Table:
 def _seeds_needed(row: Row) -> str:
     needed = [row["seeds_needed"][str(percent)] for percent in PERCENTS]
     return " / ".join(f"{num:,}" if num else NONE for num in needed) if any(needed) else NONE
-
-
-def paper_table(summary: dict[str, Any], results: Iterable[RunResult]) -> Table | None:
-    """Schedules by data sets: the paper's four quantities and this study's; `None` if they share no arm."""
-    study, finished = summary["study"], by_cell(compared(results))
-    datasets = [name for name in DATASETS if name in study["datasets"]]
-    cells = []
-    for label, arm in ((label, arm) for arm, label in ARM_LABELS.items() if OURS.get(arm, arm) in study["arms"]):
-        for index, quantity in enumerate(QUANTITIES):
-            row = {("", "schedule"): "" if index else label, ("", ""): quantity.label}
-            for dataset in datasets:
-                figures = reported(arm, dataset)
-                row[dataset, "paper"] = f"{figures[index]:.{quantity.decimals}f}" if figures else NONE
-                row[dataset, "this study"] = _ours(summary, finished, OURS.get(arm, arm), dataset, quantity)
-            cells.append(row)
-    note = (
-        "The paper gives single values. Its “baseline, no schedule” is the cosine run of the code it is built on, so it is "
-        "compared with our cosine; a constant learning rate has its own rows. This study: mean ± standard deviation over "
-        "seeds. Times are from other hardware than the paper's; the time of a stack is shared equally among its runs."
-    )
-    if not cells:
-        return None
-    frame = pd.DataFrame([row.values() for row in cells], columns=pd.MultiIndex.from_tuples(cells[0]))
-    return Table("paper", "The paper's table and this study's", frame, note, 2)
-
-
-def _ours(summary: dict[str, Any], finished: dict[Cell, list[RunResult]], arm: str, dataset: str, quantity: Quantity) -> str:
-    if quantity.metric is not None:
-        found = (row for row in rows_of(summary, quantity.metric) if (row["arm"], row["dataset"]) == (arm, dataset))
-        row = next(found, None)
-        if row is not None and row["mean"] is None and row.get("diverged"):
-            return "diverged"
-        return plus_minus(row["mean"], row["std"]) if row else NONE
-    seconds = [result.record["train"][quantity.seconds] for result in finished.get((arm, dataset), [])]
-    std = float(np.std(seconds, ddof=1)) if len(seconds) > 1 else None
-    return plus_minus(float(np.mean(seconds)), std) if seconds else NONE
 
 
 _BOUNDS = (
@@ -196,44 +154,6 @@ def tuning_table(rows: list[Row]) -> Table:
     return Table("tuning", "The learning rate of each arm", pd.DataFrame(cells), note, 3, strong)
 
 
-def consistency_table(rows: list[Row]) -> Table:
-    note = (
-        "Means over pairs of runs. Distance: between the points that two runs generate from the same noise with the "
-        "deterministic sampler, next to that of points from unrelated noise; the smaller the ratio, the more the runs "
-        "agree. Loss barrier: the rise of the held-out loss on the straight line between the weights of neighbouring seeds. "
-        "Curvature: its second difference at the ends of that line, whose length counts as 1."
-    )
-    return _table_of_any("consistency", "Consistency", rows, note)
-
-
-def search_table(rows: list[Row]) -> Table:
-    """The nearest arms to each of the paper's rows, see [`~study.analysis.paper.nearest_arms`]; `summary.json` has all."""
-    nearest = [row for _, found in itertools.groupby(rows, lambda row: row["paper_row"]) for row in [*found][:_NEAREST]]
-    note = (
-        f"The {_NEAREST} arms of this study that come nearest to each row of the paper. Off by: the factor between their "
-        "values and the paper's, as the geometric mean over these data sets, training-set loss and KL; 1 is equal. Equal "
-        "values do not prove that the paper used these settings."
-    )
-    return _table_of_any("search", "Which arms lead to the paper's figures", nearest, note)
-
-
-def _table_of_any(name: str, title: str, rows: list[Row], note: str) -> Table:
-    """Rows with any keys, as columns in the order in which they first appear, text before numbers."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    texts = [key for key in columns if any(isinstance(row.get(key), str) for row in rows)]
-    ordered = texts + [key for key in columns if key not in texts]
-    cells = [{key.replace("_", " "): _text_of_any(row.get(key)) for key in ordered} for row in rows]
-    return Table(name, title, pd.DataFrame(cells), note, max(len(texts), 1))
-
-
-def _text_of_any(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return value if isinstance(value, str) else number(value)
-
-
 def divergence_table(diverged: list[RunResult]) -> Table:
     cells = []
     for result in diverged:
@@ -256,8 +176,6 @@ def cost_table(study: dict[str, Any], results: list[RunResult]) -> Table:
         trains = [result.record["train"] for result in results if result.arm == arm]
         costs.append([len(trains), *(sum(train[f"{part}_seconds"] for train in trains) for part in parts)])
     named = [*zip(study["arms"], costs, strict=True), ("all", np.sum(costs, axis=0))]
-    if not results:  # of a summary alone
-        named = [("all", [sum(study["runs"].values()), *(study["seconds"][part] for part in parts)])]
     cells = []
     for name, (runs, *seconds) in named:
         times = {f"{part}, s": f"{value:,.1f}" for part, value in zip(parts, seconds, strict=True)}

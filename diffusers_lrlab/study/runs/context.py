@@ -57,23 +57,14 @@ class StudyContext:
         """The plan of a run and its data."""
         # Sample images from the middle of a run would be removed with its folder.
         config = dataclasses.replace(spec.config, output_dir=output_dir, save_images_epochs=sys.maxsize)
-        if spec.stage == "tune" and config.use_ema and config.ema is not None:  # its other averages would not be kept
-            config = dataclasses.replace(config, ema=str(config.ema_form))
         data = self.data(spec)
         try:
             return make_plan(config, data, spec.model, measures_in_full=True, start=spec.start), data
         except LabError as error:
             raise LabError(f"In the arm {spec.arm!r} on {spec.dataset!r}: {error}") from None
 
-    def keep(
-        self, spec: RunSpec, record: dict[str, Any], weights: bytes | None, averages: dict[str, bytes] | None = None
-    ) -> None:
-        """
-        Writes the record of a run, its weights (as safetensors bytes) and, from a worker that does not see the folder of the
-        study, the files of its averages; shows the run.
-        """
-        if averages is not None:
-            self.folder.write_averages(spec.id, averages)
+    def keep(self, spec: RunSpec, record: dict[str, Any], weights: bytes | None) -> None:
+        """Writes the record of a run and its weights, as safetensors bytes; shows the run."""
         if weights is not None:
             record["weights"] = self.folder.write_weights(spec.id, weights)
         self.folder.write(record)

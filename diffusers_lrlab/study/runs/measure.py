@@ -9,23 +9,18 @@ import torch
 from safetensors.torch import save
 
 from ...core.errors import Diverged
-from ...core.streams import stream_generator
 from ...evaluation.metrics import METRICS
-from ...training.pipeline import make_pipeline
 from ...training.results.base import results_of
 from ...training.run_state import RunState
-from ...training.samples import draw_samples, sample_conditions
+from ...training.samples import draw_samples
 from ..kind_settings import settings_of
 from ..spec.spec import RunSpec
 from .context import StudyContext
 from .curves import Curves
-from .kept_averages import drop_averages, keep_averages
 from .progress import MEASURED
 
-_FIXED_SAMPLES, _FIXED_STEPS = 500, 50
 DRAWN = 0.5  # share of sampling in the progress bar of measuring a run
-# Samples by purpose: "compared" (metrics) or "recorded" (kept only), and "fixed_start" (noise that all runs share).
-Drawn = dict[str, np.ndarray]
+Drawn = dict[str, np.ndarray]  # samples by purpose: "compared" (metrics) or "recorded" (kept only)
 
 
 def record_run(
@@ -47,13 +42,9 @@ def record_run(
     sections, error = finish(run, spec, curves, error, drawn)
     study.progress.advance(1 - (DRAWN if drawn else 0), MEASURED)
     weights = None
-    if error is None and spec.stage == "compare" and settings_of(run.config).compares_runs:
+    if error is None and spec.stage == "compare" and settings_of(run.config).keeps_weights:
         with run.averaged_weights():
             weights = save({name: value.detach().cpu().clone() for name, value in run.model.state_dict().items()})
-    if error is None:
-        keep_averages(study, spec, run)
-    else:
-        drop_averages(study, spec)
     about = {name: getattr(spec, name) for name in ("id", "arm", "dataset", "seed", "stage")}
     about |= {
         "learning_rate": spec.config.learning_rate,
@@ -64,11 +55,6 @@ def record_run(
         "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     study.keep(spec, {"run": about, **sections, "weights": None, "config": spec.fields, "meta": study.meta}, weights)
-
-
-def branch_note(trunk: RunSpec, update: int, study: StudyContext) -> dict[str, Any]:
-    """The note in the record of a run on the run that it branched off from, as `branch` of its executor."""
-    return {"run": trunk.id, "update": update, "git_commit": study.meta.get("git_commit")}
 
 
 def finish(
@@ -95,17 +81,14 @@ def measure(run: RunState, spec: RunSpec, curves: Curves, drawn: Drawn | None = 
     if spec.stage == "compare":
         samples = drawn["compared" if "compared" in drawn else "recorded"]
         sections["samples"] = kind_results.recorded(samples[: kind_results.num_recorded])
-    if "fixed_start" in drawn:
-        sections["fixed_start"] = kind_results.recorded(drawn["fixed_start"])
     run.evaluation_seconds += time.perf_counter() - started
     return {"train": {**_training_of(run), "results": results}, **sections}
 
 
 class Drawing(NamedTuple):
-    """Samples to generate: their number, sampler, number of steps, and stream of random numbers."""
+    """Samples to generate: their number, the number of steps, and the stream of random numbers."""
 
     num: int
-    is_deterministic: bool  # by the deterministic sampler of the run's objective, in place of the pipeline's
     num_steps: int
     stream: tuple[Any, ...]
 
@@ -113,17 +96,14 @@ class Drawing(NamedTuple):
 def drawings_of(run: RunState, spec: RunSpec) -> dict[str, Drawing]:
     """The samples to generate with the averaged weights of a run, see `Drawn`."""
     kind_results, config, num = results_of(run.kind), run.config, 0
-    own = False, config.num_inference_steps
     drawings: dict[str, Drawing] = {}
     if any("samples" in METRICS[name].needs for name in spec.metrics):
         num = kind_results.num_samples(config, len(run.data.held_out), run.data.num_images)
     if num:
-        drawings["compared"] = Drawing(num, *own, (config.seed, kind_results.stream, 0))
+        drawings["compared"] = Drawing(num, config.num_inference_steps, (config.seed, kind_results.stream, 0))
     elif spec.stage == "compare":
-        drawings["recorded"] = Drawing(kind_results.num_recorded, *own, (config.seed, "distances", 0))
-    if spec.stage == "compare" and settings_of(run.config).compares_runs:
-        steps = min(_FIXED_STEPS, config.num_train_timesteps)
-        drawings["fixed_start"] = Drawing(_FIXED_SAMPLES, True, steps, (0, "fixed-start"))
+        stream = config.seed, "distances", 0
+        drawings["recorded"] = Drawing(kind_results.num_recorded, config.num_inference_steps, stream)
     return drawings
 
 
@@ -135,29 +115,9 @@ def draw(run: RunState, spec: RunSpec, drawn: Drawn | None = None) -> Drawn:
             continue
         started = time.perf_counter()
         with run.averaged_weights(), torch.no_grad():
-            if name == "fixed_start":
-                drawn[name] = _from_fixed_start(run, drawing)
-            else:
-                drawn[name] = draw_samples(run, drawing.num, drawing.stream[1], show_progress=name == "compared")
-        note_seconds(run, name, time.perf_counter() - started)
+            drawn[name] = draw_samples(run, drawing.num, drawing.stream[1], show_progress=name == "compared")
+        run.sampling_seconds = time.perf_counter() - started
     return drawn
-
-
-def note_seconds(run: RunState, name: str, seconds: float) -> None:
-    """Adds the seconds of sampling; those from a fixed start count as evaluation."""
-    if name == "fixed_start":
-        run.evaluation_seconds += seconds
-    else:
-        run.sampling_seconds = seconds
-
-
-def _from_fixed_start(run: RunState, drawing: Drawing) -> np.ndarray:
-    run.model.eval()
-    pipeline = make_pipeline(run, run.process.deterministic_scheduler())
-    pipeline.set_progress_bar_config(disable=True)
-    generator = stream_generator(*drawing.stream, device=run.model.device)
-    conditions = sample_conditions(run, drawing.num)
-    return run.kind.sample(pipeline, drawing.num, generator, drawing.num_steps, **conditions)
 
 
 def _training_of(run: RunState) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from ...core.errors import LabError, did_you_mean, must_be, warn
-from ...core.files import atomic_file, atomic_folder, check_kinds, remove_leftovers, write_text
+from ...core.files import atomic_file, check_kinds, remove_leftovers, write_text
 from ...core.lock import LOCK_FILES, locked
 from ...core.manifest import (
     MANIFEST,
@@ -62,7 +62,7 @@ REPORT_FILES = ("*.png", "*.csv", "index.html", "report.md", "tables/*.tex", "fi
 
 
 def sources(datasets: dict[str, dict[str, Any]]) -> list[str]:
-    """The data sets of a study as they are given, once for all horizons."""
+    """The data sets of a study as they are given."""
     given = (fields.get("dataset_name") or fields.get("train_data_dir") or name for name, fields in datasets.items())
     return [*dict.fromkeys(given)]
 
@@ -80,10 +80,6 @@ class StudyFolder:
     def weights_file(self, run_id: str) -> Path:
         return self.path / "weights" / f"{run_id}.safetensors"
 
-    def averages_folder(self, run_id: str) -> Path:
-        """Where the averages of a run stay, beside the one that is measured: in the format of the folder of a run."""
-        return self.path / "averages" / run_id
-
     @property
     def stacks(self) -> Path:
         return self.path / "stacks"
@@ -92,7 +88,7 @@ class StudyFolder:
     def locked(self) -> Iterator[None]:
         """Locks the folder inside this block; raises a `LabError` that names the process that holds the lock."""
         with locked(self.path, "--out"):
-            remove_leftovers(*(self.path / name for name in (".", "runs", "weights", "averages", "stacks", "local")))
+            remove_leftovers(*(self.path / name for name in (".", "runs", "weights", "stacks", "local")))
             remove_leftovers(self.path / "weights", pattern=".tmp??????")  # safetensors' own
             yield
 
@@ -109,9 +105,7 @@ class StudyFolder:
         specs = list(specs)
         files = [self.path / name for name in ("spec.yaml", "summary.json", "summary.parquet", MANIFEST)]
         files += [file for spec in specs for file in (self.run_file(spec.id), self.weights_file(spec.id))]
-        check_kinds(
-            files, [self.path / name for name in ("runs", "weights", "averages", "stacks", "local", "report")], "--out"
-        )
+        check_kinds(files, [self.path / name for name in ("runs", "weights", "stacks", "local", "report")], "--out")
         if saved is not None:
             return
         if any(self.read(spec.id) is not None for spec in specs):
@@ -217,13 +211,6 @@ class StudyFolder:
         with atomic_file(self.weights_file(run_id)) as path:
             path.write_bytes(weights)
             return file_sums(path)
-
-    def write_averages(self, run_id: str, files: dict[str, bytes]) -> None:
-        """Writes the averages of a run: files by their paths in its folder."""
-        with atomic_folder(self.averages_folder(run_id)) as temporary:
-            for name, content in files.items():
-                (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-                (temporary / name).write_bytes(content)
 
     def reopen(self) -> None:
         """Marks an existing manifest as open, because files are about to change."""

@@ -1,7 +1,6 @@
 """Expands the specification of a study to its runs, all checked before the first one starts."""
 
 import dataclasses
-import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,10 +22,9 @@ from ...training.resolve_schedules import check_schedule
 from ...training.resolve_timesteps import check_timesteps
 from ..kind_settings import num_compared_samples
 from ..same_command import PRESETS_FOLDER
-from .horizons import shared_updates, source_of
 from .metrics import check_metrics, default_metrics
 from .rates import extended
-from .spec import ARM_NOTES, CONSISTENCY, PRESETS, SPEEDUP, Cell, RunSpec, StudySpec, Tuning
+from .spec import ARM_NOTES, PRESETS, Cell, RunSpec, StudySpec, Tuning
 
 
 def expand(spec: StudySpec, chosen: dict[Cell, float] | None = None) -> list[RunSpec]:
@@ -42,8 +40,7 @@ def expand(spec: StudySpec, chosen: dict[Cell, float] | None = None) -> list[Run
         metrics = spec.metrics or default_metrics(config)
         for seed in spec.seeds:
             own = dataclasses.replace(config, learning_rate=rate, seed=seed)
-            run = RunSpec(arm, dataset, seed, "compare", own, metrics, spec.precision, model, given, start)
-            runs.append(_at_horizon(run, spec))
+            runs.append(RunSpec(arm, dataset, seed, "compare", own, metrics, spec.precision, model, given, start))
     _check_distinct(runs)
     measured = dict.fromkeys(name for run in runs for name in run.metrics)
     if spec.primary_metric and spec.primary_metric not in measured:
@@ -51,9 +48,6 @@ def expand(spec: StudySpec, chosen: dict[Cell, float] | None = None) -> list[Run
             f"primary_metric: {spec.primary_metric!r} is not a metric of the study."
             f"{did_you_mean(spec.primary_metric, measured)} They are {', '.join(measured)}."
         )
-    for claim in spec.claims:
-        if claim.metric not in (*measured, SPEEDUP, CONSISTENCY):
-            raise must_be("metric", claim.metric, "measured", "add it to metrics", of=f"the claim {claim.claim!r}")
     return runs
 
 
@@ -67,10 +61,10 @@ def expand_tuning(spec: StudySpec, numbers: Mapping[Cell, Sequence[float]] | Non
         return []
     if numbers is not None:
         return _tuning_runs(spec, spec.tune, _configs(spec), numbers) if any(numbers.values()) else []
-    configs, cells = _configs(spec), list(dict.fromkeys(tuned_cells(spec).values()))
-    most = dict.fromkeys(cells, extended(spec.tune.grid, spec.tune.extensions))
+    configs = _configs(spec)
+    most = dict.fromkeys(configs, extended(spec.tune.grid, spec.tune.extensions))
     _check_distinct(_tuning_runs(spec, spec.tune, configs, most))
-    return _tuning_runs(spec, spec.tune, configs, dict.fromkeys(cells, spec.tune.grid))
+    return _tuning_runs(spec, spec.tune, configs, dict.fromkeys(configs, spec.tune.grid))
 
 
 def _tuning_runs(
@@ -78,35 +72,12 @@ def _tuning_runs(
 ) -> list[RunSpec]:
     runs = []
     for cell, (config, model, given, start) in configs.items():
-        if cell not in numbers:  # a branch, which has the rate of its trunk
-            continue
         check_metrics((tune.metric,), config, "tune: metric")
         for number in numbers[cell]:
             for seed in tune.seeds:
                 own = dataclasses.replace(config, learning_rate=tune.rate(number, config), seed=seed)
-                run = RunSpec(*cell, seed, "tune", own, (tune.metric,), spec.precision, model, given, start)
-                runs.append(_at_horizon(run, spec))
+                runs.append(RunSpec(*cell, seed, "tune", own, (tune.metric,), spec.precision, model, given, start))
     return runs
-
-
-def _at_horizon(run: RunSpec, spec: StudySpec) -> RunSpec:
-    return dataclasses.replace(run, horizon_of=source_of(run.dataset)) if spec.horizons else run
-
-
-def tuned_cells(spec: StudySpec) -> dict[Cell, Cell]:
-    """
-    For each arm and data set, the one whose learning rate it uses: itself, or for a branch its trunk, the longest horizon,
-    as a trunk has one rate.
-    """
-    cells = list(itertools.product(spec.arms, spec.datasets))
-    if not spec.horizons:
-        return dict(zip(cells, cells, strict=True))
-    configs = {cell: config for cell, (config, *_) in _configs(spec).items()}
-    longest = {(arm, data): (arm, f"{source_of(data)}@{spec.horizons[-1]}") for arm, data in cells}
-    return {
-        cell: trunk if cell != trunk and shared_updates(configs[cell], configs[trunk]) else cell
-        for cell, trunk in longest.items()
-    }
 
 
 _Model = tuple[ResolvedConfig, dict[str, Any] | None, dict[str, Any], StartWeights | None]
@@ -203,12 +174,14 @@ def located(options: dict[str, Any], folder: str) -> dict[str, Any]:
 def _resolve(options: dict[str, Any], where: str, spec: StudySpec) -> ResolvedConfig:
     asked = parse_options({**options, "log_timestep_bins": 0, "output_dir": "run"}, where)
     config = resolve_config(asked, find_columns=True)
+    if config.use_ema and (len(config.ema_forms) > 1 or config.posthoc is not None):
+        hint = "a study measures one; `lrlab train` has the others"
+        raise must_be("ema", asked.ema, "one average, without snapshots", hint)
     points = config.validation_steps
     if points is None and config.num_validation_images:
         if config.max_train_steps is None:
             raise LabError("evaluation points of a run need its length in updates: give max_train_steps, not num_epochs.")
-        # Runs that share their beginning validate at the same updates.
-        points = max(1, min(spec.horizons or (config.max_train_steps,)) // spec.evaluation_points)
+        points = max(1, config.max_train_steps // spec.evaluation_points)
     # The precision is not a launcher's, and the number of samples does not depend on the length of a run.
     in_full = kind_of(config).measured_samples(sys.maxsize, config.num_validation_images, None)
     samples = in_full.get("frechet_samples", 0) if config.frechet_samples is None else config.frechet_samples

@@ -11,7 +11,6 @@ from ...core.errors import LabError, must_be, warn
 from ...core.files import expanded
 from ...core.options import options_of
 from ...data.sources import local_folder
-from ...data.toy2d_entries import TOY_DATASETS
 from ...evaluation.metrics import METRICS
 from ...models.loading import complete_config, read_model_config
 from ...training.arguments import parse_options
@@ -21,7 +20,6 @@ from ...training.kinds.select import kind_of
 from ...training.resolve import resolve_config
 from ..same_command import PRESETS_FOLDER
 from .expansion import located
-from .horizons import at_horizons
 from .metrics import data_lacking
 from .parts import by_short_names, read_datasets
 from .spec import ARM_NOTES, PRESETS, StudySpec
@@ -45,9 +43,7 @@ def with_datasets(spec: StudySpec, names: Sequence[str]) -> StudySpec:
     configs = [_config_of(name) for name in names]
     for config in configs:
         _check_kind(spec, config)
-    paper = spec.paper if {*datasets} & {*TOY_DATASETS} else None  # the published study is on these
-    datasets = at_horizons(read_datasets(datasets), spec.horizons)
-    return dataclasses.replace(_measured(spec, configs), datasets=datasets, paper=paper)
+    return dataclasses.replace(_measured(spec, configs), datasets=read_datasets(datasets))
 
 
 def _config_of(name: str) -> ResolvedConfig:
@@ -110,8 +106,7 @@ def _suits(fields: dict[str, Any], spec: StudySpec, kind: DataKind) -> bool:
 def _measured(spec: StudySpec, configs: Sequence[ResolvedConfig]) -> StudySpec:
     """
     The study without the metrics that cannot be measured with these data, such as a Fréchet distance without features that
-    suit the images, and without the claims about them; a warning names them. Raises a `LabError` if none is left, or if the
-    learning rates are chosen by one.
+    suit the images; a warning names them. Raises a `LabError` if none is left, or if the learning rates are chosen by one.
     """
     reasons = {
         name: reason
@@ -129,9 +124,8 @@ def _measured(spec: StudySpec, configs: Sequence[ResolvedConfig]) -> StudySpec:
             f"{why}. {spec.name!r} {what}. Hint: change it in a copy of {str(_file_of(spec))!r}, and run the copy."
         )
     warn(f"Left out: {why}. Hint: the study is compared by {', '.join(left)}.")
-    claims = tuple(claim for claim in spec.claims if claim.metric not in reasons)
     primary = spec.primary_metric if spec.primary_metric in left else left[0]
-    return dataclasses.replace(spec, metrics=left, primary_metric=primary, claims=claims)
+    return dataclasses.replace(spec, metrics=left, primary_metric=primary)
 
 
 def _file_of(spec: StudySpec) -> Path:

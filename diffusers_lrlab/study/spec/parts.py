@@ -75,7 +75,7 @@ def read_fields(fields: Any, where: str, also: tuple[str, ...] = ()) -> dict[str
         if name not in known:
             raise LabError(
                 f"There is no {name!r} in {where}.{did_you_mean(str(name), known)} Use options of "
-                "lrlab train; its --help all explains them."
+                "lrlab train; its --help explains them."
             )
     if fields.get("learning_rate") == "auto":
         raise LabError(f"{where} has learning_rate: auto, which would differ between seeds. Give a number, or use tune.")

@@ -2,17 +2,14 @@
 
 from ...core.registry import markdown_table
 from ...core.words import counted
-from .expansion import tuned_cells
 from .reading import load_spec, preset_names
 from .spec import StudySpec
 
 
 def num_runs(spec: StudySpec) -> int:
     """The runs that compare and those that tune, without extensions; counted, as to resolve them all takes seconds."""
-    compared = len(spec.arms) * len(spec.datasets) * len(spec.seeds)
-    if spec.tune is None:
-        return compared
-    return compared + len({*tuned_cells(spec).values()}) * len(spec.tune.grid) * len(spec.tune.seeds)
+    of_cell = len(spec.seeds) + (len(spec.tune.grid) * len(spec.tune.seeds) if spec.tune else 0)
+    return len(spec.arms) * len(spec.datasets) * of_cell
 
 
 def presets_table() -> str:

@@ -14,9 +14,7 @@ from ...evaluation.metrics import METRICS
 from ...training.arguments import read_yaml
 from ..same_command import PRESETS_FOLDER, preset_names
 from . import parts
-from .claims import read_claims
 from .expansion import located
-from .horizons import at_horizons, check_no_length, read_horizons, without_horizons
 from .spec import PRESETS, StudySpec
 
 
@@ -57,7 +55,7 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
 
 _KEYS = (
     *("title", "base", "arms", "datasets", "seeds", "learning_rates", "baseline", "metrics", "primary_metric"),
-    *("tune", "evaluation_points", "speedup_metric", "paper", "horizons", "claims"),
+    *("tune", "evaluation_points", "speedup_metric"),
 )
 
 
@@ -74,12 +72,6 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
     load_plugins(located(base, str(folder)).get("plugins"))  # which may register names that are used below
     arms, endings = parts.read_arms(options["arms"], options.get("learning_rates"))
     datasets = parts.read_datasets(options["datasets"])
-    horizons = read_horizons(options.get("horizons"))
-    if horizons:
-        check_no_length(base, "base")
-        for what, named in (("arm", arms), ("data set", datasets)):
-            for each, fields in named.items():
-                check_no_length(fields, f"the {what} {each!r}")
     seeds = parts.read_seeds(options.get("seeds", 5), "seeds")
     baseline = str(options.get("baseline", next(iter(arms))))
     if baseline not in arms:
@@ -95,11 +87,6 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
     if points not in COUNT:
         raise must_be("evaluation_points", points, str(COUNT), "it is the number of validations over a run")
     primary = str(options.get("primary_metric", metrics[0] if metrics else ""))
-    paper = options.get("paper")
-    if paper not in (None, "table", "nearest"):
-        raise must_be("paper", paper, "table or nearest", "leave it out for no comparison with the paper")
-    if paper == "nearest" and metrics and not {"kl", "training_set_loss"} <= {*metrics}:
-        raise LabError("paper: nearest compares kl and training_set_loss with the paper's. Add both to metrics.")
     title = options.get("title", name)
     if isinstance(title, (bool, list, dict)):
         raise must_be("title", title, "text", "such as title: 'My study'")
@@ -107,18 +94,15 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
     speedup = options.get("speedup_metric")
     if speedup not in (None, *logged):
         raise must_be("speedup_metric", speedup, " or ".join(logged), "others are not measured during a run")
-    spec = StudySpec(
-        name, str(title), base, arms, at_horizons(datasets, horizons), seeds, baseline, metrics, primary, tune, points,
-        speedup, folder=str(folder.resolve()), paper=paper, horizons=horizons,
+    return StudySpec(
+        name, str(title), base, arms, datasets, seeds, baseline, metrics, primary, tune, points, speedup,
+        folder=str(folder.resolve()),
     )  # fmt: skip
-    return dataclasses.replace(spec, claims=read_claims(options.get("claims"), spec))
 
 
 # Saved values of keys that were not given.
-_SAVED_AS: dict[str, Any] = {
-    "metrics": [], "primary_metric": "", "tune": None, "speedup_metric": None, "paper": None, "horizons": [],
-    "claims": [],
-}  # fmt: skip
+_SAVED_AS: dict[str, Any] = {"metrics": [], "primary_metric": "", "tune": None, "speedup_metric": None, "horizons": []}
+_OF_REPORTS = ("claims", "paper")  # keys of version 0.1.0 that change no run
 
 
 def spec_from_dict(saved: dict[str, Any], where: Path) -> StudySpec:
@@ -126,19 +110,11 @@ def spec_from_dict(saved: dict[str, Any], where: Path) -> StudySpec:
     if not isinstance(saved, dict) or not {"name", "folder", "precision"} <= {*saved}:
         raise LabError(f"{str(where / 'spec.yaml')!r} is not a specification saved by a study. Run the original one again.")
     options = {key: value for key, value in saved.items() if key not in _SAVED_AS or value != _SAVED_AS[key]}
+    options = {key: value for key, value in options.items() if key not in _OF_REPORTS}
     name, folder, precision = (options.pop(key) for key in ("name", "folder", "precision"))
-    if "horizons" in options and isinstance(options.get("datasets"), dict):
-        options["datasets"] = without_horizons(options["datasets"], read_horizons(options["horizons"]))
     if isinstance(options.get("base"), dict):  # untrusted code: only --import runs plug-ins
         options["base"] = {key: value for key, value in options["base"].items() if key != "plugins"}
     if isinstance(options.get("tune"), dict):
         options["tune"] = {key: value for key, value in options["tune"].items() if value != []}
-    if isinstance(options.get("claims"), list):
-        options["claims"] = [_without_empty(claim) for claim in options["claims"]]
     spec = dataclasses.replace(read_spec(options, str(name), where / str(folder)), precision=str(precision))
     return dataclasses.replace(spec, folder=PRESETS) if folder == PRESETS else spec
-
-
-def _without_empty(claim: Any) -> Any:
-    """A saved claim without the values that were not given."""
-    return {key: value for key, value in claim.items() if value not in (None, "")} if isinstance(claim, dict) else claim

@@ -13,9 +13,7 @@ from ...training.config import ResolvedConfig, TrainingConfig
 from ..same_command import PRESETS as PRESETS
 
 ARM_NOTES = ("description", "controls")  # keys of an arm that are not training options
-SPEEDUP = "speedup"  # as the metric of a claim: how many times as fast an arm reaches a quality
-# As the metric of a claim: the distance of samples from the same noise, as a share of that of samples from unrelated noise.
-CONSISTENCY = "consistency"
+SPEEDUP = "speedup"  # as a metric: how many times as fast an arm reaches a quality
 Cell = tuple[str, str]  # an arm and a data set, as a cell of the design
 _FORMAT = 1  # of result files; part of the digest of a run
 
@@ -46,25 +44,6 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """
-    A published claim about an arm compared with another one, as docs/reference/studies.md describes it.
-
-    `by` and `within` are shares of the mean of the other arm; `by` is a factor for speed-ups.
-    """
-
-    claim: str  # in a sentence
-    source: str
-    arm: str
-    against: str  # the baseline, or a control of the arm; for consistency, perhaps the arm itself
-    metric: str  # of the study, or `SPEEDUP` or `CONSISTENCY`
-    expects: str  # better, worse, no worse or no difference
-    by: float | None = None  # the smallest effect that is claimed
-    within: float | None = None  # the largest difference that counts as none
-    note: str = ""  # what a reader has to know of the comparison
-
-
-@dataclass(frozen=True)
 class StudySpec:
     """A study, as docs/reference/studies.md describes it."""
 
@@ -82,9 +61,6 @@ class StudySpec:
     speedup_metric: str | None = None  # the validation loss that speed-ups are measured by
     precision: str = "fp32"  # a name in `PRECISIONS`
     folder: str = "."  # base of relative paths in the options; `PRESETS` for presets of the package
-    paper: str | None = None  # "table": a comparison with the paper's values; "nearest": the arms nearest to them
-    claims: tuple[Claim, ...] = ()
-    horizons: tuple[int, ...] = ()  # lengths of all runs in updates; each data set is there once for each
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -109,19 +85,6 @@ class RunSpec:
     model: dict[str, Any] | None = field(default=None, repr=False)  # configuration of the model, if one is given
     given: dict[str, Any] = field(default_factory=dict, repr=False)
     start: StartWeights | None = field(default=None, repr=False)  # the weights that the model starts from
-    horizon_of: str | None = field(default=None, repr=False)  # the data set without its horizon, in a study with horizons
-
-    @property
-    def keeps_averages(self) -> bool:
-        """Whether it has more averages than the one that is measured, or snapshots, which stay in the study's folder."""
-        config = self.config
-        has_several = config.use_ema and len(config.given_ema_forms) > 1
-        return self.takes_snapshots or (self.stage == "compare" and has_several)
-
-    @property
-    def takes_snapshots(self) -> bool:
-        """Whether it takes snapshots of post-hoc averages."""
-        return self.stage == "compare" and self.config.posthoc is not None
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -32,7 +32,6 @@ class Member:
         self.feedback = [scheduler for scheduler in self.run.schedulers if isinstance(scheduler, FeedbackSchedule)]
         self.curves = Curves(plan.num_updates)
         self.error: str | None = None
-        self.branch: dict[str, Any] | None = None  # of a run that left a trunk, as in its record
         path = OPTIMIZERS[plan.config.optimizer].facts.get("elementwise")
         if plan.optimizer_kwargs.get("cautious"):
             path = None  # rules know plain weight decay only
@@ -97,7 +96,6 @@ class Member:
         return run.state_dict() | {
             "data_fingerprint": run.data.fingerprint,
             "error": self.error,
-            "branch": self.branch,
             "model": run.model.state_dict(),
             "optimizer": run.optimizer.state_dict(),
             "ema": run.average.state_dict() if run.average is not None else {},
@@ -114,7 +112,7 @@ class Member:
         for average, own in zip(run.averages, saved, strict=bool(run.averages)):
             average.load_state_dict(own)
         run.load_state_dict(state)
-        self.error, self.branch = state["error"], state.get("branch")
+        self.error = state["error"]
         self.curves.load_state_dict(state["curves"])
 
     def diverge(self) -> None:

@@ -11,7 +11,7 @@ from diffusers.utils.torch_utils import randn_tensor
 
 from ...core.streams import stream_generator
 from ...pipelines.point_ddpm import scaled_input
-from ..runs.measure import Drawing, Drawn, drawings_of, note_seconds
+from ..runs.measure import Drawing, Drawn, drawings_of
 from ..spec.spec import RunSpec
 from .member import Member
 from .stacked_mlp import StackedForward
@@ -30,7 +30,7 @@ def draw_together(runs: list[tuple[Member, RunSpec]], drawn: dict[str, Drawn]) -
     for member, spec in runs:
         for name, drawing in drawings_of(member.run, spec).items():
             if drawing.num <= member.run.kind.sampling_batch:  # else the run samples by itself, in parts
-                alike.setdefault((name, *drawing[:3]), []).append((member, spec.id, name, drawing))
+                alike.setdefault((name, drawing.num, drawing.num_steps), []).append((member, spec.id, name, drawing))
     forward = StackedForward(runs[0][0].run.model)
     whole = sum(drawing.num * drawing.num_steps for some in alike.values() for *_, drawing in some)
     for some in alike.values():
@@ -41,15 +41,15 @@ def draw_together(runs: list[tuple[Member, RunSpec]], drawn: dict[str, Drawn]) -
         seconds = (time.perf_counter() - started) / len(some)
         for (member, run_id, name, _), own in zip(some, samples, strict=True):
             drawn.setdefault(run_id, {})[name] = own
-            note_seconds(member.run, name, seconds)
+            member.run.sampling_seconds = seconds
 
 
 def _sample(
     forward: StackedForward, members: list[Member], drawings: list[Drawing], share: float
 ) -> Generator[float, None, np.ndarray]:
     matrix = forward.rows.gather([_averaged(member) for member in members])
-    (num, is_deterministic, num_steps, _), process = drawings[0], members[0].run.process
-    scheduler = process.deterministic_scheduler() if is_deterministic else process.sampling_scheduler()
+    num, num_steps, _ = drawings[0]
+    scheduler = members[0].run.process.sampling_scheduler()
     scheduler.set_timesteps(num_steps, device=matrix.device)
     generators = [stream_generator(*drawing.stream, device=matrix.device) for drawing in drawings]
     shape = (len(members), num, forward.model.config.dimension)

@@ -4,26 +4,21 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 
 from ...core.errors import LabError
 from ...core.files import remove
 from ...models.mlp_denoiser import MLPDenoiser
-from ...training.handover import schedules_with_plan
 from ...training.interrupts import InterruptGuard
 from ...training.kinds.select import kind_of
 from ...training.model import model_class_of
 from ..kind_settings import settings_of
 from ..runs.context import StudyContext
-from ..runs.kept_averages import snapshot_writers
-from ..runs.measure import DRAWN, Drawn, branch_note, record_run
+from ..runs.measure import DRAWN, Drawn, record_run
 from ..runs.progress import MEASURED, StudyProgress
 from ..runs.stops import StudyInterrupted
-from ..spec.horizons import Family, families
 from ..spec.spec import RunSpec
 from .member import Member
 from .sampling import draw_together
@@ -84,28 +79,15 @@ def split_into_stacks(
         yield from (some[start : start + size] for start in range(0, len(some), size))
 
 
-def stacks_in_order(specs: list[RunSpec], study: StudyContext) -> Iterator[list[RunSpec]]:
-    """The stacks of runs: first those that start from the beginning, then those that leave a trunk among them."""
-    known = families(specs)
-    late = {run.id for family in known for run in family.runs[1:]}
-    yield from split_into_stacks([spec for spec in specs if spec.id not in late], study)
-    yield from split_into_stacks([spec for spec in specs if spec.id in late], study)
-
-
 def run_stacked(specs: list[RunSpec], study: StudyContext) -> None:
-    """
-    Trains stackable runs in stacks of at most `study.stack_size`; interrupted stacks resume.
-
-    Runs that leave a trunk are resumed from the state that its stack saved for them.
-    """
-    branching = {family.trunk.id: family for family in families(specs) if family.branches}
-    for stack in stacks_in_order(specs, study):
+    """Trains stackable runs in stacks of at most `study.stack_size`; interrupted stacks resume."""
+    for stack in split_into_stacks(specs, study):
         while study.folder.missing(stack):
             with worker_threads(study.device, len(stack)) as threads:
-                _run_stack(stack, study, threads, branching)
+                _run_stack(stack, study, threads)
 
 
-def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads, branching: dict[str, Family]) -> None:
+def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads) -> None:
     """Trains and evaluates runs of a stack without a result: all of them, or those that were saved together."""
     together, states, started = find_saved(study, specs)
     members = {spec.id: Member(*study.plan(spec), study.device) for spec in together}
@@ -115,13 +97,9 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
     stacks = ParallelStacks(list(members.values()), study.device, threads)
     stacks.load({members[run_id]: state for run_id, state in states.items()})
     study.progress.advance(sum(member.run.update for member in members.values()))
-    name = _name_of(members)
-    leaving = _leaving(members, branching)
-    snapshots = snapshot_writers([(spec, members[spec.id].run) for spec in together], states, branching, study)
+    name = hashlib.blake2b(" ".join(members).encode(), digest_size=8).hexdigest()
 
     def save() -> None:
-        for writer in snapshots:
-            writer.finish()  # a resume expects those before the state
         state = {run_id: member.state_dict() | {"sums": stacks.sums_of(member)} for run_id, member in members.items()}
         folder = save_states(state, name, max(member.run.update for member in members.values()), started, study)
         for path in saved():
@@ -131,69 +109,16 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
     def saved() -> list[Path]:
         return [*study.folder.stacks.glob(f"{name}-*")]
 
-    def after_update() -> None:
-        for writer in snapshots:
-            writer.write_if_due()
-        for some in leaving.get(stacks.update, {}).values():
-            left = {run.id for run in study.folder.missing([leaver.run for leaver in some])}
-            states = {
-                leaver.run.id: leaver.state(study) | {"sums": stacks.sums_of(leaver.member)}
-                for leaver in some
-                if leaver.run.id in left and not leaver.member.is_done
-            }
-            if states:
-                for writer in snapshots:
-                    writer.finish()
-                save_states(states, _name_of(states), stacks.update, started, study)
-
     def finish(spec: RunSpec) -> None:
         member = members[spec.id]
-        executor = {"name": "stacked", "members": len(specs), **({"branch": member.branch} if member.branch else {})}
+        executor = {"name": "stacked", "members": len(specs)}
         record_run(study, spec, member.run, member.curves, member.error, executor, started, drawn.get(spec.id))
 
-    with ExitStack() as written:
-        for writer in snapshots:
-            written.enter_context(writer).rewind()
-        _train(stacks, save, after_update, study)
+    _train(stacks, save, study)
     save()
     drawn = _draw([(members[spec.id], spec) for spec in together], threads, study.progress)
     threads.map(finish, together)
     study.discard(*saved())
-
-
-def _name_of(run_ids: Iterable[str]) -> str:
-    return hashlib.blake2b(" ".join(run_ids).encode(), digest_size=8).hexdigest()
-
-
-class _Leaver(NamedTuple):
-    """A run that leaves a trunk."""
-
-    run: RunSpec
-    trunk: RunSpec
-    member: Member  # that computes the trunk
-
-    def state(self, study: StudyContext) -> dict[str, Any]:
-        """The state of the trunk as one of this run, which has used no time of its own yet."""
-        (plan, _), state = study.plan(self.run), self.member.state_dict()
-        length = plan.warmup_updates, plan.num_updates
-        return state | {
-            "schedules": schedules_with_plan(state["schedules"], plan.config, plan.layout.global_batch, *length),
-            "seconds": [0.0, 0.0],
-            "branch": branch_note(self.trunk, state["update"], study),
-        }
-
-
-def _leaving(members: dict[str, Member], branching: dict[str, Family]) -> dict[int, dict[int | None, list[_Leaver]]]:
-    """The runs that leave members of a stack: by their update, and by length, as runs of one length are stacked."""
-    found: dict[int, dict[int | None, list[_Leaver]]] = {}
-    for run_id, member in members.items():
-        if (family := branching.get(run_id)) is None:
-            continue
-        for update, runs in family.branches.items():
-            for run in runs:
-                alike = found.setdefault(update, {}).setdefault(run.config.max_train_steps, [])
-                alike.append(_Leaver(run, family.trunk, member))
-    return found
 
 
 def _draw(runs: list[tuple[Member, RunSpec]], threads: WorkerThreads, progress: StudyProgress) -> dict[str, Drawn]:
@@ -208,12 +133,11 @@ def _draw(runs: list[tuple[Member, RunSpec]], threads: WorkerThreads, progress: 
     return drawn
 
 
-def _train(stacks: ParallelStacks, save: Callable[[], None], after_update: Callable[[], None], study: StudyContext) -> None:
+def _train(stacks: ParallelStacks, save: Callable[[], None], study: StudyContext) -> None:
     last_save = time.monotonic()
     with InterruptGuard() as guard:
         for num_advanced in stacks.updates():
             study.progress.advance(num_advanced)
-            after_update()
             if signal_number := guard.received():
                 save()
                 raise StudyInterrupted(signal_number, study.folder.path)
