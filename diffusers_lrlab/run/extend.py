@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..core.errors import LabError, is_first_process, printable
 from ..core.files import folder_beside
-from ..core.lock import holder_of
+from ..core.lock import holder_of, remove_leftovers_if_free
 from ..core.signatures import checked
 from ..core.words import counted
 from ..schedules.extension import TOLERANCE, choose_extension, rates_in_words
@@ -79,6 +79,7 @@ def go_on(child: Child, meaning: str, dry_run: bool = False) -> Path | None:
     if dry_run:
         return None
     if prepared and _is_finished(folder):
+        remove_leftovers_if_free(folder)
         _say(f"It is finished: {folder}")
         return folder
     if not prepared:
