@@ -153,6 +153,15 @@ def test_a_record_that_is_no_json_is_named(unverified):
         assert all("run.json' is damaged (" in error for error in errors)
 
 
+def test_a_run_with_a_metric_that_is_not_finite_goes_on(unverified):
+    folder, record = unverified
+    record["train"]["results"]["mine"] = float("nan")
+    (folder / RECORD).write_text(json.dumps(record))
+    assert RunFolder(folder).is_finished()
+    with pytest.raises(LabError, match="NaN is not a number"):
+        contents_of(folder, "user/run")
+
+
 def test_a_file_whose_name_only_looks_like_a_number(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run")
     for name in (
