@@ -20,7 +20,7 @@ from ..diagnostics.timestep_log import read_timesteps
 from ..forecast.law_fits import LossCurve
 from ..forecast.loss_forecast import SeedCurves
 from ..hub.recorded_options import recorded_options
-from ..hub.records import open_run, read_log
+from ..hub.records import read_log, read_record
 from ..optimizers.scaling import scaled_learning_rate
 from ..schedules.continued import RunCurve
 from ..schedules.resolve import describe_schedule, resolve_schedule
@@ -145,7 +145,7 @@ class _Record(NamedTuple):
 
 
 def _read_run(folder: Path) -> _Record:
-    record = open_run(folder, lambda name: name.startswith("lrlab/"))
+    record = read_record(folder)
     rows = [row for row in read_log(folder) if METRICS[0] in row]
     columns = {name: [row.get(name, np.nan) for row in rows] for name in ("update", *METRICS)}
     return _Record(str(folder), record, RunFolder(folder).lab, columns, RunFolder(folder).timesteps_file)
