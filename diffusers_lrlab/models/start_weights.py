@@ -165,7 +165,8 @@ def _refuse_damaged(part: Path) -> dict[str, str]:
     Raises a `LabError` if a model is that of a run, or of one of its checkpoints, and is damaged. Returns the hashes of its
     files by name, which are not computed again.
     """
-    part, known = part.resolve(), {}
+    known: dict[str, str] = {}
+    part = part.resolve()
     for folder, read in ((part, ""), (part.parent, (f"{part.name}/", "model_index.json"))):
         if any((folder / name).is_file() for name in _RECORDS):
             sums = refuse_damage_in_use(folder, "run", partial(_begins_with, read))
