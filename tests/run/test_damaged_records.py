@@ -4,6 +4,7 @@ import copy
 import json
 import random
 import shutil
+from hashlib import sha256
 
 import pytest
 from continued_runs import SMALL, new_run
@@ -11,15 +12,18 @@ from faults.injected import DAMAGE
 from published import ROOT
 
 from diffusers_lrlab import extend
+from diffusers_lrlab.core import manifest
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.manifest import MANIFEST
 from diffusers_lrlab.hub.contents import contents_of
+from diffusers_lrlab.models import start_weights
 from diffusers_lrlab.models.start_weights import find_start_weights
 from diffusers_lrlab.run.averages import RunSnapshots
 from diffusers_lrlab.run.check import check_folder
 from diffusers_lrlab.study.report.card import write_study_card
 from diffusers_lrlab.training.run_folder import RunFolder
 
+FILE_SUMS = manifest.file_sums
 RECORD, WEIGHTS = "lrlab/run.json", "denoiser/diffusion_pytorch_model.safetensors"
 ODD = (None, True, -1, 10**18, 1e308, "", "²", "../../x", "x" * 10_000, [], [1], [[]], {}, {"a": {"b": [1]}})
 UNREADABLE = ("NaN", "Infinity", "1" + "0" * 400, "[" * 100 + "]" * 100, "\\u0000", "{")
@@ -59,6 +63,18 @@ def test_a_damaged_run_is_not_used(run, tmp_path, reader):
             read(folder)
         (folder / name).write_bytes(content)
     read(folder)
+
+
+def test_weights_to_start_from_are_hashed_once(run, monkeypatch):
+    hashed = []
+    for module in (manifest, start_weights):
+        monkeypatch.setattr(module, "file_sums", lambda path: (hashed.append(path.name), FILE_SUMS(path))[1])
+    for part in ("", "denoiser"):
+        hashed.clear()
+        weights = find_start_weights(str(run / part), None, None, "MLPDenoiser", "denoiser")
+        assert weights.sha256 == sha256((run / WEIGHTS).read_bytes()).hexdigest()
+        assert {"run.json", "model_index.json", "config.json"} < {*hashed}
+        assert hashed.count("diffusion_pytorch_model.safetensors") == 1
 
 
 def leaves(data, *path):
@@ -151,6 +167,15 @@ def test_a_record_that_is_no_json_is_named(unverified):
         errors = read_all(folder)
         assert len(errors) == 4, (text, errors)
         assert all("run.json' is damaged (" in error for error in errors)
+
+
+def test_a_run_with_a_metric_that_is_not_finite_goes_on(unverified):
+    folder, record = unverified
+    record["train"]["results"]["mine"] = float("nan")
+    (folder / RECORD).write_text(json.dumps(record))
+    assert RunFolder(folder).is_finished()
+    with pytest.raises(LabError, match="NaN is not a number"):
+        contents_of(folder, "user/run")
 
 
 def test_a_file_whose_name_only_looks_like_a_number(run, tmp_path):
