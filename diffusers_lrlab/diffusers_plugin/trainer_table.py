@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.registry import markdown_table
 
-OPTIONS = ("timestep_sampler", "loss_weighting", "ema", "validation_fraction", "log_timesteps")
+OPTIONS = ("timestep_sampler", "loss_weighting", "ema", "log_timesteps")
 """The options that recognise a script by its text, and a trainer by its rows."""
 
 LOOP = "loop"
@@ -58,7 +58,6 @@ TRAINERS: dict[str, Trainer] = {
         files=("library/train_util.py", "networks/lora.py"),
         package="library",
         instead={
-            "validation_fraction": "its own --validation_split and --validate_every_n_steps hold out images",
             "log_timesteps": "no hook sees the loss of each image",
         },
     ),
@@ -69,7 +68,6 @@ TRAINERS: dict[str, Trainer] = {
         files=("musubi_tuner/__init__.py", "musubi_tuner/hv_train_network.py"),
         package="musubi_tuner",
         instead={
-            "validation_fraction": "it has no held-out loss, and its latents are cached outside of the program",
             "log_timesteps": "its own --show_timesteps plots its density",
         },
     ),
@@ -82,7 +80,6 @@ TRAINERS: dict[str, Trainer] = {
         instead={
             "loss_weighting": "its own --snr_gamma weights losses",
             "ema": "its own --use_ema averages, LoRA included",
-            "validation_fraction": "its own eval data sets (--eval_dataset_id) are held out",
             "log_timesteps": "no hook sees the loss of each image",
         },
     ),
@@ -95,7 +92,6 @@ TRAINERS: dict[str, Trainer] = {
         instead={
             "loss_weighting": "its table of timesteps does not tell which timesteps a batch has",
             "ema": "its own train.ema_config averages",
-            "validation_fraction": "it has no held-out loss",
             "log_timesteps": "its table of timesteps does not tell which timesteps a batch has",
         },
     ),
@@ -108,7 +104,6 @@ TRAINERS: dict[str, Trainer] = {
         instead={
             "loss_weighting": "its own loss_weight_fn weights losses",
             "ema": "its own ema averages",
-            "validation_fraction": "its own validation concepts are held out",
             "log_timesteps": "no hook sees the loss of each image",
         },
     ),
@@ -121,7 +116,6 @@ TRAINERS: dict[str, Trainer] = {
         instead={
             "loss_weighting": "its loss function does not receive the timesteps",
             "ema": "DeepSpeed's engine has the weights in its own groups",
-            "validation_fraction": "its own eval_datasets are held out",
             "log_timesteps": "its loss function does not receive the timesteps",
         },
     ),
