@@ -207,7 +207,7 @@ def test_images_beside_dataset_files_are_counted(tmp_path, capsys):
     write(tmp_path / "data", numbers("", 3))
     datasets.Dataset.from_dict({"image": [numbered_image(9)]}).to_parquet(tmp_path / "data" / "train.parquet")
     assert load(tmp_path / "data").num_images == 1
-    assert re.search(r"3 of 3 images .* \(the data are in \.parquet files\)\.", capsys.readouterr().err)
+    assert re.search(r"3 of 3 images .* \(the data are read from \.parquet\)\.", capsys.readouterr().err)
 
 
 # --- paths -----------------------------------------------------------------------------------------------------------
