@@ -1,18 +1,16 @@
 """Averages of a finished run, of any width, from its snapshots."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..averaging.posthoc import Combination, Profiles, check_target, combine
 from ..averaging.snapshots import Snapshot, combined, profiles_of, read_snapshots
 from ..core.errors import LabError, must_be, warn
-from ..core.words import counted
 from ..hub.recorded_options import recorded_options
 from ..hub.records import open_run
 from ..training.run_files import LAB, SNAPSHOTS
-from ..training.run_folder import RunFolder
-from ..training.saved_pipeline import SavedPipeline, Weights
+from ..training.saved_pipeline import SavedPipeline
 from ..training.snapshots import identity_of
 
 
@@ -51,15 +49,10 @@ class RunSnapshots:
             warn(warning)
         return combine(self.profiles, Profiles.of_widths([self.end], [width]))
 
-    def weights(self, coefficients: Sequence[float]) -> Weights:
-        """The combined weights, in float32."""
-        return combined(self.snapshots, coefficients)
-
-    def write(self, into: Path, width: float, more: Mapping[str, Any] | None = None) -> Combination:
-        """Writes the pipeline with the average of a width into an empty folder, with `more` in its `average.json`."""
+    def write(self, into: Path, width: float) -> Combination:
+        """Writes the pipeline with the average of a width into an empty folder."""
         found = self.combination(width)
-        weights = self.weights(found.coefficients.tolist())
-        self.pipeline.write(into, weights, {**self.about(width, found), **(more or {})})
+        self.pipeline.write(into, combined(self.snapshots, found.coefficients.tolist()), self.about(width, found))
         return found
 
     def about(self, width: float, found: Combination) -> dict[str, Any]:
@@ -86,14 +79,11 @@ def _is_of_pipeline(name: str) -> bool:
 
 def no_snapshots(folder: Path, record: Mapping[str, Any]) -> LabError:
     """The error for a run without snapshots, which says what can still be done."""
-    num, why = len(RunFolder(folder).checkpoints()), "it was not trained with `--ema posthoc`"
+    why = "it was not trained with `--ema posthoc`"
     still = "train again with `lrlab train ... --ema posthoc`"
     if "posthoc" in str(record.get("config", {}).get("ema")):
         why = "the run took some, which are not here; uploads do not include them"
         still = f"use the folder in which it was trained, or {still}"
-    if num > 1:
-        merged = f"its {counted(num, 'checkpoint')} can be merged (`lrlab merge {folder} --last {num}`)"
-        still = f"{merged} if the rate was constant there; for widths, {still}"
     return LabError(f"{str(folder)!r} has no snapshots of averages ({SNAPSHOTS}/): {why}. Hint: {still}.")
 
 

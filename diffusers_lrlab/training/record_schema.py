@@ -50,15 +50,13 @@ TEXT = Value("a text", lambda value: isinstance(value, str) and "\0" not in valu
 _COUNT = Value("a whole number from 0 on", lambda value: type(value) is int and 0 <= value < _LARGEST)
 NUMBER = Value("a number", is_number)
 _TEXTS = Value("a list of texts", lambda value: isinstance(value, list) and all(map(TEXT.fits, value)))
-_PAIR = Value("a list of two values", lambda value: isinstance(value, list) and len(value) == 2)
 _ANY = Fields({})
 _PARENT = Fields(
     {
-        **{"how": TEXT, "folder": TEXT, "schedule": TEXT, "update": _COUNT, "num_updates": _COUNT},
-        **{"git_commit?": TEXT | NONE, "version?": TEXT | NONE, "changed?": Fields({}, each=_PAIR)},
+        **{"folder": TEXT, "schedule": TEXT, "update": _COUNT, "num_updates": _COUNT},
+        **{"git_commit?": TEXT | NONE, "version?": TEXT | NONE},
     }
 )
-_PARENT.fields["parent?"] = _PARENT
 _PLUGIN = Fields({"name": TEXT, "sha256": TEXT})
 _RECORD = Fields(
     {
