@@ -8,7 +8,6 @@ import shutil
 import pytest
 from continued_runs import SMALL, new_run
 from faults.injected import DAMAGE
-from published import ROOT
 
 from diffusers_lrlab import extend
 from diffusers_lrlab.core.errors import LabError
@@ -17,7 +16,6 @@ from diffusers_lrlab.hub.contents import contents_of
 from diffusers_lrlab.models.start_weights import find_start_weights
 from diffusers_lrlab.run.averages import RunSnapshots
 from diffusers_lrlab.run.check import check_folder
-from diffusers_lrlab.study.report.card import write_study_card
 from diffusers_lrlab.training.run_folder import RunFolder
 
 RECORD, WEIGHTS = "lrlab/run.json", "denoiser/diffusion_pytorch_model.safetensors"
@@ -165,18 +163,6 @@ def test_a_file_whose_name_only_looks_like_a_number(run, tmp_path):
     assert not read_all(folder)
     extended = extend(folder, 12)
     assert [path.name for path in (extended / "lrlab").glob("samples/*")] == []
-
-
-@pytest.mark.parametrize("damage", [lambda summary: {}, lambda summary: summary | {"rows": [{}]}, lambda summary: []])
-def test_a_downloaded_card_of_a_study_with_another_summary(tmp_path, damage):
-    card = shutil.copytree(ROOT / "model_cards" / "warmup-2d", tmp_path / "card")
-    (card / MANIFEST).unlink()
-    summary = json.loads((card / "summary.json").read_text())
-    del summary["manifest"]
-    (card / "summary.json").write_text(json.dumps(damage(summary)))
-    with pytest.raises(LabError, match="files of the study in .*card' are damaged or do not belong together .*pull them"):
-        write_study_card(card, tmp_path / "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["card"]
 
 
 @pytest.mark.parametrize("index", ["[]", "null", "1"])
