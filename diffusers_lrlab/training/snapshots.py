@@ -10,8 +10,8 @@ from ..core.errors import warn
 from ..core.files import remove
 from ..core.manifest import find_damage
 from ..core.options import names_where
+from .checkpoints import on_host
 from .config import TrainingConfig
-from .host_copies import on_host
 from .run_files import SNAPSHOTS
 from .run_folder import RunFolder
 from .run_state import RunState
