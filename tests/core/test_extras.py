@@ -43,7 +43,6 @@ NEEDS = {
     "lrlab pull user": "train",
     "lrlab rerun nothing": "train",
     "lrlab extend nothing --max_train_steps 10": "train",
-    "lrlab branch nothing --at latest --cooldown 5": "train",
     "lrlab ema nothing --sigma_rel 0.1 --out averaged": "train",
     "lrlab check nothing": "train",
     "lrlab train --lr_scheduler cosin": "train",
