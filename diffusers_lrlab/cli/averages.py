@@ -17,10 +17,10 @@ def ema_arguments(parser: argparse.ArgumentParser) -> None:
 
 def ema(options: argparse.Namespace) -> None:
     require_extra("train", "`lrlab ema`")
-    from ..run.averages import RunSnapshots
+    from ..run.averages import write_average
 
     out = options.out or folder_beside(options.run, "-ema")
     with new_folder(out, "Give a new one with --out") as temporary:
-        found = RunSnapshots(options.run).write(temporary, options.sigma_rel)
+        found = write_average(options.run, options.sigma_rel, temporary)
     quality = f"residual of the profile {found.residual:.2%}, largest coefficient {found.largest:.3g}"
     say(f"sigma_rel {options.sigma_rel:g}: {quality}\nWrote {out}.")

@@ -14,7 +14,7 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.manifest import MANIFEST
 from diffusers_lrlab.hub.contents import contents_of
 from diffusers_lrlab.models.start_weights import find_start_weights
-from diffusers_lrlab.run.averages import RunSnapshots
+from diffusers_lrlab.run.averages import run_snapshots, write_average
 from diffusers_lrlab.run.check import check_folder
 from diffusers_lrlab.training.run_folder import RunFolder
 
@@ -36,7 +36,7 @@ def start_from(folder, part=""):
 
 READERS = {
     "extend": lambda folder: extend(folder, 20, dry_run=True),
-    "ema": RunSnapshots,
+    "ema": run_snapshots,
     "--pretrained_model_name_or_path": start_from,
     "its model": lambda folder: start_from(folder, "denoiser"),
 }
@@ -79,7 +79,7 @@ def with_value(record, path, value):
 
 
 READ = (
-    *(RunSnapshots, start_from, check_folder, lambda folder: contents_of(folder, "user/run", unfinished=True)),
+    *(run_snapshots, start_from, check_folder, lambda folder: contents_of(folder, "user/run", unfinished=True)),
     *(lambda folder: extend(folder, 20, dry_run=True), lambda folder: RunFolder(folder).read_record()),
 )
 
@@ -181,6 +181,6 @@ def test_a_part_of_a_pipeline_outside_of_its_folder(unverified, tmp_path):
     assert not read_all(folder)
     assert any("names '..', which is not a folder beside it" in problem for problem in check_folder(folder).damaged)
     (tmp_path / "out").mkdir()
-    RunSnapshots(folder).write(tmp_path / "out", 0.1)
+    write_average(folder, 0.1, tmp_path / "out")
     written = {"model_index.json", "pipeline.py", "average.json", "denoiser", "scheduler"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == written
