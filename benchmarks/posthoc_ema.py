@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from common import machine, make_parser, make_trainer, parse, updates_in_turns
 
+from diffusers_lrlab.averaging.averages import EMA
+from diffusers_lrlab.averaging.forms import EMAForm
 from diffusers_lrlab.averaging.posthoc import Profiles, combine
 from diffusers_lrlab.averaging.snapshots import profiles_of, read_snapshots
 
@@ -31,13 +33,14 @@ USUAL = ["--lr_scheduler=constant", "--validation_steps=1000000", "--save_images
 
 
 def train(folder, job, updates, most):
-    """The trainer of a finished run."""
-    forms = [STORED.format(most), *(f"power_function:sigma_rel={width}" for width in WIDTHS)]
+    """The trainer of a finished run, and averages of all widths that were run beside its own."""
     length = [f"--max_train_steps={updates}", f"--checkpointing_steps={updates}"]
-    trainer = make_trainer(folder, [JOBS[job][0], *length, *USUAL, f"--ema={'|'.join(forms)}"])
-    for _ in trainer.updates(show_progress=False):
-        pass
-    return trainer
+    trainer = make_trainer(folder, [JOBS[job][0], *length, *USUAL, f"--ema={STORED.format(most)}"])
+    beside = [EMA(trainer.run.trained, EMAForm.of(f"power_function:sigma_rel={width}")) for width in WIDTHS]
+    for update in trainer.updates(show_progress=False):
+        for average in beside:
+            average.advance(update)
+    return trainer, beside
 
 
 def flat(values):
@@ -85,13 +88,10 @@ def error_of(values, really_run):
     return float((flat(values) - flat(really_run)).norm() / flat(really_run).norm())
 
 
-def compare(trainer, most):
+def compare(trainer, beside, most):
     """The rows by width, and the largest error of the weights by number of snapshots."""
     rebuilt, run = Rebuilt(trainer), trainer.run
-    really_run = {
-        width: [value.clone() for value in average.shadow_params]
-        for width, average in zip(WIDTHS, run.averages[2:], strict=True)
-    }
+    really_run = {width: average.shadow_params for width, average in zip(WIDTHS, beside, strict=True)}
     rows, worst = [], {}
     for width, expected in really_run.items():
         found, coefficients = rebuilt.combination(width, max(1, most // DEFAULT))
@@ -146,8 +146,7 @@ def main():
     for job in options.jobs:
         updates = options.updates or JOBS[job][1]
         with tempfile.TemporaryDirectory() as folder:
-            trainer = train(Path(folder) / "run", job, updates, options.snapshots)
-            rows, worst = compare(trainer, options.snapshots)
+            rows, worst = compare(*train(Path(folder) / "run", job, updates, options.snapshots), options.snapshots)
             seconds = seconds_of(Path(folder), job, options.rounds)
         print(f"\n{job}, {updates} updates, {min(DEFAULT, options.snapshots)} snapshots\n")
         print("| sigma_rel | residual | largest coefficient | weights | weights, bf16 | held-out loss | its error |")

@@ -151,18 +151,6 @@ def gamma_of_width(sigma_rel: float) -> float:
     return max(float(np.real(root)) for root in roots if abs(root.imag) < 1e-6)
 
 
-def split_specs(text: str) -> list[str]:
-    """The spec strings of `A|B`, which are several averages."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character in "[{") - (character in "]}")
-        if character == "|" and not depth:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
-
-
 @dataclass(frozen=True)
 class EMAForm:
     """A form of EMA with all its parameters: the decay at each update of a run."""
@@ -197,6 +185,13 @@ class EMAForm:
     def update_every(self) -> int:
         return int(self.kwargs["update_every"])
 
+    def without_snapshots(self, name: str, spec: str | None) -> "EMAForm":
+        """Itself; a `LabError` for the option `name` if it needs snapshots."""
+        if self.is_posthoc:
+            hint = "power_function:sigma_rel=0.1 is an average of this kind; `lrlab train` takes snapshots"
+            raise must_be(name, spec, "an average that needs no snapshots", hint)
+        return self
+
     def with_images(self, images_per_update: int) -> "EMAForm":
         """The form with the number of images per update filled in, if it counts images and lacks that number."""
         if not self.lacks_images:
@@ -225,14 +220,3 @@ class EMAForm:
     def _of(self, since: Any) -> Any:
         own = {key: value for key, value in self.kwargs.items() if key not in ("start_update", "update_every")}
         return EMA_FORMS[self.name](since, self.update_every, **own)
-
-
-def forms_of(text: str) -> list[EMAForm]:
-    """The forms of `--ema`, of which several are separated by `|`; a `LabError` for equal ones."""
-    forms = [EMAForm.of(spec) for spec in split_specs(text)]
-    names = [str(form) for form in forms]
-    if len({*names}) < len(names):
-        raise must_be("--ema", text, "different averages", f"{max(names, key=names.count)} is given twice")
-    if sum(form.is_posthoc for form in forms) > 1:
-        raise must_be("--ema", text, "posthoc at most once", "give all widths in one: posthoc:sigma_rels=[0.05|0.10]")
-    return forms

@@ -5,7 +5,6 @@ profile of another width or a later update is close to a linear combination of s
 stored averages is close to the average that was never run.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,12 +90,6 @@ def check_target(width: float, stored: list[float], name: str = "--sigma_rel") -
         f"{name} {width:g} is above {WIDEST_RELIABLE:g}, beyond which the stored profiles fit less well and their "
         "coefficients become large. The residual says how well they fit."
     )
-
-
-def swept_widths(stored: Sequence[float], num: int) -> list[float]:
-    """`num` widths, evenly spaced by ratio from the smallest stored one to 0.25, or to the largest stored one."""
-    smallest, largest = min(stored), max(*stored, WIDEST_RELIABLE)
-    return [smallest, *np.geomspace(smallest, largest, num)[1:].tolist()]  # rounding must not lower the first one
 
 
 def snapshot_updates(num_updates: int, count: int, start_update: int = 0, update_every: int = 1) -> list[int]:

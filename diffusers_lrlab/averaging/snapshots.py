@@ -119,19 +119,7 @@ def _read(folder: Path) -> Snapshot:
     return known
 
 
-def combined(snapshots: Sequence[Snapshot], coefficients: Sequence[float]) -> dict[str, torch.Tensor]:
-    """The combined weights by parameter, in float32; the coefficients are in the order of [`profiles_of`]."""
-    import torch
-
-    total = {name: torch.zeros(shape) for name, shape in snapshots[-1].shapes().items()}
-    left = list(coefficients)
-    for snapshot in snapshots:
-        own, left = left[: len(snapshot.sigma_rels)], left[len(snapshot.sigma_rels) :]
-        snapshot.read(own, total)
-    return total
-
-
 def profiles_of(snapshots: list[Snapshot]) -> Profiles:
-    """The profiles of all averages, snapshot by snapshot."""
+    """The profiles of all averages, snapshot by snapshot and by width in each."""
     ends = [snapshot.end for snapshot in snapshots for _ in snapshot.sigma_rels]
     return Profiles.of_widths(ends, [width for snapshot in snapshots for width in snapshot.sigma_rels])

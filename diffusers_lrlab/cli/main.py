@@ -95,16 +95,10 @@ COMMANDS = {
         study.command,
     ),
     "ema": Command(
-        "Average the weights with any width, from the snapshots of a run, or find the best width",
+        "Average the weights with any width, from the snapshots of a run",
         "lrlab ema dino-run --sigma_rel 0.075 --out dino-run-ema",
         averages.ema_arguments,
         averages.ema,
-    ),
-    "merge": Command(
-        "Merge the last checkpoints of a run with a constant learning rate, in place of a decay",
-        "lrlab merge dino-run --last 3 --weights 1-sqrt --out dino-run-merged",
-        averages.merge_arguments,
-        averages.merge,
     ),
     "check": Command(
         "Verify a run, study, toy dataset, schedule or download: damaged files, and how to go on",

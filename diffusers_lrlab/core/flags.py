@@ -1,4 +1,4 @@
-"""Flags: a parser whose values are text, and a flag that may be repeated."""
+"""A parser of flags whose values are text."""
 
 import argparse
 import re
@@ -37,15 +37,3 @@ def check_is_text(name: str, value: Any) -> None:
         given = text.encode(errors="surrogateescape") if min(surrogates) >= "\udc80" else text
         hint = "rename a file or folder that has such a name, or give a link to it whose name is UTF-8"
         raise must_be(name, given, "UTF-8 text", hint)
-
-
-class JoinedValues(argparse._StoreAction):
-    """A flag that may be repeated: spec strings are joined by `|`. Like other flags, they replace the value in a file."""
-
-    _given_to: argparse.Namespace | None = None  # by this command line
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
-        if namespace is self._given_to:
-            values = f"{getattr(namespace, self.dest)}|{values}"
-        self._given_to = namespace
-        super().__call__(parser, namespace, values, option_string)

@@ -1,107 +1,66 @@
 """Averages of a finished run, of any width, from its snapshots."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..averaging.posthoc import Combination, Profiles, check_target, combine
-from ..averaging.snapshots import Snapshot, combined, profiles_of, read_snapshots
+from ..averaging.snapshots import Snapshot, profiles_of, read_snapshots
 from ..core.errors import LabError, must_be, warn
-from ..core.words import counted
 from ..hub.recorded_options import recorded_options
 from ..hub.records import open_run
 from ..training.run_files import LAB, SNAPSHOTS
-from ..training.run_folder import RunFolder
-from ..training.saved_pipeline import SavedPipeline, Weights
+from ..training.saved_pipeline import SavedPipeline
 from ..training.snapshots import identity_of
 
 
-class RunSnapshots:
-    """The snapshots of a finished run, checked against it."""
-
-    def __init__(self, folder: Path):
-        _check_is_no_study(folder)
-        self.folder, record = folder, open_run(folder, _is_of_pipeline)
-        self.snapshots = read_snapshots(folder / SNAPSHOTS)
-        if not self.snapshots:
-            raise no_snapshots(folder, record)
-        self.pipeline = SavedPipeline.of(folder)
-        for snapshot in self.snapshots:
-            _check_same_run(snapshot, record, folder)
-            self.pipeline.check(snapshot.shapes(), f"the snapshot {snapshot.folder.name} in")
-        self.profiles = profiles_of(self.snapshots)
-
-    @property
-    def widths(self) -> list[float]:
-        return sorted({width for snapshot in self.snapshots for width in snapshot.sigma_rels})
-
-    @property
-    def update(self) -> int:
-        """The update of the last snapshot."""
-        return self.snapshots[-1].update
-
-    @property
-    def end(self) -> int:
-        """Updates in the last snapshot."""
-        return self.snapshots[-1].end
-
-    def combination(self, width: float) -> Combination:
-        """The coefficients for a width; a `LabError` if the snapshots cannot give it, a warning if they fit it poorly."""
-        if warning := check_target(width, self.widths):
-            warn(warning)
-        return combine(self.profiles, Profiles.of_widths([self.end], [width]))
-
-    def weights(self, coefficients: Sequence[float]) -> Weights:
-        """The combined weights, in float32."""
-        return combined(self.snapshots, coefficients)
-
-    def write(self, into: Path, width: float, more: Mapping[str, Any] | None = None) -> Combination:
-        """Writes the pipeline with the average of a width into an empty folder, with `more` in its `average.json`."""
-        found = self.combination(width)
-        weights = self.weights(found.coefficients.tolist())
-        self.pipeline.write(into, weights, {**self.about(width, found), **(more or {})})
-        return found
-
-    def about(self, width: float, found: Combination) -> dict[str, Any]:
-        return {
-            "kind": "power_function",
-            "sigma_rel": width,
-            "update": self.update,
-            "residual": found.residual,
-            "largest_coefficient": found.largest,
-            "snapshots": [
-                {"update": snapshot.update, "sigma_rels": snapshot.sigma_rels, "coefficients": own}
-                for snapshot, own in zip(self.snapshots, self._by_snapshot(found), strict=True)
-            ],
-        }
-
-    def _by_snapshot(self, found: Combination) -> list[list[float]]:
-        left = iter(found.coefficients.tolist())
-        return [[next(left) for _ in snapshot.sigma_rels] for snapshot in self.snapshots]
+def write_average(run: Path, width: float, into: Path) -> Combination:
+    """
+    Writes the pipeline of a run with the average of a width into an empty folder. Raises a `LabError` if the snapshots of
+    the run cannot give it, and warns if they fit it poorly.
+    """
+    snapshots, pipeline = run_snapshots(run), SavedPipeline.of(run)
+    for snapshot in snapshots:
+        pipeline.check(snapshot.shapes(), f"the snapshot {snapshot.folder.name} in")
+    if warning := check_target(width, [width for snapshot in snapshots for width in snapshot.sigma_rels]):
+        warn(warning)
+    last = snapshots[-1]
+    found = combine(profiles_of(snapshots), Profiles.of_widths([last.end], [width]))
+    weights = {name: torch.zeros(shape) for name, shape in last.shapes().items()}
+    left, parts = iter(found.coefficients.tolist()), []
+    for snapshot in snapshots:
+        own = [next(left) for _ in snapshot.sigma_rels]
+        snapshot.read(own, weights)
+        parts.append({"update": snapshot.update, "sigma_rels": snapshot.sigma_rels, "coefficients": own})
+    about = {"kind": "power_function", "sigma_rel": width, "update": last.update, "residual": found.residual}
+    pipeline.write(into, weights, {**about, "largest_coefficient": found.largest, "snapshots": parts})
+    return found
 
 
-def _is_of_pipeline(name: str) -> bool:
-    return not name.startswith(f"{LAB}/")
+def run_snapshots(run: Path) -> list[Snapshot]:
+    """The snapshots of a finished run, oldest first; a `LabError` if there are none, or one is damaged or of another run."""
+    if (run / "spec.yaml").exists() and (run / "runs").is_dir():
+        hint = "train one of its runs with `lrlab train --ema posthoc`"
+        raise must_be("RUN", str(run), "the folder of a run", hint, got="that of a study")
+    record = open_run(run, lambda name: not name.startswith(f"{LAB}/"))
+    snapshots = read_snapshots(run / SNAPSHOTS)
+    if not snapshots:
+        raise no_snapshots(run, record)
+    for snapshot in snapshots:
+        _check_same_run(snapshot, record, run)
+    return snapshots
 
 
 def no_snapshots(folder: Path, record: Mapping[str, Any]) -> LabError:
     """The error for a run without snapshots, which says what can still be done."""
-    num, why = len(RunFolder(folder).checkpoints()), "it was not trained with `--ema posthoc`"
+    why = "it was not trained with `--ema posthoc`"
     still = "train again with `lrlab train ... --ema posthoc`"
     if "posthoc" in str(record.get("config", {}).get("ema")):
         why = "the run took some, which are not here; uploads do not include them"
         still = f"use the folder in which it was trained, or {still}"
-    if num > 1:
-        merged = f"its {counted(num, 'checkpoint')} can be merged (`lrlab merge {folder} --last {num}`)"
-        still = f"{merged} if the rate was constant there; for widths, {still}"
     return LabError(f"{str(folder)!r} has no snapshots of averages ({SNAPSHOTS}/): {why}. Hint: {still}.")
-
-
-def _check_is_no_study(folder: Path) -> None:
-    """Raises a `LabError` for the folder of a study, which keeps no snapshots."""
-    if (folder / "spec.yaml").exists() and (folder / "runs").is_dir():
-        hint = "train one of its runs with `lrlab train --ema posthoc`"
-        raise must_be("RUN", str(folder), "the folder of a run", hint, got="that of a study")
 
 
 def _check_same_run(snapshot: Snapshot, record: Mapping[str, Any], folder: Path) -> None:

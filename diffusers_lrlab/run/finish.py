@@ -7,7 +7,6 @@ import numpy as np
 from PIL import Image
 
 from ..core.errors import warn
-from ..training.other_averages import save_other_averages
 from ..training.pipeline import pipeline_name
 from ..training.results.base import results_of
 from ..training.trackers import log_images
@@ -20,7 +19,6 @@ _NOT_RESULTS = ("update", "images_seen", "loss_spike_bins")
 def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
     """Saves all parts of a finished run, the weights first; adds the results to `record`."""
     trainer.save_result()
-    save_other_averages(trainer.run, trainer.folder)
     if trainer.accelerator.is_main_process:
         _evaluate_and_draw(trainer, record)
     trainer.accelerator.wait_for_everyone()
@@ -57,7 +55,7 @@ def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
     name = pipeline_name(run.kind, config, folder.path)
     accelerator.print(f"Finished: {name}.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md")
     if config.posthoc is not None:
-        accelerator.print(f"Averages of other widths: lrlab ema {folder.path} --sweep, or --sigma_rel 0.075.")
+        accelerator.print(f"Averages of other widths: lrlab ema {folder.path} --sigma_rel 0.075")
 
 
 def _finite(figures: dict[str, Any]) -> dict[str, Any]:

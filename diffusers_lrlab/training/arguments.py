@@ -13,7 +13,7 @@ from transformers.hf_argparser import HfArgumentParser
 
 from ..core.errors import LabError, did_you_mean, shortened, shortened_message
 from ..core.files import read_utf8
-from ..core.flags import JoinedValues, TextParser
+from ..core.flags import TextParser
 from ..core.options import Option
 from ..core.plain_yaml import ShallowLoader
 from ..core.plugins import load_installed_plugins, load_plugins
@@ -52,8 +52,6 @@ def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | N
             action.help, action.metavar = _help_of(action, known), _metavar_of(action, known)
         if action.dest == "learning_rate":
             action.type = number_or_auto
-        elif action.dest == "ema":
-            action.__class__ = JoinedValues
     return parser
 
 

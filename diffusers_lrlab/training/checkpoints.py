@@ -13,6 +13,7 @@ Noise, timesteps and data order need no state: they are functions of seed and up
 that follow the losses.
 """
 
+import copy
 import json
 import shutil
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from accelerate import Accelerator
 from accelerate.utils import OPTIMIZER_NAME, SCALER_NAME, gather_object, set_seed
 from diffusers.training_utils import EMAModel
 from safetensors.torch import load_file, save_file
+from torch.utils._pytree import tree_leaves
 
 from ..averaging.averages import EMA, without_config_warnings
 from ..core.files import atomic_file, write_text
@@ -33,7 +35,6 @@ from ..core.streams import stream_seed
 from ..data.streams import ShardedStream
 from ..diagnostics.timestep_log import write_timesteps
 from .compiling import compile_backend
-from .host_copies import on_host, with_weights
 from .resume import check_same_run, read_state
 from .run_folder import RunFolder
 from .run_state import RunState
@@ -76,6 +77,28 @@ def _facts(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
     }
 
 
+def on_host(state: Any) -> Any:
+    """A deep copy of nested containers; GPU tensors are copied to pinned memory with one synchronization."""
+    tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
+    copies: dict[int, Any] = {id(tensor): _copied(tensor.detach()) for tensor in tensors}
+    if any(tensor.is_cuda for tensor in tensors):
+        torch.cuda.synchronize()
+    return copy.deepcopy(state, copies)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_cuda:
+        return tensor.to("cpu", copy=True)
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def _with_weights(model: Any, weights: dict[str, torch.Tensor]) -> Any:
+    """A copy of a model for `save_pretrained`, with a copy of other weights."""
+    held, weights = copy.copy(model), on_host(weights)
+    held.state_dict = lambda: weights
+    return held
+
+
 @dataclass(frozen=True)
 class Contents:
     """The contents of a checkpoint, copied to the host between two updates."""
@@ -112,7 +135,7 @@ def contents_of(accelerator: Accelerator, run: RunState, more: dict[str, Any], f
     facts = {"config": run.config.to_dict(), **_facts(accelerator, run), "num_processes": run.plan.layout.num_processes}
     models, states = {}, {}
     if accelerator.is_main_process:
-        models[run.component] = with_weights(run.model, run.model.state_dict())
+        models[run.component] = _with_weights(run.model, run.model.state_dict())
         for average, name in zip(run.averages, _average_folders(run), strict=True):
             models[name] = average_as_model(run.model, average)
         states[f"{OPTIMIZER_NAME}.bin"] = on_host(run.optimizer.state_dict())
@@ -139,7 +162,7 @@ def average_as_model(model: Any, average: EMA) -> Any:
     state = average.state_dict()
     own = {key: value for key, value in state.items() if key != "shadow_params"}
     names = [name for name, _ in model.named_parameters()]
-    held = with_weights(model, model.state_dict() | dict(zip(names, state["shadow_params"], strict=True)))
+    held = _with_weights(model, model.state_dict() | dict(zip(names, state["shadow_params"], strict=True)))
     held.register_to_config(**own)
     return held
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..averaging.forms import EMAForm, forms_of
+from ..averaging.forms import EMAForm
 from ..core.errors import LabError
 from ..core.options import check_types, defaults_of
 from ..data.layout import BatchLayout
@@ -111,16 +111,16 @@ class ResolvedConfig(TrainingConfig):
         return scaled_learning_rate(self.learning_rate, self.scale_lr, global_batch, self.base_batch_size)
 
     @cached_property
-    def given_ema_forms(self) -> list[EMAForm]:
-        """The averages of the weights as given, by --ema or by the options of diffusers' script."""
+    def given_ema_form(self) -> EMAForm:
+        """The average of the weights as given, by --ema or by the options of diffusers' script."""
         if self.ema is not None:
-            return forms_of(self.ema)
-        return [EMAForm.of("warmup_power", **{name: getattr(self, f"ema_{name}") for name in EMA_OPTIONS})]
+            return EMAForm.of(self.ema)
+        return EMAForm.of("warmup_power", **{name: getattr(self, f"ema_{name}") for name in EMA_OPTIONS})
 
     @property
     def ema_forms(self) -> list[EMAForm]:
         """The averages that are run, one of each width for post-hoc averages; the first one is that of the run."""
-        return [track for form in self.given_ema_forms for track in form.tracks]
+        return self.given_ema_form.tracks
 
     @cached_property
     def ema_form(self) -> EMAForm:
@@ -129,8 +129,8 @@ class ResolvedConfig(TrainingConfig):
 
     @property
     def posthoc(self) -> EMAForm | None:
-        """The averages of which snapshots are taken, if any."""
-        return next((form for form in self.given_ema_forms if form.is_posthoc), None) if self.use_ema else None
+        """The form of the averages of which snapshots are taken, if any."""
+        return self.given_ema_form if self.use_ema and self.given_ema_form.is_posthoc else None
 
     @property
     def start_momentum(self) -> float | None:

@@ -45,8 +45,7 @@ class OptimizerConfig:
     ema: str | None = option(
         None,
         "Decay of the EMA, as a name or spec string, instead of the --ema_* options (default: warmup_power with those "
-        "options). Repeat --ema, or write A|B, for several averages: the first is validated, sampled and saved as the "
-        "pipeline, the others are saved beside it. Names: {names}.",
+        "options). Names: {names}.",
         WHOLE_RUN,
         registry="averaging.forms:EMA_FORMS",
         needs=(EMA,),

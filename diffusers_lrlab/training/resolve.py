@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..averaging.forms import forms_of
+from ..averaging.forms import EMAForm
 from ..core.errors import LabError, must_be
 from ..core.files import expanded
 from ..core.options import check_needs, check_ranges, defaults_of
@@ -179,7 +179,7 @@ def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
     if config.pretrained_model_name_or_path is not None:
         resolved |= _resolve_start(config)
     if config.ema is not None:
-        resolved["ema"] = "|".join(map(str, forms_of(config.ema)))
+        resolved["ema"] = str(EMAForm.of(config.ema))
     if config.num_inference_steps is None:
         resolved["num_inference_steps"] = min(100, steps)
     if config.log_timestep_bins is None:

@@ -61,10 +61,9 @@ class RunState:
         self.optimizer: Any = self._make_optimizer()
         # accelerate does not prepare them, since its wrapper would step them once per process, by another clock.
         self.schedulers = build_all(plan.schedule, self.optimizer, config.lr_warmup_steps, plan.num_updates)
-        self.average: EMA | None = None
-        self.other_averages: list[EMA] = []  # by further forms: saved, but neither validated nor sampled
-        if config.use_ema:
-            self.average, *self.other_averages = [EMA(self.trained, form, device) for form in plan.ema_forms]
+        # One of each width for post-hoc averages; the first is validated, sampled and saved as the pipeline.
+        self.averages = [EMA(self.trained, form, device) for form in plan.ema_forms] if config.use_ema else []
+        self.average = self.averages[0] if self.averages else None
         self.validation: ValidationLoss | None = None
         if len(data.held_out):
             self.validation = ValidationLoss(data.held_out, self.process, plan.kind.evaluation_batch(plan.layout), device)
@@ -81,11 +80,6 @@ class RunState:
     @property
     def trained(self) -> list[torch.nn.Parameter]:
         return list(self.model.parameters())
-
-    @property
-    def averages(self) -> list[EMA]:
-        """All averages, in the order of their forms."""
-        return [] if self.average is None else [self.average, *self.other_averages]
 
     def at_interval(self, updates: int) -> bool:
         """Whether this update is at the interval, or the last one."""

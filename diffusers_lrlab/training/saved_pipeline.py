@@ -40,15 +40,14 @@ class SavedPipeline:
             )
         return cls(folder, component)
 
-    def weight_files(self, folder: Path | None = None) -> list[Path]:
-        """The files with the trained weights, in this folder or another one of the same kind."""
-        folder = self.folder if folder is None else folder
+    def _weight_files(self, folder: Path) -> list[Path]:
+        """The files with the trained weights, in this folder or a copy of it."""
         return sorted((folder / self.component).glob("*.safetensors"))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of all weights in these files, by their names there."""
         found: dict[str, tuple[int, ...]] = {}
-        for path in self.weight_files():
+        for path in self._weight_files(self.folder):
             with safe_open(path, "pt") as file:
                 found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # it is no mapping
         return found
@@ -68,7 +67,7 @@ class SavedPipeline:
         """
         left = dict(weights)
         self._copy(into)
-        for path in self.weight_files(into):
+        for path in self._weight_files(into):
             with safe_open(path, "pt") as file:
                 metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
             own = {name: left.pop(name).to(value.dtype) for name, value in tensors.items() if name in left}

@@ -1,19 +1,17 @@
 """Snapshots of the post-hoc averages of a run, in its folder."""
 
-from pathlib import Path
 from typing import Any
 
 from typing_extensions import Self
 
-from ..averaging.averages import EMA
 from ..averaging.snapshots import copy_snapshot, snapshot_folder, snapshots_in, update_of, write_snapshot
 from ..core.background import BackgroundWrite
 from ..core.errors import warn
 from ..core.files import remove
 from ..core.manifest import find_damage
 from ..core.options import names_where
+from .checkpoints import on_host
 from .config import TrainingConfig
-from .host_copies import on_host
 from .run_files import SNAPSHOTS
 from .run_folder import RunFolder
 from .run_state import RunState
@@ -27,16 +25,13 @@ def identity_of(config: dict[str, Any]) -> dict[str, Any]:
 
 def inherit_snapshots(giver: RunFolder, taker: RunFolder, update: int, config: dict[str, Any]) -> None:
     """Copies the snapshots of a run up to an update, for one of this configuration that continues from there."""
-    for source in inheritable(giver, update):
+    for source in snapshots_in(giver.path / SNAPSHOTS):
+        if update_of(source) > update:
+            break
         if damage := find_damage(source):
             warn(f"The snapshot {source.name} is damaged, and is not copied: {damage}.")
         else:
             copy_snapshot(source, snapshot_folder(taker.path / SNAPSHOTS, update_of(source)), identity_of(config))
-
-
-def inheritable(giver: RunFolder, update: int) -> list[Path]:
-    """The snapshots of a run up to an update."""
-    return [path for path in snapshots_in(giver.path / SNAPSHOTS) if update_of(path) <= update]
 
 
 class SnapshotWriter:
@@ -46,8 +41,7 @@ class SnapshotWriter:
     """
 
     def __init__(self, run: RunState, folder: RunFolder):
-        self.run, self.folder = run, folder
-        self.updates = run.plan.snapshot_updates
+        self.run, self.folder, self.updates = run, folder, run.plan.snapshot_updates
         self.path = folder.path / SNAPSHOTS
         self._writing = BackgroundWrite("write snapshot")
         self._begun = 0  # the update of the last one
@@ -69,15 +63,15 @@ class SnapshotWriter:
 
     def begin(self) -> None:
         """Starts to write a snapshot, once the previous one is finished."""
-        run, posthoc = self.run, self.run.plan.config.posthoc
+        run, posthoc = self.run, self.run.config.posthoc
         assert posthoc is not None
         self._begun = run.update
-        averages = zip(posthoc.kwargs["sigma_rels"], posthoc_averages(run), strict=True)
+        averages = zip(posthoc.kwargs["sigma_rels"], run.averages, strict=True)
         names = [name for name, _ in run.model.named_parameters()]
         facts = {
             "update": run.update,
             "end": run.update - posthoc.kwargs["start_update"],
-            "of": identity_of(run.plan.config.to_dict()),
+            "of": identity_of(run.config.to_dict()),
         }
         named = {width: dict(zip(names, average.shadow_params, strict=True)) for width, average in averages}
         self._writing.start(
@@ -105,13 +99,3 @@ class SnapshotWriter:
                 f"snapshots of the averages at updates {', '.join(lost)} are missing or damaged. Training resumes, since "
                 "it does not need them; averages of other widths will be less exact."
             )
-
-
-def posthoc_averages(run: RunState) -> list[EMA]:
-    """The averages of which snapshots are taken."""
-    first = 0
-    for form in run.config.given_ema_forms:
-        if form.is_posthoc:
-            return run.averages[first : first + len(form.tracks)]
-        first += len(form.tracks)
-    return []

@@ -44,7 +44,6 @@ NEEDS = {
     "lrlab rerun nothing": "train",
     "lrlab extend nothing --max_train_steps 10": "train",
     "lrlab ema nothing --sigma_rel 0.1 --out averaged": "train",
-    "lrlab merge nothing --last 2 --out merged": "train",
     "lrlab check nothing": "train",
     "lrlab train --lr_scheduler cosin": "train",
     "lrlab find-lr --lr_scheduler cosin": "train",

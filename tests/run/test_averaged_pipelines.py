@@ -1,4 +1,4 @@
-"""Averages and merges of finished runs: what `lrlab ema` and `lrlab merge` write, measure and refuse."""
+"""Averages of finished runs: what `lrlab ema` writes and refuses."""
 
 import json
 import shutil
@@ -6,11 +6,10 @@ import shutil
 import pytest
 import runs
 import torch
-from PIL import Image
 from safetensors.torch import load_file, save_file
 from tables import cases
 
-from diffusers_lrlab import LabError, PointDDPMPipeline, TrainingConfig, branch, extend, train
+from diffusers_lrlab import PointDDPMPipeline, TrainingConfig, extend, train
 from diffusers_lrlab.averaging.posthoc import Profiles, combine
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core import files
@@ -18,7 +17,6 @@ from diffusers_lrlab.core.manifest import write_manifest
 from diffusers_lrlab.hub.contents import contents_of
 from diffusers_lrlab.hub.rerun import repeated_options
 from diffusers_lrlab.run.check_run import check_run, repair_run
-from diffusers_lrlab.run.merge import merge_checkpoints
 
 NAME = "diffusion_pytorch_model.safetensors"
 SMALL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embedding_size": 8}
@@ -50,8 +48,7 @@ def points(folder, **options):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run with an average of another width that is really run, beside those of which there are snapshots."""
-    return points(tmp_path_factory.mktemp("posthoc") / "run", ema=f"{WIDTHS}|power_function:sigma_rel=0.075")
+    return points(tmp_path_factory.mktemp("posthoc") / "run", ema=WIDTHS)
 
 
 def copy(run, tmp_path):
@@ -115,7 +112,7 @@ def refused(capsys, *arguments):
 def test_a_width_after_the_run_is_close_to_the_average_that_was_run(run, tmp_path, capsys):
     assert main(["ema", str(run), "--sigma_rel", "0.075", "--out", str(tmp_path / "out")]) == 0
     assert "residual of the profile" in capsys.readouterr().out
-    really_run, of_run = weights(run / "lrlab" / "averages" / "2"), weights(run)
+    really_run, of_run = weights(points(tmp_path / "run", ema="power_function:sigma_rel=0.075")), weights(run)
     error, other = distance(weights(tmp_path / "out"), really_run), distance(of_run, really_run)
     assert error < 1e-3
     assert error < other / 20
@@ -133,58 +130,17 @@ def test_a_stored_width_is_the_stored_average(run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.pictures
-def test_a_sweep_saves_the_best_width_with_its_curve(run, tmp_path, capsys):
-    for metric in ("validation_loss", "kl"):
-        out = tmp_path / metric
-        assert main(["ema", str(run), "--sweep", "--metric", metric, "--num", "3", "--out", str(out)]) == 0
-        sweep = json.loads((out / "average.json").read_text())["sweep"]
-        if metric == "validation_loss":
-            results = json.loads((run / "lrlab" / "run.json").read_text())["train"]["results"]
-            assert sweep["of_run"] == pytest.approx(results["validation_loss_ema"], rel=1e-6)
-        best = sweep["widths"][sweep["values"].index(min(sweep["values"]))]
-        assert f"Best {metric}: sigma_rel {best:.4g}." in capsys.readouterr().out
-        assert json.loads((out / "average.json").read_text())["sigma_rel"] == best
-        with Image.open(out / "ema_sweep.png") as plot:
-            assert plot.size[0] > 500
-    assert sweep["of_run"] == pytest.approx(sweep["values"][0], rel=1e-4)  # the first width is that of the run
-    assert len({*sweep["values"]}) == 3
-
-
-def test_checkpoints_are_merged(run, tmp_path, capsys):
-    assert main(["merge", str(run), "--last", "4", "--weights", "linear", "--out", str(tmp_path / "out")]) == 0
-    assert "checkpoint-24  0.2500" in capsys.readouterr().out
-    merged, raw = weights(tmp_path / "out"), [weights(run / f"checkpoint-{update}") for update in (24, 48, 72, 96)]
-    for name, value in merged.items():
-        torch.testing.assert_close(value, sum(each[name] for each in raw) / 4)
-    PointDDPMPipeline.from_pretrained(tmp_path / "out")
-
-
-@pytest.mark.slow
-def test_a_merge_refuses_a_window_with_a_changing_rate(tmp_path):
-    decayed = points(tmp_path / "run", lr_scheduler="wsd:num_decay_steps=36", use_ema=False)
-    for last in (2, 3):
-        with pytest.raises(LabError, match="to 96 must be constant .* it went from 0.0.* takes the place of a decay"):
-            merge_checkpoints(decayed, last, "linear", tmp_path / "out")
-    shutil.rmtree(decayed / "checkpoint-96")
-    shutil.rmtree(decayed / "checkpoint-72")
-    assert merge_checkpoints(decayed, 2, "uniform", tmp_path / "out")["checkpoints"] == {"24": 0.5, "48": 0.5}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("snapshots", "tolerance"), [(12, 0.0), (9, 2e-3)], ids=["same spacing", "another spacing"])
-def test_a_branch_has_the_averages_of_its_whole_history(run, tmp_path, snapshots, tolerance, capsys):
-    """To the bit if both runs took snapshots at the same updates; the run that was never branched has its own spacing."""
-    (one,) = branch(run, 72, 24, decay="linear", output_dir=tmp_path / "branches")
-    assert "9 of the averages up to update 72 are copied" in capsys.readouterr().out
+def test_a_cool_down_has_the_averages_of_its_whole_history(run, tmp_path, snapshots, tolerance):
+    """To the bit if both runs took snapshots at the same updates; the run that was never extended has its own spacing."""
+    one = extend(run, at=72, cooldown=24, decay="linear", output_dir=tmp_path / "cooled")
     updates = [int(path.name[7:]) for path in sorted((one / "ema_snapshots").iterdir())]
     assert updates == list(range(8, 97, 8))
     options = repeated_options(one) | {"ema": f"posthoc:sigma_rels=[0.05|0.1],snapshots={snapshots}"}
     whole = train(TrainingConfig(**options, output_dir=str(tmp_path / "whole")))
     for folder in (one, whole):
         assert main(["ema", str(folder), "--sigma_rel", "0.2", "--out", f"{folder}-ema"]) == 0
-    assert main(["ema", str(one), "--sweep", "--num", "2", "--out", str(tmp_path / "swept")]) == 0
-    found, expected = weights(tmp_path / "branches" / f"{one.name}-ema"), weights(tmp_path / "whole-ema")
+    found, expected = weights(tmp_path / "cooled-ema"), weights(tmp_path / "whole-ema")
     if tolerance:
         assert 0 < distance(found, expected) < tolerance
     else:
@@ -211,16 +167,7 @@ WRONG = {
     ("--sigma_rel", "0.04"): "at least 0.05, the smallest width of the snapshots",
     ("--sigma_rel", "0.3"): "a width in (0, 0.2886]",
     ("--sigma_rel", "nan"): "a width in (0, 0.2886]",
-    (): "either --sigma_rel, such as 0.075, or --sweep",
-    ("--sweep", "--sigma_rel", "0.1"): "either --sigma_rel, such as 0.075, or --sweep",
-    ("--sigma_rel", "0.1", "--metric", "kl"): "--metric kl has no effect without --sweep",
-    ("--sweep", "--num", "1"): "--num 1: must be a whole number in [2, 1000]",
-    (
-        "--sweep",
-        "--metric",
-        "kll",
-    ): "got no metric of that name. Hint: Did you mean 'kl'?",
-    ("--sweep", "--metric", "frechet_distance"): "got one of images",
+    (): "the following arguments are required: --sigma_rel",
 }
 
 
@@ -233,13 +180,9 @@ def test_what_a_run_cannot_give_is_refused(run, tmp_path, capsys, arguments, rea
 def test_a_run_without_snapshots_says_what_can_be_done(run, tmp_path, capsys):
     plain = copy(run, tmp_path)
     shutil.rmtree(plain / "ema_snapshots")
-    error = refused(capsys, "ema", plain, "--sweep")
+    error = refused(capsys, "ema", plain, "--sigma_rel", "0.1")
     assert "has no snapshots of averages" in error
-    assert f"its 4 checkpoints can be merged (`lrlab merge {plain} --last 4`)" in error
-    for update in (24, 48, 72, 96):
-        shutil.rmtree(plain / f"checkpoint-{update}")
-    assert "trained, or train again with `lrlab train ... --ema posthoc`." in refused(capsys, "ema", plain, "--sweep")
-    assert "must be of two or more" in refused(capsys, "merge", plain, "--last", 2)
+    assert "trained, or train again with `lrlab train ... --ema posthoc`." in error
 
 
 def test_snapshots_of_another_run_are_refused(run, tmp_path, capsys):
@@ -271,15 +214,6 @@ def test_one_snapshot_of_another_model_is_refused_by_name(run, tmp_path, capsys)
 def test_wide_averages_are_warned_about(run, tmp_path, capsys):
     assert main(["ema", str(run), "--sigma_rel", "0.28", "--out", str(tmp_path / "out")]) == 0
     assert "0.28 is above 0.25" in capsys.readouterr().err
-
-
-@cases(("arguments", "reason"), [
-    (("--last", "1"), "must be from 2 to 4"),
-    (("--last", "5"), "must be from 2 to 4"),
-    (("--last", "2", "--weights", "cosine"), "must be one of linear, 1-sqrt, uniform"),
-])  # fmt: skip
-def test_wrong_merges_are_refused(run, tmp_path, capsys, arguments, reason):
-    assert reason in refused(capsys, "merge", run, *arguments, "--out", tmp_path / "out")
 
 
 def test_damaged_snapshots_are_found_and_put_aside_and_none_are_uploaded(run, tmp_path):

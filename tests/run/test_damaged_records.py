@@ -17,7 +17,7 @@ from diffusers_lrlab.core.manifest import MANIFEST
 from diffusers_lrlab.hub.contents import contents_of
 from diffusers_lrlab.models import start_weights
 from diffusers_lrlab.models.start_weights import find_start_weights
-from diffusers_lrlab.run.averages import RunSnapshots
+from diffusers_lrlab.run.averages import run_snapshots, write_average
 from diffusers_lrlab.run.check import check_folder
 from diffusers_lrlab.training.run_folder import RunFolder
 
@@ -40,7 +40,7 @@ def start_from(folder, part=""):
 
 READERS = {
     "extend": lambda folder: extend(folder, 20, dry_run=True),
-    "ema": RunSnapshots,
+    "ema": run_snapshots,
     "--pretrained_model_name_or_path": start_from,
     "its model": lambda folder: start_from(folder, "denoiser"),
 }
@@ -95,7 +95,7 @@ def with_value(record, path, value):
 
 
 READ = (
-    *(RunSnapshots, start_from, check_folder, lambda folder: contents_of(folder, "user/run", unfinished=True)),
+    *(run_snapshots, start_from, check_folder, lambda folder: contents_of(folder, "user/run", unfinished=True)),
     *(lambda folder: extend(folder, 20, dry_run=True), lambda folder: RunFolder(folder).read_record()),
 )
 
@@ -111,18 +111,17 @@ def read_all(folder):
     return told
 
 
-PARENT = {"how": "extended", "folder": "x", "git_commit": None, "version": "1", "update": 2, "num_updates": 4}
-PARENT |= {"schedule": "rex", "changed": {"beta2": [0.9, 0.99]}}
+PARENT = {"folder": "x", "git_commit": None, "version": "1", "update": 2, "num_updates": 4, "schedule": "rex"}
 
 
 @pytest.fixture
 def unverified(run, tmp_path):
-    """A folder without a manifest, and its record, with a parent that has a parent."""
+    """A folder without a manifest, and its record, with a parent."""
     folder = shutil.copytree(run, tmp_path / "run")
     (folder / MANIFEST).unlink()
     record = json.loads((folder / RECORD).read_text())
     del record["run"]["manifest"]
-    record["run"]["parent"] = {**PARENT, "parent": PARENT}
+    record["run"]["parent"] = PARENT
     (folder / RECORD).write_text(json.dumps(record))
     assert not read_all(folder)
     return folder, record
@@ -140,8 +139,9 @@ def test_a_record_with_any_value_damaged_causes_no_traceback(unverified, capsys)
     ("path", "value", "problem"),
     [
         ("run.parent", [], "run.parent must be a mapping, got []"),
-        ("run.parent", {"how": "extended"}, "it has no run.parent.folder"),
+        ("run.parent", {"schedule": "rex"}, "it has no run.parent.folder"),
         ("run.parent.update", "2", "run.parent.update must be a whole number from 0 on, got '2'"),
+        ("run.parent.schedule", None, "run.parent.schedule must be a text, got None"),
         ("run.starts", "now", "run.starts must be a list of texts, got 'now'"),
         ("train.num_held_out_images", -1, "train.num_held_out_images must be a whole number from 0 on, got -1"),
         ("train.warmup_updates", 1.5, "train.warmup_updates must be a whole number from 0 on, got 1.5"),
@@ -206,6 +206,6 @@ def test_a_part_of_a_pipeline_outside_of_its_folder(unverified, tmp_path):
     assert not read_all(folder)
     assert any("names '..', which is not a folder beside it" in problem for problem in check_folder(folder).damaged)
     (tmp_path / "out").mkdir()
-    RunSnapshots(folder).write(tmp_path / "out", 0.1)
+    write_average(folder, 0.1, tmp_path / "out")
     written = {"model_index.json", "pipeline.py", "average.json", "denoiser", "scheduler"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == written

@@ -132,11 +132,10 @@ REFUSED = {
     ),
     "seed twice": ({"seeds": [0, 1, 0]}, ["seeds: 0 is listed twice"]),
     "key without a value": ({"title": ""} | {"base": []}, ["base=[]: must be a mapping"]),
-    "two averages": (
-        {"arms": {"a": {"ema": "warmup_power|constant:decay=0.9"}}},
-        ["'a' on 'dino'", "ema='warmup_power|constant:decay=0.9': must be one average", "a study measures one"],
+    "snapshots": (
+        {"arms": {"a": {"ema": "posthoc"}}},
+        ["'a' on 'dino'", "ema='posthoc': must be an average that needs no snapshots"],
     ),
-    "snapshots": ({"arms": {"a": {"ema": "posthoc"}}}, ["ema='posthoc': must be one average, without snapshots"]),
     "distances of other numbers of samples": (
         {"arms": {**ARMS, "a": {"lr_scheduler": "linear", "distance_samples": 100}}},
         ["energy_distance cannot be compared", "different numbers of samples", "(100, 200 on 'dino')", "distance_samples"],

@@ -14,7 +14,6 @@ from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core.errors import DiskFull, Diverged
 from diffusers_lrlab.core.manifest import find_damage
 from diffusers_lrlab.training import checkpoint_writer, checkpoints
-from diffusers_lrlab.training.host_copies import on_host
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
@@ -144,7 +143,7 @@ def test_a_copy_shares_nothing_and_keeps_its_shape():
     rows = torch.arange(6.0).reshape(2, 3).t()  # not contiguous
     betas = (0.9, 0.99)
     state = {"state": {0: {"exp_avg": rows, "step": 1}}, "param_groups": [{"betas": betas}, {"betas": betas}]}
-    copied = on_host(state)
+    copied = checkpoints.on_host(state)
     assert copied["state"][0]["exp_avg"].stride() == rows.stride()
     rows.zero_()
     state["param_groups"][0]["lr"] = 1.0

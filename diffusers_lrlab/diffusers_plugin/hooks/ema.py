@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from ...averaging.averages import EMA
-from ...averaging.forms import EMAForm, forms_of
-from ...core.errors import LabError, must_be
+from ...averaging.forms import EMAForm
+from ...core.errors import LabError
 from ...core.files import atomic_folder, remove
 from ...core.words import counted
 from ..host.hook import Hook, Host
@@ -39,16 +39,6 @@ def make(host: Host) -> Hook:
     return EMAHook(host.script, clock_of(host), host.options.ema)
 
 
-def _form_of(spec: str) -> EMAForm:
-    form, *others = forms_of(spec)
-    if others:
-        raise must_be("--ema", spec, "one average", "leave the others out")
-    if form.is_posthoc:
-        hint = "power_function:sigma_rel=0.1 is one average of this kind; `lrlab train` takes snapshots"
-        raise must_be("--ema", spec, "an average that needs no snapshots", hint)
-    return form
-
-
 class EMAHook:
     """
     Averages all trainable parameters after each update, in float32. The average is written to `lrlab/ema` in the script's
@@ -57,7 +47,8 @@ class EMAHook:
     """
 
     def __init__(self, script: HostScript, clock: HostClock, spec: str):
-        self.form, self.script, self.clock, self.run = _form_of(spec), script, clock, clock.run
+        self.form = EMAForm.of(spec).without_snapshots("--ema", spec)
+        self.script, self.clock, self.run = script, clock, clock.run
         recognise(script)
         self.is_active = True
         self.trained: Any = None  # the models, once they are prepared

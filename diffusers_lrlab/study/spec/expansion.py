@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import LabError, did_you_mean, must_be
+from ...core.errors import LabError, did_you_mean
 from ...core.options import names_where, options_of
 from ...data.latents.manifest import image_set_of, latents_folder
 from ...data.options import EMBEDDED_DATASETS
@@ -174,9 +174,8 @@ def located(options: dict[str, Any], folder: str) -> dict[str, Any]:
 def _resolve(options: dict[str, Any], where: str, spec: StudySpec) -> ResolvedConfig:
     asked = parse_options({**options, "log_timestep_bins": 0, "output_dir": "run"}, where)
     config = resolve_config(asked, find_columns=True)
-    if config.use_ema and (len(config.ema_forms) > 1 or config.posthoc is not None):
-        hint = "a study measures one; `lrlab train` has the others"
-        raise must_be("ema", asked.ema, "one average, without snapshots", hint)
+    if config.use_ema:
+        config.given_ema_form.without_snapshots("ema", asked.ema)
     points = config.validation_steps
     if points is None and config.num_validation_images:
         if config.max_train_steps is None:

@@ -20,9 +20,9 @@ from ..runs.curves import Curves
 
 class Member:
     """
-    A run whose network is computed in a stack; it has its own model, optimizer, schedules and averages.
+    A run whose network is computed in a stack; it has its own model, optimizer, schedules and average.
 
-    The stack takes the steps of optimizers that have a `rule`, at the rates of the plan, and updates the averages. The
+    The stack takes the steps of optimizers that have a `rule`, at the rates of the plan, and updates the average. The
     tensors of this run are views of the stack's; [`catch_up`] updates its counters.
     """
 
@@ -49,14 +49,14 @@ class Member:
         return self.run.current_lr * (1.0 if factor is None else factor)
 
     def catch_up(self) -> None:
-        """Moves the schedules, the count of the audit and the clocks of the averages to this update."""
+        """Moves the schedules, the count of the audit and the clock of the average to this update."""
         run = self.run
         for scheduler in run.schedulers:
             if isinstance(scheduler, CurveLR) and scheduler.last_epoch != run.update:
                 scheduler.move_to(run.update)
         run.audit.num_updates = run.update
-        for average in run.averages:
-            average.move_to(run.update)
+        if run.average is not None:
+            run.average.move_to(run.update)
 
     def check_rates(self) -> None:
         """Compares the learning rate and the momentum of the next step with what is expected."""
@@ -86,8 +86,8 @@ class Member:
         names = () if self.rule is None else self.rule.state(run.optimizer.defaults)
         for state in run.optimizer.state.values():
             state.update({name: state[name].clone() for name in names})
-        for average in run.averages:
-            average.shadow_params = [value.clone() for value in average.shadow_params]
+        if run.average is not None:
+            run.average.shadow_params = [value.clone() for value in run.average.shadow_params]
 
     def state_dict(self) -> dict[str, Any]:
         """The state for an exact resume, without the sums that the stack keeps."""
@@ -99,7 +99,6 @@ class Member:
             "model": run.model.state_dict(),
             "optimizer": run.optimizer.state_dict(),
             "ema": run.average.state_dict() if run.average is not None else {},
-            "other_averages": [average.state_dict() for average in run.other_averages],
             "curves": self.curves.state_dict(),
         }
 
@@ -108,9 +107,8 @@ class Member:
         run = self.run
         run.model.load_state_dict(state["model"])
         run.optimizer.load_state_dict(state["optimizer"])
-        saved = [state["ema"], *state.get("other_averages", ())]
-        for average, own in zip(run.averages, saved, strict=bool(run.averages)):
-            average.load_state_dict(own)
+        if run.average is not None:
+            run.average.load_state_dict(state["ema"])
         run.load_state_dict(state)
         self.error = state["error"]
         self.curves.load_state_dict(state["curves"])

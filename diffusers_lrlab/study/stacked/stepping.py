@@ -10,7 +10,7 @@ from ...optimizers.elementwise import settings_of
 from .member import Member
 from .rows import Rows
 
-LR, MOMENTUM, AVERAGING = range(3)  # rows of `rates_of`; from the last one on, one for each average
+LR, MOMENTUM, AVERAGING = range(3)  # rows of `rates_of`
 
 
 def optimizer_key(member: Member) -> tuple[str, tuple[str, ...]]:
@@ -21,17 +21,16 @@ def optimizer_key(member: Member) -> tuple[str, tuple[str, ...]]:
 
 def rates_of(members: list[Member]) -> torch.Tensor:
     """
-    Learning rate, momentum (0 if there is none) and weights of the raw weights in the averages at each update: float64
-    `(updates, 2 + averages, members)`, as long as the longest run and with rows for the most averages, at least one.
+    Learning rate, momentum (0 if there is none) and weight of the raw weights in the average (0 if there is none) at each
+    update: float64 `(updates, 3, members)`, as long as the longest run.
     """
-    num_rows = AVERAGING + max(1, *(len(member.run.averages) for member in members))
-    table = torch.zeros(max(member.run.plan.num_updates for member in members), num_rows, len(members), dtype=torch.float64)
+    table = torch.zeros(max(member.run.plan.num_updates for member in members), 3, len(members), dtype=torch.float64)
     for index, run in enumerate(member.run for member in members):
         plan, own = run.plan, table[: run.plan.num_updates, :, index].numpy()
         own[:, LR] = plan.lrs if plan.lr_factors is None else plan.lrs * plan.lr_factors
         own[:, MOMENTUM] = plan.momenta if plan.schedule.sets_momentum else run.current_momentum or 0.0
-        for row, average in enumerate(run.averages, AVERAGING):
-            own[:, row] = 1 - average.form.decays(plan.num_updates)
+        if run.average is not None:
+            own[:, AVERAGING] = 1 - run.average.form.decays(plan.num_updates)
     return table
 
 
@@ -132,42 +131,21 @@ def slices_by_optimizer(members: list[Member]) -> Iterator[slice]:
 
 
 class StackedAverages:
-    """
-    The averages of all members as rows of matrices. `values` has the first average of each member; its rows of members
-    without an average are unused. Further averages have separate matrices, without unused rows.
-    """
+    """The averages of all members as rows of `values`; its rows of members without an average are unused."""
 
     def __init__(self, members: list[Member], rows: Rows, weights: torch.Tensor, rates: torch.Tensor):
         self.weights, self.values = weights, weights
-        self._matrices: list[_AverageMatrix] = []
-        for number in range(rates.shape[1] - AVERAGING):
-            own = [index for index, member in enumerate(members) if len(member.run.averages) > number]
-            if not own:
-                continue
-            of_all = list(range(len(members))) if number == 0 else own
-            nothing = rows.split(torch.zeros_like(weights[0]))
-            averages = {index: members[index].run.averages[number] for index in own}
-            values = rows.gather([averages[index].shadow_params if index in averages else nothing for index in of_all])
-            for index, row in zip(of_all, values, strict=True):
-                if index in averages:
-                    averages[index].shadow_params = rows.split(row)
-            is_due = (rates[:, AVERAGING + number] != 0).any(1).tolist()
-            chosen = None if len(of_all) == len(members) else torch.tensor(of_all, device=weights.device)
-            self._matrices.append(_AverageMatrix(AVERAGING + number, chosen, values, is_due))
-            self.values = values if number == 0 else self.values
+        self._is_due = (rates[:, AVERAGING] != 0).any(1).tolist()  # at each update, for any of them
+        averages = [member.run.average for member in members]
+        if all(average is None for average in averages):
+            return
+        nothing = rows.split(torch.zeros_like(weights[0]))
+        self.values = rows.gather([nothing if average is None else average.shadow_params for average in averages])
+        for average, row in zip(averages, self.values, strict=True):
+            if average is not None:
+                average.shadow_params = rows.split(row)
 
     def step(self, update: int, rates: torch.Tensor) -> None:
-        """Updates the averages after an update, those that are due."""
-        for row, chosen, values, is_due in self._matrices:
-            if is_due[update]:
-                weights, own = (self.weights, rates[row]) if chosen is None else (self.weights[chosen], rates[row, chosen])
-                values.lerp_(weights, own[:, None].to(values))
-
-
-class _AverageMatrix(NamedTuple):
-    """An average of each of some members."""
-
-    row: int  # of the rates
-    chosen: torch.Tensor | None  # indices of the members, on the device; `None` for all
-    values: torch.Tensor
-    is_due: list[bool]  # at each update, for any of them
+        """Updates the averages after an update, if any is due."""
+        if self._is_due[update]:
+            self.values.lerp_(self.weights, rates[AVERAGING, :, None].to(self.values))

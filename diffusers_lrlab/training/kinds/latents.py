@@ -47,7 +47,7 @@ class Latents(Images):
     """Latents of images, drawn from mean and variance; samples are decoded."""
 
     name = "latents"
-    results = "diffusers_lrlab.training.results.latents:LatentResults"
+    results = "diffusers_lrlab.training.results.images:LatentResults"
     pipeline = "diffusers_lrlab.pipelines.latent_image:LatentImagePipeline"
     is_bounded = False
 

@@ -1,4 +1,4 @@
-"""Results of images: grids, and the number of samples for metrics."""
+"""Results of images and latents: grids, and the number of samples for metrics."""
 
 import base64
 import io
@@ -12,6 +12,7 @@ from PIL import Image
 
 from ...evaluation.registry import measures_samples
 from ..config import ResolvedConfig
+from ..pipeline import make_pipeline
 from ..run_state import RunState
 from ..samples import load_previews
 from .base import Results
@@ -57,6 +58,24 @@ class ImageResults(Results):
         columns = None if classes is None else classes.num_shown_of_each(run.config.eval_batch_size)
         plot_progress(load_previews(lab / "samples"), run.plan.num_updates, lab / "progress.png", classes is not None)
         plot_samples(to_uint8(samples), lab / "samples.png", columns)
+
+
+class LatentResults(ImageResults):
+    """Grids and metrics of decoded images, which are compared with the images that were encoded."""
+
+    def as_samples(self, run: RunState, data: torch.Tensor) -> np.ndarray:
+        return make_pipeline(run).decoded(data.to(run.model.device), "np")
+
+    def evaluate(self, run: RunState, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
+        """The metrics, which compare with the images themselves, and those of held-out images encoded and decoded."""
+        from ...evaluation.frechet import image_features  # needs scikit-learn, training does not
+        from ...evaluation.image_metrics import FEATURES_OF_DECODED
+
+        name, known = run.data.image_set, run.data.known
+        if name is not None and samples is not None and FEATURES_OF_DECODED not in known:
+            decoded = torch.from_numpy(self.as_samples(run, run.data.held_out.data)).permute(0, 3, 1, 2) * 2 - 1
+            known[FEATURES_OF_DECODED] = image_features(name)(decoded)
+        return super().evaluate(run, samples, metrics)
 
 
 def to_uint8(images: np.ndarray) -> np.ndarray:
