@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from ..core.environment import peak_memory_mb
 from ..core.errors import Diverged
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ..training.plan import Plan
 
 _UPDATES, _WARM, _COMPILED = 20, 4, 2  # timed; of these not counted; updates that a compiled model takes to compile
+_MOST_SECONDS = 30.0  # of timed updates
 _STEPS = 2  # of a batch of samples
 
 
@@ -41,8 +43,8 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
     """
     Warnings of the checks, then the time, memory and disk space of a run, as lines of its plan.
 
-    Times 20 updates, a validation and a few steps of sampling, and multiplies; metrics and plots at the end are not
-    counted. All processes call this, to its end. Restores the accelerator.
+    Times 20 updates (fewer, if they take more than 30 s), a validation and a few steps of sampling, and multiplies;
+    metrics and plots at the end are not counted. All processes call this, to its end. Restores the accelerator.
     """
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(plan, data, accelerator, RunFolder(Path(folder), accelerator.is_main_process))
@@ -89,6 +91,9 @@ def _seconds_of_updates(trainer: Trainer) -> tuple[float, float]:
         trainer.log.sums.sum().item()  # waits for the device
         times.append(time.perf_counter() - started)
         started += times[-1]
+        spent = torch.tensor(sum(times), device=trainer.accelerator.device)
+        if trainer.accelerator.reduce(spent, "mean").item() > _MOST_SECONDS:  # the same on all processes
+            break
     run.validation, run.config = validation, config
     return sum(times[:_COMPILED]), float(np.median(times[_WARM:] or times[-1:]))
 

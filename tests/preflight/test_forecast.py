@@ -42,6 +42,17 @@ def test_it_is_measured(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("seconds", "expected"), [(60.0, forecast._UPDATES), (0.0, 1)], ids=["fast", "slow"])
+def test_slow_updates_are_timed_fewer_times(seconds, expected, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(forecast, "_MOST_SECONDS", seconds)
+    timed = []
+    monkeypatch.setattr(forecast, "_time_in_words", lambda trainer: f"{forecast._seconds_of_updates(trainer)}")
+    monkeypatch.setattr(forecast, "_disk_in_words", lambda trainer: timed.append(trainer.run.update) or "disk")
+    assert plan("--max_train_steps=50", "--train_batch_size=32") == 0
+    assert timed == [expected]
+
+
 def test_updates_that_diverge_leave_the_rest(tmp_path, monkeypatch, capsys):
     def diverge(trainer):
         raise Diverged("The loss is not finite.")
