@@ -11,7 +11,6 @@ from ..core.errors import LabError
 from ..core.streams import split_rows
 from .batch import Batch, Conditions
 from .conditions import ConditionColumns, Examples, find_conditions, fingerprint_with
-from .decoded import decoded_images
 from .image_sets import image_set
 from .images import ImageTransform
 from .labels import find_classes, find_label_column
@@ -47,7 +46,6 @@ def load_image_data(
         random_flip=config.random_flip,
         eight_bit=not config.preserve_input_precision,
         seed=seed,
-        decoding=config.decoding,
     )
     name = config.dataset_name or config.train_data_dir or ""
     if config.streaming:
@@ -65,10 +63,7 @@ def load_image_data(
     if held_out_rows:
         data.train = dataset.select(training_rows)
     layout.check_fits(len(data.train))
-    if config.cache_decoded:
-        data.decoded = kept = decoded_images(data.train[column], data.train._fingerprint, transform, config)
-        data.skipped += kept.problems.values() if config.skip_corrupt_images else []
-    elif len(data.train) * 4 * transform.channels * transform.resolution**2 <= config.in_memory_limit_mb * 2**20:
+    if len(data.train) * 4 * transform.channels * transform.resolution**2 <= config.in_memory_limit_mb * 2**20:
         _keep_in_memory(data, config, columns)
     if not data.num_images:
         raise LabError(f"{name!r} has no images to train on.")

@@ -55,7 +55,7 @@ class TrainingData:
     fingerprint: str  # changes with the data
     transform: Transform  # from a cell of that column to a tensor
     in_memory: Batch | None = None  # the resized training images in float32, if they fit
-    decoded: Sequence[torch.Tensor] | None = None  # the resized training images, or latents, in files
+    latents: Sequence[torch.Tensor] | None = None  # those of the training images, in files
     conditions: Conditions = field(default_factory=dict)  # of the rows of `train`; those of a stream are in its examples
     classes: Classes | None = None  # of labelled data
     image_set: str | None = None  # the embedded set whose images these are, or were encoded to these latents
@@ -94,10 +94,10 @@ class TrainingData:
         """The training images with their conditions: a sequence, or an iterable for a stream."""
         if self.num_images is None:
             return self.train
-        return Examples(self.train[self.column] if self.decoded is None else self.decoded, self.conditions)
+        return Examples(self.train[self.column] if self.latents is None else self.latents, self.conditions)
 
     def read_compact(self, example: Example) -> tuple[torch.Tensor, Conditions]:
-        """An image as the transform reads it, or as it was kept, and its conditions."""
+        """An image as the transform reads it, or a latent, and its conditions."""
         cell, conditions = example
         return cell if isinstance(cell, torch.Tensor) else self.transform.read_compact(cell), conditions
 

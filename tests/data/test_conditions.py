@@ -23,7 +23,6 @@ NUM_ROWS, CORRUPT = 40, (3, 4, 17, 39)
 LABELS = {"class_labels": "label"}
 STREAM = {"streaming": True, "max_train_steps": 9, "stream_shuffle_buffer": 60}
 LAZY = {"in_memory_limit_mb": 0}
-CACHED = {"decoding": "uint8", "cache_decoded": True}
 
 
 def png(level):
@@ -87,8 +86,6 @@ FORMS = {
     "memory": (write_parquet, {}, {}),
     "lazy": (write_parquet, LAZY, {}),
     "workers": (write_parquet, LAZY, {"num_workers": 2}),
-    "cached": (write_parquet, CACHED, {}),
-    "cached, workers": (write_parquet, CACHED, {"num_workers": 1}),
     "saved": (write_saved, LAZY, {}),
     "stream of parquet": (write_parquet, STREAM, {}),
     "stream of parquet, workers": (write_parquet, STREAM, {"num_workers": 2}),
@@ -210,13 +207,6 @@ def test_without_conditions_the_fingerprint_is_that_of_the_data():
     resolved = config(dataset_name="digits")
     assert load_image_data(resolved, 0, resolved.layout(1)).fingerprint == "digits"
     assert load_image_data(resolved, 0, resolved.layout(1), LABELS).fingerprint != "digits"
-
-
-def test_pixels_in_a_file_are_shared_with_runs_without_conditions(tmp_path):
-    write_parquet(tmp_path / "data")
-    for conditions in (None, LABELS, {"labels": "label"}):
-        load_images(tmp_path / "data", conditions, **CACHED)
-    assert len([path for path in (tmp_path / "cache" / "lrlab-decoded").iterdir() if path.is_dir()]) == 1
 
 
 def test_streams_are_still_looked_at_for_sorted_rows(tmp_path):

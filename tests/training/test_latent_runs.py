@@ -241,7 +241,6 @@ MEANINGLESS = {
     "center_crop": True,
     "random_flip": True,
     "preserve_input_precision": False,
-    "decoding": "uint8",
     "skip_corrupt_images": True,
     "image_column": "image",
     "point_column": "mean",

@@ -148,7 +148,7 @@ def load_latent_data(
         column="latent",
         fingerprint=fingerprint_with(manifest.fingerprint, values),
         transform=transform,
-        decoded=rows,
+        latents=rows,
         conditions={keyword: some[training] for keyword, some in values.items()},
         classes=find_classes(columns, values, config.label_dropout, seed),
         image_set=manifest.image_set,
