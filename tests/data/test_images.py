@@ -2,7 +2,6 @@
 
 import io
 import struct
-from dataclasses import replace
 
 import numpy as np
 import pytest
