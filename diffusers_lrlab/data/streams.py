@@ -136,7 +136,7 @@ class ShardReader:
         for row, example in examples:
             if row != rows[len(found)]:
                 continue
-            found.append(example._replace(cell=_fetched(example.cell)))
+            found.append(example._replace(cell=fetched(example.cell)))
             if len(found) == len(rows):
                 if row + 1 < self.source.lengths[shard]:
                     self._open[key] = (shard, row + 1, examples)
@@ -147,7 +147,7 @@ class ShardReader:
         )
 
 
-def _fetched(cell: Any) -> Any:
+def fetched(cell: Any) -> Any:
     """A cell with the bytes of a remote image, so that a network failure is not taken for a damaged image."""
     if isinstance(cell, dict) and cell.get("bytes") is None and "://" in (cell.get("path") or ""):
         from datasets.utils.file_utils import xopen
