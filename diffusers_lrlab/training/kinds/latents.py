@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...data.loading import TrainingData
 
 _ENCODED = "latents are of the images as they were encoded"
-_READ = "latents are read from the shards of their folder"
+_READ = "latents are read from their folder"
 # Options of images and of other sources that latents do not have, and why.
 _NO_EFFECT = {
     "center_crop": f"{_ENCODED}, cropped at the centre",
