@@ -136,6 +136,7 @@ def _encode(options: EncodeOptions, encoder: _Encoder, folder: Path) -> int:
         with_indices=True,
         batched=True,
         batch_size=options.batch_size,
+        writer_batch_size=100,  # rows, which may have megabytes each
         remove_columns=[column],
         features=hf_datasets.Features({"latent": hf_datasets.Value("binary"), **of_labels}),
         load_from_cache_file=False,
