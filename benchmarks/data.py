@@ -27,11 +27,9 @@ from PIL import Image
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.batches import iterate_batches
 from diffusers_lrlab.data.conditions import Example
-from diffusers_lrlab.data.decoded import decoded_images
 from diffusers_lrlab.data.images import ImageTransform, decode
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.loading import TrainingData
-from diffusers_lrlab.data.options import DataConfig
 from diffusers_lrlab.data.points import PointTransform
 from diffusers_lrlab.data.prefetch import prefetched
 from diffusers_lrlab.data.shards import ParquetShards
@@ -57,9 +55,6 @@ class CountingShards:
         for number in range(self.lengths[shard]):
             self.read[shard] += 1
             yield number, Example([float(shard), float(number)], {})
-
-    def fetch(self, cell):
-        return cell
 
 
 class SlowPoints(PointTransform):
@@ -97,42 +92,29 @@ def transform_of_another(checkout):
         sys.modules.update(ours)
 
 
-def decoding(options, folder, size):
-    """Milliseconds per image, by --decoding."""
+def decoding(options, size):
+    """Milliseconds per image."""
     cells = [photograph(*size, number) for number in range(options.images)]
-    made = {
-        way: ImageTransform(RESOLUTION, 3, True, False, False, 0, "uint8" if way == "kept" else way)
-        for way in ("float", "uint8", "draft", "kept")
-    }
-    kept = decoded_images(cells, f"{size}", made["kept"], DataConfig(cache_dir=str(folder)))
+    made = {"now": ImageTransform(RESOLUTION, 3, True, False, False, 0)}
     if options.before:
         made = {"before": transform_of_another(options.before), **made}
 
     def read(way, row, cell):
         if way == "decoder alone":
             return decode(cell)
-        if way == "decoder alone, draft":
-            return decode(cell, made["draft"]._draft)
-        pixels = kept[row] if way == "kept" else (made[way].read if way == "before" else made[way].read_compact)(cell)
-        return made[way].augment(pixels, row)
+        return made[way].augment(made[way].read(cell), row)
 
-    times = {way: [] for way in (*made, "decoder alone", "decoder alone, draft")}
+    times = {way: [] for way in (*made, "decoder alone")}
     for _ in range(options.rounds):
         for way in times:
             started = time.perf_counter()
             for row, cell in enumerate(cells):
                 read(way, row, cell)
             times[way].append((time.perf_counter() - started) / len(cells) * 1000)
-    exact = torch.stack([made["float"].fixed(made["float"].read(cell)) for cell in cells])
     for way, milliseconds in times.items():
-        first = times["before" if options.before else "float"]
+        first = times["before" if options.before else "now"]
         ratio = statistics.median(old / new for old, new in zip(first, milliseconds, strict=True))
-        off = "–"
-        if way in made:
-            found = torch.stack([made[way].fixed(made[way].read(cell)) for cell in cells])
-            levels = (found - exact).abs() * 127.5
-            off = f"{levels.mean():.2f}, {levels.max():.1f}"
-        print(f"| {size[0]}x{size[1]}, {way} | {statistics.median(milliseconds):.3f} | {ratio:.1f} | {off} |")
+        print(f"| {size[0]}x{size[1]}, {way} | {statistics.median(milliseconds):.3f} | {ratio:.1f} |")
 
 
 def slow_source(options):
@@ -249,11 +231,9 @@ def main():
     print(common.machine(), end="\n\n")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        print(
-            f"| JPEG to {RESOLUTION}, --decoding | ms an image | times as fast | levels off: mean, most |\n|---|---|---|---|"
-        )
+        print(f"| JPEG to {RESOLUTION} | ms an image | times as fast |\n|---|---|---|")
         for size in ((500, 375), (1024, 768)):
-            decoding(options, folder, size)
+            decoding(options, size)
         print("\n| what | measured |\n|---|---|")
         slow_source(options)
         workers(options)

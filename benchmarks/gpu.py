@@ -372,12 +372,11 @@ def member_rows(options):
 
 def data(options, _roof):
     """JPEGs of 500x375 decoded to 64 pixels by one thread; a source as slow as an update beside updates."""
-    for decoding in ("float", "uint8", "draft"):
-        yield f"decode, {decoding}", partial(decoding_rows, options, decoding)
+    yield "decode", partial(decoding_rows, options)
     yield "updates beside a slow source", partial(overlap_rows, options)
 
 
-def decoding_rows(options, decoding):
+def decoding_rows(options):
     """Images a second."""
     from PIL import Image
 
@@ -385,9 +384,9 @@ def decoding_rows(options, decoding):
 
     pixels = torch.nn.functional.interpolate(torch.rand(1, 3, 47, 63), (375, 500), mode="bicubic")[0].clamp(0, 1)
     Image.fromarray((255 * pixels).byte().permute(1, 2, 0).numpy()).save(file := io.BytesIO(), "jpeg", quality=90)
-    cell, transform = {"bytes": file.getvalue(), "path": None}, ImageTransform(64, 3, True, False, True, 0, decoding)
+    cell, transform = {"bytes": file.getvalue(), "path": None}, ImageTransform(64, 3, True, False, True, 0)
     took, _ = seconds(lambda: transform.read_compact(cell), 2 if options.tiny else 100)
-    yield {"what": f"decode 500x375 to 64, {decoding}", "images_per_second": 1 / took}
+    yield {"what": "decode 500x375 to 64", "images_per_second": 1 / took}
 
 
 def overlap_rows(options):

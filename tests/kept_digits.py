@@ -27,7 +27,7 @@ def keep_digits():
     def read_kept(transform, cell):
         if not digits.cache_info().currsize or not cell or cell["bytes"] not in digits()[1]:
             return read(transform, cell)
-        key = (cell["bytes"], transform.resolution, transform.channels, transform.eight_bit, transform.decoding)
+        key = (cell["bytes"], transform.resolution, transform.channels, transform.eight_bit)
         if key not in decoded:
             decoded[key] = read(transform, cell)
         return decoded[key].clone()

@@ -19,7 +19,6 @@ for name in (
     "sklearn.datasets",
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
-    "diffusers_lrlab.data.digits",
     "diffusers_lrlab.diagnostics.plot",
     "diffusers_lrlab.evaluation.evaluate",
     "diffusers_lrlab.models.dit",

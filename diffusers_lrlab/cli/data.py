@@ -23,7 +23,6 @@ _ENCODE: dict[str, Any] = {
     "dataset_split": "train",
     "dtype": "float32",
     "batch_size": 16,
-    "shard_size": 4096,
     "cache_dir": None,
 }
 # Options of each action with their defaults.
@@ -35,9 +34,7 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=tuple(_ACTIONS), help=actions)
     name = "For export, a toy dataset or a generated image set (see `lrlab list`); for encode, any set of images."
     parser.add_argument("name", metavar="NAME", help=name)
-    parser.add_argument(
-        "dir", type=Path, metavar="DIR", help="New or empty folder; encode also continues an unfinished one."
-    )
+    parser.add_argument("dir", type=Path, metavar="DIR", help="New or empty folder.")
     size = "Size of images (default: 16 for export; for encode the set's own, or 256)."
     parser.add_argument("--resolution", type=int, metavar="PIXELS", help=size)
     add = parser.add_argument_group("options of export").add_argument
@@ -60,12 +57,6 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
     dtype = "Type of the stored numbers: float32, or float16 or bfloat16 at half the size (default: float32)."
     add("--dtype", metavar="TYPE", help=dtype)
     add("--batch_size", type=int, metavar="B", help="Images that are encoded at once (default: 16).")
-    add(
-        "--shard_size",
-        type=int,
-        metavar="N",
-        help="Images per file; a killed process loses at most this many (default: 4096).",
-    )
     add("--cache_dir", metavar="DIR", help="Folder for downloaded datasets and autoencoders (default: the Hub's cache).")
     parser.set_defaults(**{**_EXPORT, **_ENCODE})
 

@@ -107,7 +107,7 @@ def num_workers(data: TrainingData, asked: int | None, num_seen: int) -> int:
         return 0
     if asked is not None:
         return asked
-    if data.decoded is not None or num_seen < _MANY_IMAGES:
+    if data.autoencoder is not None or num_seen < _MANY_IMAGES:
         return 0
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     return max(0, min(_MOST_WORKERS, available_cores() // processes - 1))

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..core.errors import LabError
-from ..core.streams import split_rows
 from .batch import Batch, Conditions
-from .conditions import ConditionColumns, Examples, find_conditions, fingerprint_with
-from .decoded import decoded_images
+from .conditions import ConditionColumns, find_conditions, fingerprint_with
 from .image_sets import image_set
 from .images import ImageTransform
 from .labels import find_classes, find_label_column
 from .layout import BatchLayout
-from .loading import TrainingData, batch_of, decoded_rows, hold_out, select_columns, stream_data
+from .loading import TrainingData, batch_of, decoded_rows, hold_out_rows, select_columns, stream_data
 from .options import DataConfig
 from .sources import columns_of, open_dataset
 
@@ -47,7 +45,6 @@ def load_image_data(
         random_flip=config.random_flip,
         eight_bit=not config.preserve_input_precision,
         seed=seed,
-        decoding=config.decoding,
     )
     name = config.dataset_name or config.train_data_dir or ""
     if config.streaming:
@@ -57,18 +54,9 @@ def load_image_data(
     fingerprint = fingerprint_with(fingerprint_of(config, dataset), values)
     data = TrainingData(name, dataset, Batch(torch.empty(0)), column, fingerprint, transform)
     data.image_set = name if image_set(config.dataset_name) is not None else None
-    held_out_rows, training_rows = split_rows(len(dataset), config.num_validation_images or 0)
-    own = {keyword: some[held_out_rows] for keyword, some in values.items()}
-    hold_out(data, config, Examples(dataset.select(held_out_rows)[column], own), columns)
-    data.conditions = {keyword: some[training_rows] for keyword, some in values.items()}
-    data.classes = find_classes(columns, values, config.label_dropout, seed)
-    if held_out_rows:
-        data.train = dataset.select(training_rows)
+    hold_out_rows(data, config, columns, values, seed)
     layout.check_fits(len(data.train))
-    if config.cache_decoded:
-        data.decoded = kept = decoded_images(data.train[column], data.train._fingerprint, transform, config)
-        data.skipped += kept.problems.values() if config.skip_corrupt_images else []
-    elif len(data.train) * 4 * transform.channels * transform.resolution**2 <= config.in_memory_limit_mb * 2**20:
+    if len(data.train) * 4 * transform.channels * transform.resolution**2 <= config.in_memory_limit_mb * 2**20:
         _keep_in_memory(data, config, columns)
     if not data.num_images:
         raise LabError(f"{name!r} has no images to train on.")

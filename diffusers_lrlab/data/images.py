@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 _LONGEST_SIDE = 16_384  # pixels; longer strips are taken for damaged images
-_DRAFT = 4  # a JPEG decoder may reduce an image to this multiple of the resolution
 
 
 def normalise(images: torch.Tensor) -> torch.Tensor:
@@ -80,10 +79,6 @@ def as_levels(image: Image) -> torch.Tensor:
     return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
 
 
-def _resized(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    return F.interpolate(pixels[None], size, mode="bilinear", antialias=True)[0]
-
-
 @dataclass(frozen=True)
 class ImageTransform:
     """
@@ -99,7 +94,6 @@ class ImageTransform:
     random_flip: bool  # flip half of the images horizontally
     eight_bit: bool  # round to 8 bits first, as upstream does by default
     seed: int  # of the run
-    decoding: str = "float"  # see the option
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -112,7 +106,7 @@ class ImageTransform:
     def read_compact(self, cell: Any) -> torch.Tensor:
         """`read` before [`normalise`]: 8-bit levels where nothing is lost."""
         try:
-            return self.resize_compact(decode(cell, self._draft))
+            return self.resize_compact(decode(cell))
         except LabError as error:
             name = (cell and cell["path"]) or "(embedded bytes)"
             raise LabError(
@@ -126,17 +120,13 @@ class ImageTransform:
         """
         size = self._size(image)
         is_resized = image.size != (size[1], size[0])
-        if not is_deep(image) and (self.decoding != "float" or not is_resized):
-            image = plain_image(image, self.channels)
-            levels = as_levels(image)
-            return (_resized(levels, size) if is_resized else levels).contiguous()
+        if not (is_deep(image) or is_resized):
+            return as_levels(plain_image(image, self.channels)).contiguous()
         pixels = to_unit_tensor(image, self.channels)
         if self.eight_bit:
             pixels = (pixels * 255).round() / 255
         if is_resized:
-            pixels = _resized(pixels, size).clamp(0, 1)
-        if self.decoding != "float":
-            return (pixels * 255).round().to(torch.uint8).contiguous()
+            pixels = F.interpolate(pixels[None], size, mode="bilinear", antialias=True)[0].clamp(0, 1)
         return (pixels * 2 - 1).contiguous()
 
     def _size(self, image: Image) -> tuple[int, int]:
@@ -147,10 +137,6 @@ class ImageTransform:
         if max(size) > _LONGEST_SIDE and max(size) > 100 * min(size):
             raise LabError(f"it has {width}x{height} pixels, a strip that would have {size[1]}x{size[0]} once resized.")
         return size
-
-    @property
-    def _draft(self) -> tuple[str, int] | None:
-        return ("L" if self.channels == 1 else "RGB", _DRAFT * self.resolution) if self.decoding == "draft" else None
 
     def augment(self, pixels: torch.Tensor, image_number: int) -> torch.Tensor:
         """The random part of the transform: a square crop of a resized image, possibly flipped."""
@@ -181,12 +167,8 @@ class ImageTransform:
         return pixels
 
 
-def decode(cell: Any, draft: tuple[str, int] | None = None) -> Image:
-    """
-    The image in a cell of an undecoded `datasets.Image` column (`{"bytes": ..., "path": ...}`), fully loaded.
-
-    `draft` is a mode and a sufficient size of the shorter side, for decoders that can save time by skipping detail.
-    """
+def decode(cell: Any) -> Image:
+    """The image in a cell of an undecoded `datasets.Image` column (`{"bytes": ..., "path": ...}`), fully loaded."""
     from PIL import Image as images
 
     from .folder_files import image_endings
@@ -202,8 +184,6 @@ def decode(cell: Any, draft: tuple[str, int] | None = None) -> Image:
             with xopen(path, "rb") as file:
                 data = file.read()
         image = images.open(path if data is None else io.BytesIO(data))
-        if draft is not None:
-            image.draft(draft[0], (draft[1], draft[1]))
         image.load()
     except images.UnidentifiedImageError:  # its text holds a memory address
         raise LabError("PIL does not know its format.") from None

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import torch
 
 from ..core.errors import LabError
-from ..core.streams import SPLIT_SEED, stream_seed
+from ..core.streams import SPLIT_SEED, split_rows, stream_seed
 from .batch import Batch, Conditions
 from .conditions import ConditionColumns, Example, Examples, no_conditions, read_conditions
 from .images import normalise
-from .labels import Classes
+from .labels import Classes, find_classes
 from .options import DataConfig
 from .shard_rows import digest_of
 from .shards import open_shards
@@ -55,7 +55,6 @@ class TrainingData:
     fingerprint: str  # changes with the data
     transform: Transform  # from a cell of that column to a tensor
     in_memory: Batch | None = None  # the resized training images in float32, if they fit
-    decoded: Sequence[torch.Tensor] | None = None  # the resized training images, or latents, in files
     conditions: Conditions = field(default_factory=dict)  # of the rows of `train`; those of a stream are in its examples
     classes: Classes | None = None  # of labelled data
     image_set: str | None = None  # the embedded set whose images these are, or were encoded to these latents
@@ -94,12 +93,12 @@ class TrainingData:
         """The training images with their conditions: a sequence, or an iterable for a stream."""
         if self.num_images is None:
             return self.train
-        return Examples(self.train[self.column] if self.decoded is None else self.decoded, self.conditions)
+        return Examples(self.train[self.column], self.conditions)
 
     def read_compact(self, example: Example) -> tuple[torch.Tensor, Conditions]:
-        """An image as the transform reads it, or as it was kept, and its conditions."""
+        """An image as the transform reads it, and its conditions."""
         cell, conditions = example
-        return cell if isinstance(cell, torch.Tensor) else self.transform.read_compact(cell), conditions
+        return self.transform.read_compact(cell), conditions
 
     def read_fixed(self, example: Example) -> tuple[torch.Tensor, Conditions]:
         """An image without randomness, in float32, and its conditions."""
@@ -159,6 +158,17 @@ def decoded_rows(
             data.skipped.append(str(error))
         else:
             yield pixels, conditions
+
+
+def hold_out_rows(data: TrainingData, config: DataConfig, columns: ConditionColumns, values: Conditions, seed: int) -> None:
+    """Divides data with random access, whose conditions are `values`, into rows to hold out and rows to train on."""
+    held_out, training = split_rows(len(data.train), config.num_validation_images or 0)
+    own = {keyword: some[held_out] for keyword, some in values.items()}
+    hold_out(data, config, Examples(data.train.select(held_out)[data.column], own), columns)
+    data.conditions = {keyword: some[training] for keyword, some in values.items()}
+    data.classes = find_classes(columns, values, config.label_dropout, seed)
+    if held_out:
+        data.train = data.train.select(training)
 
 
 def hold_out(data: TrainingData, config: DataConfig, examples: Iterable[Example], columns: ConditionColumns) -> None:

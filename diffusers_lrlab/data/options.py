@@ -16,7 +16,6 @@ SIZED = ("images", "latents")
 READ = Need("a data set that is not embedded", lambda config: config.dataset_name not in EMBEDDED_DATASETS)
 STREAMING = Need("--streaming", lambda config: config.streaming)
 NOT_STREAMING = Need("--streaming", lambda config: not config.streaming, is_absence=True)
-EIGHT_BITS = Need("--decoding uint8 or draft", lambda config: config.decoding != "float")
 NOT_TOY = Need("data read from disk or the Hub", lambda config: config.dataset_name not in TOY_DATASETS)
 
 LABELS = Need("--label_column", lambda config: config.label_column is not None)
@@ -117,13 +116,6 @@ class DataConfig:
         DATA,
         kinds=IMAGES,
     )
-    decoding: Literal["float", "uint8", "draft"] = option(
-        "float",
-        "Resizing: float (float32), uint8 (8 bits, faster, differs by one level), or draft (uint8 that also decodes JPEGs "
-        "at a reduced size, at least 4 times the resolution).",
-        DATA,
-        kinds=IMAGES,
-    )
     skip_corrupt_images: bool = option(
         False,
         "Skip images that cannot be decoded, and count and list them, instead of stopping at the first.",
@@ -153,14 +145,6 @@ class DataConfig:
         SPEED,
         range="[0, 1e9]",
         needs=(NOT_STREAMING, NOT_TOY),
-    )
-    cache_decoded: bool = option(
-        False,
-        "Store the resized images uncompressed in a file in --cache_dir; later runs on the same data read that file "
-        "instead of decoding.",
-        SPEED,
-        needs=(NOT_STREAMING, NOT_TOY, EIGHT_BITS),
-        kinds=IMAGES,
     )
     stream_shuffle_buffer: int = option(
         1000, "Images in the shuffle buffer of a stream.", DATA, range="[1, 1e7]", needs=(STREAMING,)

@@ -1,11 +1,10 @@
-"""The shards of a stream: row groups of Parquet, tar files, slices of a table, or shards that `datasets` reads in order."""
+"""The shards of a stream: row groups of Parquet, slices of a table, or files that `datasets` reads in order."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +13,8 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.files import expanded
 from .conditions import ConditionColumns, Example, example
-from .retries import read_with_retries
-from .shard_rows import digest_of, find_rows
+from .shard_rows import count_rows, digest_of, read_errors_explained
 from .sources import is_saved_dataset, is_table, load_errors_explained, open_builder, open_dataset
-from .tar_shards import NoPlainTar, TarShards
 
 if TYPE_CHECKING:
     from .options import DataConfig
@@ -28,20 +25,7 @@ _AT_ONCE = 16  # files whose footers are read in parallel
 _BATCH_ROWS = 32  # of Parquet
 
 
-class _Cells:
-    """Base of the sources."""
-
-    def fetch(self, cell: Any) -> Any:
-        """A cell with the bytes of a remote image, so that a network failure is not taken for a damaged image."""
-        if isinstance(cell, dict) and cell.get("bytes") is None and "://" in (cell.get("path") or ""):
-            from datasets.utils.file_utils import xopen
-
-            with xopen(cell["path"], "rb") as file:
-                return {**cell, "bytes": file.read()}
-        return cell
-
-
-class ParquetShards(_Cells):
+class ParquetShards:
     """Row groups of Parquet files as shards."""
 
     def __init__(
@@ -90,16 +74,9 @@ def _read_footer(path: str) -> Any:
     import pyarrow.parquet as parquet
     from datasets.utils.file_utils import xopen
 
-    def footer() -> Iterator[Any]:
-        with xopen(path, "rb") as file:
-            yield parquet.ParquetFile(file).metadata
-
-    (found,) = read_with_retries(
-        footer,
-        failure=f"The footer of {path!r} could not be read",
-        remedy="Start again when it can be read. Replace it if it is damaged.",
-    )
-    return found
+    remedy = "Start again when it can be read. Replace it if it is damaged."
+    with read_errors_explained(f"The footer of {path!r} could not be read", remedy), xopen(path, "rb") as file:
+        return parquet.ParquetFile(file).metadata
 
 
 def _of_column(group: Any, column: str) -> list[Any]:
@@ -120,7 +97,7 @@ def _ends_of_column(group: Any, column: str) -> Iterator[Any]:
             yield from (chunk.statistics.min, chunk.statistics.max)
 
 
-class TableShards(_Cells):
+class TableShards:
     """Slices of a table with random access as shards."""
 
     def __init__(
@@ -145,23 +122,36 @@ class TableShards(_Cells):
             yield number, example(found[self.column], found, self.conditions, f"row {start + number}")
 
 
-class SequentialShards(_Cells):
-    """The shards of a `datasets.IterableDataset`, such as CSV files: counted first, and always read from the start."""
+class SequentialShards:
+    """The shards of a `datasets.IterableDataset`, such as tar and CSV files: counted first, and read from the start."""
 
-    def __init__(self, name: str, stream: Any, column: str, counts: Path, conditions: ConditionColumns | None = None):
+    def __init__(
+        self,
+        name: str,
+        stream: Any,
+        files: Sequence[str],
+        column: str,
+        counts: Path,
+        conditions: ConditionColumns | None = None,
+    ):
         self.name, self.stream, self.column, self.conditions = name, stream, column, conditions or {}
-        found = find_rows(self._hashes, stream.num_shards, name, counts, len)
-        self.lengths = np.array([count for _, count in found], np.int64)
-        self.fingerprint = digest_of(digest for digest, _ in found)
+        shards = range(stream.num_shards)
+        self._places = [repr(file) for file in files]
+        if len(files) != len(shards):
+            self._places = [f"shard {shard} of {name!r}" for shard in shards]
+        lengths, digests = count_rows(self._digests, self._places, counts)
+        self.lengths, self.fingerprint = np.array(lengths, np.int64), digest_of(digests)
 
-    def _hashes(self, shard: int) -> Iterator[tuple[int, Any]]:
-        for number, (cell, conditions) in self.open(shard, 0):
-            yield number, digest_of([cell, *(values.item() for values in conditions.values())])
+    def _digests(self, shard: int) -> Iterator[str]:
+        for _, (cell, conditions) in self.open(shard, 0):
+            yield digest_of([cell, *(values.item() for values in conditions.values())])
 
     def open(self, shard: int, row: int) -> Iterator[tuple[int, Example]]:
-        rows = self.stream.shard(self.stream.num_shards, shard)
-        for number, each in enumerate(rows):
-            yield number, example(each[self.column], each, self.conditions, f"row {number} of shard {shard}")
+        # Unlike `iter(...)`, batches are not divided among the workers of a loader, which have lanes of their own.
+        rows = self.stream.shard(self.stream.num_shards, shard).iter(batch_size=1)
+        for number, batch in enumerate(rows):
+            each = {name: values[0] for name, values in batch.items()}
+            yield number, example(each[self.column], each, self.conditions, f"row {number} of {self._places[shard]}")
 
 
 def open_shards(
@@ -177,7 +167,6 @@ def open_shards(
 def _open_shards(config: DataConfig, stream: Any, column: str, name: str, conditions: ConditionColumns) -> Source:
     import datasets as hf_datasets
     from datasets.packaged_modules.parquet.parquet import Parquet
-    from datasets.packaged_modules.webdataset.webdataset import WebDataset
 
     names = [each.name for each in conditions.values()]
     if is_table(config):
@@ -197,12 +186,9 @@ def _open_shards(config: DataConfig, stream: Any, column: str, name: str, condit
     these = [list(files), repr(files.origin_metadata), list(_names_and_versions(files)), config.dataset_config_name, column]
     these += [names] if names else []
     kept = _cache_file(config, these)
-    if isinstance(builder, WebDataset) and isinstance(stream.features[column], hf_datasets.Image):
-        with suppress(NoPlainTar):  # `datasets` also reads compressed ones
-            return TarShards(name, files, column, kept, conditions)
     if limits := [each.num_classes for each in conditions.values() if each.num_classes is not None]:
         kept = _cache_file(config, [*these, limits])  # values are checked while rows are counted
-    return SequentialShards(name, stream, column, kept, conditions)
+    return SequentialShards(name, stream, files, column, kept, conditions)
 
 
 def _cache_file(config: DataConfig, facts: list[Any]) -> Path:

@@ -18,7 +18,7 @@ import torch
 from ..core.errors import LabError, how_to_continue
 from ..core.streams import stream_generator, stream_seed
 from .conditions import Example
-from .retries import read_with_retries
+from .shard_rows import read_errors_explained
 
 # Saved in checkpoints, which can only be resumed in the same order.
 ORDER_VERSION = 1
@@ -35,9 +35,6 @@ class Source(Protocol):
 
     def open(self, shard: int, row: int) -> Iterator[tuple[int, Example]]:
         """Row numbers and examples of a shard, from `row` or an earlier row on. The iterator may be left unfinished."""
-
-    def fetch(self, cell: Any) -> Any:
-        """The content that a cell refers to."""
 
 
 @dataclass(frozen=True)
@@ -127,33 +124,37 @@ class ShardReader:
         self._open: dict[Any, tuple[int, int, Iterator[tuple[int, Example]]]] = {}  # by key: shard, next row, the rest
 
     def read(self, key: Any, shard: int, rows: list[int]) -> list[Example]:
-        """The examples of ascending rows. A read that fails or hangs is repeated a few times before it is an error."""
-        passed = read_with_retries(
-            lambda: self._advance(key, shard, rows),
-            failure=f"Shard {shard} of {self.source.name!r} could not be read",
-            remedy=f"Hint: when it can be read again, {how_to_continue()}.",
-        )
-        return [example for example in passed if example is not None]
+        """The examples of ascending rows."""
+        failure, remedy = f"Shard {shard} of {self.source.name!r} could not be read", how_to_continue()
+        with read_errors_explained(failure, f"Hint: when it can be read again, {remedy}."):
+            return self._advance(key, shard, rows)
 
-    def _advance(self, key: Any, shard: int, rows: list[int]) -> Iterator[Example | None]:
-        """For each row on the way to the last one: its example if it was asked for, else `None`."""
+    def _advance(self, key: Any, shard: int, rows: list[int]) -> list[Example]:
         at = self._open.pop(key, None)
         examples = at[2] if at and at[0] == shard and at[1] <= rows[0] else self.source.open(shard, rows[0])
-        found = 0
+        found: list[Example] = []
         for row, example in examples:
-            if row != rows[found]:
-                yield None
+            if row != rows[len(found)]:
                 continue
-            yield example._replace(cell=self.source.fetch(example.cell))
-            found += 1
-            if found == len(rows):
+            found.append(example._replace(cell=fetched(example.cell)))
+            if len(found) == len(rows):
                 if row + 1 < self.source.lengths[shard]:
                     self._open[key] = (shard, row + 1, examples)
-                return
+                return found
         raise LabError(
-            f"Shard {shard} of {self.source.name!r} ends before its row {rows[found]}, so it has changed since it was "
+            f"Shard {shard} of {self.source.name!r} ends before its row {rows[len(found)]}, so it has changed since it was "
             "counted. Start a new run."
         )
+
+
+def fetched(cell: Any) -> Any:
+    """A cell with the bytes of a remote image, so that a network failure is not taken for a damaged image."""
+    if isinstance(cell, dict) and cell.get("bytes") is None and "://" in (cell.get("path") or ""):
+        from datasets.utils.file_utils import xopen
+
+        with xopen(cell["path"], "rb") as file:
+            return {**cell, "bytes": file.read()}
+    return cell
 
 
 class BlockReader:

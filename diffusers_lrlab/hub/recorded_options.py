@@ -7,6 +7,8 @@ from typing import Any
 from ..core.errors import LabError
 from ..core.options import names_where
 
+_ALWAYS = {"decoding": "float", "on_divergence": "stop"}
+
 
 def recorded_options(
     record: Mapping[str, Any],
@@ -33,8 +35,8 @@ def recorded_options(
 
     saved = dict(record["config"] if config is None else config)
     known = {field.name for field in dataclasses.fields(TrainingConfig)}
-    # An option that has left since then decided nothing if it was off.
-    saved = {key: value for key, value in saved.items() if key in known or value}
+    # An option that has left since then decided nothing if it was off, or asked for what is always done now.
+    saved = {key: value for key, value in saved.items() if key in known or (value and value != _ALWAYS.get(key))}
     if unknown := sorted(saved.keys() - known):
         made_by = record.get("meta", {}).get("versions", {}).get("diffusers_lrlab", "of then")
         raise LabError(

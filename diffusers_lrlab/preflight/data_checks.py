@@ -1,16 +1,21 @@
 """Checks of the data: values, duplicates, sizes, order. Those of pixels are silent on other kinds of data."""
 
+import itertools
+
+import numpy as np
 import torch
 from torch.nn.functional import adaptive_avg_pool2d
 
 from ..core.words import agreeing, counted, times
-from ..data.sorted_rows import find_sorted_rows
+from ..data.sources import load_errors_explained, open_dataset
 from .subject import Subject
 
 _ALIKE = 0.05  # share of the median distance between images
 _AT_ONCE = 4096
 _EXACT = "donot_use_mm_for_euclid_dist"  # matrix products round, and equal images must have distance 0
 _DEPTHS = (8, 10, 12, 14)  # bits per channel that cameras and scanners store in 16
+_FIRST_ROWS = 256  # of a stream, whose labels are compared
+_FEWEST_CHANGES = 20  # of labels of shuffled rows; with fewer, chance is too likely an explanation
 _LEVEL = 2 / 255  # one of 256 levels in [-1, 1]
 
 
@@ -144,18 +149,26 @@ def image_sizes(subject: Subject) -> str | None:
 
 
 def sorted_stream(subject: Subject) -> str | None:
-    """A stream whose rows are sorted by label or size, since it mixes only rows near each other."""
-    config, train = subject.config, subject.data.train
-    if not config.streaming or (found := find_sorted_rows(config, train.source, train.column)) is None:
+    """A stream whose first rows are sorted by class, since it mixes only rows near each other."""
+    if not subject.config.streaming:
         return None
-    seen = f"it changes {times(found.changes)}, and would about {found.expected:.0f} times in shuffled rows"
-    if not found.expected:
-        seen = "it has a single value"
-    return (
-        f"The rows of the stream seem to be sorted by {found.column!r}: in {found.num_rows} neighbouring rows {seen}. A "
-        "stream mixes only neighbouring rows, so successive updates get similar data. Shuffle the rows when you write them, "
-        "write many shards, or raise --stream_shuffle_buffer."
-    )
+    stream = open_dataset(subject.config, streaming=True)
+    for name, feature in (stream.features or {}).items():
+        num_classes = getattr(feature, "num_classes", 0)  # of a `datasets.ClassLabel`
+        if num_classes < 2 and name != subject.config.label_column:
+            continue
+        with load_errors_explained(subject.config):
+            labels = [str(row[name]) for row in itertools.islice(stream.select_columns([name]), _FIRST_ROWS)]
+        changes = sum(one != other for one, other in itertools.pairwise(labels))
+        shares = np.unique(labels, return_counts=True)[1] / max(1, len(labels))
+        of_shuffled = (len(labels) - 1) * (1 - np.square(shares).sum())
+        if of_shuffled >= _FEWEST_CHANGES and changes * 4 < of_shuffled or len(labels) >= 64 and len(shares) == 1:
+            return (
+                f"The rows of the stream seem to be sorted by {name!r}, which changes {times(changes)} in the first "
+                f"{len(labels)} rows. A stream mixes only neighbouring rows, so successive updates get similar data. "
+                "Shuffle the rows when you write them, write many shards, or raise --stream_shuffle_buffer."
+            )
+    return None
 
 
 def empty_classes(subject: Subject) -> str | None:

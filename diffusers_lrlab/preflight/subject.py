@@ -14,6 +14,7 @@ import torch
 from ..core.errors import LabError
 from ..core.streams import stream_generator
 from ..data.batch import Batch, Conditions
+from ..data.streams import fetched
 
 if TYPE_CHECKING:
     from ..training.trainer import Trainer
@@ -81,7 +82,7 @@ class Subject:
         elif len(train.source.lengths):
             with suppress(Exception):  # of networks: training reports them
                 examples = (example for _, example in islice(train.source.open(0, 0), _FEW))
-                cells = [train.source.fetch(example.cell) for example in examples]
+                cells = [fetched(example.cell) for example in examples]
         return [facts for cell in cells if (facts := _facts(cell)) is not None]
 
 

@@ -1,6 +1,5 @@
 """`lrlab check`: verify a folder, with its intact and damaged files and the resume point."""
 
-import dataclasses
 from functools import partial
 from pathlib import Path
 
@@ -8,12 +7,12 @@ from ..core.errors import LabError
 from ..core.extras import require_extra
 from ..core.lock import locked
 from ..core.words import counted
-from ..data.latents.manifest import LATENTS_FILE, check_shards, is_latents_folder, read_latents_manifest
+from ..data.latents.manifest import LATENTS_FILE, ROWS_FILE, check_rows, is_latents_folder, read_latents_manifest
 from ..hub.cards import parsed_card
 from ..hub.contents import type_of_folder
 from ..schedules.published import read_schedule_file
 from .check_run import check_run, repair_run
-from .finding import Finding, leftovers_in, read_parquet
+from .finding import Finding, read_parquet
 
 
 def check_folder(folder: Path, repair: bool = False) -> Finding:
@@ -80,17 +79,13 @@ def _check_schedule(folder: Path) -> Finding:
 
 
 def _check_latents(folder: Path) -> Finding:
-    finding = Finding(_LATENTS, str(folder), "not finished", leftovers=leftovers_in(folder))
+    finding = Finding(_LATENTS, str(folder), "finished")
     finding.note(LATENTS_FILE, partial(read_latents_manifest, folder))
     if not finding.damaged:
         manifest = read_latents_manifest(folder)
-        for shard in manifest.shards:
-            finding.note(shard["file"], partial(check_shards, folder, dataclasses.replace(manifest, shards=[shard])))
-        num = f"{manifest.num_encoded} of {counted(manifest.num_images, 'image')}"
-        finding.status = f"finished, {num}" if manifest.is_whole else f"not finished, {num}"
-        if finding.damaged or not manifest.is_whole:
-            finding.remedy = "repeat the lrlab data encode command that made it; it encodes what is missing"
-    else:
+        finding.note(ROWS_FILE, partial(check_rows, folder, manifest))
+        finding.status = f"finished, {counted(manifest.num_images, 'image')}"
+    if finding.damaged:
         finding.remedy = "remove the folder and encode the images again"
     return finding
 

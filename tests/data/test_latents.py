@@ -1,4 +1,4 @@
-"""`lrlab data encode`: what it writes, how it goes on, and what it refuses; and the latents that training draws."""
+"""`lrlab data encode`: what it writes, and what it refuses; and the latents that training draws."""
 
 import json
 import os
@@ -14,15 +14,14 @@ import torch
 from diffusers import AutoencoderDC, AutoencoderKL
 from helpers import image_folder
 from latents import save_vae
-from PIL import Image
-from safetensors.torch import load_file
 
 from diffusers_lrlab import LabError
 from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core.manifest import with_sum
 from diffusers_lrlab.data.image_sets import load_image_dataset
 from diffusers_lrlab.data.latents.encode import EncodeOptions, encode_dataset
-from diffusers_lrlab.data.latents.loading import LatentRows, LatentTransform
-from diffusers_lrlab.data.latents.manifest import LATENTS_FILE, read_latents_manifest
+from diffusers_lrlab.data.latents.loading import LatentTransform
+from diffusers_lrlab.data.latents.manifest import LATENTS_FILE, ROWS_FILE, read_latents_manifest
 
 NUM_DIGITS = 1797
 
@@ -41,14 +40,18 @@ def few(tmp_path_factory):
 @pytest.fixture(scope="module")
 def encoded(vae, tmp_path_factory):
     folder = tmp_path_factory.mktemp("encoded") / "digits"
-    options = EncodeOptions(dataset="digits", vae=str(vae), flip=True, label_column="label", shard_size=500, batch_size=100)
+    options = EncodeOptions(dataset="digits", vae=str(vae), flip=True, label_column="label", batch_size=100)
     encode_dataset(options, folder)
     return folder
 
 
 def all_of(folder):
-    shards = [load_file(path) for path in sorted(folder.glob("*.safetensors"))]
-    return {name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}
+    """The parts of all latents by name, and their labels."""
+    manifest, rows = read_latents_manifest(folder), datasets.Dataset.from_file(str(folder / ROWS_FILE))
+    transform = LatentTransform(manifest.shape, manifest.dtype, 1.0, 0.0, not manifest.is_deterministic, manifest.flip, 0)
+    parts = torch.stack([transform.read(cell) for cell in rows["latent"]]).unbind(1)
+    found = dict(zip(("mean", "std", "mean_flipped", "std_flipped"), parts, strict=False))
+    return found | {name: rows[name][:] for name in rows.column_names if name != "latent"}
 
 
 def encode(*words):
@@ -70,7 +73,7 @@ def test_latents_are_those_of_diffusers(encoded, vae):
                 rows_there = slice(start, start + len(part))
                 assert torch.equal(found[f"mean{end}"][rows_there], expected.mean)
                 assert torch.equal(found[f"std{end}"][rows_there], expected.std)
-    assert found["label"].tolist() == rows["label"][:]
+    assert found["label"] == rows["label"][:]
     assert not torch.allclose(found["mean"], found["mean_flipped"])
 
 
@@ -84,13 +87,12 @@ def test_the_manifest_says_what_encoded_what(encoded, vae):
     }
     assert (manifest.scaling_factor, manifest.shift_factor) == (0.9, 0.1)
     assert (manifest.shape, manifest.resolution, manifest.image_channels) == ((2, 4, 4), 8, 1)
-    assert (manifest.image_set, manifest.num_images, len(manifest.shards)) == ("digits", NUM_DIGITS, 4)
-    assert manifest.class_names == [*"0123456789"]
+    assert (manifest.image_set, manifest.num_images) == ("digits", NUM_DIGITS)
     found = all_of(encoded)
     scaled = (found["mean"].double() - 0.1) * 0.9
     square = scaled.square() + (found["std"].double() * 0.9).square()
     expected = float(scaled.mean()), float((square.mean() - scaled.mean() ** 2).sqrt())
-    assert manifest.statistics == pytest.approx(expected, rel=1e-9)
+    assert (manifest.mean, manifest.std) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -107,47 +109,43 @@ def test_numbers_are_stored_in_the_given_type(few, vae, tmp_path, dtype, capsys)
 
 
 @pytest.mark.slow
-def test_a_killed_encode_goes_on_to_the_same_bits(encoded, vae, tmp_path):
+def test_a_killed_encode_leaves_no_folder_and_is_repeated(encoded, vae, tmp_path):
     folder = tmp_path / "digits"
-    words = ("--vae", vae, "--flip", "--label_column", "label", "--shard_size", "500", "--batch_size", "100")
+    words = ("--vae", vae, "--flip", "--label_column", "label", "--batch_size", "100")
     command = ("-m", "diffusers_lrlab", "data", "encode", "digits", folder, *words)
     process = started.Started(*command, env=runs.environment())
-    runs.wait_for(lambda: (folder / "latents-00001.safetensors").exists(), process)
+    runs.wait_for(lambda: len([*tmp_path.rglob("*latents.arrow*")]), process)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    manifest = read_latents_manifest(folder)
-    assert 0 < manifest.num_encoded < NUM_DIGITS
-    before = {path: path.stat().st_mtime_ns for shard in manifest.shards for path in [folder / shard["file"]]}
+    assert not folder.exists()
     status, _, stderr = started.run(*command, env=runs.environment())
     assert status == 0, stderr
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-    for path in sorted(encoded.glob("*")):
+    for path in encoded.iterdir():
         assert (folder / path.name).read_bytes() == path.read_bytes(), path.name
-    assert {path.name for path in folder.iterdir()} == {path.name for path in encoded.iterdir()}
+    assert [path.name for path in tmp_path.iterdir()] == ["digits"]
 
 
-def test_damage_is_reported_and_encoded_again(few, vae, tmp_path, capsys):
-    words = (few, tmp_path / "out", "--vae", vae, "--resolution", 4, "--shard_size", 8, "--cache_dir", tmp_path / "cache")
+def test_damage_is_reported(few, vae, tmp_path, capsys):
+    words = (few, tmp_path / "out", "--vae", vae, "--resolution", 4, "--cache_dir", tmp_path / "cache")
     assert encode(*words) == 0
     assert main(["check", str(tmp_path / "out")]) == 0
-    assert "set of latents, finished, 20 of 20 images" in capsys.readouterr().out
-    shard = tmp_path / "out" / "latents-00001.safetensors"
-    content = bytearray(good := shard.read_bytes())
+    assert "set of latents, finished, 20 images" in capsys.readouterr().out
+    rows = tmp_path / "out" / ROWS_FILE
+    content = bytearray(good := rows.read_bytes())
     content[-1] ^= 1
-    shard.write_bytes(content)
+    rows.write_bytes(content)
     assert main(["check", str(tmp_path / "out")]) == 1
     assert "its SHA-256 has changed" in capsys.readouterr().out
-    assert encode(*words) == 0
-    assert "encoded again" in capsys.readouterr().err
-    assert shard.read_bytes() == good
-    assert main(["check", str(tmp_path / "out")]) == 0
+    rows.write_bytes(good)
     assert main(["push", str(tmp_path / "out"), "--repo_id", "user/latents"]) == 2
     assert "holds latents, which are not uploaded" in capsys.readouterr().err
-    text = (tmp_path / "out" / LATENTS_FILE).read_text().replace('"flip": false', '"flip": true')
-    (tmp_path / "out" / LATENTS_FILE).write_text(text)
+    text = (tmp_path / "out" / LATENTS_FILE).read_text()
+    (tmp_path / "out" / LATENTS_FILE).write_text(text.replace('"flip": false', '"flip": true'))
     assert main(["check", str(tmp_path / "out")]) == 1
-    assert encode(*words) == 2
-    assert "its SHA-256 has changed" in capsys.readouterr().err
+    data = json.loads(text) | {"format": 1}
+    (tmp_path / "out" / LATENTS_FILE).write_text(json.dumps(with_sum({k: data[k] for k in data if k != "sha256"})))
+    with pytest.raises(LabError, match=r"has the format 1; this version reads 2\. Hint: remove the folder and encode again"):
+        read_latents_manifest(tmp_path / "out")
 
 
 def test_a_deterministic_autoencoder_has_means_alone(few, tmp_path):
@@ -160,7 +158,7 @@ def test_a_deterministic_autoencoder_has_means_alone(few, tmp_path):
     vae.save_pretrained(tmp_path / "vae")
     options = EncodeOptions(dataset=str(few), vae=str(tmp_path / "vae"), resolution=8, cache_dir=str(tmp_path / "cache"))
     manifest = encode_dataset(options, tmp_path / "out")
-    assert (manifest.is_deterministic, manifest.parts, manifest.shape) == (True, ("mean",), (4, 4, 4))
+    assert (manifest.is_deterministic, manifest.shape) == (True, (4, 4, 4))
     assert {*all_of(tmp_path / "out")} == {"mean"}
 
 
@@ -172,7 +170,6 @@ REFUSED = {
     "no vae": (["digits", "--vae", "UNET"], "--vae .*: must be an autoencoder of diffusers, got a UNet2DModel"),
     "revision": (["digits", "--revision", "main"], "--revision 'main': must be left out for a folder"),
     "normalised": (["digits", "--vae", "NORMALISED"], "must be an autoencoder with one scaling_factor"),
-    "colour": (["shapes"], "the data set 'shapes': must be a data set of grey images, got images in colour"),
     "channels": (["digits", "--vae", "FOUR"], "must be an autoencoder of grey or RGB images, got 4 channels"),
     "size": (["digits", "--resolution", "9"], "--resolution 9: must be a size that the autoencoder reproduces"),
     "label": (["digits", "--label_column", "kind"], "--label_column 'kind': must be a column of whole numbers"),
@@ -204,22 +201,14 @@ def test_what_cannot_be_encoded_is_refused_before_it_begins(name, vae, few, enco
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_of_other_latents_or_files_is_left_alone(encoded, vae, tmp_path, capsys):
-    words = ("digits", "--vae", vae)
+def test_a_folder_of_latents_or_other_files_is_left_alone(encoded, vae, tmp_path, capsys):
     before = (encoded / LATENTS_FILE).read_bytes()
-    assert encode(words[0], encoded, *words[1:]) == 2
-    error = capsys.readouterr().err
-    assert "holds latents of other settings" in error
-    assert "flip: True then, False now" in error
-    save_vae(tmp_path / "other", seed=1)
-    same = ("--flip", "--label_column", "label", "--shard_size", 500, "--batch_size", 100)
-    assert encode("digits", encoded, "--vae", tmp_path / "other", *same) == 2
-    assert "weights_sha256" in capsys.readouterr().err
-    assert (encoded / LATENTS_FILE).read_bytes() == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("kept")
-    assert encode("digits", tmp_path / "mine", "--vae", vae) == 2
-    assert "is not an empty folder" in capsys.readouterr().err
+    for folder in (encoded, tmp_path / "mine"):
+        assert encode("digits", folder, "--vae", vae) == 2
+        assert "is not an empty folder" in capsys.readouterr().err
+    assert (encoded / LATENTS_FILE).read_bytes() == before
 
 
 def test_unreadable_images_and_negative_labels_are_named(vae, tmp_path, capsys):
@@ -239,29 +228,12 @@ def test_unreadable_images_and_negative_labels_are_named(vae, tmp_path, capsys):
     assert "label=-1 of row 1: must be a label, a whole number from 0 on, got -1" in capsys.readouterr().err
 
 
-def test_images_in_colour_are_not_made_grey(vae, tmp_path, capsys):
-    (tmp_path / "images").mkdir()
-    Image.new("RGB", (4, 4), "red").save(tmp_path / "images" / "red.png")
-    options = ("--vae", vae, "--resolution", 4, "--cache_dir", tmp_path / "cache")
-    assert encode(tmp_path / "images", tmp_path / "out", *options) == 2
-    assert "got images in colour" in capsys.readouterr().err
-
-
 # --- what training draws -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def transform():
-    return LatentTransform((2, 4, 4), scaling_factor=0.9, shift_factor=0.1, has_std=True, has_flips=True, seed=3)
-
-
-def test_rows_are_read_from_their_shards(encoded):
-    found, rows = all_of(encoded), [3, 499, 500, 1796, 0]
-    read = LatentRows(encoded, read_latents_manifest(encoded), rows)
-    for index, row in enumerate(rows):
-        for part, name in enumerate(("mean", "std", "mean_flipped", "std_flipped")):
-            assert torch.equal(read[index][part], found[name][row])
-    assert read.labels().tolist() == found["label"][rows].tolist()
+    return LatentTransform((2, 4, 4), "float32", scaling_factor=0.9, shift_factor=0.1, has_std=True, has_flips=True, seed=3)
 
 
 def test_draws_have_the_mean_and_the_variance(transform):
@@ -276,8 +248,8 @@ def test_draws_have_the_mean_and_the_variance(transform):
     assert torch.equal(transform.fixed(stored), (stored[0] - 0.1) * 0.9)
 
 
-def test_a_draw_depends_on_seed_and_number_alone(transform, encoded):
-    stored = LatentRows(encoded, read_latents_manifest(encoded), [7])[0]
+def test_a_draw_depends_on_seed_and_number_alone(transform):
+    stored = torch.rand(4, 2, 4, 4)
     together = transform.augment_all(torch.stack([stored] * 3), [5, 6, 5])
     assert torch.equal(together[0], together[2])
     assert torch.equal(together[1], transform.augment(stored, 6))
@@ -287,5 +259,3 @@ def test_a_draw_depends_on_seed_and_number_alone(transform, encoded):
 def test_an_encode_without_a_vae_or_of_points_says_so(tmp_path, capsys):
     assert encode("digits", tmp_path / "out") == 2
     assert "--vae None: must be given to lrlab data encode" in capsys.readouterr().err
-    with pytest.raises(LabError, match=r"--shard_size 0: must be"):
-        encode_dataset(EncodeOptions(dataset="digits", vae="x", shard_size=0), tmp_path / "out")

@@ -1,7 +1,6 @@
-"""The same images in the same places, whatever the format, the way of decoding, the workers and the processes."""
+"""The same images in the same places, whatever the format, the workers and the processes."""
 
 import io
-import itertools
 import tarfile
 
 import datasets
@@ -51,17 +50,15 @@ def read(data, layout, num_workers):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 @pytest.mark.parametrize("way", ["random access", "stream"])
-@pytest.mark.parametrize("decoding", ["float", "uint8", "draft"])
-def test_format_cache_workers_and_processes_change_nothing(folders, way, decoding):
+def test_format_workers_and_processes_change_nothing(folders, way):
     """Every format with every number of workers and of processes, and each of their pairs with some format."""
-    options = {"image_channels": 3, "random_flip": True, "decoding": decoding, "in_memory_limit_mb": 0}
+    options = {"image_channels": 3, "random_flip": True, "in_memory_limit_mb": 0}
     if way == "stream":
         options |= {"streaming": True, "max_train_steps": 9}
         del options["in_memory_limit_mb"]
-    caches = [{}] if way == "stream" or decoding == "float" else [{}, {"cache_decoded": True}]
     seen = []
-    for turn, (name, cache) in enumerate(itertools.product(("images", "parquet", "tar"), caches)):
-        data = load(folders / name, **options, **cache)
+    for turn, name in enumerate(("images", "parquet", "tar")):
+        data = load(folders / name, **options)
         expected = read(data, BatchLayout(BATCH), 0)
         seen.append(expected)
         for place, num_workers in enumerate((1, 2, 4)):
@@ -69,7 +66,7 @@ def test_format_cache_workers_and_processes_change_nothing(folders, way, decodin
             for rank, workers in [(rank, 0) for rank in range(processes)] + [(processes - 1, num_workers)]:
                 layout = BatchLayout(BATCH // 2 // processes, 2, processes, rank)
                 places = [number for part in layout.positions() for number in part]
-                assert torch.equal(read(data, layout, workers), expected[:, places]), (name, cache, processes, workers)
+                assert torch.equal(read(data, layout, workers), expected[:, places]), (name, processes, workers)
     if way == "random access":  # streams of other shards have other orders
         assert all(torch.equal(each, seen[0]) for each in seen)
     assert len(torch.unique(seen[0].flatten(0, 1).flatten(1), dim=0)) > NUM_IMAGES / 2

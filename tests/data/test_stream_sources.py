@@ -11,20 +11,18 @@ import datasets
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
-from fsspec.spec import AbstractBufferedFile
-from helpers import load
+import torch
+from helpers import load, stacked
 from PIL import Image
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.data import retries
+from diffusers_lrlab.data.batches import iterate_batches
+from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.shards import ParquetShards, SequentialShards
-from diffusers_lrlab.data.tar_shards import TarShards, _rows_of_tar
 
 STREAM = {"streaming": True, "max_train_steps": 1}
 NUM_FILES, ROWS = 4, 5  # of each
-XOPEN = "datasets.utils.file_utils.xopen"
 
 
 # --- the same data ---------------------------------------------------------------------------------------------------
@@ -108,122 +106,63 @@ def test_a_saved_dataset_is_known_by_its_own_fingerprint(tmp_path):
 # --- finding the rows ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def tars(tmp_path):
-    write_shards(tmp_path / "data", "tar")
-    return sorted(map(str, (tmp_path / "data").iterdir()))
+class Stream:
+    """As a `datasets.IterableDataset` of three shards, of which those in `failing` break off."""
 
+    num_shards = 3
 
-class FailingOpen:
-    """Opens files, and fails as often as it is told to for a path."""
+    def __init__(self, failing=(), number=None):
+        self.failing, self.number, self.read = failing, number, []
 
-    def __init__(self, **failures):
-        self.failures, self.opened = failures, []
+    def shard(self, num_shards, index):
+        self.read.append(index)
+        return Stream(self.failing, index)
 
-    def __call__(self, path, mode):
-        self.opened.append(Path(path).name)
-        if self.failures.get(Path(path).stem, 0):
-            self.failures[Path(path).stem] -= 1
+    def iter(self, batch_size):
+        yield {"x": [[self.number, 0.0]]}
+        if self.number in self.failing:
             raise ConnectionError("reset by peer")
-        return open(path, mode)
+        yield {"x": [[self.number, 1.0]]}
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch):
-    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.001)
+def counted(stream, path):
+    """The shards that are read to count their rows."""
+    found = SequentialShards("rows", stream, [f"{number}.csv" for number in range(3)], "x", path)
+    assert found.lengths.tolist() == [2, 2, 2]
+    return stream.read, found.fingerprint
 
 
-def test_a_tar_file_that_cannot_be_read_at_once_is_tried_again(tars, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(XOPEN, FailingOpen(**{"2": 2}))
-    assert TarShards("tar", tars, "png", tmp_path / "rows").lengths.tolist() == [ROWS] * NUM_FILES
-    told = capsys.readouterr().err
-    assert (
-        told.count("The rows of shard 2 of 'tar' could not be counted (ConnectionError: reset by peer); the next try") == 2
-    )
+def test_a_restart_goes_on_with_the_shards_that_were_not_counted(tmp_path):
+    told = r"The rows of '2\.csv' could not be counted \(ConnectionError: reset by peer\)\. Start again when it can be read"
+    with pytest.raises(LabError, match=told):
+        counted(Stream({2}), tmp_path / "rows")
+    read, fingerprint = counted(Stream({0, 1}), tmp_path / "rows")
+    assert read == [2]
+    assert counted(Stream(), tmp_path / "rows") == ([], fingerprint)
 
 
-def test_a_restart_goes_on_with_the_shards_that_were_not_counted(tars, tmp_path, monkeypatch):
-    monkeypatch.setattr(XOPEN, FailingOpen(**{"3": 99}))
-    with pytest.raises(LabError, match=r"shard 3 of 'tar' .*reset by peer\), 5 times\. Start again when it can be read"):
-        TarShards("tar", tars, "png", tmp_path / "rows")
-    again = FailingOpen()
-    monkeypatch.setattr(XOPEN, again)
-    found = TarShards("tar", tars, "png", tmp_path / "rows")
-    assert again.opened == ["3.tar"]
-    again.opened.clear()
-    assert TarShards("tar", tars, "png", tmp_path / "rows").fingerprint == found.fingerprint
-    assert again.opened == []
-
-
-def test_a_line_that_a_killed_process_left_unfinished_is_counted_again(tars, tmp_path, monkeypatch):
-    expected = TarShards("tar", tars, "png", tmp_path / "rows")
+def test_a_line_that_a_killed_process_left_unfinished_is_counted_again(tmp_path):
+    _, expected = counted(Stream(), tmp_path / "rows")
     kept = (tmp_path / "rows").read_bytes()
-    (tmp_path / "rows").write_bytes(kept[: len(kept) * 5 // 8])
-    for opened in (["2.tar", "3.tar"], []):
-        counted = FailingOpen()
-        monkeypatch.setattr(XOPEN, counted)
-        found = TarShards("tar", tars, "png", tmp_path / "rows")
-        assert counted.opened == opened
-        assert found.lengths.tolist() == expected.lengths.tolist()
-        assert found.fingerprint == expected.fingerprint
+    (tmp_path / "rows").write_bytes(kept[: len(kept) // 2])
+    for read in ([1, 2], []):
+        assert counted(Stream(), tmp_path / "rows") == (read, expected)
 
 
-def test_footers_of_parquet_are_tried_again(tmp_path, monkeypatch, capsys):
+def test_a_footer_of_parquet_that_cannot_be_read_is_named(tmp_path):
     write_shards(tmp_path / "data", "parquet")
     files = sorted(map(str, (tmp_path / "data").iterdir()))
     feature = datasets.List(datasets.Value("float64"))
-    monkeypatch.setattr(XOPEN, FailingOpen(**{"1": 1}))
     assert ParquetShards("rows", files, "x", feature).lengths.tolist() == [3, 2] * NUM_FILES
-    assert "The footer of" in (told := capsys.readouterr().err)
-    assert "1.parquet' could not be read (ConnectionError: reset by peer)" in told
-    monkeypatch.setattr(XOPEN, FailingOpen(**{"1": 99}))
-    with pytest.raises(LabError, match=r"1\.parquet' could not be read .*, 5 times\. Start again"):
+    Path(files[1]).write_bytes(b"PAR1")
+    with pytest.raises(LabError, match=r"1\.parquet' could not be read \(ArrowInvalid: .*\)\. Start again"):
         ParquetShards("rows", files, "x", feature)
 
 
-class Stream:
-    """As a `datasets.IterableDataset` whose shards fail as often as `failures` says."""
-
-    def __init__(self, failures, shard=None):
-        self.failures, self.number, self.num_shards = failures, shard, 3
-
-    def shard(self, num_shards, index):
-        return Stream(self.failures, index)
-
-    def __iter__(self):
-        yield {"x": [self.number, 0.0]}
-        if self.failures.get(self.number, 0):
-            self.failures[self.number] -= 1
-            raise ConnectionError("reset by peer")
-        yield {"x": [self.number, 1.0]}
-
-
-def test_shards_that_are_counted_are_tried_again_and_kept(tmp_path):
-    assert SequentialShards("rows", Stream({1: 1}), "x", tmp_path / "a").lengths.tolist() == [2, 2, 2]
-    with pytest.raises(LabError, match=r"shard 2 of 'rows' could not be counted .*, 5 times"):
-        SequentialShards("rows", Stream({2: 99}), "x", tmp_path / "b")
-    assert SequentialShards("rows", Stream({0: 99, 1: 99}), "x", tmp_path / "b").lengths.tolist() == [2, 2, 2]
-
-
-class Remote(AbstractBufferedFile):
-    """A file elsewhere, read as that of HTTP or S3, which counts what is fetched."""
-
-    def __init__(self, path, fetched):
-        self.content, self.fetched = Path(path).read_bytes(), fetched
-        super().__init__(MemoryFileSystem(), path, size=len(self.content))
-
-    def _fetch_range(self, start, end):
-        self.fetched.append(end - start)
-        return self.content[start:end]
-
-
-def test_only_headers_of_tar_files_are_fetched(tmp_path, monkeypatch):
-    path = tmp_path / "large.tar"
-    rows = [(f"{'long' * 40 if row == 7 else ''}{row:03}.jpg", b"x" * 100_000) for row in range(50)]
-    write_tar(path, rows)
-    expected = list(_rows_of_tar(str(path), "jpg"))
-    fetched = []
-    monkeypatch.setattr(XOPEN, lambda path, mode: Remote(path, fetched))
-    assert list(_rows_of_tar(str(path), "jpg")) == expected
-    assert sum(fetched) < 0.03 * path.stat().st_size
-    assert len(fetched) <= len(rows) + 5  # a request for each image, and not one for each read of tarfile
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
+@cases("kind", ["tar", "jsonl"])
+def test_shards_that_are_read_in_order_are_not_divided_among_workers_twice(tmp_path, kind):
+    """`datasets` divides each stream that it finds in a worker."""
+    data = load(tmp_path / "data", **STREAM, **write_shards(tmp_path / "data", kind))
+    expected, found = (stacked(iterate_batches(data, BatchLayout(4), 0, range(3, 8), num_workers)) for num_workers in (0, 3))
+    assert torch.equal(found, expected)

@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "held_up_workers.py"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whose", ["run", "decoder", "run beside a later process"])
+@pytest.mark.parametrize("whose", ["run", "run beside a later process"])
 def test_none_outlives_a_run_that_is_killed(whose):
     """Not even one that cannot notice by itself, as it waits for its source or to hand over what it has."""
     run = Started(SCRIPT, whose, env=os.environ)

@@ -18,6 +18,7 @@ import pytest
 import runs
 import torch
 from diffusers import DDPMScheduler
+from helpers import image_folder
 from pyarrow import parquet
 from tables import cases
 
@@ -37,6 +38,7 @@ SHORTER = {  # updates, and images
     "range(600)": "range(6)",
     "n=1000, s": "n=20, s",
     "max_steps=100": "max_steps=4",
+    ", num_proc=4": "",
     "    warmup_steps=10": "    warmup_steps=1",
 }
 
@@ -105,6 +107,8 @@ def snippets():
 @pytest.mark.parametrize("block", [*snippets()])
 def test_a_snippet_runs(block, names, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    if "photos" in block.code:  # the reader's
+        image_folder(tmp_path / "photos")
     with printed.registrations_undone():
         exec(compile(shortened(block.code), str(block), "exec"), names)
     if "scheduler" in names:

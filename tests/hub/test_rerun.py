@@ -247,7 +247,10 @@ def test_a_checkpoint_of_another_version_is_refused_as_its_record_is(pair):
     record = read_record(pair[0])
     known = defaults_of(TrainingConfig)
     of_then = {name: value for name, value in record["config"].items() if name in known}
-    assert recorded_options(record, "run", {**record["config"], "gone": False}) == {**known, **of_then}
+    left = {"gone": False, "decoding": "float"}
+    assert recorded_options(record, "run", {**record["config"], **left}) == {**known, **of_then}
+    with pytest.raises(LabError, match="has 'decoding', which this version does not know"):
+        recorded_options(record, "run", {**record["config"], "decoding": "draft"})
     with pytest.raises(LabError, match="The record of 'run' has 'of_the_future', which this version does not know"):
         recorded_options(record, "run", {**record["config"], "of_the_future": 1})
 

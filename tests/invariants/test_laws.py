@@ -123,7 +123,7 @@ def place(tmp_path_factory):
     """Digits as latents and as shards of a stream, with their labels."""
     place = tmp_path_factory.mktemp("place")
     vae = str(save_vae(place / "vae"))
-    options = EncodeOptions(dataset="digits", vae=vae, flip=True, label_column="label", batch_size=200, shard_size=1000)
+    options = EncodeOptions(dataset="digits", vae=vae, flip=True, label_column="label", batch_size=200)
     encode_dataset(options, place / "latents")
     (place / "shards").mkdir()
     for part in range(2):

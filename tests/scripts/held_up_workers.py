@@ -35,13 +35,6 @@ def of_a_run():
     return iterate_batches(data, BatchLayout(4), 0, range(2), num_workers=WORKERS, compact=True)
 
 
-def of_the_decoder():
-    from diffusers_lrlab.data import decoded
-
-    decoded.available_cores = lambda: WORKERS + 1
-    return decoded._decoded(decoded._Decoder(HeldUp(), SimpleNamespace(read_compact=None)))
-
-
 def beside_a_later_process():
     """It is forked when the workers are there, so that it has what they have of this process, and lives on."""
 
@@ -55,6 +48,5 @@ def beside_a_later_process():
 
 
 multiprocessing.set_start_method("fork", force=True)  # as on Linux, which a process of the tests' server does not say
-LOADERS = {"run": of_a_run, "decoder": of_the_decoder}
-LOADERS["run beside a later process"] = beside_a_later_process
+LOADERS = {"run": of_a_run, "run beside a later process": beside_a_later_process}
 next(iter(LOADERS[sys.argv[1]]()))

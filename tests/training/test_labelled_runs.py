@@ -113,7 +113,6 @@ def test_two_processes_share_out_images_with_their_labels(folder, tmp_path, stra
     [
         pytest.param(("--in_memory_limit_mb=100",), id="memory", marks=pytest.mark.slow),
         pytest.param(("--dataloader_num_workers=2",), id="workers", marks=pytest.mark.slow),
-        pytest.param(("--decoding=uint8", "--cache_decoded"), id="cache", marks=pytest.mark.slow),
         pytest.param(("--streaming", "--stream_shuffle_buffer=60"), id="stream"),
     ],
 )

@@ -87,13 +87,13 @@ def scaling_of(model: Any) -> tuple[float, float]:
     return 1.0 if factor is None else float(factor), 0.0 if shift is None else float(shift)
 
 
-def encoded(model: Any, images: torch.Tensor) -> dict[str, torch.Tensor]:
+def encoded(model: Any, images: torch.Tensor) -> list[torch.Tensor]:
     """The latents of images: mean and standard deviation, or the mean alone of a deterministic autoencoder."""
     output = model.encode(images)
     if hasattr(output, "latent_dist"):
-        return {"mean": output.latent_dist.mean, "std": output.latent_dist.std}
+        return [output.latent_dist.mean, output.latent_dist.std]
     if hasattr(output, "latent"):
-        return {"mean": output.latent}
+        return [output.latent]
     wanted = "an autoencoder whose encode() gives latent_dist (AutoencoderKL) or latent (AutoencoderDC)"
     raise must_be("--vae", type(model).__name__, wanted, "choose another")
 
@@ -107,8 +107,11 @@ def image_channels_of(model: Any, name: str) -> int:
     return channels
 
 
-def check_size(model: Any, name: str, channels: int, resolution: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of an image's latents, found without computing; a `LabError` if the decoded image had another size."""
+def check_size(model: Any, name: str, channels: int, resolution: int) -> tuple[Any, bool]:
+    """
+    The shape of an image's latent, and whether it is deterministic, found without computing; a `LabError` if the decoded
+    image had another size.
+    """
     import torch
 
     with torch.device("meta"), torch.no_grad():
@@ -116,7 +119,7 @@ def check_size(model: Any, name: str, channels: int, resolution: int) -> dict[st
         images = torch.empty(1, channels, resolution, resolution)
         try:
             latents = encoded(copy, images)
-            decoded = copy.decode(latents["mean"], return_dict=False)[0]
+            decoded = copy.decode(latents[0], return_dict=False)[0]
         except LabError:
             raise
         except Exception as error:  # of any type, as of layers that do not fit
@@ -124,7 +127,7 @@ def check_size(model: Any, name: str, channels: int, resolution: int) -> dict[st
             raise must_be("--vae", name, wanted, f"{error}", got=f"a {type(model).__name__} that fails") from error
     if decoded.shape != images.shape:
         size = " x ".join(map(str, decoded.shape[1:]))
-        factor = max(1, round(resolution / latents["mean"].shape[-1]))
+        factor = max(1, round(resolution / latents[0].shape[-1]))
         hint = f"--vae {name} would decode to {size}; it reduces images by {factor}"
         raise must_be("--resolution", resolution, "a size that the autoencoder reproduces", hint)
-    return {name: tuple(values.shape[1:]) for name, values in latents.items()}
+    return tuple(latents[0].shape[1:]), len(latents) == 1

@@ -1,89 +1,46 @@
-"""Latents as training data: rows of memory-mapped shards, and the draw of a latent from its mean and variance."""
+"""Latents as training data: rows of a memory-mapped file, and the draw of a latent from its mean and variance."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from ...core.errors import is_first_process
-from ...core.streams import split_rows, stream_generator, stream_uniform
+from ...core.streams import stream_generator, stream_uniform
 from ..batch import Batch
-from ..conditions import ConditionColumns, fingerprint_with
-from ..labels import find_classes, label_column
+from ..conditions import find_conditions, fingerprint_with
+from ..labels import find_label_column
 from ..layout import BatchLayout
-from ..loading import TrainingData
+from ..loading import TrainingData, hold_out_rows, select_columns
 from ..options import DataConfig
-from .manifest import LatentsManifest, check_shards, check_whole, latents_folder, read_latents_manifest
-
-
-class LatentRows(Sequence[torch.Tensor]):
-    """
-    Rows of the shards of a folder: `(parts, channels, height, width)` each, as stored, see [`LatentsManifest.parts`].
-
-    Shards are memory-mapped, and opened again by each worker.
-    """
-
-    def __init__(self, folder: Path, manifest: LatentsManifest, rows: Sequence[int]):
-        self.folder, self.manifest, self.rows = folder, manifest, np.asarray(rows, np.int64)
-        self._ends = np.cumsum([shard["num_images"] for shard in manifest.shards])
-        self._opened: dict[int, list[Any]] = {}
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        row = int(self.rows[index])
-        shard = int(np.searchsorted(self._ends, row, side="right"))
-        position = row - int(self._ends[shard - 1] if shard else 0)
-        if shard not in self._opened:
-            file = _open(self.folder / self.manifest.shards[shard]["file"])
-            self._opened[shard] = [file.get_slice(name) for name in self.manifest.parts]
-        return torch.stack([part[position] for part in self._opened[shard]])
-
-    def labels(self) -> torch.Tensor:
-        """The labels of these rows, int64."""
-        files = [_open(self.folder / shard["file"]) for shard in self.manifest.shards]
-        return torch.cat([file.get_tensor("label") for file in files])[torch.from_numpy(self.rows)]
-
-    def __getstate__(self) -> Any:
-        return (self.folder, self.manifest, self.rows)
-
-    def __setstate__(self, state: Any) -> None:
-        self.__init__(*state)  # type: ignore[misc]
-
-
-def _open(path: Path) -> Any:
-    from safetensors import safe_open
-
-    return safe_open(path, "pt")
+from .manifest import ROWS_FILE, check_rows, latents_folder, read_latents_manifest
 
 
 @dataclass(frozen=True)
 class LatentTransform:
     """
-    The transform from a stored row to the latent that a model is trained on, float32 `(channels, height, width)`.
+    The transform from the bytes of a row to the latent that a model is trained on, float32 `(channels, height, width)`.
 
     Flip and draw depend on the seed and the image number in the run only, so they are the same for any number of workers,
     processes and micro-batches, and after a resume; in another epoch an image has another number.
     """
 
     shape: tuple[int, ...]
+    dtype: str
     scaling_factor: float
     shift_factor: float
     has_std: bool
     has_flips: bool
     seed: int  # of the run
 
-    def read(self, cell: torch.Tensor) -> torch.Tensor:
-        return cell
+    def read(self, cell: bytes) -> torch.Tensor:
+        """Mean and standard deviation, and both of the mirrored image, as far as they are stored: `(parts, *shape)`."""
+        return torch.frombuffer(bytearray(cell), dtype=getattr(torch, self.dtype)).view(-1, *self.shape)
 
-    def read_compact(self, cell: torch.Tensor) -> torch.Tensor:
-        return cell
+    read_compact = read
 
     def fixed(self, tensor: torch.Tensor) -> torch.Tensor:
         """The mean, not flipped; `tensor` may have more dimensions in front."""
@@ -114,54 +71,29 @@ def load_latent_data(
 
     `conditions` are those of [`load_image_data`]; latents have one column, that of their labels.
     """
-    conditions = conditions or {}
     folder = latents_folder(config) or Path(config.train_data_dir or config.dataset_name or "")
     manifest = read_latents_manifest(folder)
-    check_whole(folder, manifest)
-    if is_first_process():  # the others would read the same files
-        check_shards(folder, manifest)
-    for keyword, name in conditions.items():
-        manifest.check_label_column(keyword, name, of="conditions")
+    if is_first_process():  # the others would read the same file
+        check_rows(folder, manifest)
     manifest.check_label_column("--label_column", config.label_column)
-    names = manifest.class_names or ()
-    columns = {} if config.label_column is None else label_column(config.label_column, names, config)
-    held_out, training = split_rows(manifest.num_images, config.num_validation_images or 0)
+    from datasets import Dataset
+
+    rows = Dataset.from_file(str(folder / ROWS_FILE))
+    columns = find_conditions(rows, conditions) | find_label_column(rows, config)
+    rows, values = select_columns(rows, "latent", columns, is_stream=False)
     transform = LatentTransform(
         shape=manifest.shape,
+        dtype=manifest.dtype,
         scaling_factor=manifest.scaling_factor,
         shift_factor=manifest.shift_factor,
         has_std=not manifest.is_deterministic,
         has_flips=manifest.flip,
         seed=seed,
     )
-    keywords = [*conditions, *columns]
-    values = dict.fromkeys(keywords, _read_labels(folder, manifest, columns)) if keywords else {}
-    held = LatentRows(folder, manifest, held_out)
-    means = [transform.fixed(held[index]) for index in range(len(held))]
-    data = TrainingData(
-        name=config.dataset_name or config.train_data_dir or "",
-        train=(rows := LatentRows(folder, manifest, training)),
-        held_out=Batch(
-            torch.stack(means) if means else torch.empty(0, *manifest.shape),
-            {keyword: some[held_out] for keyword, some in values.items()},
-        ),
-        column="latent",
-        fingerprint=fingerprint_with(manifest.fingerprint, values),
-        transform=transform,
-        decoded=rows,
-        conditions={keyword: some[training] for keyword, some in values.items()},
-        classes=find_classes(columns, values, config.label_dropout, seed),
-        image_set=manifest.image_set,
-        autoencoder={**manifest.autoencoder, "weights_sha256": manifest.weights_sha256},
-    )
-    layout.check_fits(len(rows))
+    name, fingerprint = config.dataset_name or config.train_data_dir or "", fingerprint_with(manifest.fingerprint, values)
+    data = TrainingData(name, rows, Batch(torch.empty(0)), "latent", fingerprint, transform)
+    data.image_set = manifest.image_set
+    data.autoencoder = {**manifest.autoencoder, "weights_sha256": manifest.weights_sha256}
+    hold_out_rows(data, config, columns, values, seed)
+    layout.check_fits(len(data.train))
     return data
-
-
-def _read_labels(folder: Path, manifest: LatentsManifest, columns: ConditionColumns) -> torch.Tensor:
-    """The labels of all rows, int64; a `LabError` that names a row whose label is not allowed."""
-    labels = LatentRows(folder, manifest, range(manifest.num_images)).labels()
-    for column in columns.values():
-        for row in (int(labels.argmin()), int(labels.argmax())):
-            column.check(int(labels[row]), f"row {row}")
-    return labels

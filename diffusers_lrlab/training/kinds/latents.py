@@ -22,21 +22,12 @@ if TYPE_CHECKING:
     from ...data.loading import TrainingData
 
 _ENCODED = "latents are of the images as they were encoded"
-_READ = "latents are read from the shards of their folder"
 # Options of images and of other sources that latents do not have, and why.
 _NO_EFFECT = {
-    "center_crop": f"{_ENCODED}, cropped at the centre",
     "random_flip": "a latent cannot be mirrored; encode both by lrlab data encode ... --flip, and half of them are flipped",
-    "preserve_input_precision": _ENCODED,
-    "decoding": _ENCODED,
-    "skip_corrupt_images": f"{_ENCODED}, without corrupt ones",
-    "cache_decoded": _READ,
-    "image_column": f"{_ENCODED}; lrlab data encode takes it",
-    "dataset_config_name": f"{_ENCODED}; lrlab data encode takes it",
-    "dataset_split": f"{_ENCODED}; lrlab data encode takes it",
-    "point_column": "latents are not points",
-    "streaming": _READ,
-    "in_memory_limit_mb": "latents are memory-mapped and never all in memory",
+    **dict.fromkeys(("center_crop", "preserve_input_precision", "skip_corrupt_images"), _ENCODED),
+    **dict.fromkeys(("image_column", "dataset_config_name", "dataset_split"), "lrlab data encode takes it"),
+    **dict.fromkeys(("point_column", "streaming", "in_memory_limit_mb"), "latents are read from a memory-mapped file"),
 }
 
 

@@ -1,0 +1,73 @@
+"""Batches that are read ahead."""
+
+import itertools
+import threading
+
+import pytest
+import torch
+
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.data.prefetch import prefetched
+
+
+def test_batches_that_are_read_ahead_are_the_same():
+    assert torch.stack(list(prefetched(torch.tensor(number) for number in range(9)))).tolist() == list(range(9))
+    assert list(prefetched(torch.tensor(number) for number in range(0))) == []
+
+
+def test_an_error_comes_where_the_batch_would():
+    def failing():
+        yield torch.tensor(1)
+        raise LabError("gone")
+
+    ahead = prefetched(failing())
+    assert next(ahead) == 1
+    with pytest.raises(LabError, match="gone"):
+        next(ahead)
+
+
+def test_who_stops_early_leaves_no_thread_and_closes_the_source():
+    closed = []
+
+    def source():
+        try:
+            yield from map(torch.tensor, itertools.count())
+        finally:
+            closed.append(True)
+
+    ahead = prefetched(source())
+    assert [int(next(ahead)) for _ in range(3)] == [0, 1, 2]
+    ahead.close()
+    assert closed == [True]
+    assert "read batches" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_end_does_not_wait_for_a_source_that_hangs(monkeypatch):
+    """That of a stream is waited for for minutes, one of files for ever."""
+    monkeypatch.setattr("diffusers_lrlab.data.prefetch._JOIN_SECONDS", 0.01)
+    goes_on, ended = threading.Event(), threading.Event()
+
+    def hanging():
+        yield torch.tensor(1)
+        goes_on.wait(60)
+        ended.set()
+
+    ahead = prefetched(hanging())
+    assert next(ahead) == 1
+    ahead.close()
+    assert not ended.is_set()
+    goes_on.set()
+    assert ended.wait(60)
+
+
+def test_a_slow_source_is_read_while_others_work():
+    begun = [threading.Event() for _ in range(5)]
+
+    def source():
+        for number, event in enumerate(begun):
+            event.set()
+            yield torch.tensor(number)
+
+    for number, _ in enumerate(prefetched(source())):
+        following = begun[min(number + 1, 4)]
+        assert following.wait(60)  # before it is asked for
