@@ -7,7 +7,6 @@ from threading import Thread
 from typing import TypeVar
 
 from ..core.errors import LabError, warn
-from ..core.hub_client import without_tokens
 
 Item = TypeVar("Item")
 
@@ -29,7 +28,7 @@ def read_with_retries(items: Callable[[], Iterator[Item]], failure: str, remedy:
         except LabError:
             raise
         except Exception as error:  # sources raise errors of fsspec, pyarrow, httpx and of the system
-            reason = without_tokens(f"{type(error).__name__}: {error}").partition("\n")[0]
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             if last:
                 raise LabError(f"{failure} ({reason}), {_TRIES} times. {remedy}") from error
             warn(f"{failure} ({reason}); the next try is in {wait:g} seconds.")

@@ -113,9 +113,8 @@ def _example(kind: DataKind, record: dict[str, Any], folder: Path) -> str:
 def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
     names = ("lr_scheduler", "lr_scheduler_kwargs", "momentum_scheduler", "momentum_scheduler_kwargs")
     schedule = Schedule(*(config[name] for name in names))
-    origin = f" (`{config['lr_scheduler_source']}`)" if config["lr_scheduler_source"] else ""
     text = (
-        f"`{describe_schedule(schedule)}`{origin}, with a peak of {train['peak_learning_rate']:g} after "
+        f"`{describe_schedule(schedule)}`, with a peak of {train['peak_learning_rate']:g} after "
         f"{counted(train['warmup_updates'], 'update')} of warm-up, {counted(train['num_updates'], 'update')} in all. "
     )
     if skipped := train["skipped_updates"]:

@@ -18,7 +18,7 @@ from ..core.errors import LabError, did_you_mean, must_be
 from ..core.plotting import BLUE, GREY, ORANGE, new_figure, plain_axes, save_figure
 from ..evaluation.evaluate import metrics_of
 from ..evaluation.registry import METRICS, better_of, metric_label
-from ..hub.rerun import repeated_options
+from ..hub.recorded_options import repeated_options
 from ..training.config import TrainingConfig
 from ..training.prepare import prepare_resolved, resolve_and_check
 from ..training.results.base import results_of
