@@ -101,9 +101,10 @@ def hub_errors(target: Target) -> Iterator[None]:
         yield
     except LabError:
         raise
-    # A failed connection is an HTTPError in huggingface_hub 1 and later, an OSError before; storage raises RuntimeErrors,
-    # and the client's checks, such as of a card's metadata, ValueErrors.
-    except (HTTPError, OSError, RuntimeError, ValueError) as error:
+    # A failed connection is an HTTPError in huggingface_hub 1 and later, an OSError before; the client's checks, such as of
+    # a card's metadata, raise ValueErrors, and uploads of large files RuntimeErrors with a cause.
+    except (HTTPError, OSError, RuntimeError, ValueError) as raised:
+        error = (raised.__cause__ if isinstance(raised, RuntimeError) else None) or raised
         if isinstance(error, OSError) and (error.filename is not None or error.errno in FULL):
             raise  # of a local file
         status = status_of(error)
