@@ -37,7 +37,7 @@ def test_what_the_site_adds_is_all_options_and_names(generated):
         "--stop_factor",
         "--fix_lr_clock",
         "--executor",
-        "--include_checkpoints",
+        "--private",
     ):
         assert f"`{flag}`" in options
     assert "| `--extend`, `--no_extend` |" in options
