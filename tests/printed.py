@@ -110,6 +110,8 @@ def parse(words):
         words = words[1:]
     program, *rest = words
     program = program.removeprefix(".venv/bin/")
+    if words == ["accelerate", "env"]:
+        return None
     if program == "accelerate":
         assert rest[0] == "launch", words
         return parse(["python", *_without_accelerates(rest[1:])])

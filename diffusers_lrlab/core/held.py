@@ -86,15 +86,16 @@ def refuse_damaged(folder: Path, kind: str, remedy: str, only: Callable[[str], b
     return held
 
 
-def refuse_damage_in_use(folder: Path, kind: str, reads: Callable[[str], bool]) -> None:
+def refuse_damage_in_use(folder: Path, kind: str, reads: Callable[[str], bool]) -> dict[str, Sums]:
     """
-    Raises a `LabError` if the record of a run or study is damaged, or a file that `reads` selects. Only these are hashed.
-    A result without a manifest, such as an unfinished one, cannot be verified.
+    Raises a `LabError` if the record of a run or study is damaged, or a file that `reads` selects; returns their sums. Only
+    these are hashed. A result without a manifest, such as an unfinished one, cannot be verified.
     """
     record = _RECORD[kind].as_posix()
     held = held_against_manifest(folder, kind, lambda name: name == record or reads(name))
     where = shlex.quote(str(folder))
     _refuse(held, f"restore it from a copy, or make or pull the {kind} again; `lrlab check {where}` lists all damage.")
+    return held.sums
 
 
 @contextmanager

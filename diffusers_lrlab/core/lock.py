@@ -10,7 +10,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from .errors import LabError
-from .files import write_text
+from .files import TEMPORARY, remove_leftovers, write_text
 
 _LOCK, _HOLDER = LOCK_FILES = (".lock", ".lock-holder")
 
@@ -34,10 +34,17 @@ def _named_holder(folder: Path) -> str:
     return "another process"
 
 
+def remove_leftovers_if_free(folder: Path) -> None:
+    """Removes what killed processes left in a folder, unless a process is writing there."""
+    if next(folder.glob(f"{TEMPORARY}*"), None) is not None:
+        with suppress(LabError), locked(folder, "folder"):
+            pass
+
+
 @contextmanager
 def locked(folder: Path, option: str) -> Iterator[None]:
     """
-    Locks a folder, which is created if need be, and removed if it stays empty.
+    Locks a folder, which is created if need be, and removed if it stays empty; removes what killed processes left in it.
 
     Raises a `LabError` that names the process that has locked it; `option` is the option that names the folder. The system
     releases the lock of a process that ends, however it ends.
@@ -56,6 +63,7 @@ def locked(folder: Path, option: str) -> Iterator[None]:
         raise LabError(text) from None
     me = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     try:
+        remove_leftovers(folder)
         write_text(holder, me)
         yield
     finally:

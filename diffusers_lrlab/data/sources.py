@@ -175,7 +175,7 @@ def find_images(folder: Path) -> FolderFiles | None:
     endings = {ending_of(path) for path in files.others}
     if tables := endings & {".parquet", ".arrow", ".tar"}:
         if files.images:
-            files.unread[f"the data are in {' and '.join(sorted(tables))} files"] += files.images.values()
+            files.unread[f"the data are read from {' and '.join(sorted(tables))}"] += files.images.values()
             warn_once(files.describe_unread())
         return None
     if files.images:

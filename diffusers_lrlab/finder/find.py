@@ -86,8 +86,6 @@ def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = N
     with locked_folder(resolved):
         plan, data, accelerator = prepare_resolved(resolved)
         folder = RunFolder(Path(plan.config.output_dir), accelerator.is_main_process)
-        if accelerator.is_main_process:
-            folder.remove_leftovers()
         result = find_rate_for(plan, data, accelerator, settings)
         if accelerator.is_main_process:
             if idle:

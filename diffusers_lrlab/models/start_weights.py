@@ -106,12 +106,11 @@ def find_start_weights(
     if not (files := _weights_in(part)):
         wanted = f"a folder or repository with {_WEIGHTS[0][0]} or {_WEIGHTS[1][0]}, whole or in parts"
         raise must_be(OPTION, name_or_path, wanted, "there are no weights beside the config.json")
-    if commit is None:
-        _refuse_damaged(part)
+    known = {} if commit is not None else _refuse_damaged(part)
     config = _read(part / "config.json", name_or_path)
     if config.keys() >= _STATE_OF_EMA:
         config = {key: value for key, value in config.items() if key not in _STATE_OF_EMA}
-    return StartWeights(name_or_path, commit, _sum_of(files), config, str(part))
+    return StartWeights(name_or_path, commit, _sum_of(files, known), config, str(part))
 
 
 def _download(repo_id: str, revision: str | None, cache_dir: str | None, patterns: Any) -> Path:
@@ -157,12 +156,18 @@ def _part(top: Path, name: str, class_name: str, component: str) -> Path:
     return top
 
 
-def _refuse_damaged(part: Path) -> None:
-    """Raises a `LabError` if a model is that of a run, or of one of its checkpoints, and is damaged."""
+def _refuse_damaged(part: Path) -> dict[str, str]:
+    """
+    Raises a `LabError` if a model is that of a run, or of one of its checkpoints, and is damaged. Returns the hashes of its
+    files by name, which are not computed again.
+    """
+    known: dict[str, str] = {}
     part = part.resolve()
     for folder, read in ((part, ""), (part.parent, (f"{part.name}/", "model_index.json"))):
         if any((folder / name).is_file() for name in _RECORDS):
-            refuse_damage_in_use(folder, "run", partial(_begins_with, read))
+            sums = refuse_damage_in_use(folder, "run", partial(_begins_with, read))
+            known |= {Path(name).name: each["sha256"] for name, each in sums.items() if (folder / name).parent == part}
+    return known
 
 
 def _begins_with(beginnings: str | tuple[str, ...], name: str) -> bool:
@@ -193,6 +198,6 @@ def _weights_in(folder: Path) -> list[Path]:
     return found
 
 
-def _sum_of(files: list[Path]) -> str:
-    sums = [file_sums(file)["sha256"] for file in files]
+def _sum_of(files: list[Path], known: dict[str, str]) -> str:
+    sums = [known.get(file.name) or file_sums(file)["sha256"] for file in files]
     return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()

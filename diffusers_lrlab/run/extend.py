@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.errors import LabError, continued_by, is_first_process, must_be, printable
 from ..core.files import folder_beside
-from ..core.lock import holder_of
+from ..core.lock import holder_of, remove_leftovers_if_free
 from ..core.options import names_where
 from ..core.ranges import Range
 from ..core.signatures import checked
@@ -167,6 +167,7 @@ def _train(child: Child, dry_run: bool) -> Path | None:
     if dry_run:
         return None
     if exists and RunFolder(folder).is_finished():
+        remove_leftovers_if_free(folder)
         _say(f"It is finished: {folder}")
         return folder
     if not exists:

@@ -88,11 +88,10 @@ def _open_folder(
 ) -> RunFolder:
     """The folder of the run, without another or a killed one, and with the finder's result, if any."""
     folder = RunFolder(Path(config.output_dir), accelerator.is_main_process)
-    if accelerator.is_main_process:
-        if checkpoint is None:  # other files may have appeared while data were read
-            check_fresh(folder, config.overwrite_output_dir or config.resume_from_checkpoint is not None)
-            folder.clear()
-        folder.remove_leftovers()
+    if accelerator.is_main_process and checkpoint is None:
+        # Other files may have appeared while data were read.
+        check_fresh(folder, config.overwrite_output_dir or config.resume_from_checkpoint is not None)
+        folder.clear()
     accelerator.wait_for_everyone()
     if found is not None and accelerator.is_main_process:
         found.save(folder.lab)

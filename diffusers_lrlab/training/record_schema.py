@@ -16,6 +16,7 @@ from ..core.errors import LabError, shown
 from .config import ResolvedConfig
 
 _DEEPEST = 50  # levels of nesting
+_AGAIN = "restore it from a copy, or pull it again"
 _UNREADABLE = (OSError, ValueError, RecursionError)
 _LARGEST = 10**15  # counts; exact as float, too
 
@@ -50,15 +51,13 @@ TEXT = Value("a text", lambda value: isinstance(value, str) and "\0" not in valu
 _COUNT = Value("a whole number from 0 on", lambda value: type(value) is int and 0 <= value < _LARGEST)
 NUMBER = Value("a number", is_number)
 _TEXTS = Value("a list of texts", lambda value: isinstance(value, list) and all(map(TEXT.fits, value)))
-_PAIR = Value("a list of two values", lambda value: isinstance(value, list) and len(value) == 2)
 _ANY = Fields({})
 _PARENT = Fields(
     {
-        **{"how": TEXT, "folder": TEXT, "schedule": TEXT, "update": _COUNT, "num_updates": _COUNT},
-        **{"git_commit?": TEXT | NONE, "version?": TEXT | NONE, "changed?": Fields({}, each=_PAIR)},
+        **{"folder": TEXT, "schedule": TEXT, "update": _COUNT, "num_updates": _COUNT},
+        **{"git_commit?": TEXT | NONE, "version?": TEXT | NONE},
     }
 )
-_PARENT.fields["parent?"] = _PARENT
 _PLUGIN = Fields({"name": TEXT, "sha256": TEXT})
 _RECORD = Fields(
     {
@@ -84,6 +83,10 @@ _RECORD = Fields(
 )
 
 
+def no_number(text: str) -> float:
+    raise ValueError(f"{text} is not a number")
+
+
 def read_json(path: Path) -> Any:
     """The data of a JSON file; a `LabError` that names it if it is not valid JSON or has numbers like NaN."""
     try:
@@ -92,8 +95,8 @@ def read_json(path: Path) -> Any:
         raise LabError(f"{str(path)!r} cannot be read as JSON ({error}).") from None
 
 
-def _data_of(path: Path) -> Any:
-    data = json.loads(path.read_text(encoding="utf-8"), parse_constant=no_number, parse_int=small)
+def _data_of(path: Path, parse_constant: Callable[[str], float] = no_number) -> Any:
+    data = json.loads(path.read_text(encoding="utf-8"), parse_constant=parse_constant, parse_int=small)
     if _is_nested(data, _DEEPEST + 1):
         raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
     return data
@@ -108,20 +111,16 @@ def _is_nested(value: Any, levels: int) -> bool:
     return bool(level)
 
 
-def no_number(text: str) -> float:
-    raise ValueError(f"{text} is not a number")
-
-
 def small(text: str) -> int:
     if len(text) > 20:
         raise ValueError("it holds a number of more than 20 digits")
     return int(text)
 
 
-def read_checked(file: Path, remedy: str = "restore it from a copy, or pull it again") -> dict[str, Any]:
+def read_checked(file: Path, remedy: str = _AGAIN, parse_constant: Callable[[str], float] = no_number) -> dict[str, Any]:
     """A record; a `LabError` that names the field if anything in it that is used has another type."""
     try:
-        record = _data_of(file)
+        record = _data_of(file, parse_constant)
         problem = problem_in(record, _RECORD) or _problem_of_options(record["config"])
     except _UNREADABLE as error:
         problem = f"it cannot be read as JSON: {error}"

@@ -37,6 +37,7 @@ def locked_folder(config: ResolvedConfig) -> Iterator[None]:
         return
     check_writable(Path(config.output_dir))
     with locked(Path(config.output_dir), "--output_dir"):
+        RunFolder(Path(config.output_dir)).remove_leftovers()
         yield
 
 

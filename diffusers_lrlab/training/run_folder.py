@@ -156,7 +156,10 @@ class RunFolder:
     def read_record(self) -> dict[str, Any]:
         """`run.json`, empty if there is none."""
         file = self.lab / "run.json"
-        return read_checked(file, "remove it; a run can be resumed or overwritten without it") if file.exists() else {}
+        if not file.exists():
+            return {}
+        # A metric may be NaN, which other readers refuse.
+        return read_checked(file, "remove it; a run can be resumed or overwritten without it", parse_constant=float)
 
     def is_finished(self) -> bool:
         """Whether the record says that the run has finished."""

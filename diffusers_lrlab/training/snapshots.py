@@ -1,6 +1,5 @@
 """Snapshots of the post-hoc averages of a run, in its folder."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from ..core.manifest import find_damage
 from ..core.options import names_where
 from .config import TrainingConfig
 from .host_copies import on_host
-from .plan import Plan
 from .run_files import SNAPSHOTS
 from .run_folder import RunFolder
 from .run_state import RunState
@@ -45,22 +43,11 @@ class SnapshotWriter:
     """
     Writer of snapshots at the updates of the plan. The averages are copied to the host between two updates, and a thread of
     the main process writes the copy. A `with` block waits at its end for it.
-
-    With `plan` and `until`, the snapshots are those of another run, which leaves this one after that update. The writers of
-    such runs are in `leaving`, and follow the calls of this one.
     """
 
-    def __init__(
-        self,
-        run: RunState,
-        folder: RunFolder,
-        plan: Plan | None = None,
-        until: int | None = None,
-        leaving: Sequence["SnapshotWriter"] = (),
-    ):
-        self.run, self.folder, self.leaving = run, folder, leaving
-        self.plan = run.plan if plan is None else plan
-        self.updates = [update for update in self.plan.snapshot_updates if until is None or update <= until]
+    def __init__(self, run: RunState, folder: RunFolder):
+        self.run, self.folder = run, folder
+        self.updates = run.plan.snapshot_updates
         self.path = folder.path / SNAPSHOTS
         self._writing = BackgroundWrite("write snapshot")
         self._begun = 0  # the update of the last one
@@ -69,24 +56,20 @@ class SnapshotWriter:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        for writer in (self, *self.leaving):
-            writer._writing.__exit__(*error)
+        self._writing.__exit__(*error)
 
     def write_if_due(self) -> None:
         self._writing.check()
         if self.folder.is_writer and self.run.update in self.updates and self._begun != self.run.update:
             self.begin()
-        for writer in self.leaving:
-            writer.write_if_due()
 
     def finish(self) -> None:
         """Waits until the last snapshot is written."""
-        for writer in (self, *self.leaving):
-            writer._writing.wait()
+        self._writing.wait()
 
     def begin(self) -> None:
         """Starts to write a snapshot, once the previous one is finished."""
-        run, posthoc = self.run, self.plan.config.posthoc
+        run, posthoc = self.run, self.run.plan.config.posthoc
         assert posthoc is not None
         self._begun = run.update
         averages = zip(posthoc.kwargs["sigma_rels"], posthoc_averages(run), strict=True)
@@ -94,7 +77,7 @@ class SnapshotWriter:
         facts = {
             "update": run.update,
             "end": run.update - posthoc.kwargs["start_update"],
-            "of": identity_of(self.plan.config.to_dict()),
+            "of": identity_of(run.plan.config.to_dict()),
         }
         named = {width: dict(zip(names, average.shadow_params, strict=True)) for width, average in averages}
         self._writing.start(
@@ -109,8 +92,6 @@ class SnapshotWriter:
         """Removes snapshots of later updates than the current one, and warns of earlier ones that are lost."""
         self.finish()
         self._begun = 0
-        for writer in self.leaving:
-            writer.rewind()
         if not self.folder.is_writer or not self.updates:
             return
         for path in snapshots_in(self.path):

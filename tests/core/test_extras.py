@@ -41,7 +41,6 @@ NEEDS = {
     "lrlab push nothing --repo_id user/name": "train",
     "lrlab pull user": "train",
     "lrlab extend nothing --max_train_steps 10": "train",
-    "lrlab branch nothing --at latest --cooldown 5": "train",
     "lrlab ema nothing --sigma_rel 0.1 --out averaged": "train",
     "lrlab merge nothing --last 2 --out merged": "train",
     "lrlab check nothing": "train",

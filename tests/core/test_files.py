@@ -26,7 +26,7 @@ from diffusers_lrlab.core.files import (
     remove_leftovers,
     write_text,
 )
-from diffusers_lrlab.core.lock import locked
+from diffusers_lrlab.core.lock import locked, remove_leftovers_if_free
 from diffusers_lrlab.core.manifest import MANIFEST, find_damage, write_manifest
 from diffusers_lrlab.core.random_states import random_states, restore_random_states
 
@@ -176,6 +176,22 @@ def test_leftovers_of_a_killed_process_go_when_the_command_is_repeated(tmp_path)
     found = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
     assert found == {"new/result": "new", "old/result": "new", "file.json": "new"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file.json", "new", "old"]
+
+
+def test_leftovers_go_where_nothing_else_is_to_be_done(tmp_path):
+    """A process was killed after its last rename."""
+    for name in (".tmp-lrlab-new-out", "out/.tmp-lrlab-new-run.json"):
+        write_text(tmp_path / name / ".lock", "")
+    write_text(tmp_path / "out" / "result", "mine")
+    with pytest.raises(LabError, match="exists and is not an empty folder"), new_folder(tmp_path / "out"):
+        pytest.fail("it was let in")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    with locked(tmp_path / "out", "--out"):
+        write_text(tmp_path / "out" / ".tmp-lrlab-new-x" / "x", "being written")
+        remove_leftovers_if_free(tmp_path / "out")
+        assert {path.name for path in (tmp_path / "out").glob(".tmp*")} == {".tmp-lrlab-new-x"}
+    remove_leftovers_if_free(tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["result"]
 
 
 @pytest.mark.parametrize("how", DAMAGE)

@@ -132,7 +132,6 @@ VALID = {
     "get_loss_weighting": {"name": "min_snr", "noise_scheduler": noise_scheduler},
     "get_momentum_scheduler": SCHEDULER | {"name": "demon"},
     "get_optimizer": {"name": "adamw", "params": lambda: [torch.nn.Parameter(torch.zeros(2, 2))], "lr": 1e-3},
-    "branch": {"run": "no run", "at": "latest", "cooldown": 5},
     "extend": {"run": "no run", "max_train_steps": 10},
     "Curve": {"spec": "rex:d=0.9"},
     "get_scheduler": SCHEDULER,

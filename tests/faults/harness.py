@@ -158,6 +158,8 @@ class Attacks:
         found = cases_module.differing(*ends)
         if found:
             return LOST, f"{where}: other ends: {', '.join(found)} in {folder}"
+        if left := [path.name for path in folder.parent.glob(".tmp-lrlab-*")]:
+            return LOST, f"{where}: left beside {folder}: {', '.join(left)}"
         shutil.rmtree(folder.parent)
         return IDENTICAL, ""
 

@@ -64,7 +64,8 @@ def _is_change(event, arguments, folder):
     else:
         return False
     path = arguments[0]
-    return relative_to_descriptor or (not isinstance(path, int) and os.fsdecode(path).startswith(folder))
+    beside = os.path.join(os.path.dirname(folder), ".tmp-lrlab-")  # where it is written first
+    return relative_to_descriptor or (not isinstance(path, int) and os.fsdecode(path).startswith((folder, beside)))
 
 
 def _limit_files(num_bytes):

@@ -4,22 +4,24 @@ import copy
 import json
 import random
 import shutil
+from hashlib import sha256
 
 import pytest
 from continued_runs import SMALL, new_run
 from faults.injected import DAMAGE
-from published import ROOT
 
 from diffusers_lrlab import extend
+from diffusers_lrlab.core import manifest
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.manifest import MANIFEST
 from diffusers_lrlab.hub.contents import contents_of
+from diffusers_lrlab.models import start_weights
 from diffusers_lrlab.models.start_weights import find_start_weights
 from diffusers_lrlab.run.averages import RunSnapshots
 from diffusers_lrlab.run.check import check_folder
-from diffusers_lrlab.study.report.card import write_study_card
 from diffusers_lrlab.training.run_folder import RunFolder
 
+FILE_SUMS = manifest.file_sums
 RECORD, WEIGHTS = "lrlab/run.json", "denoiser/diffusion_pytorch_model.safetensors"
 ODD = (None, True, -1, 10**18, 1e308, "", "²", "../../x", "x" * 10_000, [], [1], [[]], {}, {"a": {"b": [1]}})
 UNREADABLE = ("NaN", "Infinity", "1" + "0" * 400, "[" * 100 + "]" * 100, "\\u0000", "{")
@@ -59,6 +61,18 @@ def test_a_damaged_run_is_not_used(run, tmp_path, reader):
             read(folder)
         (folder / name).write_bytes(content)
     read(folder)
+
+
+def test_weights_to_start_from_are_hashed_once(run, monkeypatch):
+    hashed = []
+    for module in (manifest, start_weights):
+        monkeypatch.setattr(module, "file_sums", lambda path: (hashed.append(path.name), FILE_SUMS(path))[1])
+    for part in ("", "denoiser"):
+        hashed.clear()
+        weights = find_start_weights(str(run / part), None, None, "MLPDenoiser", "denoiser")
+        assert weights.sha256 == sha256((run / WEIGHTS).read_bytes()).hexdigest()
+        assert {"run.json", "model_index.json", "config.json"} < {*hashed}
+        assert hashed.count("diffusion_pytorch_model.safetensors") == 1
 
 
 def leaves(data, *path):
@@ -128,8 +142,6 @@ def test_a_record_with_any_value_damaged_causes_no_traceback(unverified, capsys)
         ("run.parent", [], "run.parent must be a mapping, got []"),
         ("run.parent", {"how": "extended"}, "it has no run.parent.folder"),
         ("run.parent.update", "2", "run.parent.update must be a whole number from 0 on, got '2'"),
-        ("run.parent.changed", {"beta2": 1}, "run.parent.changed.beta2 must be a list of two values, got 1"),
-        ("run.parent.parent.schedule", None, "run.parent.parent.schedule must be a text, got None"),
         ("run.starts", "now", "run.starts must be a list of texts, got 'now'"),
         ("train.num_held_out_images", -1, "train.num_held_out_images must be a whole number from 0 on, got -1"),
         ("train.warmup_updates", 1.5, "train.warmup_updates must be a whole number from 0 on, got 1.5"),
@@ -153,6 +165,15 @@ def test_a_record_that_is_no_json_is_named(unverified):
         assert all("run.json' is damaged (" in error for error in errors)
 
 
+def test_a_run_with_a_metric_that_is_not_finite_goes_on(unverified):
+    folder, record = unverified
+    record["train"]["results"]["mine"] = float("nan")
+    (folder / RECORD).write_text(json.dumps(record))
+    assert RunFolder(folder).is_finished()
+    with pytest.raises(LabError, match="NaN is not a number"):
+        contents_of(folder, "user/run")
+
+
 def test_a_file_whose_name_only_looks_like_a_number(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run")
     for name in (
@@ -167,18 +188,6 @@ def test_a_file_whose_name_only_looks_like_a_number(run, tmp_path):
     assert not read_all(folder)
     extended = extend(folder, 12)
     assert [path.name for path in (extended / "lrlab").glob("samples/*")] == []
-
-
-@pytest.mark.parametrize("damage", [lambda summary: {}, lambda summary: summary | {"rows": [{}]}, lambda summary: []])
-def test_a_downloaded_card_of_a_study_with_another_summary(tmp_path, damage):
-    card = shutil.copytree(ROOT / "model_cards" / "warmup-2d", tmp_path / "card")
-    (card / MANIFEST).unlink()
-    summary = json.loads((card / "summary.json").read_text())
-    del summary["manifest"]
-    (card / "summary.json").write_text(json.dumps(damage(summary)))
-    with pytest.raises(LabError, match="files of the study in .*card' are damaged or do not belong together .*pull them"):
-        write_study_card(card, tmp_path / "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["card"]
 
 
 @pytest.mark.parametrize("index", ["[]", "null", "1"])

@@ -102,13 +102,6 @@ def test_sentences_are_about_one_metric_and_may_call_it_by_another_name():
     assert "dino in KL divergence: 0.34" in findings(rows, "kl", "constant", label="KL divergence")[0].sentence
 
 
-def test_sharpness_is_no_merit():
-    values = {"a": {"dino": {0: 1.0, 1: 1.1, 2: 1.2}}, "b": {"dino": {0: 2.0, 1: 2.1, 2: 2.2001}}}
-    (verdict,) = findings(compare(values, "b", "sharpness"), "sharpness", "b")
-    assert verdict.word == "lower"
-    assert verdict.sentence.startswith("a is lower than b on dino in sharpness: ")
-
-
 @rows(
     ("needed", "hint"),
     [

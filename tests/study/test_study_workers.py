@@ -115,7 +115,7 @@ def test_how_a_job_ends_is_returned(monkeypatch, tmp_path):
     )
     assert worker.do_job(setup, Job(lambda specs, study: None, [])) == (worker.DONE, "")
     monkeypatch.setattr(worker, "_is_stopped", True)
-    assert worker.do_job(setup, Job(None, [])) == (worker.STOPPED, "")
+    assert worker.do_job(setup, Job(None, [])) == (worker.STOPPED, "A worker was stopped")
 
 
 def test_hidden_gpus_are_none(monkeypatch):

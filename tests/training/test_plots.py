@@ -21,5 +21,5 @@ def test_a_log_that_lost_its_rows_is_drawn_without_them(tmp_path):
     }
     plan = SimpleNamespace(schedule=SimpleNamespace(sets_momentum=True), schedule_spec="demon", **curves)
     plot_losses([], tmp_path / "loss.png")
-    plot_lr([], plan, tmp_path / "lr.png", np.ones(5))
+    plot_lr([], plan, tmp_path / "lr.png")
     assert all((tmp_path / name).stat().st_size for name in ("loss.png", "lr.png"))

@@ -106,7 +106,6 @@ def test_a_new_run_removes_snapshots_of_the_old_one_and_nothing_else(tmp_path):
     do_updates(make_trainer(tmp_path), 12)
     (tmp_path / SNAPSHOTS / "mine.txt").write_text("mine")
     folder = RunFolder(tmp_path)
-    folder.write_record({})
     folder.clear()
     assert [path.name for path in (tmp_path / SNAPSHOTS).iterdir()] == ["mine.txt"]
 

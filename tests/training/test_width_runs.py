@@ -149,7 +149,7 @@ def test_the_plan_shows_the_factors(tmp_path):
     assert "width  32, of a base of 8 (muP)" in text
     assert "learning rate x 1: input layers and embeddings (input.weight)" in text
     assert "learning rate x 0.25, weight decay x 4: hidden matrices (blocks.*.weight)" in text
-    plot_lr([{"update": 0, "lr": 1e-2, "lr_hidden": 2.5e-3}], plan, tmp_path / "lr.png", changes=torch.ones(6).numpy())
+    plot_lr([{"update": 0, "lr": 1e-2, "lr_hidden": 2.5e-3}], plan, tmp_path / "lr.png")
 
 
 def test_a_run_with_groups_is_not_stacked():

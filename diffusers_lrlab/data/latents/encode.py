@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...core.environment import available_cores
 from ...core.errors import LabError, must_be, warn
-from ...core.files import atomic_file, check_new_folder, expanded, remove_leftovers
+from ...core.files import atomic_file, check_new_folder, expanded
 from ...core.lock import LOCK_FILES, locked
 from ...core.manifest import file_sums
 from ...core.ranges import COUNT, Range
@@ -77,7 +77,6 @@ def encode_dataset(options: EncodeOptions, folder: Path) -> LatentsManifest:
             others = [path for path in folder.iterdir() if path.name not in LOCK_FILES]
             if others:
                 check_new_folder(folder, "Give a new folder, or one that lrlab data encode made")
-        remove_leftovers(folder)
         source = find_autoencoder(options.vae, options.subfolder, options.revision, options.cache_dir)
         model = load_autoencoder(source, options.cache_dir)
         cells, labels, begun = _prepare(options, source, model)

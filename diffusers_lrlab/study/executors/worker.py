@@ -62,7 +62,7 @@ def stop(*_: object) -> None:
 def do_job(setup: Setup, job: Job) -> Outcome:
     """Executes a job in the main thread of this process. Errors are returned, as not all of them can be pickled."""
     if _is_stopped:
-        return STOPPED, ""
+        return STOPPED, "A worker was stopped"
     try:
         with stops_explained(setup.folder), registered_code_located():
             if not (setup.folder / "spec.yaml").is_file():

@@ -88,7 +88,7 @@ class StudyFolder:
     def locked(self) -> Iterator[None]:
         """Locks the folder inside this block; raises a `LabError` that names the process that holds the lock."""
         with locked(self.path, "--out"):
-            remove_leftovers(*(self.path / name for name in (".", "runs", "weights", "stacks", "local")))
+            remove_leftovers(*(self.path / name for name in ("runs", "weights", "stacks", "local")))
             remove_leftovers(self.path / "weights", pattern=".tmp??????")  # safetensors' own
             yield
 

@@ -1,5 +1,6 @@
 """Timesteps of third-party scripts for DDPM and for flow matching, in real processes."""
 
+import functools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,14 +8,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from diffusers import DDPMScheduler
+from diffusers import DDPMScheduler, EulerDiscreteScheduler, PNDMScheduler
 from scipy.stats import chisquare
 from test_launch import launch
 
 from diffusers_lrlab import get_timestep_sampler
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.diffusers_plugin.hooks.timesteps import TimestepHook
-from diffusers_lrlab.diffusers_plugin.script.source import HostScript
+from diffusers_lrlab.diffusers_plugin.hooks.timesteps import TimestepHook, _is_index_scheduler
+from diffusers_lrlab.diffusers_plugin.host.patches import Patches
+from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
 
 SCRIPTS = {name: Path(__file__).parents[2] / "scripts" / f"{name}_script.py" for name in ("ddpm", "flow")}
 
@@ -87,6 +89,23 @@ def test_strata_span_updates_where_batches_are_small(tmp_path):
         borders = np.arange(65) * 1000 / 64
         assert (np.sort(window) >= np.floor(borders[:-1])).all()
         assert (np.sort(window) < borders[1:]).all()
+
+
+def test_noise_schedulers_beside_the_scripts_own_must_agree():
+    """Such as those of a pipeline that has made the class images, if it is still there."""
+    with Patches() as patches:
+        clock = SimpleNamespace(run=SimpleNamespace(patches=patches))
+        hook = TimestepHook(HostScript(str(SCRIPTS["ddpm"])), clock, None, "--log_timesteps")
+        hook.install()
+        kept = [DDPMScheduler(), PNDMScheduler(), EulerDiscreteScheduler(beta_schedule="scaled_linear")]
+        matches = functools.partial(_is_index_scheduler, num=1000)
+        hook._begin(matches)
+        np.testing.assert_allclose(hook.levels.alphas_cumprod, kept[0].alphas_cumprod, rtol=1e-6)
+        other = DDPMScheduler(beta_schedule="scaled_linear")
+        with pytest.raises(NotRecognised, match="is ambiguous or missing; found: DDPMScheduler, PNDMScheduler"):
+            hook._begin(matches)
+        del other
+        hook._begin(matches)
 
 
 def test_an_update_that_a_gradient_scaler_left_out_is_drawn_again():

@@ -32,8 +32,8 @@ class PointPipelineOutput(BaseOutput):
 
     Args:
         points (`np.ndarray` or `torch.Tensor`): Of shape `(num_points, dimension)`.
-        frames (`np.ndarray`, `torch.Tensor` or `None`): The same points on their way from noise, of shape
-            `(num_frames, num_points, dimension)`, if they were asked for.
+        frames (`np.ndarray`, `torch.Tensor` or `None`): The points on their way from noise, of shape
+            `(num_frames, num_points, dimension)`, if requested.
         frame_timesteps (`list` of `int`, or `None`): The timesteps still ahead of each frame: all for pure noise, 0 for the
             points themselves.
     """
@@ -51,6 +51,14 @@ def _check(name: str, value: Any, is_allowed: bool, allowed: str) -> None:
         raise ValueError(f"{name} must be {allowed}, got {value!r} ({type(value).__name__}).")
 
 
+def _timesteps_left(scheduler: Any, step: int, timestep: torch.Tensor) -> int:
+    """The number of training timesteps that remain before a sampling step; times of flow matching are not indices."""
+    total = scheduler.config.num_train_timesteps
+    if step == 0 or not hasattr(scheduler, "alphas_cumprod"):
+        return round(total * (1 - step / len(scheduler.timesteps)))
+    return min(total, int(timestep) + 1)
+
+
 def _check_count(name: str, value: Any, allowed: range, zero: bool = False) -> None:
     is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     also = "0, or " * zero
@@ -58,7 +66,7 @@ def _check_count(name: str, value: Any, allowed: range, zero: bool = False) -> N
 
 
 def scaled_input(scheduler: Any, sample: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
-    """What the model is given of a sample: of schedulers that scale nothing, such as those of flow matching, itself."""
+    """The input of the model for a sample; schedulers without `scale_model_input`, as of flow matching, do not scale it."""
     return scheduler.scale_model_input(sample, timestep) if hasattr(scheduler, "scale_model_input") else sample
 
 
@@ -80,7 +88,7 @@ class PointDDPMPipeline(DiffusionPipeline):
 
     def __init__(self, denoiser: ModelMixin, scheduler: SchedulerMixin):
         super().__init__()
-        # Not more than that: a compiled or a prepared model will do, and a part that is loaded later.
+        # No stricter: compiled and prepared models are allowed, and parts that are loaded later.
         is_model = denoiser is None or isinstance(denoiser, torch.nn.Module)
         _check("denoiser", denoiser, is_model, "a ModelMixin, such as MLPDenoiser()")
         is_scheduler = scheduler is None or isinstance(scheduler, SchedulerMixin)
@@ -138,13 +146,13 @@ class PointDDPMPipeline(DiffusionPipeline):
         points = points * getattr(self.scheduler, "init_noise_sigma", 1.0)
         arguments = {"generator": generator} if "generator" in inspect.signature(self.scheduler.step).parameters else {}
 
-        # Solvers of higher order take more steps than were asked for.
+        # Solvers of higher order take more steps than requested.
         shown = {round(position) for position in np.linspace(0, len(self.scheduler.timesteps), num_frames)}
         frames, ahead = [], []
         for step, timestep in enumerate(self.progress_bar(self.scheduler.timesteps)):
             if step in shown:
                 frames.append(points)
-                ahead.append(num_timesteps if step == 0 else min(num_timesteps, int(timestep) + 1))
+                ahead.append(_timesteps_left(self.scheduler, step, timestep))
             noisy = scaled_input(self.scheduler, points, timestep)
             prediction = torch.cat([self.denoiser(part, timestep).sample for part in noisy.split(chunk_size)])
             points = self.scheduler.step(prediction, timestep, points, **arguments).prev_sample
@@ -157,7 +165,7 @@ class PointDDPMPipeline(DiffusionPipeline):
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """
-        Saves the pipeline, and beside it the code by which it loads where diffusers_lrlab is not installed.
+        Saves the pipeline, and the code that loads it where diffusers_lrlab is not installed.
 
         `DiffusionPipeline.from_pretrained(path, custom_pipeline=path, trust_remote_code=True)` runs that code; after
         `import diffusers_lrlab` it is not needed and not run. See `DiffusionPipeline.save_pretrained` for the arguments.

@@ -42,8 +42,8 @@ class MLPDenoiser(ModelMixin, ConfigMixin):
         dimension (`int`, *optional*, defaults to 2): Coordinates of a point.
         hidden_size (`int`, *optional*, defaults to 256): Width of the residual blocks.
         num_layers (`int`, *optional*, defaults to 3): Number of residual blocks.
-        embedding_size (`int`, *optional*, defaults to 128): Numbers that a coordinate or the timestep becomes; even, and
-            4 at least.
+        embedding_size (`int`, *optional*, defaults to 128): Size of the embedding of a coordinate or the timestep; even, and
+            at least 4.
         coordinate_scale (`float`, *optional*, defaults to 25.0): Factor on coordinates before they are embedded: the
             network easily sees details down to a size of about 1 / `coordinate_scale`.
     """
@@ -79,11 +79,11 @@ class MLPDenoiser(ModelMixin, ConfigMixin):
         self.output = nn.Linear(hidden_size, dimension)
 
     def angles(self, sample: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
-        """What sines and cosines are taken of, for points `(batch, dimension)`: `(batch, dimension + 1, half of them)`."""
+        """Arguments of sines and cosines, for points `(batch, dimension)`: `(batch, dimension + 1, embedding_size / 2)`."""
         half = self.config.embedding_size // 2
         steps = torch.arange(half, dtype=torch.float32, device=sample.device)
         frequencies = torch.exp(steps * (-math.log(10_000) / (half - 1)))
-        # One pass for all of them: small operations cost more in their number than in their size.
+        # One operation for all: many small ones cost more.
         values = torch.cat([sample.float() * self.config.coordinate_scale, timestep[:, None].float()], dim=1)
         return values[:, :, None] * frequencies
 
@@ -96,7 +96,7 @@ class MLPDenoiser(ModelMixin, ConfigMixin):
         self, sample: torch.Tensor, timestep: torch.Tensor | float | int, return_dict: bool = True
     ) -> MLPDenoiserOutput | tuple[torch.Tensor]:
         """
-        Predicts the noise (or what the pipeline's scheduler takes) of noisy points.
+        Predicts the noise of noisy points, or another prediction type of the pipeline's scheduler.
 
         Args:
             sample (`torch.Tensor`): Points, of shape `(batch, dimension)`.
