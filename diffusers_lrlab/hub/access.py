@@ -49,25 +49,14 @@ class Target:
 
 
 def named(target: Target) -> Target:
-    """The target with a complete id; raises a `LabError` for an invalid id or token."""
+    """The target with a complete id; raises a `LabError` for an invalid token."""
     from huggingface_hub import get_token
 
     if not (target.token or get_token()):
         raise LabError(f"{target.asked_by} needs a token with write permission. Run `hf auth login`, or set HF_TOKEN.")
-    check_repo_id(target.repo_id, f"{target.id_option} ")
     with hub_errors(target):
         user = target.api.whoami()["name"]
     return target if "/" in target.repo_id else dataclasses.replace(target, repo_id=f"{user}/{target.repo_id}")
-
-
-def check_repo_id(repo_id: str, called: str = "") -> None:
-    """Raises a `LabError` for an id that the Hub would not accept."""
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(repo_id)
-    except ValueError as error:
-        raise LabError(f"{called}{repo_id!r} is not a valid id: {error}") from None
 
 
 def make_ready(target: Target) -> None:
@@ -107,15 +96,10 @@ def hub_errors(target: Target) -> Iterator[None]:
         error = (raised.__cause__ if isinstance(raised, RuntimeError) else None) or raised
         if isinstance(error, OSError) and (error.filename is not None or error.errno in FULL):
             raise  # of a local file
-        status = status_of(error)
+        status = getattr(getattr(error, "response", None), "status_code", None)
         if status is None and not isinstance(error, ValueError):
             remedy = "the Hub cannot be reached: check the network and HF_ENDPOINT, and try again."
         else:
             check = f"check {target.id_option} {target.repo_id!r}, and that the token may write there."
             remedy = _REMEDIES.get(status or 0, check)
         raise LabError(f"{target.asked_by}, {target.repo_type} {target.repo_id!r}: {error}\nHint: {remedy}") from None
-
-
-def status_of(error: BaseException) -> int | None:
-    """The HTTP status of an error of the client, `None` if there was no answer."""
-    return getattr(getattr(error, "response", None), "status_code", None)

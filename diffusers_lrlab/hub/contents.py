@@ -26,14 +26,13 @@ _STUDY_FILES = (
 )
 _DATASET_FILES = ("README.md", "points.png", "images.png", "data/*.parquet")
 _MARKERS = {"run": "lrlab/run.json", "study": "spec.yaml", "dataset": "data/*.parquet"}
-REPO_TYPES = {"run": "model", "dataset": "dataset", "study": "dataset"}
 
 
 @dataclass(frozen=True)
 class Contents:
     """Files to upload."""
 
-    type: str  # a key of `REPO_TYPES`
+    type: str  # a key of `_MARKERS`
     files: Mapping[str, Path | bytes]  # by path in the repository: a local file, or its content
     owned: tuple[str, ...]  # patterns of files deleted from the repository unless they are among `files`
     message: str  # of the commit
@@ -128,13 +127,12 @@ def _run(folder: Path, repo_id: str, revision: str, unfinished: bool) -> Content
     files = _files(folder, patterns)
     if "model_index.json" not in files:
         raise LabError(f"{str(folder)!r} holds no pipeline yet (model_index.json). Let the run save one first.")
-    length = counted(record["train"]["num_updates"], "update")
+    length, done = counted(record["train"]["num_updates"], "update"), updates_done(folder, record)
     if status == "finished":
-        card, done = located_card(folder, repo_id, revision), length
+        card = located_card(folder, repo_id, revision)
     else:
-        card, num = unfinished_card(record, repo_id, updates_done(folder, record)), updates_done(folder, record)
-        done = f"{num} of {length}"
-    return Contents("run", {**files, "README.md": card}, patterns, f"{done}: {command}")
+        card, length = unfinished_card(record, repo_id, done), f"{done} of {length}"
+    return Contents("run", {**files, "README.md": card}, patterns, f"{length}: {command}")
 
 
 def _study(folder: Path, repo_id: str, revision: str) -> Contents:

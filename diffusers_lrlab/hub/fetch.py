@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import shutil
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..core.errors import LabError, continued_by
 from ..core.files import check_new_folder, new_folder
 from ..core.held import refuse_damaged
 from ..core.manifest import MANIFEST, write_manifest
-from .access import Target, check_repo_id, hub_errors, status_of
+from .access import Target, hub_errors
 from .contents import type_of_files
 from .pipeline_folder import check_pipeline
 
@@ -53,17 +54,12 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None) -> Path:
 
 def _find(repo_id: str, revision: str | None) -> tuple[Target, Any]:
     """The repository of this id, of any type."""
-    from huggingface_hub.errors import HTTPError
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    check_repo_id(repo_id)
     for repo_type in ("model", "dataset"):
         target = Target(repo_id, repo_type, asked_by="lrlab pull", id_option="the id")
-        with hub_errors(target):
-            try:
-                return target, target.api.repo_info(**target.where, revision=revision)
-            except (HTTPError, OSError) as error:
-                if status_of(error) not in (401, 403, 404):
-                    raise
+        with hub_errors(target), suppress(RepositoryNotFoundError, RevisionNotFoundError):
+            return target, target.api.repo_info(**target.where, revision=revision)
     raise LabError(
         f"There is no model and no data set {repo_id!r}{f' at {revision!r}' if revision else ''} on the Hub, or your token "
         "may not see it. Check the id; for a private one run `hf auth login` or set HF_TOKEN."

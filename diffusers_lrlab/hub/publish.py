@@ -13,7 +13,7 @@ from ..core.errors import LabError
 from ..core.held import refuse_damaged
 from ..core.manifest import Sums
 from .access import Target, hub_errors, make_ready, named
-from .contents import REPO_TYPES, Contents, contents_of, is_owned, type_of_files, type_of_folder, with_manifest
+from .contents import Contents, contents_of, is_owned, type_of_files, type_of_folder, with_manifest
 from .pipeline_folder import check_pipeline
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def push_folder(folder: Path, target: Target, message: str | None = None, unfini
     `LabError` before anything is sent if the upload cannot work, or, if it fails, with the command that repeats it.
     """
     sums = _refuse_damaged(folder, unfinished)
-    target = named(dataclasses.replace(target, repo_type=REPO_TYPES[type_of_folder(folder)]))
+    target = named(dataclasses.replace(target, repo_type="model" if type_of_folder(folder) == "run" else "dataset"))
     contents = with_manifest(contents_of(folder, target.repo_id, target.revision, unfinished), sums)
     make_ready(target)
     again = ["lrlab", "push", str(folder), "--repo_id", target.repo_id]

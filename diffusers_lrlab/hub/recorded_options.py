@@ -18,18 +18,11 @@ def recorded_options(
     also: Sequence[str] = (),
 ) -> dict[str, Any]:
     """
-    The resolved options of a run; options that were added since then have their defaults.
+    The resolved options of a run in the folder `name`; options that were added since then have their defaults.
 
-    Args:
-        record (`dict`): The record of the run.
-        name (`str`): Its folder, for errors.
-        config (`dict`, *optional*): Options to read in place of the record's, such as those of a checkpoint.
-        repeated (`bool`, *optional*, defaults to `False`): Take only the options that start the same run again, without
-            those that are `None`, and with the commit of the weights that it started from.
-        also (`list` of `str`, *optional*): Other options to take, if `repeated`.
-
-    Raises:
-        LabError: for an option that this version does not know, and that was in use.
+    `config` has options to read in place of the record's, such as those of a checkpoint. `repeated` takes only the options
+    that start the same run again, and `also` others, without those that are `None`, and with the commit of the weights that
+    it started from. Raises a `LabError` for an option that was in use and that this version does not know.
     """
     from ..training.config import TrainingConfig, complete_options
 

@@ -168,7 +168,7 @@ def test_code_and_checkpoints_stay_on_the_hub(files, hub, tmp_path):
     ("arguments", "message"),
     [
         (["user/nothing"], "There is no model and no data set 'user/nothing'"),
-        (["user/a b"], "is not a valid id"),
+        (["user/a b"], "Repo id must use alphanumeric"),
         (["user/other"], "holds something else, and not a run, a study"),
         (["user/other", "--revision", "v9"], "at 'v9'"),
         (["user/other", "--out", "full"], "exists and is not an empty folder"),

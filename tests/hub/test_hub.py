@@ -197,7 +197,7 @@ except LabError as error:
         ({}, ["--hub_token", "hf_wrong"], "Invalid user token"),
         ({"HF_ENDPOINT": "http://127.0.0.1:9"}, [], "cannot be reached"),
         ({"HF_HUB_OFFLINE": "1"}, [], "cannot be reached"),
-        ({}, ["--hub_model_id", "a/b/c"], "'a/b/c' is not a valid id"),
+        ({}, ["--hub_model_id", "a/b/c"], "Repo id must be in the form"),
         ({}, ["--hub_model_id", "somebody/else"], "check --hub_model_id"),
         ({}, ["--hub_license", "my own"], "license"),
     ],

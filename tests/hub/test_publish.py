@@ -160,7 +160,7 @@ def test_an_unfinished_run_says_so(folders, hub, tmp_path):
     [
         (["nothing"], "'nothing' is not a folder"),
         (["empty"], "holds no run (lrlab/run.json), study (spec.yaml) or exported dataset"),
-        (["run", "--repo_id", "user/a b"], "--repo_id 'user/a b' is not a valid id"),
+        (["run", "--repo_id", "user/a b"], "--repo_id 'user/a b'"),
         (["dino", "--unfinished"], "--unfinished is for runs"),
         (["stopped"], "is not finished (status: cancelled). Continue it with --resume_from_checkpoint latest"),
         (["no-weights"], "holds no pipeline yet (model_index.json)"),
