@@ -22,10 +22,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Target:
-    """
-    A repository to upload to. Messages name `asked_by`, the command or option that uploads, and `id_option`, which gave the
-    id.
-    """
+    """A repository to upload to."""
 
     repo_id: str  # [`named`] adds the user to a bare name
     repo_type: str = "model"  # or "dataset"
@@ -33,8 +30,8 @@ class Target:
     revision: str = "main"  # a branch, which is created if it is missing
     create_pr: bool = False
     token: str | None = field(default=None, repr=False)  # that of `HF_TOKEN` or `hf auth login` if not given
-    asked_by: str = "lrlab push"
-    id_option: str = "--repo_id"
+    asked_by: str = "lrlab push"  # the command or option that uploads, for messages
+    id_option: str = "--repo_id"  # what gave the id, likewise
 
     @property
     def api(self) -> HfApi:

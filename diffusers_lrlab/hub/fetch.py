@@ -26,8 +26,7 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None) -> Path:
     """
     Downloads the repository of a run, a study or a toy dataset into a new or empty folder, whole or not at all.
 
-    Weights are downloaded as safetensors only; code beside them is not downloaded, and nothing is run. Raises a `LabError`
-    for files that differ from their manifest.
+    Weights are downloaded as safetensors only, without code. Raises a `LabError` for files that differ from their manifest.
     """
     from huggingface_hub import snapshot_download
 

@@ -31,11 +31,8 @@ def push_folder(folder: Path, target: Target, message: str | None = None, unfini
     target = named(dataclasses.replace(target, repo_type="model" if type_of_folder(folder) == "run" else "dataset"))
     contents = with_manifest(contents_of(folder, target.repo_id, target.revision, unfinished), sums)
     make_ready(target)
-    again = ["lrlab", "push", str(folder), "--repo_id", target.repo_id]
-    again += ["--unfinished"] * unfinished + ["--create_pr"] * target.create_pr + ["--private"] * target.private
-    again += ["--message", message] if message else []
-    again += ["--revision", target.revision] if target.revision != "main" else []
-    return _publish(contents, target, message or contents.message, again)
+    flags = ["--unfinished"] * unfinished + (["--message", message] if message else [])
+    return _publish(folder, contents, target, message or contents.message, flags)
 
 
 def _refuse_damaged(folder: Path, unfinished: bool = False) -> dict[str, Sums]:
@@ -50,8 +47,11 @@ def _refuse_damaged(folder: Path, unfinished: bool = False) -> dict[str, Sums]:
     return held.sums
 
 
-def _publish(contents: Contents, target: Target, message: str, again: list[str]) -> str:
-    """Uploads in one commit with this title, and returns its URL; `again` is the command that repeats it, for errors."""
+def _publish(folder: Path, contents: Contents, target: Target, message: str, flags: list[str]) -> str:
+    """Uploads in one commit, and returns its URL; errors have the command that repeats it, with these `flags`."""
+    flags = flags + ["--create_pr"] * target.create_pr + ["--private"] * target.private
+    flags += ["--revision", target.revision] if target.revision != "main" else []
+    again = shlex.join(["lrlab", "push", str(folder), "--repo_id", target.repo_id, *flags])
     try:
         with hub_errors(target):
             return _commit(contents, target, message)
@@ -59,7 +59,7 @@ def _publish(contents: Contents, target: Target, message: str, again: list[str])
         token = ", with the token in HF_TOKEN" if target.token else ""
         raise LabError(
             f"The upload failed: {error}\nA commit appears whole or not at all. Files already sent are not sent again. "
-            f"To go on: `{shlex.join(again)}`{token}"
+            f"To go on: `{again}`{token}"
         ) from None
 
 
@@ -85,9 +85,6 @@ def _commit(contents: Contents, target: Target, message: str) -> str:
             create_pr=target.create_pr or None,
         )
     return str(commit.pr_url or commit.commit_url)
-
-
-# --- the training script ---------------------------------------------------------------------------------------------
 
 
 def _target_of_training(config: ResolvedConfig) -> Target:
@@ -120,5 +117,4 @@ def push_run(folder: Path, config: ResolvedConfig) -> str:
     """Uploads pipeline, card and evidence of a finished run, after [`check_can_push`]."""
     target = _target_of_training(config)
     contents = with_manifest(contents_of(folder, target.repo_id), _refuse_damaged(folder))
-    again = ["lrlab", "push", str(folder), "--repo_id", target.repo_id, *["--private"] * target.private]
-    return _publish(contents, target, contents.message, again)
+    return _publish(folder, contents, target, contents.message, [])
