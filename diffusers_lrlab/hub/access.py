@@ -14,11 +14,6 @@ from ..core.files import FULL
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-_REMEDIES = {
-    401: "the Hub does not accept the token of --hub_token, HF_TOKEN or `hf auth login`, in this order; make a new one.",
-    429: "the Hub limits requests, so wait and try again.",
-}
-
 
 @dataclass(frozen=True)
 class Target:
@@ -94,9 +89,11 @@ def hub_errors(target: Target) -> Iterator[None]:
         if isinstance(error, OSError) and (error.filename is not None or error.errno in FULL):
             raise  # of a local file
         status = getattr(getattr(error, "response", None), "status_code", None)
+        remedy = f"check {target.id_option} {target.repo_id!r}, and the rights of the token."
         if status is None and not isinstance(error, ValueError):
             remedy = "the Hub cannot be reached: check the network and HF_ENDPOINT, and try again."
-        else:
-            check = f"check {target.id_option} {target.repo_id!r}, and that the token may write there."
-            remedy = _REMEDIES.get(status or 0, check)
+        elif status == 401:
+            remedy = "the Hub does not accept the token of --hub_token, HF_TOKEN or `hf auth login`; make a new one."
+        elif status == 429 or (status or 0) >= 500:
+            remedy = "the Hub is busy or broken, so try again later."
         raise LabError(f"{target.asked_by}, {target.repo_type} {target.repo_id!r}: {error}\nHint: {remedy}") from None

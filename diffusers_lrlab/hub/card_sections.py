@@ -49,8 +49,7 @@ pipeline = {pipeline}.from_pretrained("{{location}}")
 """
 
 
-_STEPS = "num_inference_steps={inference_steps}"
-_UNCONDITIONAL = "unconditional-image-generation"
+_STEPS, _UNCONDITIONAL = "num_inference_steps={inference_steps}", "unconditional-image-generation"
 CARD_SECTIONS: dict[str, CardSection] = {
     "images": CardSection(
         _UNCONDITIONAL, (_UNCONDITIONAL,), _example(f"batch_size=16, {_STEPS}", pipeline="DDPMPipeline", own=False)

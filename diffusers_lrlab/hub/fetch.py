@@ -15,6 +15,7 @@ from ..core.manifest import MANIFEST, write_manifest
 from .access import Target, hub_errors
 from .contents import type_of_files
 from .pipeline_folder import check_pipeline
+from .records import read_record
 
 # Formats that run code when they are read.
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".msgpack")
@@ -42,11 +43,15 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None) -> Path:
         for name in files:
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(cached / name, temporary / name)
-        if (temporary / MANIFEST).exists():
-            remedy = f"{repo_id!r} has changed since it was uploaded. Pull again, or another --revision."
-            refuse_damaged(temporary, "download", remedy, only=_is_taken)
-        elif kind == "run" and (temporary / "model_index.json").exists():
-            check_pipeline(temporary)
+        try:
+            if (temporary / MANIFEST).exists():
+                refuse_damaged(temporary, "download", "pull again, or another --revision.", only=_is_taken)
+            elif kind == "run":
+                read_record(temporary)
+                check_pipeline(temporary)
+        except LabError as error:
+            what = f"{repo_id!r} has changed since it was uploaded, or is damaged: {error}"
+            raise LabError(what.replace(f"{temporary}/", "")) from None
         write_manifest(temporary)  # of what was downloaded, for `lrlab check`
     return folder
 

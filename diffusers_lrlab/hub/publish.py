@@ -56,7 +56,7 @@ def _publish(folder: Path, contents: Contents, target: Target, message: str, fla
         with hub_errors(target):
             return _commit(contents, target, message)
     except LabError as error:
-        token = ", with the token in HF_TOKEN" if target.token else ""
+        token = ", with the token in HF_TOKEN" * (target.token is not None)
         raise LabError(
             f"The upload failed: {error}\nA commit appears whole or not at all. Files already sent are not sent again. "
             f"To go on: `{again}`{token}"
@@ -66,10 +66,10 @@ def _publish(folder: Path, contents: Contents, target: Target, message: str, fla
 def _commit(contents: Contents, target: Target, message: str) -> str:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    there = target.api.list_repo_files(**target.where, revision="main" if target.create_pr else target.revision)
+    there = target.api.list_repo_files(**target.where, revision=target.revision)
     if (kind := type_of_files(there)) not in (None, contents.type):  # its card would be replaced
-        what = f"The repository {target.repo_id!r} holds a {kind}, and this is a {contents.type}."
-        raise LabError(f"{what} Give another {target.id_option}.")
+        what = f"holds a {kind}, and this is a {contents.type}. Give another {target.id_option}."
+        raise LabError(f"The repository {target.repo_id!r} {what}")
     stale = [name for name in there if name not in contents.files and is_owned(name, contents)]
     title, _, rest = message.partition("\n")
     with warnings.catch_warnings():
@@ -82,7 +82,7 @@ def _commit(contents: Contents, target: Target, message: str) -> str:
             commit_message=title[:200],
             commit_description=(title[200:] + rest).strip() or None,
             revision=target.revision,
-            create_pr=target.create_pr or None,
+            create_pr=target.create_pr,
         )
     return str(commit.pr_url or commit.commit_url)
 

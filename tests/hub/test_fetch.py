@@ -95,6 +95,7 @@ def test_a_download_is_held_against_the_manifest_in_it(hub, tmp_path, files, cha
     hub.put("user/run", changed_files)
     error = lrlab("pull", "user/run", "--out", "new", env=hub.env, cwd=tmp_path, status=2 if said else 0).stderr
     assert (said or "") in error
+    assert said is None or ".tmp-" not in error
     assert (tmp_path / "new").exists() == (said is None)
     assert ("the card" in error) == (change == "the card was edited")
     if said is None:
@@ -119,11 +120,23 @@ def test_what_cannot_be_trusted_is_refused_by_name(name, message):
         files_to_take("somebody/run", ["lrlab/run.json", name])
 
 
-@pytest.mark.parametrize("lost", [[WEIGHTS], [WEIGHTS, "unet/config.json"]])
-def test_a_pipeline_that_lacks_a_part_is_refused(files, hub, tmp_path, lost):
-    hub.put("somebody/run", {name: content for name, content in files.items() if name not in lost})
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({WEIGHTS: None}, "'unet' has no weights"),
+        ({WEIGHTS: None, "unet/config.json": None}, "'unet' is missing"),
+        ({WEIGHTS: b"\xff" * 100}, f"'{WEIGHTS}' is damaged"),
+        ({INDEX: b'{"_class_name": '}, f"'{INDEX}' cannot be read as JSON"),
+        ({"lrlab/run.json": b"[" * 100_000}, "lrlab/run.json"),
+    ],
+    ids=["no-weights", "no-part", "weights", "index", "record"],
+)
+def test_a_run_without_a_manifest_is_read(files, hub, tmp_path, changes, message):
+    changed = {name: changes.get(name, content) for name, content in files.items()}
+    hub.put("somebody/run", {name: content for name, content in changed.items() if content is not None})
     error = lrlab("pull", "somebody/run", "--out", "new", env=hub.env, cwd=tmp_path, status=2).stderr
-    assert ("unet' has no weights" if len(lost) == 1 else "unet' is missing") in error
+    assert "'somebody/run' has changed since it was uploaded, or is damaged: " in error
+    assert message in error
     assert not (tmp_path / "new").exists()
 
 
