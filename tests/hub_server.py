@@ -1,6 +1,6 @@
 """A Hugging Face Hub in memory on 127.0.0.1: what huggingface_hub, diffusers and datasets ask of the real one.
 
-Models, data sets and Spaces; commits, branches and pull requests; files inline or by LFS; privacy, tokens with roles, and
+Models and data sets; commits, branches and pull requests; files inline or by LFS; privacy, tokens with roles, and
 faults on request. Its large files go the way of LFS: the real Hub's newer storage (Xet) cannot be imitated, and clients must
 not look for it (HF_HUB_DISABLE_XET). Whatever is not served is answered with 501, so that a client's new call is noticed
 rather than mistaken for a missing file.
@@ -21,8 +21,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
 
-REPO = r"/api/(?P<kind>models|datasets|spaces)/(?P<id>[^/]+/[^/]+)"
-FILES = r"/(?:(?P<kind>datasets|spaces)/)?(?P<id>[^/]+/[^/]+)"
+REPO = r"/api/(?P<kind>models|datasets)/(?P<id>[^/]+/[^/]+)"
+FILES = r"/(?:(?P<kind>datasets)/)?(?P<id>[^/]+/[^/]+)"
 LARGE = (".safetensors", ".parquet")  # go by LFS, whatever their size
 
 
@@ -48,8 +48,6 @@ class Fault:
     delay: float = 0
     headers: dict = field(default_factory=dict)
     then: object = None  # called when it happens
-    after: int = 0  # requests that match and go well before
-    echo: bool = False  # whether the error says what was sent as the token
 
 
 def git_oid(content):
@@ -74,8 +72,6 @@ class Repo:
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
-    sdk: str | None = None
-    titles: dict[str, str] = field(default_factory=dict)
 
     @property
     def files(self):
@@ -117,15 +113,13 @@ class HubServer:
         broken: Actions that fail with 500, such as "commit".
         faults: `Fault`s still to happen.
         read_only: Tokens that may not write.
-        lies: What is told in place of the truth, by functions: "siblings" of the list of files in an answer about a
-            repository, "content" of (path, bytes) of a file that is downloaded, "headers" of (path, headers) of it.
     """
 
     def __init__(self, home, tokens=None):
         self.tokens = tokens or {"hf_of_the_test_user": "user"}
         self.repos, self.large = {}, {}
         self.requests, self.faults = [], []
-        self.broken, self.read_only, self.lies = set(), set(), {}
+        self.broken, self.read_only = set(), set()
         self.lock = threading.Lock()
         self._http = _Server(("127.0.0.1", 0), _Handler)
         self._http.hub = self
@@ -156,9 +150,6 @@ class HubServer:
 
     def dataset(self, repo_id):
         return self.repos["datasets", repo_id]
-
-    def space(self, repo_id):
-        return self.repos["spaces", repo_id]
 
     def put(self, repo_id, files, kind="models", private=False):
         """A repository with these files, as somebody else might have made it."""
@@ -200,8 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.cut_answer = fault.cut == "answer" if fault else False
         try:
             if fault and fault.status:
-                echo = f": {self.headers.get('Authorization')}" if fault.echo else ""
-                raise HubError(fault.status, f"Wanted by the test{echo}", headers=fault.headers)
+                raise HubError(fault.status, "Wanted by the test", headers=fault.headers)
             self.user = self._authenticate()
             for methods, pattern, action in ROUTES:
                 match = re.fullmatch(pattern, url.path)
@@ -224,9 +214,6 @@ class _Handler(BaseHTTPRequestHandler):
     def _fault(self, path):
         for fault in self.server.hub.faults:
             if fault.times > 0 and re.search(fault.pattern, f"{self.command} {path}"):
-                if fault.after:
-                    fault.after -= 1
-                    continue
                 fault.times -= 1
                 if fault.then:
                     fault.then()
@@ -307,7 +294,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send_json({"error": "You already created this model repo", "url": url}, 409)
         # huggingface_hub 1 and later send the first, earlier versions the second.
         private = asked.get("visibility") == "private" or asked.get("private", False)
-        repo = self.server.hub.repos[kind, repo_id] = Repo(private, sdk=asked.get("sdk"))
+        repo = self.server.hub.repos[kind, repo_id] = Repo(private)
         repo.commit({".gitattributes": b""}, "initial commit")
         self._send_json({"url": url, "name": repo_id, "id": repo_id})
 
@@ -322,23 +309,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._repo(kind, id, to_write=True)
         self._send_json({})
 
-    def discussions(self, kind, id):
-        repo = self._repo(kind, id)
-        found = [
-            {
-                **{"num": int(branch.rpartition("/")[2]), "title": repo.titles[branch], "status": "open"},
-                **{"isPullRequest": True, "author": {"name": "user"}, "createdAt": "2026-01-01T00:00:00.000Z"},
-                "repo": {"name": id, "type": kind.removesuffix("s")},
-            }
-            for branch in repo.branches
-            if branch.startswith("refs/pr/")
-        ]
-        self._send_json({"discussions": found, "count": len(found), "start": 0})
-
     def validate_yaml(self):
         """The real one knows every field; this one those that cards of ours have."""
         asked = json.loads(self.body)
-        errors = [{"message": message} for message in metadata_errors(asked["content"], asked.get("repoType", "model"))]
+        errors = [{"message": message} for message in metadata_errors(asked["content"])]
         self._send_json({"errors": errors, "warnings": []}, 400 if errors else 200)
 
     def preupload(self, kind, id, revision):
@@ -356,7 +330,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_json({"files": answers})
 
     def lfs_batch(self, id, kind="models"):
-        self._repo(kind, id, to_write=True)
+        self._repo(kind, id)  # of a proposal, too
         url = f"{self.server.hub.url}/lfs/"
         objects = []
         for asked in json.loads(self.body)["objects"]:
@@ -392,7 +366,6 @@ class _Handler(BaseHTTPRequestHandler):
                 raise HubError(501, f"{key!r} is not part of this server")
         number = 1 + sum(branch.startswith("refs/pr/") for branch in repo.branches)
         branch = f"refs/pr/{number}" if is_pr else revision
-        repo.titles[branch] = message
         sha = repo.commit(files, message, branch)
         prefix = f"{self.server.hub.url}/{'' if kind == 'models' else kind + '/'}{id}"
         pull_request = {"pullRequestUrl": f"{prefix}/discussions/{number}"} if is_pr else {}
@@ -408,7 +381,6 @@ class _Handler(BaseHTTPRequestHandler):
             if blobs and is_large(path):
                 blobs["lfs"] = {"sha256": oid_of(path, content), "size": len(content), "pointerSize": 130}
             siblings.append({"rfilename": path} | blobs)
-        siblings = self.server.hub.lies.get("siblings", lambda siblings: siblings)(siblings)
         self._send_json({"id": id, "sha": sha, "private": repo.private, "siblings": siblings, "tags": []})
 
     def tree(self, kind, id, revision, folder=""):
@@ -446,12 +418,9 @@ class _Handler(BaseHTTPRequestHandler):
         if path not in repo.commits[sha]:
             raise HubError(404, "Entry not found", "EntryNotFound")
         content = repo.commits[sha][path]
-        lies, etag = self.server.hub.lies, oid_of(path, content)
-        content = lies.get("content", lambda path, content: content)(path, content)
-        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": sha, "Accept-Ranges": "bytes"}
+        headers = {"ETag": f'"{oid_of(path, content)}"', "X-Repo-Commit": sha, "Accept-Ranges": "bytes"}
         if is_large(path):
             headers |= {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(len(content))}
-        headers = lies.get("headers", lambda path, headers: headers)(path, headers)
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if not asked:
             return self._send(content, headers=headers)
@@ -472,15 +441,12 @@ _FIELDS = {
         "model-index": list,
     },
     **{"pretty_name": str, "size_categories": list, "configs": list},
-    **{"title": str, "emoji": str, "colorFrom": str, "colorTo": str, "sdk": str, "app_file": str, "pinned": bool},
 }
-_NEEDED = {"space": ("title", "sdk", "emoji", "colorFrom", "colorTo")}
 _LICENSES = ("apache-2.0", "mit", "cc-by-4.0")
 _TASKS = ("unconditional-image-generation", "other")
-_COLORS = ("red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray")
 
 
-def metadata_errors(content, repo_type):
+def metadata_errors(content):
     """What is wrong with the metadata of a card, by the rules that the Hub documents for the fields above."""
     block = re.match(r"---\n(.*?)\n---\n", content, re.DOTALL)
     try:
@@ -493,8 +459,7 @@ def metadata_errors(content, repo_type):
     wrong += [
         f"{key!r} is no {kind.__name__}" for key, kind in _FIELDS.items() if not isinstance(data.get(key, kind()), kind)
     ]
-    wrong += [f"{key!r} is missing" for key in _NEEDED.get(repo_type, ()) if key not in data]
-    allowed = {"license": _LICENSES, "pipeline_tag": _TASKS, "colorFrom": _COLORS, "colorTo": _COLORS, "sdk": ("static",)}
+    allowed = {"license": _LICENSES, "pipeline_tag": _TASKS}
     wrong += [f"{key}: {data[key]!r}" for key, values in allowed.items() if key in data and data[key] not in values]
     for model in data.get("model-index", []):
         for result in model["results"]:
@@ -519,7 +484,6 @@ ROUTES = [
     (["POST"], FILES + r"\.git/info/lfs/objects/batch", _Handler.lfs_batch),
     (["PUT"], r"/lfs/(?P<oid>[0-9a-f]+)", _Handler.lfs_put),
     (["GET"], REPO + r"/auth-check/write", _Handler.auth_check),
-    (["GET"], REPO + r"/discussions", _Handler.discussions),
     (["GET"], REPO, _Handler.info),
     (["GET"], REPO + r"/revision/(?P<revision>[^/]+)", _Handler.info),
     (["GET"], REPO + r"/tree/(?P<revision>[^/]+)", _Handler.tree),

@@ -9,7 +9,7 @@ from .output import say, say_json
 
 def check_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    folders = "Folder of a run, study, toy dataset, schedule or set of latents, also a downloaded one."
+    folders = "Folder of a run, study, toy dataset or set of latents, also a downloaded one."
     add("dir", type=Path, metavar="DIR", help=folders)
     add(
         "--repair",

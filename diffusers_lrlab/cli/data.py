@@ -75,8 +75,7 @@ def _export(options: argparse.Namespace) -> None:
     from ..data.image_sets import IMAGE_DATASETS, check_resolution
     from ..data.toy2d import MAX_POINTS
     from ..data.toy2d_entries import TOY_DATASETS
-    from ..hub.dataset_folder import export_toy_dataset
-    from ..hub.image_folder import export_image_dataset
+    from ..hub.dataset_folder import export_image_dataset, export_toy_dataset
 
     is_images = options.name in IMAGE_DATASETS
     if not is_images and options.name not in TOY_DATASETS:

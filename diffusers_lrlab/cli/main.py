@@ -48,7 +48,6 @@ def _script(name: str, help: str, example: str) -> Command:
 
 _TRAIN = "Train a diffusion pipeline; for several processes: accelerate launch -m diffusers_lrlab.train"
 _PREVIEW = "lrlab preview --lr_scheduler cosine --lr_scheduler rex:d=0.9 --num_training_steps 10000 --num_warmup_steps 500"
-_SCHEDULE = "lrlab schedule my-schedule --lr_scheduler wsd:decay_type=1-sqrt,num_decay_steps=0.3"
 COMMANDS = {
     "train": _script("train", _TRAIN, "lrlab train --dataset_name dino --lr_scheduler cosine"),
     "find-lr": _script("find-lr", "Find a learning rate for a training run", "lrlab find-lr --dataset_name dino"),
@@ -101,25 +100,18 @@ COMMANDS = {
         averages.ema,
     ),
     "check": Command(
-        "Verify a run, study, toy dataset, schedule or download: damaged files, and how to go on",
+        "Verify a run, study, toy dataset or download: damaged files, and how to go on",
         "lrlab check ddpm-digits-8",
         check.check_arguments,
         check.check,
     ),
-    "schedule": Command("Write a schedule as a folder to publish", _SCHEDULE, hub.schedule_arguments, hub.schedule),
     "push": Command(
-        "Upload a run, study, toy dataset or schedule to the Hub",
+        "Upload a run, study or toy dataset to the Hub",
         "lrlab push ddpm-digits-8 --repo_id USER/ddpm-digits-8",
         hub.push_arguments,
         hub.push,
     ),
     "pull": Command("Download a published result", "lrlab pull USER/ddpm-digits-8", hub.pull_arguments, hub.pull),
-    "rerun": Command(
-        "Repeat a run from its record, and compare the two",
-        "lrlab rerun USER/ddpm-digits-8 --compare",
-        hub.rerun_arguments,
-        hub.rerun,
-    ),
     "completion": Command(
         "Complete commands, flags and names in the shell",
         "lrlab completion bash",
@@ -129,9 +121,9 @@ COMMANDS = {
 }
 
 
-REST = (*SCRIPTS, "plan", "rerun")  # commands that leave unknown arguments to the parser of training
+REST = (*SCRIPTS, "plan")  # commands that leave unknown arguments to the parser of training
 # Commands with --import besides those of REST.
-TAKES_NAMES = ("list", "preview", "study", "schedule", "push", "extend")
+TAKES_NAMES = ("list", "preview", "study", "push", "extend")
 
 
 def _parser() -> LabParser:

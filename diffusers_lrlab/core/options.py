@@ -33,7 +33,7 @@ class Role:
     # and the report says so.
     finder: Literal["compares", "uses", "ignores", "refuses"]
     study: Literal["arm", "data set", "no"] = "arm"  # the part of a study's specification that may set it
-    is_repeated: bool = True  # a rerun takes it from the record and compares it
+    is_repeated: bool = True  # a run that repeats another takes it from the record
     decides_draws: bool = False  # it decides which samples, timesteps and noise an update gets
     defines_loss: bool = False  # losses of runs with different values are different quantities
 

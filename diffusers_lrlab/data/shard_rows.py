@@ -9,7 +9,6 @@ from typing import Any
 
 from ..core.errors import LabError
 from ..core.files import full_disk_explained
-from ..core.hub_client import without_tokens
 
 
 def digest_of(facts: Iterable[Any]) -> str:
@@ -28,7 +27,7 @@ def read_errors_explained(failure: str, remedy: str) -> Iterator[None]:
     except LabError:
         raise
     except Exception as error:  # of fsspec, pyarrow, httpx, tarfile and the system
-        reason = without_tokens(f"{type(error).__name__}: {error}").partition("\n")[0]
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise LabError(f"{failure} ({reason}). {remedy}") from error
 
 

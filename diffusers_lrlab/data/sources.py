@@ -10,7 +10,6 @@ from typing import Any
 
 from ..core.errors import LabError, did_you_mean, must_be
 from ..core.files import expanded
-from ..core.hub_client import limit_waiting, without_tokens
 from .folder_files import FolderFiles, ending_of
 from .image_folder import open_image_folder, warn_once
 from .image_sets import IMAGE_DATASETS, image_set, load_image_dataset
@@ -34,7 +33,6 @@ def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
             return rows.to_iterable_dataset() if streaming else rows
         if streaming:
             return open_builder(config).as_streaming_dataset(split=config.dataset_split)
-        limit_waiting()
         with _paths_taken_literally():
             return hf_datasets.load_dataset(
                 _source(config), name=config.dataset_config_name, split=config.dataset_split, cache_dir=config.cache_dir
@@ -46,7 +44,6 @@ def open_builder(config: DataConfig) -> Any:
     import datasets as hf_datasets
 
     with load_errors_explained(config), _paths_taken_literally():
-        limit_waiting()
         return hf_datasets.load_dataset_builder(_source(config), name=config.dataset_config_name, cache_dir=config.cache_dir)
 
 
@@ -130,7 +127,7 @@ def load_errors_explained(config: DataConfig) -> Iterator[None]:
                 f"The cache of `datasets`, {cache!r}, cannot be used ({cause.strerror}: {cause.filename!r}). Hint: give a "
                 "folder by --cache_dir, or for all caches by the environment variable HF_HOME."
             ) from error
-        reason = without_tokens(str(cause or error))
+        reason = str(cause or error)
         if isinstance(cause, (FileNotFoundError, ConnectionError)):  # of which DatasetNotFoundError is one
             reason = reason.rstrip(".") + _nothing_here(_name(config))
         raise LabError(f"Cannot load the dataset {_name(config)!r} (split {config.dataset_split!r}): {reason}") from error

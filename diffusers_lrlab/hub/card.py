@@ -6,10 +6,6 @@ from typing import Any
 from ..core.files import write_text
 from ..core.project import CITATION, install_command, project_link
 from ..core.words import agreeing, counted, singular, times
-from ..data.image_sets import IMAGE_DATASETS
-from ..data.options import EMBEDDED_DATASETS
-from ..data.sources import local_folder
-from ..data.toy2d_entries import TOY_DATASETS
 from ..evaluation.metrics import METRICS
 from ..finder.saved_result import read_saved_result
 from ..models.registry import DENOISERS, has_own_code
@@ -20,8 +16,7 @@ from ..training.config import complete_options
 from ..training.kinds.base import DataKind
 from ..training.kinds.select import component_of, kind_of
 from ..training.pipeline import pipeline_name
-from .card_limits import command_without_checkout, compared_with_real_data, data_facts, licence_text, limits_of
-from .card_rows import distance_rows, facts_of, result_rows
+from .card_facts import compared_with_real_data, describe_data, distance_rows, facts_of, limits_of, result_rows
 from .card_sections import section_of
 from .cards import as_code, fill
 from .pipeline_folder import references_of
@@ -47,7 +42,7 @@ def model_card_text(folder: Path, record: dict[str, Any], licence: str | None = 
     config = complete_options(record["config"])
     record = {**record, "config": {**config, "hub_license": licence or config["hub_license"]}}
     config, train = record["config"], record["train"]
-    kind = kind_of(config)
+    kind, (data, _, data_facts) = kind_of(config), describe_data(config)
     title = (config["hub_model_id"] or folder.resolve().name).split("/")[-1]
     return fill(
         "model_card.md",
@@ -56,14 +51,14 @@ def model_card_text(folder: Path, record: dict[str, Any], licence: str | None = 
         pipeline=pipeline_name(kind, config, folder),
         plots=section_of(kind, config).plots,
         class_rows=_class_rows(config, train),
-        data=_data_text(config),
-        data_facts=data_facts(config, _is_on_hub(config)),
-        licence=licence_text(config["hub_license"]),
+        data=data,
+        data_facts=data_facts,
+        licence=config["hub_license"] or "no licence was given (`--hub_license`). Ask its author before you use it",
         limits=limits_of(config, train, kind),
         in_words=compared_with_real_data(train["results"]),
         project=project_link(),
         install=install_command("train"),
-        command=command_without_checkout(record["run"]["command"]),
+        command=record["run"]["command"].replace("training_scripts/train_ddpm.py", "-m diffusers_lrlab.train"),
         citation=CITATION,
         held_out=counted(train["num_held_out_images"], f"held-out {singular(kind.name)}"),
         example=_example(kind, record, folder),
@@ -113,9 +108,8 @@ def _example(kind: DataKind, record: dict[str, Any], folder: Path) -> str:
 def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
     names = ("lr_scheduler", "lr_scheduler_kwargs", "momentum_scheduler", "momentum_scheduler_kwargs")
     schedule = Schedule(*(config[name] for name in names))
-    origin = f" (`{config['lr_scheduler_source']}`)" if config["lr_scheduler_source"] else ""
     text = (
-        f"`{describe_schedule(schedule)}`{origin}, with a peak of {train['peak_learning_rate']:g} after "
+        f"`{describe_schedule(schedule)}`, with a peak of {train['peak_learning_rate']:g} after "
         f"{counted(train['warmup_updates'], 'update')} of warm-up, {counted(train['num_updates'], 'update')} in all. "
     )
     if skipped := train["skipped_updates"]:
@@ -152,33 +146,18 @@ def _finder_text(folder: Path, record: dict[str, Any]) -> str | None:
     )
 
 
-def _data_text(config: dict[str, Any]) -> str:
-    name = config["dataset_name"] or config["train_data_dir"]
-    if name in IMAGE_DATASETS:
-        return IMAGE_DATASETS[name].facts["title"]
-    if name in TOY_DATASETS:
-        return f"the toy set `{name}` ({TOY_DATASETS[name].description})"
-    return f"[{name}](https://huggingface.co/datasets/{name})" if _is_on_hub(config) else f"`{name}`"
-
-
-def _is_on_hub(config: dict[str, Any]) -> bool:
-    """Whether the data set is on the Hub, rather than embedded or a folder."""
-    name = config["dataset_name"]
-    return name is not None and name not in EMBEDDED_DATASETS and local_folder(name) is None
-
-
 def _card_data(record: dict[str, Any], kind: DataKind, title: str) -> Any:
     """Metadata for the Hub, with the results as a model-index."""
     from huggingface_hub import EvalResult, ModelCardData
 
     config, results = record["config"], record["train"]["results"]
     section = section_of(kind, config)
-    name, on_hub = config["dataset_name"] or config["train_data_dir"], _is_on_hub(config)
+    name, (_, on_hub, _) = config["dataset_name"] or config["train_data_dir"], describe_data(config)
     start = record["train"].get("started_from", {})
     evaluations = [
         EvalResult(
             task_type=section.task,
-            dataset_type=name if on_hub else Path(name).name,
+            dataset_type=on_hub or Path(name).name,
             dataset_name=Path(name).name,
             metric_type=metric.hub_type or metric.name,
             metric_name=metric.card_label,
@@ -193,7 +172,7 @@ def _card_data(record: dict[str, Any], kind: DataKind, title: str) -> Any:
         license=config["hub_license"],
         pipeline_tag=None if section.task == "other" else section.task,
         tags=["diffusers", "diffusers-training", *section.tags, "diffusers_lrlab", config["lr_scheduler"]],
-        datasets=[name] if on_hub else None,
+        datasets=[on_hub] if on_hub else None,
         metrics=sorted({evaluation.metric_type for evaluation in evaluations}) or None,
         base_model=start["name_or_path"] if start.get("commit") else None,
         model_name=title if evaluations else None,

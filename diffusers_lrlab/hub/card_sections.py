@@ -36,41 +36,30 @@ pipeline = DiffusionPipeline.from_pretrained(
 ```
 """
 
+
+def _example(call: str, made: str = "images", pipeline: str = "DiffusionPipeline", own: bool = True) -> str:
+    """Markdown that loads a pipeline, which needs this package if it is its `own`, and calls it."""
+    imports = "import diffusers_lrlab\n" * own
+    return f"""```python
+{imports}from diffusers import {pipeline}
+
+pipeline = {pipeline}.from_pretrained("{{location}}")
+{made} = pipeline({call}).{made}
+```
+"""
+
+
+_STEPS, _UNCONDITIONAL = "num_inference_steps={inference_steps}", "unconditional-image-generation"
 CARD_SECTIONS: dict[str, CardSection] = {
     "images": CardSection(
-        task="unconditional-image-generation",
-        tags=("unconditional-image-generation",),
-        example="""```python
-from diffusers import DDPMPipeline
-
-pipeline = DDPMPipeline.from_pretrained("{location}")
-images = pipeline(batch_size=16, num_inference_steps={inference_steps}).images
-```
-""",
+        _UNCONDITIONAL, (_UNCONDITIONAL,), _example(f"batch_size=16, {_STEPS}", pipeline="DDPMPipeline", own=False)
     ),
     "latents": CardSection(
-        task="unconditional-image-generation",
-        tags=("unconditional-image-generation", "latent-diffusion"),
-        example="""```python
-import diffusers_lrlab
-from diffusers import DiffusionPipeline
-
-pipeline = DiffusionPipeline.from_pretrained("{location}")
-images = pipeline(batch_size=16, num_inference_steps={inference_steps}).images
-```
-""",
-        without_package=_WITHOUT_PACKAGE,
+        _UNCONDITIONAL, (_UNCONDITIONAL, "latent-diffusion"), _example(f"batch_size=16, {_STEPS}"), _WITHOUT_PACKAGE
     ),
     "points": CardSection(
         tags=("points",),
-        example="""```python
-import diffusers_lrlab
-from diffusers import DiffusionPipeline
-
-pipeline = DiffusionPipeline.from_pretrained("{location}")
-points = pipeline(num_points=10_000, num_inference_steps={inference_steps}).points
-```
-""",
+        example=_example(f"num_points=10_000, {_STEPS}", "points"),
         without_package=_WITHOUT_PACKAGE,
         plots="""
 ![From noise to data](lrlab/trajectory.png)
@@ -80,35 +69,20 @@ points = pipeline(num_points=10_000, num_inference_steps={inference_steps}).poin
     ),
 }
 
-
 _LABELLED_IMAGES = CardSection(
     tags=("class-conditional-image-generation",),
-    example="""```python
-import diffusers_lrlab
-from diffusers import DiffusionPipeline
-
-pipeline = DiffusionPipeline.from_pretrained("{location}")
-images = pipeline(class_labels={labels}, num_inference_steps={inference_steps}).images
-```
-""",
+    example=_example(f"class_labels={{labels}}, {_STEPS}"),
     without_package=_WITHOUT_PACKAGE,
 )
-
 LABELLED_SECTIONS: dict[str, CardSection] = {
     "images": _LABELLED_IMAGES,
     "latents": replace(_LABELLED_IMAGES, tags=(*_LABELLED_IMAGES.tags, "latent-diffusion")),
 }
 """Of runs with class labels; the example has `{labels}`, some names of classes."""
 
-
-_DIT_EXAMPLE = """```python
-from diffusers import DiTPipeline
-
-pipeline = DiTPipeline.from_pretrained("{location}")
-print(pipeline.labels)  # by name
-images = pipeline([0, 1], guidance_scale={guidance_scale}, num_inference_steps={inference_steps}).images
-```
-"""
+_DIT_EXAMPLE = _example(f"[0, 1], guidance_scale={{guidance_scale}}, {_STEPS}", pipeline="DiTPipeline", own=False).replace(
+    "images =", "print(pipeline.labels)  # by name\nimages ="
+)
 
 
 def section_of(kind: DataKind, config: dict[str, Any], pipeline: str = "") -> CardSection:

@@ -1,12 +1,22 @@
-"""A toy dataset as a folder that `load_dataset` and the Hub understand."""
+"""A generated set of points or of labelled images as a folder that `load_dataset` and the Hub understand."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from ..core.errors import LabError
 from ..core.files import new_folder, write_text
 from ..core.manifest import write_manifest
+from ..core.registry import Entry
+from ..data.image_sets import IMAGE_DATASETS, load_image_dataset
 from ..data.toy2d import check_draw, load_toy_dataset, toy_log_prob
 from ..data.toy2d_entries import TOY_DATASETS
 from .cards import fill
+
+_NUM_SHOWN = 40  # images of the plot
+_NUM_GROUPS = 16
 
 
 def export_toy_dataset(name: str, folder: Path, n: int = 100_000, n_test: int = 10_000, seed: int = 42) -> None:
@@ -17,52 +27,119 @@ def export_toy_dataset(name: str, folder: Path, n: int = 100_000, n_test: int = 
     """
     check_draw(name, n, seed)
     check_draw(name, n_test, seed, "n_test", least=0)
-    from pyarrow import parquet
-
     from ..training.plots.points import plot_splits
 
-    sizes = {"train": n} | ({"test": n_test} if n_test else {})
-    with new_folder(folder) as temporary:
-        splits = {split: load_toy_dataset(name, size, seed, split) for split, size in sizes.items()}  # type: ignore[arg-type]
-        for split, dataset in splits.items():
-            path = temporary / "data" / f"{split}-00000-of-00001.parquet"
-            path.parent.mkdir(exist_ok=True)
-            # Not `to_parquet`, which writes progress bars into logs.
-            parquet.write_table(dataset.data.table, path)
+    def finish(temporary: Path, splits: Mapping[str, Any]) -> None:
         points = {split: dataset.with_format("numpy")["x"][:] for split, dataset in splits.items()}
         plot_splits(points, temporary / "points.png")
-        write_text(temporary / "README.md", _card(name, sizes, seed))
+        write_text(temporary / "README.md", _card(name, {split: len(dataset) for split, dataset in splits.items()}, seed))
+
+    _write(folder, {"train": n, "test": n_test}, lambda split, size: load_toy_dataset(name, size, seed, split), finish)  # type: ignore[arg-type]
+
+
+def export_image_dataset(
+    name: str, folder: Path, n: int = 10_000, n_test: int = 1_000, seed: int = 42, resolution: int | None = None
+) -> None:
+    """
+    Writes a generated set of images into a new folder, whole or not at all: parquet files, a card that says how it was made,
+    a plot of some images.
+
+    `n` and `n_test` are the images of the splits `train` and `test`; `n_test=0` leaves it out. `resolution` is that of
+    [`load_image_dataset`].
+    """
+    entry = IMAGE_DATASETS[name]
+    if "made" not in entry.traits:
+        made = ", ".join(repr(each) for each, other in IMAGE_DATASETS.items() if "made" in other.traits)
+        raise LabError(f"{name!r} cannot be exported: its images come from {entry.source}. Sets that can: {made}.")
+    from ..training.plots.images import plot_samples
+
+    def make(split: str, size: int) -> Any:
+        return load_image_dataset(name, size, seed, split, resolution)  # type: ignore[arg-type]
+
+    def finish(temporary: Path, splits: Mapping[str, Any]) -> None:
+        some = [np.asarray(image) for image in splits["train"][:_NUM_SHOWN]["image"]]
+        plot_samples(np.stack([image if image.ndim == 3 else image[..., None] for image in some]), temporary / "images.png")
+        write_text(temporary / "README.md", _card_of_images(name, splits, seed))
+
+    _write(folder, {"train": n, "test": n_test}, make, finish, _NUM_GROUPS)
+
+
+def _write(
+    folder: Path,
+    sizes: Mapping[str, int],
+    make: Callable[[str, int], Any],
+    finish: Callable[[Path, Mapping[str, Any]], None],
+    num_groups: int | None = None,
+) -> None:
+    """Writes splits of these sizes in groups of rows, which a stream shuffles; `finish` adds card and plot."""
+    from pyarrow import parquet
+
+    with new_folder(folder) as temporary:
+        (temporary / "data").mkdir()
+        splits = {split: make(split, size) for split, size in sizes.items() if size}
+        for split, dataset in splits.items():
+            # Not `to_parquet`, which writes progress bars into logs. The schema has the types of columns, such as labels.
+            table = dataset.data.table.replace_schema_metadata(dataset.features.arrow_schema.metadata)
+            rows = num_groups and max(1, min(1000, -(-len(table) // num_groups)))
+            parquet.write_table(table, temporary / "data" / f"{split}-00000-of-00001.parquet", row_group_size=rows)
+        finish(temporary, splits)
         write_manifest(temporary)
 
 
 def _card(name: str, sizes: dict[str, int], seed: int) -> str:
+    entry = TOY_DATASETS[name]
+    # The shapes are from a package under the MIT licence; the rest is made by our own formulas.
+    about = {"license": "mit" if "shape" in entry.traits else "apache-2.0", "pretty_name": f"{name}, a 2-D toy dataset"}
+    has_density = toy_log_prob(name) is not None
+    return _filled(
+        "dataset_card.md", entry, sizes, seed, about, ["toy", "2d", "points", "diffusion"], has_density=has_density
+    )
+
+
+def _card_of_images(name: str, splits: Mapping[str, Any], seed: int) -> str:
+    entry, train = IMAGE_DATASETS[name], splits["train"]
+    side, sizes = train[0]["image"].size[0], {split: len(dataset) for split, dataset in splits.items()}
+    about: dict[str, Any] = {"license": "apache-2.0", "pretty_name": f"{name}, {side}x{side} labelled images"}
+    about["task_categories"] = ["unconditional-image-generation", "image-classification"]
+    return _filled(
+        *("image_dataset_card.md", entry, sizes, seed, about, ["synthetic", "diffusion"], f" --resolution {side}"),
+        side=side,
+        licence=entry.facts["licence"],
+        columns=[(column, _type_of(feature)) for column, feature in train.features.items()],
+        class_names=", ".join(entry.facts["class_names"]),
+    )
+
+
+def _filled(
+    template: str,
+    entry: Entry,
+    sizes: Mapping[str, int],
+    seed: int,
+    about: dict[str, Any],
+    tags: list[str],
+    options: str = "",
+    **more: Any,
+) -> str:
     from huggingface_hub import DatasetCardData
 
-    entry = TOY_DATASETS[name]
     files = [{"split": split, "path": f"data/{split}-*.parquet"} for split in sizes]
-    data = DatasetCardData(
-        # The shapes are from a package under the MIT licence; the rest is made by our own formulas.
-        license="mit" if "shape" in entry.traits else "apache-2.0",
-        pretty_name=f"{name}, a 2-D toy dataset",
-        tags=["toy", "2d", "points", "diffusion", "diffusers_lrlab"],
-        size_categories=[size_category(sum(sizes.values()))],
+    metadata = DatasetCardData(
+        **about,
+        tags=[*tags, "diffusers_lrlab"],
+        size_categories=[_size_category(sum(sizes.values()))],
         configs=[{"config_name": "default", "data_files": files}],
     )
-    options = f"--n {sizes['train']} --n_test {sizes.get('test', 0)} --seed {seed}"
-    return fill(
-        "dataset_card.md",
-        data,
-        title=name,
-        description=entry.description,
-        source=entry.source,
-        sizes=list(sizes.items()),
-        seed=seed,
-        has_density=toy_log_prob(name) is not None,
-        command=f"lrlab data export {name} DIR {options}",
-    )
+    numbers = f"--n {sizes['train']} --n_test {sizes.get('test', 0)} --seed {seed}"
+    command = f"lrlab data export {entry.name} DIR {numbers}{options}"
+    values = {"description": entry.description, "source": entry.source, "sizes": list(sizes.items()), "seed": seed}
+    return fill(template, metadata, title=entry.name, command=command, **values, **more)
 
 
-def size_category(num_rows: int) -> str:
+def _type_of(feature: Any) -> str:
+    return feature.dtype if type(feature).__name__ == "Value" else type(feature).__name__
+
+
+def _size_category(num_rows: int) -> str:
     """The Hub's category of a number of rows, one for each power of ten."""
     words = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B")
     return words[max(0, len(str(num_rows)) - 3)]

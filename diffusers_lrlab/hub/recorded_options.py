@@ -2,10 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
 from ..core.options import names_where
+from .records import read_record
 
 _ALWAYS = {"decoding": "float", "on_divergence": "stop"}
 
@@ -18,18 +20,11 @@ def recorded_options(
     also: Sequence[str] = (),
 ) -> dict[str, Any]:
     """
-    The resolved options of a run; options that were added since then have their defaults.
+    The resolved options of a run in the folder `name`; options that were added since then have their defaults.
 
-    Args:
-        record (`dict`): The record of the run.
-        name (`str`): Its folder, for errors.
-        config (`dict`, *optional*): Options to read in place of the record's, such as those of a checkpoint.
-        repeated (`bool`, *optional*, defaults to `False`): Take only the options that start the same run again, without
-            those that are `None`, and with the commit of the weights that it started from.
-        also (`list` of `str`, *optional*): Other options to take, if `repeated`.
-
-    Raises:
-        LabError: for an option that this version does not know, and that was in use.
+    `config` has options to read in place of the record's, such as those of a checkpoint. `repeated` takes only the options
+    that start the same run again, and `also` others, without those that are `None`, and with the commit of the weights that
+    it started from. Raises a `LabError` for an option that was in use and that this version does not know.
     """
     from ..training.config import TrainingConfig, complete_options
 
@@ -49,3 +44,8 @@ def recorded_options(
     options = {key: value for key, value in saved.items() if key in taken and value is not None}
     commit = record["train"].get("started_from", {}).get("commit")
     return options | ({} if commit is None else {"revision": commit})
+
+
+def repeated_options(folder: Path) -> dict[str, Any]:
+    """The options that repeat the run in a folder; raises a `LabError` without a record, or for unknown options."""
+    return recorded_options(read_record(folder), str(folder), repeated=True)

@@ -1,8 +1,7 @@
 """The record and the log of a run, which are untrusted input and checked before use."""
 
-import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ from ..core.errors import LabError
 from ..core.held import refuse_damage_in_use
 from ..training.record_schema import is_number, no_number, read_checked, small
 
-_LONGEST_LINE, _MOST_LINES = 1 << 20, 1_000_000  # characters of a line of a log; lines
 _COLUMNS = ("lr", "lr_hidden", "beta1", "loss", "validation_loss", "validation_loss_ema", "grad_norm")
 
 
@@ -34,7 +32,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     if not file.is_file():
         return []
     rows = []
-    for number, line in enumerate(lines_of(file), 1):
+    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
             row = json.loads(line, parse_constant=no_number, parse_int=small)
             good = type(row["update"]) is int and all(is_number(row[name]) for name in _COLUMNS if name in row)
@@ -44,18 +42,6 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
             raise LabError(f"Line {number} of {str(file)!r} is not a row of a log.")
         rows.append(row)
     return rows
-
-
-def lines_of(file: Path) -> Iterator[str]:
-    """The lines of a log; raises a `LabError` for too many or too long lines."""
-    with file.open(encoding="utf-8", errors="replace") as text:
-        for number in itertools.count(1):
-            if not (line := text.readline(_LONGEST_LINE + 1)):
-                return
-            if len(line) > _LONGEST_LINE or number > _MOST_LINES:
-                most = f"{_MOST_LINES:,} lines of at most {_LONGEST_LINE:,} characters"
-                raise LabError(f"{str(file)!r}, line {number}: the limit is {most}.")
-            yield line
 
 
 def updates_done(folder: Path, record: dict[str, Any]) -> int:

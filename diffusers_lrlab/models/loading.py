@@ -6,7 +6,6 @@ from typing import Any
 
 from ..core.errors import LabError, must_be
 from ..core.files import expanded, read_utf8
-from ..core.hub_client import limit_waiting, without_tokens
 
 
 def load_model_config(model_class: Any, name_or_path: str, cache_dir: str | None) -> dict[str, Any]:
@@ -26,7 +25,6 @@ def read_model_config(model_class: Any, name_or_path: str, cache_dir: str | None
         if path.is_file():
             config = json.loads(read_utf8(path, "--model_config_name_or_path"))
         else:
-            limit_waiting()
             config = model_class.load_config(name_or_path, cache_dir=cache_dir)
         if not isinstance(config, dict):
             raise ValueError("it holds no JSON object.")
@@ -34,7 +32,7 @@ def read_model_config(model_class: Any, name_or_path: str, cache_dir: str | None
     except LabError:
         raise
     except (OSError, ValueError) as error:
-        reason = without_tokens(str(error))
+        reason = str(error)
         raise LabError(
             f"--model_config_name_or_path {name_or_path!r} cannot be read: {reason} Give a folder with a config.json, a "
             "config.json file, or a Hub id."

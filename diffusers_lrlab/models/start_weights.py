@@ -12,7 +12,6 @@ from typing import Any
 from ..core.errors import LabError, must_be
 from ..core.files import is_plain_name
 from ..core.held import refuse_damage_in_use
-from ..core.hub_client import limit_waiting, without_tokens
 from ..core.manifest import file_sums
 
 OPTION = "--pretrained_model_name_or_path"
@@ -63,7 +62,7 @@ class StartWeights:
         try:
             loaded, found = model_class.from_pretrained(self.folder, output_loading_info=True)
         except (OSError, ValueError, RuntimeError, KeyError) as error:
-            reason = without_tokens(str(error)).partition("\n")[0]
+            reason = str(error).partition("\n")[0]
             hint = "Hint: restore them, or start from others."
             raise LabError(f"{OPTION} {self.name_or_path!r}: its weights cannot be loaded: {reason} {hint}") from None
         for what, problem in (
@@ -125,11 +124,10 @@ def _download(repo_id: str, revision: str | None, cache_dir: str | None, pattern
         validate_repo_id(repo_id)
     except ValueError:
         raise must_be(OPTION, repo_id, wanted, "no such folder exists") from None
-    limit_waiting()
     try:
         return Path(snapshot_download(repo_id, revision=revision, cache_dir=cache_dir, allow_patterns=[*patterns]))
     except (HTTPError, OSError, ValueError) as error:
-        reason = without_tokens(str(error)).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
         of_revision = f", with the revision {revision!r}" if revision else ""
         raise must_be(OPTION, repo_id, wanted + of_revision, f"no such folder exists, and the Hub says: {reason}") from None
 

@@ -9,11 +9,11 @@ from ..core.errors import LabError
 from ..core.listing import aligned
 from ..core.ranges import POSITIVE, Range
 from ..core.signatures import checked
-from ..core.spec import format_spec
+from ..core.spec import format_spec, merge_spec
 from ..core.words import counted
 from ..schedules.expected import resolve_length, schedule_curves
-from ..schedules.registries import MOMENTUM_SCHEDULERS
-from ..schedules.resolve import double_decay, merge_spec, resolve_schedule
+from ..schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
+from ..schedules.resolve import double_decay, resolve_schedule
 from ..schedules.schedule import Schedule
 from .countings import COUNTINGS
 
@@ -101,7 +101,7 @@ def preview(
     lrs, momenta = schedule_curves(schedule, run.learning_rate, run.beta1, warmup, total)
     curves = Curves(lrs, momenta if schedule.sets_momentum else None)
     if kwargs:
-        spec = format_spec(*merge_spec(spec, kwargs))
+        spec = format_spec(*merge_spec(spec, kwargs, SCHEDULERS))
     if momentum is not None and momentum_kwargs:
         momentum = format_spec(*merge_spec(momentum, momentum_kwargs, MOMENTUM_SCHEDULERS))
     notes = []

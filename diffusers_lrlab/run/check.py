@@ -10,14 +10,13 @@ from ..core.words import counted
 from ..data.latents.manifest import LATENTS_FILE, ROWS_FILE, check_rows, is_latents_folder, read_latents_manifest
 from ..hub.cards import parsed_card
 from ..hub.contents import type_of_folder
-from ..schedules.published import read_schedule_file
 from .check_run import check_run, repair_run
 from .finding import Finding, read_parquet
 
 
 def check_folder(folder: Path, repair: bool = False) -> Finding:
     """
-    Verifies the folder of a run, study, toy dataset, schedule or set of latents, also a downloaded one.
+    Verifies the folder of a run, study, toy dataset or set of latents, also a downloaded one.
 
     `repair` renames damaged files of a run or study, so that it continues from intact ones. It deletes only unfinished files
     of killed processes.
@@ -69,15 +68,6 @@ def _check_dataset(folder: Path) -> Finding:
     return finding
 
 
-def _check_schedule(folder: Path) -> Finding:
-    finding = Finding("schedule", str(folder), "as a file")
-    finding.note("schedule.json", partial(read_schedule_file, folder / "schedule.json"))
-    finding.hold(folder)
-    if finding.damaged:
-        finding.remedy = "make it again with lrlab schedule, or download it again"
-    return finding
-
-
 def _check_latents(folder: Path) -> Finding:
     finding = Finding(_LATENTS, str(folder), "finished")
     finding.note(LATENTS_FILE, partial(read_latents_manifest, folder))
@@ -95,6 +85,5 @@ _CHECKS = {
     "run": check_run,
     "study": _check_study,
     "dataset": _check_dataset,
-    "schedule": _check_schedule,
     _LATENTS: _check_latents,
 }

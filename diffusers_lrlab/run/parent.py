@@ -23,8 +23,8 @@ from ..training.resume import read_state
 from ..training.run_files import LAB
 from ..training.run_folder import RunFolder, checkpoint_update
 
-# Options of this start of a run that a run which goes on from it keeps, besides those that a rerun takes from the record.
-_KEPT = ("plugins", "logger", "logging_dir", "lr_scheduler_source")
+# Options of this start of a run that a run which goes on from it keeps, besides those that repeat it.
+_KEPT = ("plugins", "logger", "logging_dir")
 _NUM_COMPARED = 33  # densities of timesteps, over a run
 
 
@@ -75,7 +75,7 @@ class Parent:
         every = updates_between_validations(self.config, layout, self.num_updates, num_held_out)
         if (curve.schedule.name, curve.schedule.kwargs) != (self.curve.schedule.name, self.curve.schedule.kwargs):
             given = {key: value for key, value in curve.schedule.kwargs.items() if value is not None}
-            options |= {"lr_scheduler": curve.schedule.name, "lr_scheduler_kwargs": given, "lr_scheduler_source": None}
+            options |= {"lr_scheduler": curve.schedule.name, "lr_scheduler_kwargs": given}
         return options | {
             "max_train_steps": curve.num_updates,
             "num_epochs": None,

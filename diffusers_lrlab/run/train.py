@@ -1,4 +1,4 @@
-"""A whole run, from a configuration to a folder that can be loaded, read and rerun."""
+"""A whole run, from a configuration to a folder that can be loaded, read and repeated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from ..data.loading import TrainingData
     from ..finder.find import FinderResult
-    from ..hub.background import BackgroundUploads
     from ..training.config import ResolvedConfig
     from ..training.plan import Plan
     from ..training.trainer import Trainer
@@ -76,14 +75,11 @@ def run_training(config: TrainingConfig) -> Path | None:
                 accelerator.print(text, flush=True)
             return None
         folder = _open_folder(plan.config, checkpoint, found, accelerator)
-        uploads = None
+        _train_and_record(config, plan, data, accelerator, folder, checkpoint)
         if resolved.push_to_hub and accelerator.is_main_process:
-            from ..hub.background import BackgroundUploads
+            from ..hub.publish import push_run
 
-            uploads = BackgroundUploads(folder.path, plan.config)
-        _train_and_record(config, plan, data, accelerator, folder, checkpoint, uploads)
-        if uploads is not None:
-            _upload(folder, plan, uploads, accelerator)
+            accelerator.print(f"Uploaded: {push_run(folder.path, plan.config)}")
         return folder.path
 
 
@@ -109,7 +105,6 @@ def _train_and_record(
     accelerator: Accelerator,
     folder: RunFolder,
     checkpoint: Path | None,
-    uploads: BackgroundUploads | None,
 ) -> None:
     """Does all updates and finishes the run; `run.json` records the outcome."""
     from ..optimizers.build import optimizer_parts, untrained_in_words
@@ -121,7 +116,6 @@ def _train_and_record(
 
     previous = folder.read_record() if checkpoint is not None else {}
     trainer = Trainer(plan, data, accelerator, folder)
-    trainer.on_saved = uploads
     if checkpoint is not None:
         trainer.resume(checkpoint)
         accelerator.print(f"Resumed at update {trainer.run.update} from {checkpoint}.")
@@ -136,20 +130,15 @@ def _train_and_record(
     found = check_before_training(trainer) if checkpoint is None else _checked_before(trainer, previous)
     record["train"]["preflight"] = found
     folder.write_record(record)
-    try:
-        # Inside `recorded`, so that the record has the error as it is printed.
-        with recorded(trainer, record), system_errors_explained(), registered_code_located():
-            if accelerator.is_main_process:
-                _start_trackers(record, previous, plan, accelerator, folder)
-            last = folder.path / f"checkpoint-{plan.num_updates}"
-            with interrupts_raised(lambda number: Interrupted(number, last)):
-                for _ in trainer.updates():
-                    pass
-                finish_run(trainer, record)
-    except BaseException:
-        if uploads is not None:
-            uploads.stop()
-        raise
+    # Inside `recorded`, so that the record has the error as it is printed.
+    with recorded(trainer, record), system_errors_explained(), registered_code_located():
+        if accelerator.is_main_process:
+            _start_trackers(record, previous, plan, accelerator, folder)
+        last = folder.path / f"checkpoint-{plan.num_updates}"
+        with interrupts_raised(lambda number: Interrupted(number, last)):
+            for _ in trainer.updates():
+                pass
+            finish_run(trainer, record)
     accelerator.print(trainer.run.audit.summary())
     if trainer.run.objective.sampler.began() == 0:
         accelerator.print(never_began(plan))
@@ -179,12 +168,3 @@ def _checked_before(trainer: Trainer, previous: dict[str, Any]) -> dict[str, str
     before = previous.get("train", {})
     trainer.log.lr_warnings = before.get("warnings", {})
     return before.get("preflight", {})
-
-
-def _upload(folder: RunFolder, plan: Plan, uploads: BackgroundUploads, accelerator: Accelerator) -> None:
-    """Uploads the finished run, after uploads during training."""
-    from ..hub.publish import push_run
-
-    with interrupts_raised(lambda number: Interrupted(number, folder.path / f"checkpoint-{plan.num_updates}")):
-        uploads.finish()
-    accelerator.print(f"Uploaded: {push_run(folder.path, plan.config).url}")

@@ -10,10 +10,11 @@ import numpy as np
 from ..core.errors import LabError, must_be
 from ..core.progress import Progress
 from ..core.registry import Parameter
+from ..core.spec import merge_spec
 from ..core.words import counted
 from .lab_curves import boundaries_in_updates
 from .registries import SCHEDULERS
-from .resolve import merge_spec, resolve_schedule
+from .resolve import resolve_schedule
 from .schedule import Schedule
 
 _OF_WHOLE = ("min_lr", "warmup_type", "warmup_start_ratio")  # parameters of the run as a whole
@@ -28,11 +29,7 @@ def _parts_of(specs: tuple[str, ...]) -> tuple[Schedule, ...]:
     """
     parts = []
     for spec in specs:
-        if spec.startswith("hub:"):
-            raise LabError(
-                f"join cannot take {spec!r}, which may change on the Hub. Write its spec string; `lrlab pull` shows it."
-            )
-        part, (name, given) = resolve_schedule(spec), merge_spec(spec, None)
+        part, (name, given) = resolve_schedule(spec), merge_spec(spec, None, SCHEDULERS)
         entry = SCHEDULERS[name]
         if why := part.more_than_a_curve:
             raise LabError(

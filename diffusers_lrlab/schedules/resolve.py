@@ -4,32 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from ..core import spec as core_spec
 from ..core.errors import LabError
 from ..core.progress import Progress
-from ..core.registry import Entry, Registry
-from ..core.spec import format_spec
-from .published import PREFIX as HUB_PREFIX
-from .published import hub_schedule
+from ..core.registry import Entry
+from ..core.spec import format_spec, merge_spec
 from .registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from .schedule import Schedule
-
-
-def merge_spec(spec: str, kwargs: dict[str, Any] | None, registry: Registry = SCHEDULERS) -> tuple[str, dict[str, Any]]:
-    """
-    `core.spec.merge_spec`, and published learning-rate schedules ("hub:USER/NAME").
-
-    It ignores their momentum schedule, which [`resolve_schedule`] applies.
-    """
-    if registry is not SCHEDULERS or not spec.startswith(HUB_PREFIX):
-        return core_spec.merge_spec(spec, kwargs, registry)
-    published = hub_schedule(spec)
-    if kwargs:
-        raise LabError(
-            f"{spec!r} cannot be combined with {', '.join(kwargs)}, which would change the published schedule. Leave it "
-            f"out, or write {format_spec(published.name, published.kwargs)!r} with the change."
-        )
-    return published.name, dict(published.kwargs)
 
 
 def resolve_kwargs(entry: Entry, given: dict[str, Any]) -> dict[str, Any]:
@@ -60,10 +40,8 @@ def resolve_schedule(
     """
     resolved: dict[str, Any] = {}
     name = None
-    if spec is not None and spec.startswith(HUB_PREFIX):
-        momentum, momentum_kwargs = published_momentum(spec, momentum, momentum_kwargs)
     if spec is not None:
-        name, given = merge_spec(spec, kwargs)
+        name, given = merge_spec(spec, kwargs, SCHEDULERS)
         resolved = resolve_kwargs(SCHEDULERS[name], given)
     if momentum is None:
         return Schedule(name, resolved)
@@ -74,21 +52,6 @@ def resolve_schedule(
             f"{momentum!r} sets the learning rate, and so does {name!r}, which follows a metric. Use 'demon' beside it."
         )
     return schedule
-
-
-def published_momentum(
-    spec: str, momentum: str | None, momentum_kwargs: dict[str, Any] | None
-) -> tuple[str | None, dict[str, Any] | None]:
-    """The momentum schedule and parameters beside a published schedule: the published ones, else the given ones."""
-    published = hub_schedule(spec)
-    if published.momentum is None:
-        return momentum, momentum_kwargs
-    if momentum is not None or momentum_kwargs:
-        momentum = momentum or str(momentum_kwargs)
-        raise LabError(
-            f"{spec!r} includes the momentum schedule {published.momentum!r}, and {momentum!r} is given. Drop one."
-        )
-    return published.momentum, published.momentum_kwargs
 
 
 def describe_schedule(schedule: Schedule) -> str:

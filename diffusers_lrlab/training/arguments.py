@@ -167,6 +167,4 @@ def _parse(parser: _Parser, sources: list[tuple[str, list[str]]]) -> dict[str, A
         options = vars(values)
     del options["config"]
     load_plugins(options["plugins"])
-    if options.get("lr_scheduler_source") is not None:
-        raise LabError("--lr_scheduler_source is set by --lr_scheduler hub:USER/NAME, not by hand. Leave it out.")
     return options

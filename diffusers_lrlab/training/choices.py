@@ -5,8 +5,7 @@ from typing import Any
 from ..core.errors import LabError
 from ..core.options import options_of
 from ..core.registry import Registry
-from ..core.spec import format_spec, parse_json_kwargs
-from ..schedules.resolve import merge_spec
+from ..core.spec import format_spec, merge_spec, parse_json_kwargs
 from .config import TrainingConfig, complete_options
 
 # Options of timesteps, loss and noise, resolved by their registries alone.

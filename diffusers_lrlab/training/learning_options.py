@@ -82,7 +82,7 @@ class ModelConfig:
         None,
         "Branch, tag or commit of --pretrained_model_name_or_path on the Hub (default: its main branch).",
         UPDATE,
-        is_repeated=False,  # a rerun takes the commit that was read
+        is_repeated=False,  # who repeats it takes the commit that was read
         needs=(START,),
     )
     objective: str = option(

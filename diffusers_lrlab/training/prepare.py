@@ -110,19 +110,8 @@ def prepare_resolved(config: ResolvedConfig, checkpoint: Path | None = None) -> 
         data = kind_of(config).load_data(config, accelerator.num_processes)
     if data.skipped:
         accelerator.print(f"Left out {counted(len(data.skipped), 'corrupt image')}:", *data.skipped, sep="\n  ")
-    _check_same_schedule(config)
     processes = accelerator.num_processes, accelerator.process_index
     return make_plan(config, data, model_config, *processes, start=start), data, accelerator
-
-
-def _check_same_schedule(config: ResolvedConfig) -> None:
-    """Raises a `LabError` if a published schedule changed while the processes downloaded it."""
-    from accelerate.utils import gather_object
-
-    if config.lr_scheduler_source is not None and len(found := set(gather_object([config.lr_scheduler_source]))) > 1:
-        raise LabError(
-            f"The published schedule changed while the processes read it: {', '.join(sorted(found))}. Hint: start again."
-        )
 
 
 def keep_freed_memory() -> None:

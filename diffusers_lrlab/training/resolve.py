@@ -12,6 +12,7 @@ from ..core.errors import LabError, must_be
 from ..core.files import expanded
 from ..core.options import check_needs, check_ranges, defaults_of
 from ..core.plugins import load_plugins
+from ..core.spec import merge_spec
 from ..core.words import counted
 from ..data.latents.manifest import latents_folder
 from ..data.options import EMBEDDED_DATASETS
@@ -19,7 +20,6 @@ from ..data.sources import find_point_column, known_point_column, local_folder
 from ..models.registry import DENOISERS
 from ..optimizers.build import check_installed
 from ..optimizers.entries import OPTIMIZERS
-from ..schedules.resolve import merge_spec
 from .choices import LEARNED_FROM, given_kwargs, resolve_choice
 from .config import ResolvedConfig, TrainingConfig
 from .kinds.select import components, kind_of

@@ -5,11 +5,10 @@ from typing import Any
 
 from ..core.errors import LabError
 from ..core.progress import resolve_warmup_updates
+from ..core.spec import merge_spec
 from ..optimizers.entries import OPTIMIZERS
-from ..schedules.published import PREFIX as HUB_PREFIX
-from ..schedules.published import hub_schedule
 from ..schedules.registries import SCHEDULERS
-from ..schedules.resolve import merge_spec, published_momentum, resolve_kwargs
+from ..schedules.resolve import resolve_kwargs
 from ..schedules.schedule import Schedule
 from .choices import given_kwargs, resolve_choice
 from .config import ResolvedConfig, TrainingConfig
@@ -17,13 +16,10 @@ from .config import ResolvedConfig, TrainingConfig
 
 def resolve_lr_schedule(config: TrainingConfig) -> dict[str, Any]:
     """The schedule with all its parameters and its warm-up."""
-    published = _resolve_published(config) if config.lr_scheduler.startswith(HUB_PREFIX) else {}
-    name, kwargs = merge_spec(config.lr_scheduler, given_kwargs(config, "lr_scheduler"))
+    name, kwargs = merge_spec(config.lr_scheduler, given_kwargs(config, "lr_scheduler"), SCHEDULERS)
     for key, value in (("num_cycles", config.lr_num_cycles), ("power", config.lr_power)):
         if value is None:
             continue
-        if published:
-            raise LabError(f"--lr_{key} has no effect on a published schedule. Leave it out.")
         if key in kwargs:
             raise LabError(f"{key!r} is given twice: as --lr_{key} and as {key}={kwargs[key]!r} of {name!r}. Leave one out.")
         takers = [other for other, entry in SCHEDULERS.items() if key in {parameter.name for parameter in entry.parameters}]
@@ -36,24 +32,11 @@ def resolve_lr_schedule(config: TrainingConfig) -> dict[str, Any]:
     if "feedback" in SCHEDULERS[name].traits and config.num_validation_images == 0:
         raise LabError(f"{name!r} follows the validation loss; it cannot run with --num_validation_images 0.")
     return {
-        **published,
         "lr_scheduler": name,
         "lr_scheduler_kwargs": resolved,
         "lr_num_cycles": None,
         "lr_power": None,
         "lr_warmup_steps": _warmup(config, name, kwargs),
-    }
-
-
-def _resolve_published(config: TrainingConfig) -> dict[str, Any]:
-    """The source of a schedule from the Hub, and its momentum schedule."""
-    momentum, momentum_kwargs = published_momentum(
-        config.lr_scheduler, config.momentum_scheduler, given_kwargs(config, "momentum_scheduler")
-    )
-    return {
-        "lr_scheduler_source": hub_schedule(config.lr_scheduler).pin,
-        "momentum_scheduler": momentum,
-        "momentum_scheduler_kwargs": momentum_kwargs,
     }
 
 

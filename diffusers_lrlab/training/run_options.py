@@ -215,13 +215,6 @@ class OutputConfig:
         None, "Repository on the Hub (default: the name of --output_dir in your namespace).", DESTINATION, needs=(PUSH,)
     )
     hub_private_repo: bool = option(False, "Make a new repository private.", DESTINATION, needs=(PUSH,))
-    hub_push_every: int | None = option(
-        None,
-        "Updates between uploads of the pipeline, in the background (default: one upload, at the end).",
-        DESTINATION,
-        range="[1, 1e9]",
-        needs=(PUSH,),
-    )
     hub_license: str | None = option(None, "License of the model for its card, such as apache-2.0 (default: none).", OUTPUT)
     preflight: bool = option(
         True, "Check data, settings and model before training, and warn of likely mistakes.", DESTINATION

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.options import DESTINATION, THIS_START, UPDATE, WHOLE_RUN, Need, option
+from ..core.options import THIS_START, UPDATE, WHOLE_RUN, Need, option
 from .learning_options import NO_START, Kwargs, parameters_of
 
 SCALING = Need("--scale_lr linear, sqrt or guide", lambda config: config.scale_lr != "none")
@@ -49,17 +49,10 @@ class ScheduleConfig:
     )
     lr_scheduler: str = option(
         "cosine",
-        "Learning-rate schedule: a name, a spec string NAME:key=value,key=value, or hub:USER/NAME for a published one. "
-        "Names: {names}.",
+        "Learning-rate schedule: a name, or a spec string NAME:key=value,key=value. Names: {names}.",
         WHOLE_RUN,
         registry="schedules.registries:SCHEDULERS",
         is_first=True,
-    )
-    lr_scheduler_source: str | None = option(
-        None,
-        "Commit and hash of a schedule from the Hub; set by --lr_scheduler hub:USER/NAME, not by hand.",
-        DESTINATION,
-        is_internal=True,
     )
     lr_scheduler_kwargs: Kwargs = parameters_of("lr_scheduler", WHOLE_RUN, ", such as '{\"step_size\": 500}'")
     lr_warmup_steps: float | None = option(

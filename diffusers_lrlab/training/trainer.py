@@ -1,7 +1,7 @@
 """The training loop; its clock counts optimizer updates."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -36,8 +36,6 @@ _NUM_LR_CHECKS = 50  # for learning-rate warnings, over a run
 
 class Trainer:
     """The loop over the updates of a run."""
-
-    on_saved: Callable[[int], None] | None = None  # called with the update when the pipeline was saved before the end
 
     def __init__(self, plan: Plan, data: TrainingData, accelerator: Accelerator, folder: RunFolder):
         config, device = plan.config, accelerator.device
@@ -170,13 +168,8 @@ class Trainer:
             with run.averaged_weights():
                 samples = draw_samples(run, config.eval_batch_size)
             self.log.keep_samples(samples)
-        is_pushed = config.hub_push_every is not None and run.update % config.hub_push_every == 0
-        if is_pushed or (config.save_model_epochs and plan.due(config.save_model_epochs, run.update, 0)):
+        if config.save_model_epochs and plan.due(config.save_model_epochs, run.update, 0):
             self.save_result()
-            if self.on_saved:
-                self.checkpoints.finish()  # an upload reads the folder, which must not change meanwhile
-            if self.on_saved and is_main:
-                self.on_saved(run.update)
 
     def save(self, waits: bool = True) -> Path:
         """

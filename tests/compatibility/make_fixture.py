@@ -59,7 +59,6 @@ def make():
     Path("tiny-mlp").mkdir()
     Path("tiny-mlp", "config.json").write_text(json.dumps(MODEL, indent=1) + "\n")
     assert call("train", *RUN, "--output_dir", "run") == 0
-    assert call("schedule", "schedule", "--lr_scheduler", "join:schedules=[constant|rex:d=0.9],boundaries=[0.5]") == 0
     Path("study.yaml").write_text(yaml.safe_dump(STUDY, sort_keys=False))
     assert call("study", "run", "study.yaml", "--out", "study") == 0
     # Two stacks of two runs, of which the second is stopped in its update 15.

@@ -179,7 +179,6 @@ def test_the_help_leaves_out_options_that_programs_set():
     shown = make_parser("").format_help()
     assert "--lr_scheduler " in shown
     assert "--local_rank" not in shown
-    assert "--lr_scheduler_source" not in shown
 
 
 def test_nothing_of_a_resolved_configuration_contradicts_its_type():

@@ -88,7 +88,7 @@ def test_printed_commands_are_understood(page):
 
 def _understand(words):
     options = printed.parse(words)
-    if isinstance(options, TrainingConfig) and not str(options.lr_scheduler).startswith("hub:"):
+    if isinstance(options, TrainingConfig):
         tracker_packages(options.logger)  # a name that is known; it need not be installed
         resolve_config(dataclasses.replace(options, logger="none"))  # names, spec strings and what goes together
 

@@ -37,7 +37,7 @@ def test_what_the_site_adds_is_all_options_and_names(generated):
         "--stop_factor",
         "--fix_lr_clock",
         "--executor",
-        "--include_checkpoints",
+        "--private",
     ):
         assert f"`{flag}`" in options
     assert "| `--extend`, `--no_extend` |" in options
@@ -59,7 +59,7 @@ def test_questions_have_a_command_and_a_page():
 
 def test_every_field_of_a_configuration_is_on_the_page_of_the_api(generated):
     for config, left_out in (
-        (diffusers_lrlab.TrainingConfig, {"local_rank", "lr_scheduler_source"}),  # set by programs
+        (diffusers_lrlab.TrainingConfig, {"local_rank"}),  # set by programs
         (diffusers_lrlab.FinderConfig, set()),
     ):
         tables = generated.field_tables(config.__name__)

@@ -27,12 +27,11 @@ from diffusers_lrlab.data.images import ImageTransform
 from diffusers_lrlab.data.points import PointTransform, read_points
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.hub.cards import parsed_card
-from diffusers_lrlab.hub.fetch import check_files, check_formats
+from diffusers_lrlab.hub.fetch import files_to_take
+from diffusers_lrlab.hub.recorded_options import repeated_options
 from diffusers_lrlab.hub.records import read_log, updates_done
-from diffusers_lrlab.hub.rerun import repeated_options
 from diffusers_lrlab.run.check import check_folder
 from diffusers_lrlab.schedules.expected import schedule_curves
-from diffusers_lrlab.schedules.published import read_schedule_file
 from diffusers_lrlab.study.spec.expansion import expand, expand_tuning
 from diffusers_lrlab.study.spec.reading import load_spec, read_spec
 from diffusers_lrlab.training.arguments import parse_arguments, parse_with, read_yaml
@@ -206,19 +205,14 @@ def _logged(text):
     return _write("lrlab/metrics.jsonl", text).parents[1]
 
 
-def _schedule_file(text):
-    read_schedule_file(_write("schedule.json", text))
-
-
 def _saved_study(text):
     expand(load_spec(str(_write("spec.yaml", text))))
 
 
 def _downloaded(given):
     name, text = given
-    check_files("user/name", [(name, len(text))])
-    _write(name, text)
-    check_formats(Path(), "user/name")
+    if files_to_take("user/name", [name]):
+        _write(name, text)
     if name == "README.md":
         parsed_card(text, name)
 
@@ -247,7 +241,6 @@ def _texts(name):
 
 
 _RECORD = json.loads(_texts("run/lrlab/run.json"))
-_SCHEDULE = {"format": "diffusers_lrlab schedule 1", "lr_scheduler": "rex", "lr_scheduler_kwargs": {"d": 0.9}}
 _ROW = {"update": 1, "loss": 0.5, "lr": 1e-3, "beta1": 0.9, "grad_norm": 0.1}
 _INDEX = json.loads(_texts("run/model_index.json"))
 _STUDY = {
@@ -288,7 +281,6 @@ TARGETS = {
     "studies": (inputs.studies(), _study),
     "records": (inputs.damaged_json(_RECORD), _record),
     "logs": (st.lists(inputs.damaged_json(_ROW), max_size=4).map("\n".join), _log),
-    "schedule files": (inputs.damaged_json(_SCHEDULE), _schedule_file),
     "saved studies": (inputs.damaged_json(_SPEC), _saved_study),
     "files of repositories": (_files(), _downloaded),
     "points": (inputs.rows_of_points(), _points),

@@ -6,7 +6,7 @@ import pytest
 from published import RECORD
 
 from diffusers_lrlab.hub.card import model_card_text
-from diffusers_lrlab.hub.card_limits import compared_with_real_data
+from diffusers_lrlab.hub.card_facts import compared_with_real_data
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Uploading a run and loading it again: the real scripts and clients, in processes of their own, against `hub_server`."""
 
-import hashlib
 import json
 import re
 import shlex
@@ -11,14 +10,13 @@ from pathlib import Path
 
 import pytest
 import started
-from hub_server import Fault, HubServer, metadata_errors
+from hub_server import HubServer, metadata_errors
 from huggingface_hub import ModelCard
-from published import lrlab, wait_briefly
+from published import wait_briefly
 
 from diffusers_lrlab.evaluation.metrics import METRICS
 from diffusers_lrlab.hub.card import write_model_card
 from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
-from diffusers_lrlab.hub.schedule_folder import write_schedule_folder
 
 SCRIPT = Path(__file__).parents[2] / "training_scripts" / "train_ddpm.py"
 TOKEN = "hf_nobodyMayReadThis"
@@ -66,28 +64,14 @@ def pushed(tmp_path_factory):
 @pytest.mark.slow
 def test_a_run_on_points_loads_by_its_id_with_and_without_this_package(tmp_path):
     with HubServer(tmp_path / "hf_home", {TOKEN: "user"}) as hub:
-        write_schedule_folder(tmp_path / "mine", "wsd:num_decay_steps=0.5", "demon")
-        lrlab("push", "mine", "--repo_id", "user/mine", env=hub.env, cwd=tmp_path)
-        pin = hub.model("user/mine").head
         export_toy_dataset("circle", tmp_path / "points", n=300, n_test=0)  # a small one, whose losses take no time
         small = ["--dataset_name=points", "--max_train_steps=4", "--num_validation_images=20", "--ddpm_num_steps=4"]
-        small += ["--lr_scheduler=hub:user/mine", "--hub_license=apache-2.0", "--hub_push_every=1"]
+        small += ["--hub_license=apache-2.0"]
         push = ["--push_to_hub", "--hub_model_id", "user/circle", "--hub_token", TOKEN, "--eval_batch_size=9"]
-        hub.faults.append(Fault(r"^POST .*/user/circle/preupload", 403))  # the first upload during training
-        told = run(SCRIPT, *small, *push, "--output_dir", tmp_path / "run", env=hub.env, cwd=tmp_path).stderr
+        run(SCRIPT, *small, *push, "--output_dir", tmp_path / "run", env=hub.env, cwd=tmp_path)
         repo = hub.model("user/circle")
-        # Uploads beside the training were left out or failed, and were told; the one at the end took everything.
-        assert "training continues" in told.lower()
-        # What is recommended is there: the run, and not the copy that was uploaded.
-        assert f"lrlab push {tmp_path / 'run'} --repo_id" in told
-        assert not list((tmp_path / "run").glob(".tmp-*"))
-        assert repo.messages[-1].startswith("4 updates: ")
-        config = json.loads(repo.files["lrlab/run.json"])["config"]
-        assert (config["lr_scheduler"], config["momentum_scheduler"]) == ("warmup_stable_decay", "demon")
-        sha256 = hashlib.sha256(hub.model("user/mine").files["schedule.json"]).hexdigest()
-        assert config["lr_scheduler_source"] == f"hub:user/mine@{pin} sha256:{sha256}"
-        assert pin in repo.files["README.md"].decode()
-        assert metadata_errors(repo.files["README.md"].decode(), "model") == []
+        assert [message[:11] for message in repo.messages] == ["initial com", "4 updates: "]
+        assert metadata_errors(repo.files["README.md"].decode()) == []
         expected = {"pipeline.py", "denoiser/config.json", "denoiser/diffusers_lrlab.py", "lrlab/sampling.gif"}
         assert expected <= set(repo.files)
         assert not any(path.startswith("checkpoint") for path in repo.files)
@@ -104,12 +88,6 @@ print(pipeline(num_points=3, generator=torch.Generator().manual_seed(0)).points.
 """
             made.append(run_fresh("-c", code, env=hub.env, cwd=tmp_path).stdout)
         assert made[0] == made[1]
-        # Whoever repeats it gets the same, also after the published schedule has changed.
-        hub.model("user/mine").commit({"schedule.json": b"{}"}, "changed")
-        again = lrlab("rerun", "user/circle", "--compare", env=hub.env, cwd=tmp_path)
-        assert again.stdout.count(": equal") == 4
-        assert "The record is reproduced, to the bit." in again.stdout
-        assert json.loads((tmp_path / "circle-rerun" / "lrlab" / "rerun.json").read_text())["is_exact"]
 
 
 @pytest.fixture
@@ -219,8 +197,8 @@ except LabError as error:
         ({}, ["--hub_token", "hf_wrong"], "Invalid user token"),
         ({"HF_ENDPOINT": "http://127.0.0.1:9"}, [], "cannot be reached"),
         ({"HF_HUB_OFFLINE": "1"}, [], "cannot be reached"),
-        ({}, ["--hub_model_id", "a/b/c"], "'a/b/c' is not a valid id"),
-        ({}, ["--hub_model_id", "somebody/else"], "Check --hub_model_id"),
+        ({}, ["--hub_model_id", "a/b/c"], "Repo id must be in the form"),
+        ({}, ["--hub_model_id", "somebody/else"], "check --hub_model_id"),
         ({}, ["--hub_license", "my own"], "license"),
     ],
     ids=["no-token", "wrong-token", "wrong-hub_token", "unreachable", "offline", "invalid-id", "foreign-id", "license"],

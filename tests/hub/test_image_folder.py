@@ -9,7 +9,7 @@ from pyarrow.parquet import ParquetFile
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.image_sets import load_image_dataset
-from diffusers_lrlab.hub.image_folder import export_image_dataset
+from diffusers_lrlab.hub.dataset_folder import export_image_dataset
 
 pytestmark = pytest.mark.pictures
 

@@ -85,7 +85,7 @@ def holds_secret(data):
 def test_a_run_that_is_pushed_leaves_no_token(planted, given):
     hub, folder = planted
     env = hub.env if given == "environment" else hub.env_without("HF_TOKEN")
-    command = ["-m", "diffusers_lrlab.train", *RUN, "--logger=tensorboard", "--push_to_hub", "--hub_push_every=1"]
+    command = ["-m", "diffusers_lrlab.train", *RUN, "--logger=tensorboard", "--push_to_hub"]
     # A flag is on the command line that the user typed; there it is not looked for, but everywhere else.
     command += [f"--hub_token={TOKEN}"] * (given == "option")
     watch = Watch()

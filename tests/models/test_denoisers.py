@@ -205,6 +205,3 @@ def test_images_and_what_others_can_do_with_the_folder(tmp_path):
     for code in (plugin + load + draw, load + draw):
         done = python("-c", code)
         assert done.stdout.strip() == "(1, 8, 8, 1)", done.stderr
-    rerun = ["-m", "diffusers_lrlab", "rerun", out, "--out", tmp_path / "again", "--compare"]
-    assert f"This run used {file}, whose code" in python(*rerun).stderr
-    assert "reproduced, to the bit" in python(*rerun, "--import", file).stdout

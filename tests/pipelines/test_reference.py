@@ -8,7 +8,7 @@ from accelerate.state import AcceleratorState
 from diffusers import AutoencoderKL
 
 from diffusers_lrlab import LabError, TrainingConfig, train
-from diffusers_lrlab.hub.cards import card_for_run
+from diffusers_lrlab.hub.cards import located_card
 from diffusers_lrlab.hub.pipeline_folder import check_pipeline
 from diffusers_lrlab.pipelines.point_ddpm import PointDDPMPipeline
 from diffusers_lrlab.pipelines.reference import REFERENCES, Reference, saved_references
@@ -91,8 +91,7 @@ def test_a_folder_without_the_part_is_whole(run, tmp_path):
 def test_the_card_says_how_the_part_is_loaded_also_when_it_is_uploaded(run, reference):
     line = f'`vae=AutoencoderKL.from_pretrained("{reference.name_or_path}", subfolder="part")`'
     assert line in (run / "README.md").read_text()
-    record = json.loads((run / "lrlab" / "run.json").read_text())
-    card = card_for_run(run, record, "user/coded", "main", 2)
+    card = located_card(run, "user/coded", "main").decode()
     assert line in card
     assert 'DiffusionPipeline.from_pretrained("user/coded")' in card
 

@@ -15,7 +15,7 @@ from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core import files
 from diffusers_lrlab.core.manifest import write_manifest
 from diffusers_lrlab.hub.contents import contents_of
-from diffusers_lrlab.hub.rerun import repeated_options
+from diffusers_lrlab.hub.recorded_options import repeated_options
 from diffusers_lrlab.run.check_run import check_run, repair_run
 
 NAME = "diffusion_pytorch_model.safetensors"

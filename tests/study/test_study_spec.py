@@ -642,7 +642,7 @@ WITHOUT_EFFECT = set(
     "resume_from_checkpoint logger logging_dir push_to_hub hub_token hub_model_id hub_private_repo dry_run local_rank "
     "cpu_threads cache_dir in_memory_limit_mb dataloader_num_workers log_timestep_bins "
     "timestep_grad_every "
-    "auto_learning_rate preflight hub_push_every hub_license lr_scheduler_source plugins vae".split()
+    "auto_learning_rate preflight hub_license plugins vae".split()
 )
 
 

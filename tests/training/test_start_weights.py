@@ -1,4 +1,4 @@
-"""Runs that start from weights: what is refused before data are read, whose weights they have, resuming, reruns."""
+"""Runs that start from weights: what is refused before data are read, whose weights they have, resuming, repeating."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from diffusers_lrlab import MLPDenoiser, TrainingConfig
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.manifest import file_sums
 from diffusers_lrlab.data import image_loading, points
-from diffusers_lrlab.hub.rerun import compare_runs, repeated_options
+from diffusers_lrlab.hub.recorded_options import repeated_options
 from diffusers_lrlab.models.registry import DENOISERS, register_denoiser
 from diffusers_lrlab.models.start_weights import find_start_weights
 from diffusers_lrlab.run.train import run_training
@@ -240,7 +240,7 @@ def test_a_named_denoiser_knows_the_labels_of_the_data(models, tmp_path, start, 
 
 
 @pytest.mark.slow
-def test_a_start_on_the_hub_is_recorded_by_its_commit_which_a_rerun_takes(models, tmp_path, hub):
+def test_a_start_on_the_hub_is_recorded_by_its_commit_which_its_options_have(models, tmp_path, hub):
     files = {f"unet/{name}": (models / "unet" / name).read_bytes() for name in ("config.json", WEIGHTS)}
     index = {"_class_name": "DDPMPipeline", "unet": ["diffusers", "UNet2DModel"]}
     files["model_index.json"] = json.dumps(index).encode()
@@ -259,15 +259,13 @@ def test_a_start_on_the_hub_is_recorded_by_its_commit_which_a_rerun_takes(models
     save_file({key: value + 1 for key, value in other.items()}, tmp_path / "other", {"format": "pt"})
     repo.commit({**files, f"unet/{WEIGHTS}": (tmp_path / "other").read_bytes()}, "others")
     assert repeated_options(tmp_path / "first")["revision"] == commit
-    rerun = ["-m", "diffusers_lrlab.cli.main", "rerun", tmp_path / "first", "--out", tmp_path / "again", "--compare"]
-    status, stdout, stderr = started.run(*rerun, env=hub.env)
-    assert status == 0, stdout + stderr
-    assert "reproduced, to the bit" in stdout
-    # The branch has moved on: that is another run.
-    status, _, stderr = started.run(runs.SCRIPT, *call(tmp_path / "moved", *first[-2:]), env=hub.env)
-    assert status == 0, stderr
-    settings = compare_runs(tmp_path / "first", tmp_path / "moved").settings
-    assert [*settings] == ["SHA-256 of the weights that it starts from"]
+    # The branch has moved on: without the revision, that is another run.
+    starts = [record["train"]["started_from"]["sha256"]]
+    for folder, *more in (("again", f"--revision={commit}"), ("moved",)):
+        status, _, stderr = started.run(runs.SCRIPT, *call(tmp_path / folder, *first[-2:], *more), env=hub.env)
+        assert status == 0, stderr
+        starts.append(runs.read_record(tmp_path / folder)["train"]["started_from"]["sha256"])
+    assert starts[0] == starts[1] != starts[2]
 
 
 def test_a_branch_that_is_not_there_is_refused_by_its_name(hub, models, tmp_path):

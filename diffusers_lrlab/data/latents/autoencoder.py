@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...core.errors import LabError, must_be
 from ...core.files import expanded
-from ...core.hub_client import limit_waiting, without_tokens
 from ...core.words import counted
 
 if TYPE_CHECKING:
@@ -37,13 +36,11 @@ def find_autoencoder(name: str, subfolder: str | None, revision: str | None, cac
         raise must_be("--revision", revision, "left out for a folder", "only repositories on the Hub have revisions")
     where = str(path.resolve()) if is_folder else name
     try:
-        if not is_folder:
-            limit_waiting()
         config, commit = diffusers.AutoencoderKL.load_config(
             where, subfolder=subfolder, revision=revision, cache_dir=cache_dir, return_commit_hash=True
         )
     except (OSError, ValueError) as error:
-        raise LabError(f"--vae {name!r} cannot be read: {without_tokens(str(error))} Hint: {_REMEDY}.") from None
+        raise LabError(f"--vae {name!r} cannot be read: {error} Hint: {_REMEDY}.") from None
     class_name = str(config.get("_class_name"))
     model_class = getattr(diffusers, class_name, None)
     if not (isinstance(model_class, type) and hasattr(model_class, "encode") and hasattr(model_class, "decode")):
@@ -65,7 +62,7 @@ def load_autoencoder(source: Source, cache_dir: str | None) -> Any:
     try:
         model = model_class.from_pretrained(source.name_or_path, **given)
     except (OSError, ValueError, RuntimeError) as error:
-        reason = without_tokens(str(error))
+        reason = str(error)
         raise LabError(f"--vae {source.name_or_path!r} cannot be loaded: {reason} Hint: {_REMEDY}.") from None
     return model.float().eval().requires_grad_(False)
 

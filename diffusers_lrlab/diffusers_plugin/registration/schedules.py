@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import LabError
+from ...core.spec import merge_spec
 from ...schedules.registries import SCHEDULERS
-from ...schedules.resolve import merge_spec
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _missing(library: Library, scheduler_type: Any, value: object) -> Any:
     """The member for a spec string, made once and stored, so that identity, pickling and `in` work."""
     if not isinstance(value, str):
         return None
-    name, kwargs = merge_spec(value, None)
+    name, kwargs = merge_spec(value, None, SCHEDULERS)
     if "no_warmup" in SCHEDULERS[name].traits and not kwargs and name != value:
         raise LabError(f"Write {name!r} instead of {value!r}.")
     if not library.takes(name):

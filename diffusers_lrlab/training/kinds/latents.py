@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import LabError, is_first_process, must_be
-from ...core.hub_client import without_tokens
 from ...core.options import defaults_of
 from ...data.image_sets import IMAGE_DATASETS
 from ...data.latents.autoencoder import Source, find_autoencoder, scaling_of, weights_sha256
@@ -82,8 +81,7 @@ class Latents(Images):
             model = _reference(source).load(config.cache_dir)
         except (OSError, ValueError, RuntimeError, AttributeError) as error:
             raise LabError(
-                f"The autoencoder {source.name_or_path!r} of these latents cannot be loaded: {without_tokens(str(error))} "
-                f"Hint: {hint}."
+                f"The autoencoder {source.name_or_path!r} of these latents cannot be loaded: {str(error)} Hint: {hint}."
             ) from None
         manifest = self.manifest(config)
         wanted = f"the autoencoder that encoded these latents ({manifest.autoencoder['name_or_path']!r})"

@@ -1,10 +1,14 @@
-"""The rows of a model card's tables: facts about the run, its results and its distances from the data."""
+"""What a model card says: facts of the run, results beside those of real data, the data and their licence, and limits."""
 
+from pathlib import Path
 from typing import Any
 
 from ..core.spec import format_spec, shown_spec
-from ..core.words import counted
+from ..core.words import counted, singular
+from ..data.image_sets import IMAGE_DATASETS
 from ..data.labels import describe_classes
+from ..data.sources import local_folder
+from ..data.toy2d_entries import TOY_DATASETS
 from ..evaluation.metrics import METRICS
 from ..training.choices import describe_choices
 from ..training.kinds.base import DataKind
@@ -12,6 +16,12 @@ from ..training.plan_text import autoencoder_in_words
 from ..training.resolve_timesteps import recorded_process
 from .cards import as_code
 
+_REAL = {  # in place of samples, by the end of a result's name
+    "of_training_images": "equally many training images",
+    "of_held_out_images": "held-out images",
+    "of_held_out_points": "held-out points",
+    "of_held_out_data": "held-out data",
+}
 _LABELS = {
     "timestep_sampler": "Timestep sampler",
     "loss_weighting": "Loss weighting",
@@ -110,3 +120,55 @@ def distance_rows(results: dict[str, Any]) -> list[tuple[str, str, str]]:
             value = f"{results[name]:.4g} ± {results[f'{name}_standard_error']:.2g}"
             with_error.append((metric.card_label, value, "–"))
     return rows + with_error
+
+
+def describe_data(config: dict[str, Any]) -> tuple[str, str | None, str]:
+    """The data in Markdown, their id on the Hub if they are there, and where they are from, with their licence."""
+    name = config["dataset_name"] or config["train_data_dir"]
+    if name in IMAGE_DATASETS:
+        entry = IMAGE_DATASETS[name]
+        facts = f"`{name}`: {entry.description}. Source: {entry.source}. Licence: {entry.facts['licence']}."
+        return entry.facts["title"], None, facts
+    if name in TOY_DATASETS:
+        about = TOY_DATASETS[name].description
+        return f"the toy set `{name}` ({about})", None, f"`{name}`: {about}. Source: {TOY_DATASETS[name].source}."
+    if config["dataset_name"] is not None and local_folder(name) is None:
+        link = f"[{name}](https://huggingface.co/datasets/{name})"
+        return link, name, f"{link}: see its card for source and licence."
+    folder = as_code(Path(name).name)
+    return (
+        f"`{name}`",
+        None,
+        f"{folder}, a folder that is not published with the model. Ask its author for source and licence.",
+    )
+
+
+def limits_of(config: dict[str, Any], train: dict[str, Any], kind: DataKind) -> list[str]:
+    """What the model is not for, and what was not tested."""
+    one, num = singular(kind.name), train["num_training_images"]
+    is_new = not train.get("started_from")
+    seen = f"{counted(num, one)}" if num else f"a stream of {kind.name}"
+    limits = [
+        f"It was trained on {seen} ({train['data_shape']}){' and makes only such samples' * is_new}.",
+        f"One run with one seed ({config['seed']}): another run may be better or worse by chance.",
+        "Not tested: whether it repeats training data, and which biases of the data it has learned.",
+        "It is for research on training. Do not use it for decisions about people, or where samples must be accurate.",
+    ]
+    if not is_new:
+        limits.append("The limits and the licence of the weights that it started from also apply.")
+    return limits
+
+
+def compared_with_real_data(results: dict[str, Any]) -> str:
+    """The first distance of samples for which real data have a score too, in words; empty if there is none."""
+    for name, metric in METRICS.items():
+        if metric.better != "smaller":
+            continue
+        found = ((results.get(f"{name}_{end}"), what) for end, what in _REAL.items())
+        score, real = next(((score, what) for score, what in found if score is not None), (None, ""))
+        if name in results and score is not None:
+            return (
+                f"{metric.label}: {results[name]:.3g} for samples of the model, {score:.3g} for {real}. Smaller is better; "
+                "except by chance, even a perfect model scores no better than real data."
+            )
+    return ""

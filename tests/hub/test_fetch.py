@@ -1,0 +1,198 @@
+"""`lrlab pull` against `hub_server`: what comes down, and what is refused and leaves nothing behind."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from hub_server import Fault
+from published import lrlab, run_folder
+
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.manifest import find_damage, manifest_text, sums_of_bytes
+from diffusers_lrlab.hub.contents import contents_of
+from diffusers_lrlab.hub.fetch import files_to_take
+
+WEIGHTS, LOG, INDEX = "unet/diffusion_pytorch_model.safetensors", "lrlab/metrics.jsonl", "model_index.json"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Of a whole run, without a manifest."""
+    folder = run_folder(tmp_path_factory.mktemp("run") / "run", megabytes=0)
+    (folder / "unet" / "config.json").write_text("{}")
+    (folder / INDEX).write_text('{"_class_name": "DDPMPipeline", "unet": ["diffusers", "UNet2DModel"]}')
+    contents = contents_of(folder, "user/run").files
+    return {name: content if isinstance(content, bytes) else content.read_bytes() for name, content in contents.items()}
+
+
+@pytest.mark.parametrize("name", ["run", "dino", "study"])
+def test_what_was_pushed_is_pulled(folders, hub, tmp_path, name):
+    lrlab("push", folders / name, "--repo_id", f"user/{name}", env=hub.env, cwd=tmp_path)
+    result = lrlab("pull", f"user/{name}", "--out", "here", env=hub.env, cwd=tmp_path)
+    assert f"Downloaded a {'dataset' if name == 'dino' else name} to here" in result.stdout
+    kind = "datasets" if name in ("dino", "study") else "models"
+    files = hub.repos[kind, f"user/{name}"].files
+    pulled = {
+        path.relative_to(tmp_path / "here").as_posix(): path for path in (tmp_path / "here").rglob("*") if path.is_file()
+    }
+    assert find_damage(tmp_path / "here") is None
+    assert set(pulled) == set(files) - {".gitattributes"}
+    assert all(path.read_bytes() == files[key] for key, path in pulled.items() if key != "manifest.json")
+
+
+def test_a_download_that_breaks_off_is_gone_on_with(folders, hub, tmp_path):
+    lrlab("push", folders / "run", "--repo_id", "user/run", env=hub.env, cwd=tmp_path)
+    hub.faults.append(Fault(r"^GET .*safetensors", cut="answer"))
+    lrlab("pull", "user/run", env=hub.env, cwd=tmp_path)
+    weights = "unet/diffusion_pytorch_model.safetensors"
+    assert (tmp_path / "run" / weights).read_bytes() == (folders / "run" / weights).read_bytes()
+
+
+def test_a_full_disk_is_told(folders, hub, tmp_path):
+    lrlab("push", folders / "run", "--repo_id", "user/run", env=hub.env, cwd=tmp_path)
+    command = f"ulimit -f 400; exec {shlex.quote(sys.executable)} -m diffusers_lrlab.cli.main pull user/run"
+    result = subprocess.run(["bash", "-c", command], env=hub.env, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 2, result.stderr
+    assert "No room to write" in result.stderr
+    assert "pull again" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"hf_home"}
+
+
+def with_manifest(files, **other):
+    sums = {name: sums_of_bytes(content) for name, content in files.items()}
+    return files | {"manifest.json": manifest_text(sums | other).encode()}
+
+
+# What happened to a repository since it was uploaded, and what is said of it; `None` if it may.
+CHANGES = {
+    "a file is gone": (lambda files: files.pop("lrlab/loss.png"), "loss.png' is missing"),
+    "weights are gone": (lambda files: files.pop(WEIGHTS), "safetensors' is missing"),
+    "a file has changed": (lambda files: files.update({LOG: files[LOG].replace(b"1", b"2")}), "metrics.jsonl' is damaged"),
+    "the record says that it goes on": (
+        lambda files: files.update({"lrlab/run.json": files["lrlab/run.json"].replace(b'"finished"', b'"running"')}),
+        "run.json' has",
+    ),
+    "the manifest is cut": (lambda files: files.update({"manifest.json": files["manifest.json"][:-9]}), "manifest.json"),
+    "the manifest is a list": (lambda files: files.update({"manifest.json": b"[]"}), "manifest.json' is damaged"),
+    "the manifest leads out": (
+        lambda files: files.update(with_manifest(files, **{"../x.json": {}})),
+        "manifest.json' is dam",
+    ),
+    "the card was edited": (lambda files: files.update({"README.md": files["README.md"] + b"\nmine\n"}), None),
+    "a file was added": (lambda files: files.update({"more.json": b"{}"}), None),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_download_is_held_against_the_manifest_in_it(hub, tmp_path, files, change):
+    changed_files = with_manifest(files)
+    act, said = CHANGES[change]
+    act(changed_files)
+    hub.put("user/run", changed_files)
+    error = lrlab("pull", "user/run", "--out", "new", env=hub.env, cwd=tmp_path, status=2 if said else 0).stderr
+    assert (said or "") in error
+    assert said is None or ".tmp-" not in error
+    assert (tmp_path / "new").exists() == (said is None)
+    assert ("the card" in error) == (change == "the card was edited")
+    if said is None:
+        found = lrlab("check", "new", "--json", env=hub.env, cwd=tmp_path)
+        assert json.loads(found.stdout)["is_whole"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("../outside.json", "a path that leads out of its folder"),
+        ("lrlab/../../outside.json", "a path that leads out of its folder"),
+        ("/outside.json", "a path that leads out of its folder"),
+        ("lrlab\\..\\outside.json", "a path that leads out of its folder"),
+        ("C:outside.json", "a path that leads out of its folder"),
+        ("unet/diffusion_pytorch_model.bin", "can run code when it is read. Only safetensors"),
+        ("lrlab/random.npy", "can run code when it is read"),
+    ],
+)
+def test_what_cannot_be_trusted_is_refused_by_name(name, message):
+    with pytest.raises(LabError, match=re.escape(message)):
+        files_to_take("somebody/run", ["lrlab/run.json", name])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({WEIGHTS: None}, "'unet' has no weights"),
+        ({WEIGHTS: None, "unet/config.json": None}, "'unet' is missing"),
+        ({WEIGHTS: b"\xff" * 100}, f"'{WEIGHTS}' is damaged"),
+        ({INDEX: b'{"_class_name": '}, f"'{INDEX}' cannot be read as JSON"),
+        ({"lrlab/run.json": b"[" * 100_000}, "lrlab/run.json"),
+    ],
+    ids=["no-weights", "no-part", "weights", "index", "record"],
+)
+def test_a_run_without_a_manifest_is_read(files, hub, tmp_path, changes, message):
+    changed = {name: changes.get(name, content) for name, content in files.items()}
+    hub.put("somebody/run", {name: content for name, content in changed.items() if content is not None})
+    error = lrlab("pull", "somebody/run", "--out", "new", env=hub.env, cwd=tmp_path, status=2).stderr
+    assert "'somebody/run' has changed since it was uploaded, or is damaged: " in error
+    assert message in error
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_a_killed_pull_left_goes_with_the_next(folders, hub, tmp_path):
+    lrlab("push", folders / "dino", "--repo_id", "user/dino", env=hub.env, cwd=tmp_path)
+    kept = [".tmp-lrlab-new-other", ".tmp-1-dino"]
+    for name in (*kept, ".tmp-lrlab-new-dino"):
+        (tmp_path / name / "dino").mkdir(parents=True)
+        (tmp_path / name / "dino" / "half").write_text("half")
+    lrlab("pull", "user/dino", env=hub.env, cwd=tmp_path)
+    assert sorted(path.name for path in tmp_path.glob(".tmp-*")) == sorted(kept)
+
+
+@pytest.mark.slow
+def test_a_result_that_was_pulled_can_go_elsewhere(folders, hub, tmp_path):
+    """Its card names the new place, on the branch that it is on; code that pull left on the Hub is not taken away."""
+    lrlab("push", folders / "run", "--repo_id", "user/run", env=hub.env, cwd=tmp_path)
+    hub.model("user/run").files["pipeline.py"] = b"code"
+    lrlab("pull", "user/run", env=hub.env, cwd=tmp_path)
+    lrlab("push", "run", "--repo_id", "user/run", "--message", "again", env=hub.env, cwd=tmp_path)
+    assert "pipeline.py" in hub.model("user/run").files
+    lrlab("push", "run", "--repo_id", "user/other", "--revision", "dev", env=hub.env, cwd=tmp_path)
+    other = hub.model("user/other")
+    card = other.commits[other.branches["dev"]]["README.md"].decode()
+    assert 'from_pretrained("user/other", revision="dev")' in card
+    assert "user/other/blob/dev/lrlab/run.json" in card
+    assert "user/run" not in card
+
+
+def test_code_and_checkpoints_stay_on_the_hub(files, hub, tmp_path):
+    more = {"pipeline.py": b"open('ran', 'w')", "unet/x.so": b"", "run.sh": b"", "checkpoint-100/optimizer.bin": b""}
+    hub.put("somebody/run", files | more)
+    lrlab("pull", "somebody/run", env=hub.env, cwd=tmp_path)
+    assert {path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*") if path.is_file()} == {
+        *files,
+        "manifest.json",
+    }
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["user/nothing"], "There is no model and no data set 'user/nothing'"),
+        (["user/a b"], "Repo id must use alphanumeric"),
+        (["user/other"], "holds something else, and not a run, a study"),
+        (["user/other", "--revision", "v9"], "at 'v9'"),
+        (["user/other", "--out", "full"], "exists and is not an empty folder"),
+        (["user/other", "--out", "."], "exists and is not|cannot be replaced"),
+    ],
+)
+def test_pulls_that_cannot_work(hub, tmp_path, arguments, message):
+    hub.put("user/other", {"README.md": b"# something else", "config.json": b"{}"})
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("mine")
+    error = lrlab("pull", *arguments, env=hub.env, cwd=tmp_path, status=2).stderr
+    assert re.search(message if "|" in message else re.escape(message), error)
+    assert {path.name for path in tmp_path.iterdir()} <= {"full", "hf_home"}
+    assert (tmp_path / "full" / "mine").read_text() == "mine"
