@@ -5,7 +5,7 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -197,9 +197,10 @@ def _files_in(folder: Path, patterns: Sequence[str] = _ALL) -> set[str]:
 
 
 def _check_replaceable(path: Path) -> None:
-    check_kinds([], [path])
-    if path.is_symlink():
-        raise LabError(f"{str(path)!r} is a link, and links are not replaced. Hint: remove it, or give its target.")
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise LabError(
+            f"{str(path)!r} is not a folder, but a folder must be made there. Hint: move it away; it is not replaced."
+        )
 
 
 def put_aside(folder: Path) -> Path:
@@ -260,18 +261,6 @@ def append_line(path: Path, line: str) -> None:
             with suppress(OSError):  # if the file cannot be changed at all, nothing was written
                 os.truncate(path, size)
             raise
-
-
-def check_kinds(files: Iterable[Path], folders: Iterable[Path], option: str = "") -> None:
-    """Raises a `LabError` if a folder is in the way of a file, or anything else in the way of a folder."""
-    other = f", or give another {option}" if option else ""
-    remedy = f"Hint: move it away{other}; nothing of yours is replaced."
-    for path in files:
-        if path.is_dir():
-            raise LabError(f"{str(path)!r} is a folder where a file must be written. {remedy}")
-    for path in folders:
-        if (path.exists() and not path.is_dir()) or (path.is_symlink() and not path.exists()):
-            raise LabError(f"{str(path)!r} is not a folder, but a folder must be made there. {remedy}")
 
 
 def is_plain_name(name: Any) -> bool:

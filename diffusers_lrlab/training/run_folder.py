@@ -21,7 +21,6 @@ from ..core.files import (
     write_text,
 )
 from ..core.manifest import MANIFEST, find_damage, open_manifest, sums_of_bytes, write_manifest
-from ..core.words import counted
 from .kinds.select import components
 from .record_schema import read_checked
 from .run_files import OWN, RECORD, SNAPSHOTS, is_checkpoint, sums_of_result
@@ -39,7 +38,7 @@ class RunFolder:
     path: Path  # --output_dir
     is_writer: bool = True  # one of the processes
     _log_size: int | None = None  # bytes of the log after the last write of this process
-    _has_record: bool = False  # whether this run has written its record
+    _has_record: bool = False  # whether this process has written the record
 
     @property
     def lab(self) -> Path:
@@ -60,26 +59,32 @@ class RunFolder:
         if self.is_writer:
             self.check_log()
             append_line(self.metrics_file, json.dumps(row, allow_nan=False))
-            self._log_size = self.metrics_file.stat().st_size
+            self._log_size = self._size()
 
     def check_there(self) -> None:
-        """Raises a `LabError` if files that this run has written were removed."""
-        written = [self.metrics_file] if self._log_size is not None else []
-        written += [self.lab / "run.json" if self.is_writer else self.path] if self._has_record else []
-        for file in written:
-            if not file.exists():
-                raise _disturbed(f"{str(file)!r} was removed")
+        """Raises a `LabError` if the record that this run has written was removed."""
+        if self._has_record and not (self.path / RECORD).exists():
+            raise self._disturbed()
 
     def check_log(self) -> None:
-        """Raises a `LabError` if the log was removed or changed since the last write of this process."""
+        """[`check_there`], and whether the log was removed or changed since the last write of this process."""
         self.check_there()
-        if self._log_size is not None and (size := self.metrics_file.stat().st_size) != self._log_size:
-            raise _disturbed(f"{str(self.metrics_file)!r} has {counted(size, 'byte')} instead of {self._log_size}")
+        if self._log_size is not None and self._size() != self._log_size:
+            raise self._disturbed()
+
+    def _disturbed(self) -> LabError:
+        return LabError(
+            f"{str(self.lab)!r} was changed or removed while the run was writing there. Hint: leave the folder of a run alone "
+            f"while it trains; {how_to_continue()}, which starts again if no checkpoint is left."
+        )
+
+    def _size(self) -> int:
+        return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
 
     def log_size(self) -> int:
         """Current size of the log in bytes, for [`log_sums`]."""
         self.check_log()
-        return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
+        return self._size()
 
     def log_sums(self, size: int) -> dict[str, Any]:
         """Size and hash of the first `size` bytes of the log, for a checkpoint; flushes them to disk."""
@@ -107,36 +112,31 @@ class RunFolder:
             # A power cut can cut off the last line; the resumed run writes it again.
             return [json.loads(line) for line in lines[:-1]]
 
-    def rewind(self, update: int, log: dict[str, Any] | None) -> None:
-        """
-        Removes later checkpoints and rows of the log than those of the checkpoint at `update`.
-
-        `log` is the [`log_sums`] of that checkpoint; with `None`, the update in each row decides.
-        """
+    def rewind(self, update: int, log: dict[str, Any]) -> None:
+        """Removes later checkpoints and rows of the log than those of the checkpoint at `update`, with its [`log_sums`]."""
         if not self.is_writer:
             return
         for later in (path for path in self.checkpoints() if checkpoint_update(path) > update):
             remove(later)
-        if not self.metrics_file.exists() and not (log and log["size"]):
+        if not self.metrics_file.exists() and not log["size"]:
             return
         written = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
-        text = None if log is None else _log_prefix(written, log)
+        text = _log_prefix(written, log)
         if text is None:
             rows = [row for row in _rows(written) if row["update"] < update or _is_validation_at(row, update)]
             text = "".join(json.dumps(row) + "\n" for row in rows)
-            if log is not None:
-                warn(
-                    f"{str(self.metrics_file)!r} has changed since update {update}, and rows may be lost: {len(rows)} are "
-                    "left. Training resumes, since it needs no rows; plots of the log will lack the lost ones."
-                )
+            warn(
+                f"{str(self.metrics_file)!r} has changed since update {update}, and rows may be lost: {len(rows)} are left. "
+                "Training resumes, since it needs no rows; plots of the log will lack the lost ones."
+            )
         write_text(self.metrics_file, text)
-        self._log_size = self.metrics_file.stat().st_size
+        self._log_size = self._size()
 
     def write_record(self, record: dict[str, Any]) -> None:
         if self.is_writer:
             self.check_log()
-            write_text(self.lab / "run.json", _as_text(record))
-        self._has_record = True
+            write_text(self.path / RECORD, _as_text(record))
+            self._has_record = True
 
     def write_manifest(self, record: dict[str, Any]) -> None:
         """
@@ -212,26 +212,17 @@ class RunFolder:
         for name in TRACKER_FOLDERS:  # the folder may have other files
             remove_leftovers(logs_of_tracker, pattern=temporary_beside(Path(name), OLD).name)
         own = [path for pattern in (*OWN, *components()) for path in self.path.glob(pattern)]
-        own += [path for path in map(logs_of_tracker.joinpath, TRACKER_FOLDERS) if path.exists()]
         # The record last: after an interruption, it still shows that the rest belongs to a run.
         logs = sorted(self.lab.glob("*"), key=lambda path: path.name == "run.json")
-        for path in [
-            *own,
-            *self.checkpoints(),
-            *snapshots_in(snapshots),
-            *(path for path in logs if path.name not in FINDER_FILES),
-        ]:
+        own += [path for path in logs if path.name not in FINDER_FILES]
+        # What has the name of a file of ours but is a folder, or the reverse, is the user's.
+        own = [path for path in own if path.is_dir() != bool(path.suffix)]
+        trackers = [path for path in map(logs_of_tracker.joinpath, TRACKER_FOLDERS) if path.exists()]
+        for path in (*trackers, *self.checkpoints(), *snapshots_in(snapshots), *own):
             remove(path)
         for path in (self.lab, logs_of_tracker, snapshots):
             if path.is_dir() and path != self.path and not any(path.iterdir()):
                 path.rmdir()
-
-
-def _disturbed(what: str) -> LabError:
-    return LabError(
-        f"{what} while the run was writing there. Hint: do not change the folder of a run while it trains; "
-        f"{how_to_continue()}, which starts again if no checkpoint is left."
-    )
 
 
 def _as_text(record: dict[str, Any]) -> str:

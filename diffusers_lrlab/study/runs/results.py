@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from ...core.errors import LabError, did_you_mean, must_be, warn
-from ...core.files import atomic_file, check_kinds, remove_leftovers, write_text
+from ...core.files import atomic_file, remove_leftovers, write_text
 from ...core.lock import LOCK_FILES, locked
 from ...core.manifest import (
     MANIFEST,
@@ -86,7 +86,7 @@ class StudyFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Locks the folder inside this block; raises a `LabError` that names the process that holds the lock."""
+        """Locks the folder inside this block; raises a `LabError` if another process holds the lock."""
         with locked(self.path, "--out"):
             remove_leftovers(*(self.path / name for name in (".", "runs", "weights", "stacks", "local")))
             remove_leftovers(self.path / "weights", pattern=".tmp??????")  # safetensors' own
@@ -102,10 +102,6 @@ class StudyFolder:
                 f"--out {str(self.path)!r} holds the study {other!r}; the report of {name!r} would replace its report. Give "
                 "another folder."
             )
-        specs = list(specs)
-        files = [self.path / name for name in ("spec.yaml", "summary.json", "summary.parquet", MANIFEST)]
-        files += [file for spec in specs for file in (self.run_file(spec.id), self.weights_file(spec.id))]
-        check_kinds(files, [self.path / name for name in ("runs", "weights", "stacks", "local", "report")], "--out")
         if saved is not None:
             return
         if any(self.read(spec.id) is not None for spec in specs):
