@@ -117,7 +117,7 @@ def _check_start(folder: RunFolder, config: ResolvedConfig) -> None:
 
 
 def check_fresh(folder: RunFolder, replaces: bool) -> None:
-    """Raises a `LabError` unless a new run can use a folder, which has no other files and, unless it `replaces` it, no run."""
+    """Raises a `LabError` for a folder with other files, or with a run unless the new one `replaces` it."""
     path = folder.path
     _check_writable(path)
     if all(_is_no_result(entry, folder) for entry in path.rglob("*") if not entry.is_dir()):

@@ -74,8 +74,8 @@ class RunFolder:
 
     def _disturbed(self) -> LabError:
         return LabError(
-            f"{str(self.lab)!r} was changed or removed while the run was writing there. Hint: leave the folder of a run alone "
-            f"while it trains; {how_to_continue()}, which starts again if no checkpoint is left."
+            f"{str(self.lab)!r} was changed or removed while the run was writing there. Hint: leave the folder of a run "
+            f"alone while it trains; {how_to_continue()}, which starts again if no checkpoint is left."
         )
 
     def _size(self) -> int:

@@ -457,7 +457,7 @@ def test_folders_that_are_something_else(capsys, tmp_path):
         ("out", ["holds other files (thesis.tex)", "new or empty"]),
         ("out", ["holds other files (thesis.tex)", "new or empty"], "--dry_run"),
         ("file", ["is a file", "Give a folder"]),
-        ("odd", ["runs' is not a folder, but a folder must be made there", "or give another --out"]),
+        ("odd", ["spec.yaml' is missing", "or give another --out"]),
     ):
         assert main(["study", "run", str(tmp_path / "study.yaml"), f"--out={tmp_path / out}", *more]) == 2
         error = capsys.readouterr().err
