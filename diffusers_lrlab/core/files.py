@@ -23,7 +23,6 @@ _FULL_TEXT = re.compile(r"inline_container\.cc|PytorchStreamWriter|iostream erro
 
 
 TEMPORARY = ".tmp-lrlab-"  # prefix of unfinished files
-OLD = "old"  # mark in the names of folders that are about to be deleted
 _NEW, _LOCK, _REPLACED = "new", ".lock", ".replaced"
 _ALL = ("**/*",)
 
@@ -121,7 +120,7 @@ def _locked(room: Path, timeout: float) -> FileLock:
 def _empty(room: Path) -> None:
     for path in room.iterdir():
         if path.name != _LOCK:
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            _delete(path)
 
 
 @contextmanager
@@ -203,18 +202,18 @@ def _check_replaceable(path: Path) -> None:
         )
 
 
-def put_aside(folder: Path) -> Path:
-    """Renames a folder that is about to be deleted, so that a killed process leaves no partial folder under its name."""
-    old = temporary_beside(folder, OLD)
-    shutil.rmtree(old, ignore_errors=True)
-    os.replace(folder, old)
-    return old
-
-
 def remove(path: Path) -> None:
-    """Removes a file, a link or a folder; a folder disappears at once."""
+    """Removes a file, a link or a folder; a folder disappears at once, so that a killed process leaves no part of it."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(put_aside(path))
+        old = temporary_beside(path, "old")
+        shutil.rmtree(old, ignore_errors=True)
+        path = path.replace(old)
+    _delete(path)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
     else:
         path.unlink()
 
@@ -223,7 +222,7 @@ def remove_leftovers(*folders: Path, pattern: str = f"{TEMPORARY}*") -> None:
     """Removes temporary files of killed processes from these folders; call it only while holding their lock."""
     for folder in folders:
         for path in folder.glob(pattern):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            _delete(path)
 
 
 def sync(path: Path) -> None:

@@ -20,7 +20,7 @@ from ..training.run_folder import RunFolder
 _LATENTS = "set of latents"
 _PARTS = ("checkpoint-*", f"{SNAPSHOTS}/*", "stacks/*", "local/*/checkpoint-*")  # folders with a manifest of their own
 _REMEDIES = {
-    "run": "repeat its command with --resume_from_checkpoint latest, which {start}; pull a downloaded run again",
+    "run": "repeat the command that made it, with {option}; pull a downloaded run again",
     "study": "repeat the `lrlab study run` command that made it, which repeats damaged runs; pull a downloaded study again",
     _LATENTS: "repeat the `lrlab data encode` command that made it, which encodes what is missing",
 }
@@ -80,8 +80,9 @@ def check_folder(folder: Path) -> Finding:
         finding.notes += held.notes
     finding.status = "being written by another process" if is_locked(folder) else finding.status
     if finding.damaged:
-        start = f"continues from {_newest_whole(folder, finding)}"
-        finding.remedy = _REMEDIES.get(finding.kind, _AGAIN).format(start=start)
+        whole = [path.name for path in RunFolder(folder).checkpoints() if path.name in finding.whole]
+        option = f"--resume_from_checkpoint latest, which continues from {whole[-1]}" if whole else "--overwrite_output_dir"
+        finding.remedy = _REMEDIES.get(finding.kind, _AGAIN).format(option=option)
     return finding
 
 
@@ -104,12 +105,6 @@ def _check_run(folder: Path, finding: Finding) -> None:
             f" after {train['updates_done']} of {counted(train['num_updates'], 'update')}" if "updates_done" in train else ""
         )
         finding.status = ("killed" if status == "running" else status) + done
-
-
-def _newest_whole(folder: Path, finding: Finding) -> str:
-    """The name of the checkpoint that `latest` resumes from."""
-    whole = [path.name for path in RunFolder(folder).checkpoints() if path.name in finding.whole]
-    return whole[-1] if whole else "update 0, as no checkpoint is intact"
 
 
 def _check_latents(folder: Path, finding: Finding) -> None:

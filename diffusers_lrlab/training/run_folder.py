@@ -10,14 +10,12 @@ from typing import Any
 from ..averaging.snapshots import snapshots_in
 from ..core.errors import LabError, how_to_continue, warn
 from ..core.files import (
-    OLD,
     append_line,
     is_plain_name,
     number_in,
     remove,
     remove_leftovers,
     sync,
-    temporary_beside,
     write_text,
 )
 from ..core.manifest import MANIFEST, find_damage, open_manifest, sums_of_bytes, write_manifest
@@ -78,6 +76,9 @@ class RunFolder:
             f"alone while it trains; {how_to_continue()}, which starts again if no checkpoint is left."
         )
 
+    def _log(self) -> bytes:
+        return self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
+
     def _size(self) -> int:
         return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
 
@@ -98,19 +99,12 @@ class RunFolder:
     def check_log_until(self, checkpoint: Path) -> None:
         """Raises a `LabError` if the log does not start with the bytes that it had when a checkpoint was written."""
         log = json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8"))["log"]
-        written = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
-        if _log_prefix(written, log) is None:
+        if _log_prefix(self._log(), log) is None:
             raise LabError(f"{str(self.metrics_file)!r} has changed since {checkpoint.name} was written")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        if not self.metrics_file.exists():
-            return []
-        lines = self.metrics_file.read_text(encoding="utf-8").splitlines()
-        try:
-            return [json.loads(line) for line in lines]
-        except json.JSONDecodeError:
-            # A power cut can cut off the last line; the resumed run writes it again.
-            return [json.loads(line) for line in lines[:-1]]
+        """The readable rows of the log: a power cut can cut off the last one, which the resumed run writes again."""
+        return _rows(self._log())
 
     def rewind(self, update: int, log: dict[str, Any]) -> None:
         """Removes later checkpoints and rows of the log than those of the checkpoint at `update`, with its [`log_sums`]."""
@@ -120,10 +114,9 @@ class RunFolder:
             remove(later)
         if not self.metrics_file.exists() and not log["size"]:
             return
-        written = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
-        text = _log_prefix(written, log)
+        text = _log_prefix(self._log(), log)
         if text is None:
-            rows = [row for row in _rows(written) if row["update"] < update or _is_validation_at(row, update)]
+            rows = [row for row in self.read_metrics() if row["update"] < update or _is_validation_at(row, update)]
             text = "".join(json.dumps(row) + "\n" for row in rows)
             warn(
                 f"{str(self.metrics_file)!r} has changed since update {update}, and rows may be lost: {len(rows)} are left. "
@@ -206,11 +199,11 @@ class RunFolder:
     def clear(self) -> None:
         """Removes the files of a run and nothing else; results of the finder stay for later runs."""
         config = self.read_record().get("config", {})
-        logs_of_tracker = self.path / _plain_name(config.get("logging_dir"))
-        self.remove_leftovers()
+        name = config.get("logging_dir")
+        logs_of_tracker = self.path / (name if is_plain_name(name) else "logs")  # records are untrusted input
         snapshots = self.path / SNAPSHOTS
-        for name in TRACKER_FOLDERS:  # the folder may have other files
-            remove_leftovers(logs_of_tracker, pattern=temporary_beside(Path(name), OLD).name)
+        self.remove_leftovers()
+        remove_leftovers(logs_of_tracker)
         own = [path for pattern in (*OWN, *components()) for path in self.path.glob(pattern)]
         # The record last: after an interruption, it still shows that the rest belongs to a run.
         logs = sorted(self.lab.glob("*"), key=lambda path: path.name == "run.json")
@@ -238,7 +231,6 @@ def _log_prefix(written: bytes, log: dict[str, Any]) -> str | None:
 
 
 def _rows(written: bytes) -> list[dict[str, Any]]:
-    """The readable rows of a log."""
     rows = []
     for line in written.splitlines():
         with suppress(ValueError, RecursionError):
@@ -248,11 +240,6 @@ def _rows(written: bytes) -> list[dict[str, Any]]:
 
 def _is_validation_at(row: dict[str, Any], update: int) -> bool:
     return row["update"] == update and "validation_loss" in row
-
-
-def _plain_name(name: Any) -> str:
-    """A file name without a path. Falls back to "logs": records are untrusted input."""
-    return name if is_plain_name(name) else "logs"
 
 
 def checkpoint_update(path: Path) -> int:

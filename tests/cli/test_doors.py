@@ -228,7 +228,7 @@ def test_a_launched_script_takes_code_of_ones_own(tmp_path):
         ({"streaming": True, "dataset_name": "a/b"}, "give max_train_steps, the updates of the run."),
         (
             {"resume_from_checkpoint": "checkpoint-7", "output_dir": "none"},
-            "must be a checkpoint in output_dir 'none', got no checkpoint. Hint: ",
+            "must be a checkpoint in output_dir='none', got no checkpoint. Hint: ",
         ),
     ],
     ids=str,

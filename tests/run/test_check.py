@@ -73,7 +73,7 @@ def test_damage_of_a_run_is_named(tmp_path, capsys, name):
     status, said = check(capsys, run)
     newest = "checkpoint-20" if "checkpoint" in file else "checkpoint-40"
     assert (status, said_of_it in said) == (1, True), said
-    assert f"repeat its command with --resume_from_checkpoint latest, which continues from {newest};" in said
+    assert f"repeat the command that made it, with --resume_from_checkpoint latest, which continues from {newest};" in said
     assert RunFolder(run).newest_checkpoint().name == newest
 
 

@@ -224,7 +224,8 @@ def test_unfinished_files_of_somebody_else_are_no_leftovers(copy, name):
 def test_latest_starts_anew_without_a_checkpoint(base, finished, tmp_path):
     folder = tmp_path / "run"
     (folder / "lrlab").mkdir(parents=True)
-    (folder / "lrlab" / "run.json").write_text(json.dumps({"run": {"status": "running"}}))
+    record = runs.read_record(finished)
+    (folder / "lrlab" / "run.json").write_text(json.dumps(record | {"run": record["run"] | {"status": "running"}}))
     (folder / "lrlab" / "metrics.jsonl").write_text('{"update": 0, "loss": 3}\n')
     error = start(base, folder, LATEST)
     assert f"warning: there is no checkpoint to resume from in '{folder}': the run starts at update 0." in error
