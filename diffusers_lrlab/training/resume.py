@@ -32,19 +32,8 @@ def locked_folder(config: ResolvedConfig) -> Iterator[None]:
     if config.dry_run or not is_first_process():
         yield
         return
-    _check_writable(Path(config.output_dir))
     with locked(Path(config.output_dir), "--output_dir"):
         yield
-
-
-def _check_writable(path: Path) -> None:
-    """Raises a `LabError` if the folder of a run cannot be made or written to."""
-    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise must_be(
-            "--output_dir", str(path), "a folder", "give another folder",
-            got=f"{str(existing)!r}, which is not a folder that you can write to",
-        )  # fmt: skip
 
 
 def find_checkpoint(config: ResolvedConfig) -> Path | None:
@@ -119,7 +108,6 @@ def _check_start(folder: RunFolder, config: ResolvedConfig) -> None:
 def check_fresh(folder: RunFolder, replaces: bool) -> None:
     """Raises a `LabError` for a folder with other files, or with a run unless the new one `replaces` it."""
     path = folder.path
-    _check_writable(path)
     if all(_is_no_result(entry, folder) for entry in path.rglob("*") if not entry.is_dir()):
         return
     if not folder.holds_run():

@@ -469,21 +469,18 @@ def test_a_run_is_not_replaced_by_one_that_cannot_start(call, run_with_foreign_f
 # --- resuming --------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_without_checkpoint(call, tmp_path):
-    outcome = call(*SMALL, "--resume_from_checkpoint=checkpoint-7", f"--output_dir={tmp_path / 'run'}")
-    assert_told(outcome, str(tmp_path / "run"), "'checkpoint-7' is not a checkpoint", "There is none in")
-    assert not (tmp_path / "run").exists()
-
-
-def test_the_checkpoints_that_there_are_get_listed(call, finished_run):
-    outcome = call(*SMALL, "--resume_from_checkpoint=checkpoint-7", f"--output_dir={finished_run}")
-    assert_told(outcome, "'checkpoint-7' is not a checkpoint", "(checkpoint-2, checkpoint-3), or 'latest'")
+@pytest.mark.parametrize("there", [False, True])
+def test_a_checkpoint_that_is_not_there(call, finished_run, tmp_path, there):
+    folder = finished_run if there else tmp_path / "run"
+    outcome = call(*SMALL, "--resume_from_checkpoint=checkpoint-7", f"--output_dir={folder}")
+    assert_told(outcome, f"must be a checkpoint in --output_dir '{folder}', got no checkpoint. Hint: give latest")
+    assert folder.exists() == there
 
 
 def test_a_checkpoint_of_another_folder(call, finished_run, tmp_path):
     checkpoint = finished_run / "checkpoint-2"
     outcome = call(*SMALL, f"--resume_from_checkpoint={checkpoint}", f"--output_dir={tmp_path / 'run'}")
-    assert_told(outcome, str(checkpoint), str(tmp_path / "run"), f"Give --output_dir {finished_run}")
+    assert_told(outcome, str(checkpoint), str(tmp_path / "run"), f"got one of the run in '{finished_run}'")
 
 
 # name -> (arguments, what the message must contain)
