@@ -205,11 +205,10 @@ class RunFolder:
         self.remove_leftovers()
         remove_leftovers(logs_of_tracker)
         own = [path for pattern in (*OWN, *components()) for path in self.path.glob(pattern)]
+        own = [path for path in own if path.is_dir() != bool(path.suffix)]  # a folder in the place of a file is the user's
         # The record last: after an interruption, it still shows that the rest belongs to a run.
         logs = sorted(self.lab.glob("*"), key=lambda path: path.name == "run.json")
         own += [path for path in logs if path.name not in FINDER_FILES]
-        # What has the name of a file of ours but is a folder, or the reverse, is the user's.
-        own = [path for path in own if path.is_dir() != bool(path.suffix)]
         trackers = [path for path in map(logs_of_tracker.joinpath, TRACKER_FOLDERS) if path.exists()]
         for path in (*trackers, *self.checkpoints(), *snapshots_in(snapshots), *own):
             remove(path)

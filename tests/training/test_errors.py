@@ -433,7 +433,14 @@ def test_overwriting_replaces_the_run_and_nothing_else(run_with_foreign_files):
     assert len(after["lrlab/metrics.jsonl"].splitlines()) == 1 + 3
 
 
-@pytest.mark.parametrize("logging_dir", ["TMP/outside", "../outside", "..", ".", "", "photos", None, 3])
+def write_record(folder, logging_dir):
+    """The least that a record may hold, with a folder for the files of trackers."""
+    config = {"output_dir": "x", "lr_scheduler": "rex", "logger": "tensorboard", "logging_dir": logging_dir}
+    record = {"run": {"status": "finished", "command": "lrlab train"}, "train": {"num_updates": 1, "global_batch": 1}}
+    (folder / "lrlab" / "run.json").write_text(json.dumps(record | {"config": config, "meta": {"versions": {}}}))
+
+
+@pytest.mark.parametrize("logging_dir", ["TMP/outside", "../outside", "..", ".", "", "photos", None])
 def test_a_record_cannot_delete_what_is_not_of_its_run(tmp_path, logging_dir):
     """The record of a run may be somebody else's."""
     folder, outside = tmp_path / "run", tmp_path / "outside"
@@ -441,9 +448,7 @@ def test_a_record_cannot_delete_what_is_not_of_its_run(tmp_path, logging_dir):
         path.mkdir(parents=True)
         (path / "file").write_text("mine")
         (path / ".tmp-mine").write_text("mine")
-    directory = logging_dir.replace("TMP", str(tmp_path)) if isinstance(logging_dir, str) else logging_dir
-    record = {"run": {}, "config": {"logger": "tensorboard", "logging_dir": directory}}
-    (folder / "lrlab" / "run.json").write_text(json.dumps(record))
+    write_record(folder, logging_dir and logging_dir.replace("TMP", str(tmp_path)))
     RunFolder(folder).clear()
     assert (outside / "file").read_text() == (folder / "photos" / "file").read_text() == "mine"
     assert (outside / ".tmp-mine").exists()
@@ -454,7 +459,7 @@ def test_a_record_cannot_delete_what_is_not_of_its_run(tmp_path, logging_dir):
 def test_the_tracker_log_of_a_run_is_replaced_with_it(tmp_path):
     for path in ("lrlab", "logs/diffusers_lrlab", "kept/of_somebody_else"):
         (tmp_path / path).mkdir(parents=True)
-    (tmp_path / "lrlab" / "run.json").write_text(json.dumps({"config": {"logger": "tensorboard", "logging_dir": "logs"}}))
+    write_record(tmp_path, "logs")
     RunFolder(tmp_path).clear()
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 

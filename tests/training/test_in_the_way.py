@@ -60,11 +60,11 @@ def test_what_is_cleared_leaves_what_no_run_has_written(base, tmp_path):
     shutil.rmtree(folder / "scheduler")
     (folder / "README.md").unlink()
     a_file(folder / "scheduler")
-    for name in ("README.md", "checkpoint-16", "lrlab/loss.svg"):
+    for name in ("README.md", "checkpoint-16"):
         a_folder(folder / name)
     RunFolder(folder).clear()
     left = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert left == {"scheduler", "README.md/notes.txt", "checkpoint-16/notes.txt", "lrlab/loss.svg/notes.txt"}
+    assert left == {"scheduler", "README.md/notes.txt", "checkpoint-16/notes.txt"}
 
 
 def put_there_at(update, path, make):
