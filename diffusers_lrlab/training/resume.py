@@ -108,7 +108,8 @@ def _check_start(folder: RunFolder, config: ResolvedConfig) -> None:
 def check_fresh(folder: RunFolder, replaces: bool) -> None:
     """Raises a `LabError` for a folder with other files, or with a run unless the new one `replaces` it."""
     path = folder.path
-    if all(_is_no_result(entry, folder) for entry in path.rglob("*") if not entry.is_dir()):
+    there = [path] if path.is_file() else path.rglob("*")
+    if all(_is_no_result(entry, folder) for entry in there if not entry.is_dir()):
         return
     if not folder.holds_run():
         got, hint = "one with other files and no run", "give a new folder; other files are never overwritten"

@@ -79,6 +79,11 @@ def _foreign(folder):
     (folder / "notes.txt").write_text("mine")
 
 
+def _a_file(folder):
+    shutil.rmtree(folder)
+    folder.write_text("mine")
+
+
 REPLACE, NEW = "replace the run with --overwrite_output_dir", "give a new folder"
 OTHERS, RUN = "got one with other files and no run", "must be a new or empty folder, got one that holds a run"
 LONGER, SETTINGS = "--max_train_steps=9", "was written with other settings"
@@ -99,6 +104,7 @@ STARTS = [
     (NOT_WHOLE, [LATEST], ("No checkpoint in 'now' is intact", "--overwrite_output_dir")),
     (_damaged("lrlab/run.json"), ["--overwrite_output_dir"], ("is damaged", "Hint: remove it")),
     (_foreign, ["--overwrite_output_dir"], (OTHERS, NEW)),
+    (_a_file, [LATEST], (OTHERS, NEW)),
 ]
 
 
@@ -127,7 +133,7 @@ def test_which_folders_a_run_may_start_in(home, tmp_path, monkeypatch, number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [["plan"], ["train", "--dry_run"]])
-@pytest.mark.parametrize("change", [lambda folder: None, _foreign])
+@pytest.mark.parametrize("change", [lambda folder: None, _foreign, _a_file])
 def test_what_trains_nothing_needs_no_empty_folder(home, tmp_path, monkeypatch, capsys, command, change):
     shutil.copytree(home, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
