@@ -8,15 +8,9 @@ from .output import say, say_json
 
 
 def check_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
     folders = "Folder of a run, study, toy dataset or set of latents, also a downloaded one."
-    add("dir", type=Path, metavar="DIR", help=folders)
-    add(
-        "--repair",
-        action="store_true",
-        help="Rename damaged files of a run or study, so that it continues from intact ones.",
-    )
-    add("--json", action="store_true", help="Print JSON.")
+    parser.add_argument("dir", type=Path, metavar="DIR", help=folders)
+    parser.add_argument("--json", action="store_true", help="Print JSON.")
 
 
 def check(options: argparse.Namespace) -> int:
@@ -24,7 +18,7 @@ def check(options: argparse.Namespace) -> int:
     require_extra("train", "`lrlab check`")
     from ..run.check import check_folder
 
-    finding = check_folder(options.dir, options.repair)
+    finding = check_folder(options.dir)
     if options.json:
         say_json(finding.as_data(), indent=2)
     else:

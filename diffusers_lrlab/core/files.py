@@ -5,7 +5,7 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ _FULL_TEXT = re.compile(r"inline_container\.cc|PytorchStreamWriter|iostream erro
 
 
 TEMPORARY = ".tmp-lrlab-"  # prefix of unfinished files
-OLD = "old"  # mark in the names of folders that are about to be deleted
 _NEW, _LOCK, _REPLACED = "new", ".lock", ".replaced"
 _ALL = ("**/*",)
 
@@ -121,7 +120,7 @@ def _locked(room: Path, timeout: float) -> FileLock:
 def _empty(room: Path) -> None:
     for path in room.iterdir():
         if path.name != _LOCK:
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            _delete(path)
 
 
 @contextmanager
@@ -200,23 +199,24 @@ def _files_in(folder: Path, patterns: Sequence[str] = _ALL) -> set[str]:
 
 
 def _check_replaceable(path: Path) -> None:
-    check_kinds([], [path])
-    if path.is_symlink():
-        raise LabError(f"{str(path)!r} is a link, and links are not replaced. Hint: remove it, or give its target.")
-
-
-def put_aside(folder: Path) -> Path:
-    """Renames a folder that is about to be deleted, so that a killed process leaves no partial folder under its name."""
-    old = temporary_beside(folder, OLD)
-    shutil.rmtree(old, ignore_errors=True)
-    os.replace(folder, old)
-    return old
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise LabError(
+            f"{str(path)!r} is not a folder, but a folder must be made there. Hint: move it away; it is not replaced."
+        )
 
 
 def remove(path: Path) -> None:
-    """Removes a file, a link or a folder; a folder disappears at once."""
+    """Removes a file, a link or a folder; a folder disappears at once, so that a killed process leaves no part of it."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(put_aside(path))
+        old = temporary_beside(path, "old")
+        shutil.rmtree(old, ignore_errors=True)
+        path = path.replace(old)
+    _delete(path)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
     else:
         path.unlink()
 
@@ -225,7 +225,7 @@ def remove_leftovers(*folders: Path, pattern: str = f"{TEMPORARY}*") -> None:
     """Removes temporary files of killed processes from these folders; call it only while holding their lock."""
     for folder in folders:
         for path in folder.glob(pattern):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            _delete(path)
 
 
 def sync(path: Path) -> None:
@@ -263,18 +263,6 @@ def append_line(path: Path, line: str) -> None:
             with suppress(OSError):  # if the file cannot be changed at all, nothing was written
                 os.truncate(path, size)
             raise
-
-
-def check_kinds(files: Iterable[Path], folders: Iterable[Path], option: str = "") -> None:
-    """Raises a `LabError` if a folder is in the way of a file, or anything else in the way of a folder."""
-    other = f", or give another {option}" if option else ""
-    remedy = f"Hint: move it away{other}; nothing of yours is replaced."
-    for path in files:
-        if path.is_dir():
-            raise LabError(f"{str(path)!r} is a folder where a file must be written. {remedy}")
-    for path in folders:
-        if (path.exists() and not path.is_dir()) or (path.is_symlink() and not path.exists()):
-            raise LabError(f"{str(path)!r} is not a folder, but a folder must be made there. {remedy}")
 
 
 def is_plain_name(name: Any) -> bool:

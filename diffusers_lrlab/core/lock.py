@@ -1,37 +1,30 @@
 """One process at a time in a folder."""
 
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from .errors import LabError
-from .files import TEMPORARY, remove_leftovers, write_text
+from .files import TEMPORARY, remove_leftovers
 
-_LOCK, _HOLDER = LOCK_FILES = (".lock", ".lock-holder")
+LOCK_FILES = (".lock",)
+(_LOCK,) = LOCK_FILES
 
 
-def holder_of(folder: Path) -> str | None:
-    """The process that has locked the folder, as text; `None` if it is not locked."""
+def is_locked(folder: Path) -> bool:
+    """Whether a process has locked the folder."""
     if not (folder / _LOCK).exists():
-        return None
+        return False
     try:
         with FileLock(folder / _LOCK, timeout=0):
-            return None
+            return False
     except Timeout:
-        return _named_holder(folder)
+        return True
     except OSError:  # nothing can write to this folder
-        return None
-
-
-def _named_holder(folder: Path) -> str:
-    with suppress(OSError):
-        return (folder / _HOLDER).read_text(encoding="utf-8")
-    return "another process"
+        return False
 
 
 def remove_leftovers_if_free(folder: Path) -> None:
@@ -46,31 +39,29 @@ def locked(folder: Path, option: str) -> Iterator[None]:
     """
     Locks a folder, which is created if need be, and removed if it stays empty; removes what killed processes left in it.
 
-    Raises a `LabError` that names the process that has locked it; `option` is the option that names the folder. The system
-    releases the lock of a process that ends, however it ends.
+    Raises a `LabError` if another process has locked it; `option` is the option that names the folder. The system releases
+    the lock of a process that ends.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    lock, holder = FileLock(folder / _LOCK, timeout=0), folder / _HOLDER
+    lock = FileLock(folder / _LOCK, timeout=0)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
+        mine = os.stat(folder / _LOCK)
     except Timeout:
         raise LabError(
-            f"{str(folder)!r} is being written by {_named_holder(folder)}. Wait for it, stop it, or give another {option}."
+            f"{str(folder)!r} is being written by another process. Wait for it, stop it, or give another {option}."
         ) from None
     except OSError as error:
         text = f"{option} {str(folder)!r} cannot be made or written to ({error.strerror}). Give another folder."
         raise LabError(text) from None
-    me = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     try:
         remove_leftovers(folder)
-        write_text(holder, me)
         yield
     finally:
         # The folder may have been removed since, and made and locked anew by another process.
         with suppress(OSError):  # not every system removes open files
-            if holder.exists() and holder.read_text(encoding="utf-8") == me:
-                holder.unlink()
+            if os.path.samestat(mine, os.stat(folder / _LOCK)):
                 (folder / _LOCK).unlink()
         lock.release()
         with suppress(OSError):

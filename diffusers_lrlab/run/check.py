@@ -1,31 +1,88 @@
-"""`lrlab check`: verify a folder, with its intact and damaged files and the resume point."""
+"""`lrlab check`: compare a folder with the hashes in its manifests."""
 
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from ..core.errors import LabError
-from ..core.extras import require_extra
-from ..core.lock import locked
+from ..core.held import held_against_manifest
+from ..core.lock import is_locked
+from ..core.manifest import MANIFEST, each_damage
 from ..core.words import counted
 from ..data.latents.manifest import LATENTS_FILE, ROWS_FILE, check_rows, is_latents_folder, read_latents_manifest
-from ..hub.cards import parsed_card
 from ..hub.contents import type_of_folder
-from .check_run import check_run, repair_run
-from .finding import Finding, read_parquet
+from ..hub.pipeline_folder import check_pipeline
+from ..hub.records import read_log, read_record
+from ..training.run_files import RECORD, SNAPSHOTS
+from ..training.run_folder import RunFolder
+
+_LATENTS = "set of latents"
+_PARTS = ("checkpoint-*", f"{SNAPSHOTS}/*", "stacks/*", "local/*/checkpoint-*")  # folders with a manifest of their own
+_REMEDIES = {
+    "run": "repeat the command that made it, with {option}; pull a downloaded run again",
+    "study": "repeat the `lrlab study run` command that made it, which repeats damaged runs; pull a downloaded study again",
+    _LATENTS: "remove the folder and encode the images again",
+}
+_AGAIN = "make it again, or pull it again"
 
 
-def check_folder(folder: Path, repair: bool = False) -> Finding:
-    """
-    Verifies the folder of a run, study, toy dataset or set of latents, also a downloaded one.
+@dataclass
+class Finding:
+    """The result of verifying a folder."""
 
-    `repair` renames damaged files of a run or study, so that it continues from intact ones. It deletes only unfinished files
-    of killed processes.
-    """
-    check, repaired = _CHECKS[_kind(folder)], []
-    if repair:
-        repaired = _repair(folder)
-    finding = check(folder)
-    finding.repaired = repaired
+    kind: str  # "run", "study", "dataset" or "set of latents"
+    folder: str
+    status: str = ""
+    whole: list[str] = field(default_factory=list)  # intact parts
+    damaged: list[str] = field(default_factory=list)  # with the damage
+    notes: list[str] = field(default_factory=list)
+    remedy: str = ""
+
+    def note(self, what: str, check: Callable[[], Any]) -> None:
+        """Notes whether the check of a part passes."""
+        try:
+            check()
+        except Exception as error:  # readers of damaged files raise errors of many kinds
+            self.damaged.append(f"{what}: {str(error).partition(chr(10))[0] or type(error).__name__}")
+        else:
+            self.whole.append(what)
+
+    def note_damage(self, what: str, damage: Iterable[str]) -> None:
+        """Notes a part as intact if there is no damage."""
+        found = list(damage)
+        self.damaged += found
+        self.whole += [] if found else [what]
+
+    def as_data(self) -> dict[str, Any]:
+        return {**asdict(self), "is_whole": not self.damaged}
+
+    def describe(self) -> str:
+        lines = [", ".join(filter(None, (f"{self.folder}: a {self.kind}", self.status)))]
+        for title in ("whole", "notes", "damaged"):
+            lines += [f"{title:>10}  {what}" for what in getattr(self, title)]
+        return "\n".join([*lines, *([f"{'to go on':>10}  {self.remedy}"] if self.remedy else [])])
+
+
+def check_folder(folder: Path) -> Finding:
+    """Verifies the folder of a run, study, toy dataset or set of latents, also a downloaded one. Changes nothing."""
+    finding = Finding(_kind(folder), str(folder))
+    if finding.kind == _LATENTS:
+        _check_latents(folder, finding)
+    else:
+        if finding.kind == "run":
+            _check_run(folder, finding)
+        for part in sorted(path for pattern in _PARTS for path in folder.glob(pattern) if path.is_dir()):
+            finding.note_damage(part.relative_to(folder).as_posix(), each_damage(part))
+        held = held_against_manifest(folder, finding.kind)
+        finding.whole += [f"{counted(len(held.sums), 'file')} of {MANIFEST}"] if held.sums else []
+        finding.damaged += held.damaged.values()
+        finding.notes += held.notes
+    finding.status = "being written by another process" if is_locked(folder) else finding.status
+    if finding.damaged:
+        whole = [path.name for path in RunFolder(folder).checkpoints() if path.name in finding.whole]
+        option = f"--resume_from_checkpoint latest, which continues from {whole[-1]}" if whole else "--overwrite_output_dir"
+        finding.remedy = _REMEDIES.get(finding.kind, _AGAIN).format(option=option)
     return finding
 
 
@@ -36,54 +93,23 @@ def _kind(folder: Path) -> str:
     return "run" if is_run else type_of_folder(folder)  # also a run without a record
 
 
-def _repair(folder: Path) -> list[str]:
-    kind = _kind(folder)
-    if kind not in ("run", "study"):
-        raise LabError(f"--repair is for runs and studies, but {str(folder)!r} holds a {kind}. Make or download it again.")
-    if kind == "run":
-        with locked(folder, "DIR"):
-            return list(repair_run(folder))
-    from ..study.runs.results import StudyFolder
-    from .check_study import repair_study
-
-    with StudyFolder(folder).locked():
-        return list(repair_study(folder))
-
-
-def _check_study(folder: Path) -> Finding:
-    require_extra("study", "`lrlab check` of a study")
-    from .check_study import check_study
-
-    return check_study(folder)
+def _check_run(folder: Path, finding: Finding) -> None:
+    finding.note(RECORD, partial(read_record, folder))
+    finding.note("log", partial(read_log, folder))
+    if (folder / "model_index.json").exists():
+        finding.note("pipeline", partial(check_pipeline, folder))
+    if RECORD in finding.whole:
+        record = read_record(folder)
+        status, train = record["run"]["status"], record["train"]
+        done = (
+            f" after {train['updates_done']} of {counted(train['num_updates'], 'update')}" if "updates_done" in train else ""
+        )
+        finding.status = ("killed" if status == "running" else status) + done
 
 
-def _check_dataset(folder: Path) -> Finding:
-    finding = Finding("dataset", str(folder), "as parquet files")
-    for file in sorted((folder / "data").glob("*.parquet")):
-        finding.note(f"data/{file.name}", partial(read_parquet, file))
-    finding.note("README.md", lambda: parsed_card((folder / "README.md").read_text(encoding="utf-8"), "README.md"))
-    finding.hold(folder)
-    if finding.damaged:
-        finding.remedy = "make it again with the command in its README.md, or download it again"
-    return finding
-
-
-def _check_latents(folder: Path) -> Finding:
-    finding = Finding(_LATENTS, str(folder), "finished")
+def _check_latents(folder: Path, finding: Finding) -> None:
     finding.note(LATENTS_FILE, partial(read_latents_manifest, folder))
     if not finding.damaged:
         manifest = read_latents_manifest(folder)
         finding.note(ROWS_FILE, partial(check_rows, folder, manifest))
         finding.status = f"finished, {counted(manifest.num_images, 'image')}"
-    if finding.damaged:
-        finding.remedy = "remove the folder and encode the images again"
-    return finding
-
-
-_LATENTS = "set of latents"
-_CHECKS = {
-    "run": check_run,
-    "study": _check_study,
-    "dataset": _check_dataset,
-    _LATENTS: _check_latents,
-}

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.errors import LabError, continued_by, is_first_process, must_be, printable
 from ..core.files import folder_beside
-from ..core.lock import holder_of, remove_leftovers_if_free
+from ..core.lock import is_locked, remove_leftovers_if_free
 from ..core.options import names_where
 from ..core.ranges import Range
 from ..core.signatures import checked
@@ -153,8 +153,8 @@ def _train(child: Child, dry_run: bool) -> Path | None:
     from .train import run_training
 
     parent, folder = child.parent, child.output_dir
-    if (holder := holder_of(parent.folder.path)) is not None:
-        raise LabError(f"{str(parent.folder.path)!r} is being written by {holder}. Wait for it, or stop it.")
+    if is_locked(parent.folder.path):
+        raise LabError(f"{str(parent.folder.path)!r} is being written by another process. Wait for it, or stop it.")
     if (processes := parent.state["num_processes"]) > 1:
         raise LabError(
             f"{str(parent.folder.path)!r} was trained by {counted(processes, 'process')}, and this command trains with one. "

@@ -12,10 +12,11 @@ from accelerate.utils import broadcast_object_list
 from typing_extensions import Self
 
 from ..core.background import BackgroundWrite
+from ..core.errors import LabError, how_to_continue
 from ..core.files import atomic_folder, remove
 from .checkpoints import Contents, contents_of
 from .config import ResolvedConfig
-from .run_files import check_own_checkpoint
+from .run_files import is_checkpoint
 from .run_folder import RunFolder, checkpoint_update
 from .run_state import RunState
 
@@ -70,10 +71,10 @@ class CheckpointWriter:
         self._writing.check()
 
     def _write(self, path: Path, contents: Contents) -> None:
-        check_own_checkpoint(path)
+        if path.is_dir() and any(path.iterdir()) and not is_checkpoint(path):
+            raise LabError(f"{str(path)!r} is not a checkpoint of a run. Hint: move it away, then {how_to_continue()}.")
         with atomic_folder(path) as temporary:
             contents.write(temporary, self.folder)
-            check_own_checkpoint(path)
         remove_old_checkpoints(self.folder, self.config)
 
 

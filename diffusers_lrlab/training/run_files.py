@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ..core.errors import LabError
-from ..core.files import TEMPORARY, check_kinds, is_plain_name, number_in
+from ..core.files import TEMPORARY, is_plain_name
 from ..core.manifest import MANIFEST, Sums, sums_in
 from .kinds.select import components
 from .record_schema import read_json
@@ -35,33 +35,6 @@ def _files_in(path: Path) -> list[Path]:
     """A file, or the files of a folder, without unfinished ones."""
     found = [path] if path.is_file() else path.rglob("*")
     return [file for file in found if not any(part.startswith(TEMPORARY) for part in file.relative_to(path.parent).parts)]
-
-
-def check_kinds_of_own(path: Path, logging_dir: str) -> None:
-    """Raises a `LabError` for a folder where a run writes a file, or the reverse."""
-    lab = path / LAB
-    folders = [path / name for name in ("scheduler", *components(), logging_dir)]
-    files = [path / name for name in OWN if name != "scheduler"]
-    files += [file for file in lab.glob("*.*") if not file.name.startswith(TEMPORARY)]
-    check_kinds(files, [*folders, lab, lab / "samples", path / SNAPSHOTS], "--output_dir")
-
-
-def check_names_of_checkpoints(path: Path) -> None:
-    """Raises a `LabError` for a path in the folder of a run that has the name of a checkpoint but is not one."""
-    for checkpoint in sorted(path.glob("checkpoint-*")):
-        if number_in(checkpoint.name, "checkpoint-") is not None:
-            check_own_checkpoint(checkpoint)
-
-
-def check_own_checkpoint(path: Path) -> None:
-    """Raises a `LabError` if a path where a checkpoint is to be written exists but is not a checkpoint of a run."""
-    is_own = path.is_dir() and (is_checkpoint(path) or not any(path.iterdir()))
-    if path.is_symlink() or (path.exists() and not is_own):
-        what = "a link" if path.is_symlink() else "a folder" if path.is_dir() else "a file"
-        raise LabError(
-            f"{str(path)!r} is {what} and not a checkpoint of a run, but this run writes its checkpoints there. Hint: move "
-            "it away, or give another --output_dir; nothing of yours is replaced."
-        )
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -10,18 +10,15 @@ from typing import Any
 from ..averaging.snapshots import snapshots_in
 from ..core.errors import LabError, how_to_continue, warn
 from ..core.files import (
-    OLD,
     append_line,
     is_plain_name,
     number_in,
     remove,
     remove_leftovers,
     sync,
-    temporary_beside,
     write_text,
 )
 from ..core.manifest import MANIFEST, find_damage, open_manifest, sums_of_bytes, write_manifest
-from ..core.words import counted
 from .kinds.select import components
 from .record_schema import read_checked
 from .run_files import OWN, RECORD, SNAPSHOTS, is_checkpoint, sums_of_result
@@ -39,7 +36,7 @@ class RunFolder:
     path: Path  # --output_dir
     is_writer: bool = True  # one of the processes
     _log_size: int | None = None  # bytes of the log after the last write of this process
-    _has_record: bool = False  # whether this run has written its record
+    _has_record: bool = False  # whether this process has written the record
 
     @property
     def lab(self) -> Path:
@@ -60,26 +57,35 @@ class RunFolder:
         if self.is_writer:
             self.check_log()
             append_line(self.metrics_file, json.dumps(row, allow_nan=False))
-            self._log_size = self.metrics_file.stat().st_size
+            self._log_size = self._size()
 
     def check_there(self) -> None:
-        """Raises a `LabError` if files that this run has written were removed."""
-        written = [self.metrics_file] if self._log_size is not None else []
-        written += [self.lab / "run.json" if self.is_writer else self.path] if self._has_record else []
-        for file in written:
-            if not file.exists():
-                raise _disturbed(f"{str(file)!r} was removed")
+        """Raises a `LabError` if the record that this run has written was removed."""
+        if self._has_record and not (self.path / RECORD).exists():
+            raise self._disturbed()
 
     def check_log(self) -> None:
-        """Raises a `LabError` if the log was removed or changed since the last write of this process."""
+        """[`check_there`], and whether the log was removed or changed since the last write of this process."""
         self.check_there()
-        if self._log_size is not None and (size := self.metrics_file.stat().st_size) != self._log_size:
-            raise _disturbed(f"{str(self.metrics_file)!r} has {counted(size, 'byte')} instead of {self._log_size}")
+        if self._log_size is not None and self._size() != self._log_size:
+            raise self._disturbed()
+
+    def _disturbed(self) -> LabError:
+        return LabError(
+            f"{str(self.lab)!r} was changed or removed while the run was writing there. Hint: leave the folder of a run "
+            f"alone while it trains; {how_to_continue()}, which starts again if no checkpoint is left."
+        )
+
+    def _log(self) -> bytes:
+        return self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
+
+    def _size(self) -> int:
+        return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
 
     def log_size(self) -> int:
         """Current size of the log in bytes, for [`log_sums`]."""
         self.check_log()
-        return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
+        return self._size()
 
     def log_sums(self, size: int) -> dict[str, Any]:
         """Size and hash of the first `size` bytes of the log, for a checkpoint; flushes them to disk."""
@@ -93,50 +99,37 @@ class RunFolder:
     def check_log_until(self, checkpoint: Path) -> None:
         """Raises a `LabError` if the log does not start with the bytes that it had when a checkpoint was written."""
         log = json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8"))["log"]
-        written = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
-        if _log_prefix(written, log) is None:
+        if _log_prefix(self._log(), log) is None:
             raise LabError(f"{str(self.metrics_file)!r} has changed since {checkpoint.name} was written")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        if not self.metrics_file.exists():
-            return []
-        lines = self.metrics_file.read_text(encoding="utf-8").splitlines()
-        try:
-            return [json.loads(line) for line in lines]
-        except json.JSONDecodeError:
-            # A power cut can cut off the last line; the resumed run writes it again.
-            return [json.loads(line) for line in lines[:-1]]
+        """The readable rows of the log: a power cut can cut off the last one, which the resumed run writes again."""
+        return _rows(self._log())
 
-    def rewind(self, update: int, log: dict[str, Any] | None) -> None:
-        """
-        Removes later checkpoints and rows of the log than those of the checkpoint at `update`.
-
-        `log` is the [`log_sums`] of that checkpoint; with `None`, the update in each row decides.
-        """
+    def rewind(self, update: int, log: dict[str, Any]) -> None:
+        """Removes later checkpoints and rows of the log than those of the checkpoint at `update`, with its [`log_sums`]."""
         if not self.is_writer:
             return
         for later in (path for path in self.checkpoints() if checkpoint_update(path) > update):
             remove(later)
-        if not self.metrics_file.exists() and not (log and log["size"]):
+        if not self.metrics_file.exists() and not log["size"]:
             return
-        written = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
-        text = None if log is None else _log_prefix(written, log)
+        text = _log_prefix(self._log(), log)
         if text is None:
-            rows = [row for row in _rows(written) if row["update"] < update or _is_validation_at(row, update)]
+            rows = [row for row in self.read_metrics() if row["update"] < update or _is_validation_at(row, update)]
             text = "".join(json.dumps(row) + "\n" for row in rows)
-            if log is not None:
-                warn(
-                    f"{str(self.metrics_file)!r} has changed since update {update}, and rows may be lost: {len(rows)} are "
-                    "left. Training resumes, since it needs no rows; plots of the log will lack the lost ones."
-                )
+            warn(
+                f"{str(self.metrics_file)!r} has changed since update {update}, and rows may be lost: {len(rows)} are left. "
+                "Training resumes, since it needs no rows; plots of the log will lack the lost ones."
+            )
         write_text(self.metrics_file, text)
-        self._log_size = self.metrics_file.stat().st_size
+        self._log_size = self._size()
 
     def write_record(self, record: dict[str, Any]) -> None:
         if self.is_writer:
             self.check_log()
-            write_text(self.lab / "run.json", _as_text(record))
-        self._has_record = True
+            write_text(self.path / RECORD, _as_text(record))
+            self._has_record = True
 
     def write_manifest(self, record: dict[str, Any]) -> None:
         """
@@ -209,32 +202,22 @@ class RunFolder:
     def clear(self) -> None:
         """Removes the files of a run and nothing else; results of the finder stay for later runs."""
         config = self.read_record().get("config", {})
-        logs_of_tracker = self.path / _plain_name(config.get("logging_dir"))
-        self.remove_leftovers()
+        name = config.get("logging_dir")
+        logs_of_tracker = self.path / (name if is_plain_name(name) else "logs")  # records are untrusted input
         snapshots = self.path / SNAPSHOTS
-        for name in TRACKER_FOLDERS:  # the folder may have other files
-            remove_leftovers(logs_of_tracker, pattern=temporary_beside(Path(name), OLD).name)
+        self.remove_leftovers()
+        remove_leftovers(logs_of_tracker)
         own = [path for pattern in (*OWN, *components()) for path in self.path.glob(pattern)]
-        own += [path for path in map(logs_of_tracker.joinpath, TRACKER_FOLDERS) if path.exists()]
+        own = [path for path in own if path.is_dir() != bool(path.suffix)]  # a folder in the place of a file is the user's
         # The record last: after an interruption, it still shows that the rest belongs to a run.
         logs = sorted(self.lab.glob("*"), key=lambda path: path.name == "run.json")
-        for path in [
-            *own,
-            *self.checkpoints(),
-            *snapshots_in(snapshots),
-            *(path for path in logs if path.name not in FINDER_FILES),
-        ]:
+        own += [path for path in logs if path.name not in FINDER_FILES]
+        trackers = [path for path in map(logs_of_tracker.joinpath, TRACKER_FOLDERS) if path.exists()]
+        for path in (*trackers, *self.checkpoints(), *snapshots_in(snapshots), *own):
             remove(path)
         for path in (self.lab, logs_of_tracker, snapshots):
             if path.is_dir() and path != self.path and not any(path.iterdir()):
                 path.rmdir()
-
-
-def _disturbed(what: str) -> LabError:
-    return LabError(
-        f"{what} while the run was writing there. Hint: do not change the folder of a run while it trains; "
-        f"{how_to_continue()}, which starts again if no checkpoint is left."
-    )
 
 
 def _as_text(record: dict[str, Any]) -> str:
@@ -250,7 +233,6 @@ def _log_prefix(written: bytes, log: dict[str, Any]) -> str | None:
 
 
 def _rows(written: bytes) -> list[dict[str, Any]]:
-    """The readable rows of a log."""
     rows = []
     for line in written.splitlines():
         with suppress(ValueError, RecursionError):
@@ -260,11 +242,6 @@ def _rows(written: bytes) -> list[dict[str, Any]]:
 
 def _is_validation_at(row: dict[str, Any], update: int) -> bool:
     return row["update"] == update and "validation_loss" in row
-
-
-def _plain_name(name: Any) -> str:
-    """A file name without a path. Falls back to "logs": records are untrusted input."""
-    return name if is_plain_name(name) else "logs"
 
 
 def checkpoint_update(path: Path) -> int:

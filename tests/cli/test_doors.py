@@ -217,7 +217,10 @@ def test_a_launched_script_takes_code_of_ones_own(tmp_path):
         ({"learning_rate": -1e-4}, "learning_rate=-0.0001: must be"),
         ({"dataset_name": "a/b", "train_data_dir": "c"}, "Both dataset_name='a/b' and train_data_dir='c' are given"),
         ({"streaming": True, "dataset_name": "a/b"}, "give max_train_steps, the updates of the run."),
-        ({"resume_from_checkpoint": "checkpoint-7", "output_dir": "none"}, "is not a checkpoint of this script"),
+        (
+            {"resume_from_checkpoint": "checkpoint-7", "output_dir": "none"},
+            "must be a checkpoint in output_dir='none', got no checkpoint. Hint: ",
+        ),
     ],
     ids=str,
 )

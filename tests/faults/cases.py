@@ -146,7 +146,7 @@ def without_other_checkpoints(*ends):
 
 
 def end_of(folder):
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", ".lock-holder"))
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
     return {path.relative_to(folder).as_posix(): _content(path) for path in files}
 
 

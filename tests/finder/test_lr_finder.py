@@ -597,7 +597,7 @@ def auto(tmp_path_factory):
 
 @pytest.mark.slow
 def test_of_a_recipe_it_says_what_has_no_effect_and_what_a_killed_one_left_is_gone(tmp_path):
-    left = [tmp_path / "run" / ".tmp-lrlab-7-.lock-holder", tmp_path / "run" / "lrlab" / ".tmp-lrlab-7-lr_finder.json"]
+    left = [tmp_path / "run" / ".tmp-lrlab-7-run.json", tmp_path / "run" / "lrlab" / ".tmp-lrlab-7-lr_finder.json"]
     for path in left:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")

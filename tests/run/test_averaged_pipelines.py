@@ -16,7 +16,7 @@ from diffusers_lrlab.core import files
 from diffusers_lrlab.core.manifest import write_manifest
 from diffusers_lrlab.hub.contents import contents_of
 from diffusers_lrlab.hub.recorded_options import repeated_options
-from diffusers_lrlab.run.check_run import check_run, repair_run
+from diffusers_lrlab.run.check import check_folder
 
 NAME = "diffusion_pytorch_model.safetensors"
 SMALL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embedding_size": 8}
@@ -216,15 +216,16 @@ def test_wide_averages_are_warned_about(run, tmp_path, capsys):
     assert "0.28 is above 0.25" in capsys.readouterr().err
 
 
-def test_damaged_snapshots_are_found_and_put_aside_and_none_are_uploaded(run, tmp_path):
+def test_damaged_snapshots_are_found_and_none_are_uploaded(run, tmp_path, capsys):
     damaged = copy(run, tmp_path)
-    assert not check_run(damaged).damaged
+    assert not check_folder(damaged).damaged
     assert not [name for name in contents_of(damaged, "user/name").files if "ema_snapshots" in str(name)]
-    (damaged / "ema_snapshots" / "update-00000048" / "snapshot.json").write_text("{}")
-    (found,) = check_run(damaged).damaged
-    assert found.startswith("ema_snapshots/update-00000048: ")
-    assert any("update-00000048" in change for change in repair_run(damaged))
-    assert not check_run(damaged).damaged
+    snapshot = damaged / "ema_snapshots" / "update-00000048"
+    (snapshot / "snapshot.json").write_text("{}")
+    (found,) = check_folder(damaged).damaged
+    assert str(snapshot / "snapshot.json") in found
+    assert "or remove its folder" in refused(capsys, "ema", damaged, "--sigma_rel", "0.1", "--out", tmp_path / "out")
+    shutil.rmtree(snapshot)
     assert main(["ema", str(damaged), "--sigma_rel", "0.1", "--out", str(tmp_path / "out")]) == 0
     assert len(json.loads((tmp_path / "out" / "average.json").read_text())["snapshots"]) == 11
 

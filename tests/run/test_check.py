@@ -1,4 +1,4 @@
-"""`lrlab check`: what is damaged is named, and what is put aside is no longer in the way."""
+"""`lrlab check`: what is damaged is named, and nothing is changed."""
 
 import json
 import shutil
@@ -47,100 +47,55 @@ def test_a_whole_run(tmp_path, capsys):
     run = copy_of_run(tmp_path / "run")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     status, said = check(capsys, run)
-    assert status == 0
-    for whole in ("record", "log", "checkpoint-20", "checkpoint-40", "pipeline"):
-        assert f"whole  {whole}" in said
+    assert (status, "a run, finished after 40 of 40 updates" in said, "to go on" in said) == (0, True, False)
+    for whole in ("lrlab/run.json", "log", "checkpoint-20", "checkpoint-40", "pipeline"):
+        assert f"whole  {whole}\n" in said
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     status, said = check(capsys, run, "--json")
     assert (status, json.loads(said)["is_whole"], json.loads(said)["damaged"]) == (0, True, [])
 
 
-# What is done to which file, what is said of it, and what is left of it by --repair.
+# What is done to which file, and what is said of it.
 DAMAGE = {
-    "a bit of weights": (
-        flip,
-        "checkpoint-40/denoiser/diffusion_pytorch_model.safetensors",
-        "SHA-256",
-        "damaged-checkpoint-40",
-    ),
-    "half a state": (halve, "checkpoint-40/optimizer.bin", "bytes instead of", "damaged-checkpoint-40"),
-    "a lost file": (Path.unlink, "checkpoint-40/trainer.json", "is missing", "damaged-checkpoint-40"),
-    "a lost manifest": (Path.unlink, "checkpoint-40/manifest.json", "manifest.json' is missing", "damaged-checkpoint-40"),
-    "half a record": (halve, "lrlab/run.json", "cannot be read as JSON", "lrlab/run.json.damaged"),
-    "half the weights": (halve, "denoiser/diffusion_pytorch_model.safetensors", "pipeline: ", "model_index.json.damaged"),
-    "no weights": (lambda path: shutil.rmtree(path), "denoiser", "pipeline: ", "model_index.json.damaged"),
+    "a bit of weights": (flip, "checkpoint-40/denoiser/diffusion_pytorch_model.safetensors", "SHA-256"),
+    "a lost manifest": (Path.unlink, "checkpoint-40/manifest.json", "manifest.json' is missing"),
+    "half a record": (halve, "lrlab/run.json", "cannot be read as JSON"),
+    "half a log": (halve, "lrlab/metrics.jsonl", "bytes instead of"),
+    "no weights": (lambda path: shutil.rmtree(path), "denoiser", "pipeline: "),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_of_a_run_is_named_and_put_aside(tmp_path, capsys, name):
-    damage, file, said_of_it, left = DAMAGE[name]
+def test_damage_of_a_run_is_named(tmp_path, capsys, name):
+    damage, file, said_of_it = DAMAGE[name]
     run = copy_of_run(tmp_path / "run")
     damage(run / file)
     status, said = check(capsys, run)
-    assert status == 1
-    assert said_of_it in said
-    assert "continues from checkpoint-20" in said or "40" not in file
-    assert "--repair" in said
-    status, said = check(capsys, run, "--repair")
-    assert f"was renamed to {Path(left).name}" in said
-    assert (run / left).exists()
-    assert RunFolder(run).newest_checkpoint().name == ("checkpoint-20" if "40" in file else "checkpoint-40")
-    if "lrlab" not in left:  # a run without a record is not whole
-        assert status == 0, said
+    newest = "checkpoint-20" if "checkpoint" in file else "checkpoint-40"
+    assert (status, said_of_it in said) == (1, True), said
+    assert f"repeat the command that made it, with --resume_from_checkpoint latest, which continues from {newest};" in said
+    assert RunFolder(run).newest_checkpoint().name == newest
 
 
-def test_a_log_that_lost_rows(tmp_path, capsys):
+def test_a_run_that_is_killed_or_goes_on(tmp_path, capsys):
     run = copy_of_run(tmp_path / "run")
-    halve(run / "lrlab" / "metrics.jsonl")
-    assert check(capsys, run)[0] == 1
-    _, said = check(capsys, run, "--repair")
-    assert "metrics.jsonl was cut back to checkpoint-40" in said
-    assert RunFolder(run).read_metrics()
-
-
-def test_what_a_killed_run_left(tmp_path, capsys):
-    run = copy_of_run(tmp_path / "run")
-    (run / ".tmp-lrlab-7-x").write_text("")
     say_running(run / "lrlab" / "run.json")
-    status, said = check(capsys, run)
-    assert (status, "killed after 40 of 40" in said, ".tmp-lrlab-7-x" in said) == (0, True, True)
-    status, said = check(capsys, run, "--repair")
-    assert (status, "failed after 40 of 40" in said) == (0, True)
-    assert not (run / ".tmp-lrlab-7-x").exists()
-
-
-def test_a_run_that_goes_on_is_not_repaired(tmp_path, capsys):
-    run = copy_of_run(tmp_path / "run")
     with locked(run, "--output_dir"):
-        assert "being written by process" in check(capsys, run)[1]
-        status, said = check(capsys, run, "--repair")
-    assert (status, "is being written by process" in said) == (2, True)
+        assert "a run, being written by another process" in check(capsys, run)[1]
+    status, said = check(capsys, run)
+    assert (status, "a run, killed after 40 of 40 updates" in said) == (0, True)
 
 
 def test_a_study(tmp_path, capsys):
-    study = tmp_path / "study"
-    shutil.copytree(FIXTURE / "study", study)
+    study = shutil.copytree(FIXTURE / "study", tmp_path / "study")
     assert check(capsys, study)[0] == 0
-    first, *_ = sorted((study / "runs").glob("*.json"))
-    halve(first)
+    result, *_ = sorted((study / "runs").glob("*.json"))
+    weights = StudyFolder(study).weights_file(result.stem)
+    halve(result)
+    flip(weights)
     status, said = check(capsys, study)
-    assert (status, first.name in said, "lrlab study run" in said) == (1, True, True)
-    status, said = check(capsys, study, "--repair")
-    assert (status, f"{first.name}.damaged" in said) == (0, True)
-
-
-@pytest.mark.parametrize("change", [flip, Path.unlink])
-def test_weights_of_a_study_are_held_against_their_hashes(tmp_path, capsys, change):
-    study = StudyFolder(shutil.copytree(FIXTURE / "study", tmp_path / "study"))
-    first, *_ = sorted((study.path / "runs").glob("*.json"))
-    weights = study.weights_file(first.stem)
-    assert check(capsys, study.path)[0] == 0
-    change(weights)
-    status, said = check(capsys, study.path)
-    assert (status, f"damaged  weights/{weights.name}" in said) == (1, True)
-    _, said = check(capsys, study.path, "--repair")
-    assert (not weights.exists(), f"{weights.name}.damaged" in said) == (True, change is flip)
+    assert (status, f"damaged  '{result}' has" in said, f"damaged  '{weights}' is damaged" in said) == (1, True, True)
+    assert "repeat the `lrlab study run` command" in said
 
 
 def test_a_data_set(tmp_path, capsys):
@@ -150,9 +105,7 @@ def test_a_data_set(tmp_path, capsys):
     assert check(capsys, folder)[0] == 0
     flip(next((folder / "data").iterdir()), 40)
     status, said = check(capsys, folder)
-    assert (status, "data/train-00000-of-00001.parquet" in said) == (1, True)
-    status, said = check(capsys, folder, "--repair")
-    assert (status, "Make or download it again" in said) == (2, True)
+    assert (status, "data/train-00000-of-00001.parquet" in said, "make it again" in said) == (1, True, True)
 
 
 @pytest.mark.parametrize("name", ["", "nothing"])

@@ -412,7 +412,9 @@ def test_a_folder_is_of_one_study(home, done, tmp_path, capsys):
     other.write_text((home / "study.yaml").read_text())
     before = contents(done)
     assert main(["study", "run", str(other), f"--out={done}"]) == 2
-    assert "holds the study 'study'; the report of 'other' would replace its report" in capsys.readouterr().err
+    assert (
+        "or that of the study 'other', got that of the study 'study'. Hint: give another folder" in capsys.readouterr().err
+    )
     assert contents(done) == before
 
 

@@ -453,10 +453,10 @@ def test_folders_that_are_something_else(capsys, tmp_path):
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "runs").write_text("")
     for out, parts, *more in (
-        ("out", ["holds other files (thesis.tex)", "new or empty"]),
-        ("out", ["holds other files (thesis.tex)", "new or empty"], "--dry_run"),
-        ("file", ["is a file", "Give a folder"]),
-        ("odd", ["runs' is not a folder, but a folder must be made there", "or give another --out"]),
+        ("out", ["got one with other files (thesis.tex)", "new or empty"]),
+        ("out", ["got one with other files (thesis.tex)", "new or empty"], "--dry_run"),
+        ("file", ["got a file", "give another folder"]),
+        ("odd", ["got one with other files (runs)", "give another folder"]),
     ):
         assert main(["study", "run", str(tmp_path / "study.yaml"), f"--out={tmp_path / out}", *more]) == 2
         error = capsys.readouterr().err

@@ -382,8 +382,8 @@ def finished_run(tmp_path_factory):
 def test_another_run_is_not_touched(call, finished_run):
     before = contents(finished_run)
     outcome = call(*SMALL, f"--output_dir={finished_run}")
-    remedies = ["--overwrite_output_dir", "choose another folder"]
-    assert_told(outcome, str(finished_run), "already holds a run (status: finished)", *remedies)
+    remedies = ["--overwrite_output_dir", "give a new folder"]
+    assert_told(outcome, str(finished_run), "got one that holds a run (status: finished)", *remedies)
     assert contents(finished_run) == before
 
 
@@ -392,7 +392,7 @@ def test_other_files_are_not_touched(call, tmp_path, flags):
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "notes.txt").write_text("mine")
     outcome = call(*SMALL, *flags, f"--output_dir={tmp_path / 'work'}")
-    assert_told(outcome, str(tmp_path / "work"), "holds other files and no run", "new or empty folder")
+    assert_told(outcome, str(tmp_path / "work"), "must be a new or empty folder, got one with other files and no run")
     assert contents(tmp_path / "work") == {"notes.txt": b"mine"}
 
 
@@ -478,21 +478,18 @@ def test_a_run_is_not_replaced_by_one_that_cannot_start(call, run_with_foreign_f
 # --- resuming --------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_without_checkpoint(call, tmp_path):
-    outcome = call(*SMALL, "--resume_from_checkpoint=checkpoint-7", f"--output_dir={tmp_path / 'run'}")
-    assert_told(outcome, str(tmp_path / "run"), "'checkpoint-7' is not a checkpoint", "There is none in")
-    assert not (tmp_path / "run").exists()
-
-
-def test_the_checkpoints_that_there_are_get_listed(call, finished_run):
-    outcome = call(*SMALL, "--resume_from_checkpoint=checkpoint-7", f"--output_dir={finished_run}")
-    assert_told(outcome, "'checkpoint-7' is not a checkpoint", "(checkpoint-2, checkpoint-3), or 'latest'")
+@pytest.mark.parametrize("there", [False, True])
+def test_a_checkpoint_that_is_not_there(call, finished_run, tmp_path, there):
+    folder = finished_run if there else tmp_path / "run"
+    outcome = call(*SMALL, "--resume_from_checkpoint=checkpoint-7", f"--output_dir={folder}")
+    assert_told(outcome, f"must be a checkpoint in --output_dir '{folder}', got no checkpoint. Hint: give latest")
+    assert folder.exists() == there
 
 
 def test_a_checkpoint_of_another_folder(call, finished_run, tmp_path):
     checkpoint = finished_run / "checkpoint-2"
     outcome = call(*SMALL, f"--resume_from_checkpoint={checkpoint}", f"--output_dir={tmp_path / 'run'}")
-    assert_told(outcome, str(checkpoint), str(tmp_path / "run"), f"Give --output_dir {finished_run}")
+    assert_told(outcome, str(checkpoint), str(tmp_path / "run"), f"got one of the run in '{finished_run}'")
 
 
 # name -> (arguments, what the message must contain)
@@ -501,7 +498,7 @@ CHANGES = {
     "learning rate": (["--learning_rate=0.5"], ["--learning_rate: 0.001 then, 0.5 now"]),
     "length": (
         ["--max_train_steps=9"],
-        ["--max_train_steps: 3 then, 9 now", "so a run of another length is a different run."],
+        ["--max_train_steps: 3 then, 9 now", "`lrlab extend` continues one to another length."],
     ),
     "batch": (["--train_batch_size=8"], ["global_batch: 4 then, 8 now"]),
     "data set": (
@@ -519,7 +516,7 @@ def test_resuming_another_run_says_what_differs_and_changes_nothing(call, finish
     outcome = call(
         *SMALL, *change, f"--cache_dir={tmp_path}", "--resume_from_checkpoint=latest", f"--output_dir={finished_run}"
     )
-    assert_told(outcome, str(finished_run / "checkpoint-3"), *parts, "That run has finished. ", "Start a new one")
+    assert_told(outcome, str(finished_run / "checkpoint-3"), *parts, "Resume with the settings", "start a new one")
     assert "--lr_scheduler_kwargs" not in outcome.stderr  # follows from the schedule
     assert contents(finished_run) == before
 

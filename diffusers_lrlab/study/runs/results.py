@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from ...core.errors import LabError, did_you_mean, must_be, warn
-from ...core.files import atomic_file, check_kinds, remove_leftovers, write_text
+from ...core.files import atomic_file, remove_leftovers, write_text
 from ...core.lock import LOCK_FILES, locked
 from ...core.manifest import (
     MANIFEST,
@@ -86,7 +86,7 @@ class StudyFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Locks the folder inside this block; raises a `LabError` that names the process that holds the lock."""
+        """Locks the folder inside this block; raises a `LabError` if another process holds the lock."""
         with locked(self.path, "--out"):
             remove_leftovers(*(self.path / name for name in ("runs", "weights", "stacks", "local")))
             remove_leftovers(self.path / "weights", pattern=".tmp??????")  # safetensors' own
@@ -94,32 +94,22 @@ class StudyFolder:
 
     def check_is_study(self, name: str, specs: Iterable[RunSpec]) -> None:
         """Raises a `LabError` if the folder holds anything but this study, recognised by `spec.yaml` or else by its runs."""
-        if self.path.is_file():
-            raise LabError(f"--out {str(self.path)!r} is a file. Give a folder.")
-        file, saved = self.path / "spec.yaml", self._saved_spec()
-        if saved is not None and (other := saved["spec"]["name"]) != name:
-            raise LabError(
-                f"--out {str(self.path)!r} holds the study {other!r}; the report of {name!r} would replace its report. Give "
-                "another folder."
-            )
-        specs = list(specs)
-        files = [self.path / name for name in ("spec.yaml", "summary.json", "summary.parquet", MANIFEST)]
-        files += [file for spec in specs for file in (self.run_file(spec.id), self.weights_file(spec.id))]
-        check_kinds(files, [self.path / name for name in ("runs", "weights", "stacks", "local", "report")], "--out")
+        saved, there = self._saved_spec(), sorted(entry.name for entry in self.path.glob("[!.]*"))
         if saved is not None:
+            got = f"that of the study {saved['spec']['name']!r}"
+            if saved["spec"]["name"] == name:
+                return
+        elif any(self.read(spec.id) is not None for spec in specs):
+            warn(f"{str(self.path / 'spec.yaml')!r} is missing or damaged; it is written again.")
             return
-        if any(self.read(spec.id) is not None for spec in specs):
-            warn(f"{str(file)!r} is {'damaged' if file.exists() else 'missing'}; it is written again.")
-        elif any((self.path / name).exists() for name in ("spec.yaml", "runs", "stacks", "local")):
-            raise LabError(
-                f"{str(file)!r} is {'damaged' if file.exists() else 'missing'}, and no result next to it belongs to this "
-                "study. Restore the file, remove the folder, or give another --out."
-            )
-        elif others := sorted(entry.name for entry in self.path.glob("[!.]*")):
-            raise LabError(
-                f"--out {str(self.path)!r} holds other files ({', '.join(others[:3])}) and no study. Give a new or empty "
-                "folder."
-            )
+        elif self.path.is_file():
+            got = "a file"
+        elif there:
+            got = f"one with other files ({', '.join(there[:3])}) and no result of this study"
+        else:
+            return
+        wanted = f"a new or empty folder, or that of the study {name!r}"
+        raise must_be("--out", str(self.path), wanted, "give another folder", got=got)
 
     def check_same_datasets(self, spec: StudySpec, names: Sequence[str]) -> None:
         """Raises a `LabError` if this study is here on other data sets, and `--dataset_name` gave some, then or now."""

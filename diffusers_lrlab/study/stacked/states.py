@@ -13,7 +13,7 @@ from ..runs.context import StudyContext
 from ..spec.spec import RunSpec
 
 _STATE = "state.pt"
-_NAME = re.compile(r"\w+-[0-9]+")  # excludes quarantined folders
+_NAME = re.compile(r"\w+-[0-9]+")  # excludes temporary folders
 # Runs at the same update, their states by run id, and the time when they were started.
 _Saved = tuple[list[RunSpec], dict[str, dict[str, Any]], str]
 
