@@ -142,7 +142,9 @@ def _read_metadata(files: FolderFiles, path: str) -> tuple[datasets.Dataset, lis
         raise LabError(f"{path!r} has no rows. Hint: add a row for each image, or remove the file to train without it.")
     if twice := [name for name in images.values() if name in table.column_names or [*images.values()].count(name) > 1]:
         column = next(name for name, image in images.items() if image == twice[0])
-        raise LabError(f"{path!r} has columns {column!r} and {twice[0]!r}; the former becomes {twice[0]!r}. Rename one of them.")
+        raise LabError(
+            f"{path!r} has columns {column!r} and {twice[0]!r}; the former becomes {twice[0]!r}. Rename one of them."
+        )
     names: list[str] = []
     for column, image in images.items():
         cells = [

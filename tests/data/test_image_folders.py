@@ -271,13 +271,13 @@ def test_a_path_is_no_pattern(tmp_path, monkeypatch, form):
             assert data.random_sample(1, 1).data.flatten()[0].item() == pytest.approx(level / 127.5 - 1)
 
 
-@cases("name", ["a::b", "$HOME"])
+@cases("name", ["a::b", "$HOME", "a\nb"])
 def test_a_path_that_datasets_would_expand_is_refused(tmp_path, name):
     write_data(tmp_path / name, "images", 7)
     assert levels(load(tmp_path / name).in_memory) == [7]
     (tmp_path / name / "train[1].png").rename(tmp_path / "image")
     (tmp_path / name / "0.jsonl").write_text('{"x": [1]}')
     with pytest.raises(
-        LabError, match=r"must be without '::' and names of environment variables, .*Hint: rename the folder"
+        LabError, match=r"must be without line breaks, '::' and names of environment variables, .*Hint: rename the folder"
     ):
         load(tmp_path / name, **POINTS)
