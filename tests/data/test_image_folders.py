@@ -121,6 +121,10 @@ FOLDERS = {
         [], {"archives": {"cats.zip": ["1.png", "2.PNG"], "dogs.zip": ["1.png", "__MACOSX/1.png"]}},
         3, {"cats", "dogs"}, None,
     ),
+    "metadata in an archive": (
+        [], {"archives": {"more.zip": ["1.png", "metadata.csv"]}},
+        1, None, r"^warning: 'more\.zip/metadata\.csv' was not read: unpack the archive to use it\.",
+    ),
     "photos and an archive": (numbers("", 3), {"archives": {"more.zip": ["x/1.png", "y.png"]}}, 5, None, None),
     "a damaged archive": (
         numbers("", 3), {"others": {"more.zip": JUNK}},
