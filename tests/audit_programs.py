@@ -157,6 +157,10 @@ PAIRS = {
         "o = adam(); s = ExponentialLR(o, 0.99); train(o, step=s.step)",
         "o = adam(); s = ExponentialLR(o, 0.9); train(o, step=s.step)",
     ),
+    "not_finite": (
+        "o = adam(); train(o, 9); o.param_groups[0]['lr'] = float('nan'); train(o, 2)",
+        "o = adam(); train(o, 9); o.param_groups[0]['lr'] = 0.0; train(o, 2)",
+    ),
     "over_early": (
         "o = adam(); s = ExponentialLR(o, 0.8); train(o, 100, step=s.step)",
         "o = adam(); s = ExponentialLR(o, 0.1 ** (4 / 100)); train(o, 100, step=s.step)",

@@ -12,6 +12,7 @@ from . import of_gradients, of_resumes, of_schedules
 from .evidence import Evidence, Finding
 
 DIAGNOSES: tuple[Callable[[Evidence], Finding | None], ...] = (
+    of_schedules.not_finite,
     of_resumes.schedule_not_resumed,
     of_schedules.too_long,
     of_schedules.rose_after_end,

@@ -185,6 +185,17 @@ def never_scheduled(seen: Evidence) -> Finding | None:
     )
 
 
+def not_finite(seen: Evidence) -> Finding | None:
+    """Updates at a learning rate of NaN or infinity, which the curve leaves out."""
+    wrong = np.flatnonzero((seen.optimizer.exists & ~np.isfinite(seen.optimizer.lr)).any(axis=1))
+    if not len(wrong):
+        return None
+    return Finding(
+        f"The learning rate was NaN or infinite in {counted(len(wrong), 'update', ',')}, first at update {wrong[0]:,}. "
+        "Remedy: look for a division by 0, or a root of a negative number, in what sets it."
+    )
+
+
 def rounded(seen: Evidence) -> Finding | None:
     """Learning rates in half precision, or cut to a few digits."""
     coarse = next((dtype for dtype in seen.optimizer.dtypes if dtype in ("torch.bfloat16", "torch.float16")), None)

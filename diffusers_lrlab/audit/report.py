@@ -152,7 +152,8 @@ def _facts(section: Section) -> list[str]:
     if not np.isfinite(lr).any():
         return [first, "Its learning rate could not be read."]
     if np.ptp(lr[np.isfinite(lr)]) == 0:
-        return [first, f"Learning rate: {lr[0]:.4g} at every update."]
+        where = "at every update" if np.isfinite(lr).all() else "wherever it is finite"
+        return [first, f"Learning rate: {np.nanmin(lr):.4g} {where}."]
     return [first, f"Learning rate: {describe_curve(lr)}."]
 
 

@@ -81,6 +81,7 @@ def write_snapshot(
 
 def copy_snapshot(source: Path, folder: Path, of: Mapping[str, Any]) -> None:
     """Copies a snapshot, whole or not at all, for a run with the options `of`, which has the same weights so far."""
+    _read(source)  # which says what is wrong with it
     facts = json.loads((source / _FACTS).read_text(encoding="utf-8"))
     with atomic_folder(folder) as temporary:
         shutil.copyfile(source / _WEIGHTS, temporary / _WEIGHTS)

@@ -17,8 +17,8 @@ from .errors import DiskFull, LabError, how_to_continue, must_be
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # A disk remounted read-only after errors, withdrawn permissions, a broken disk.
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
-# safetensors, torch and numpy report a full disk by exceptions of their own.
-_NUMBER = re.compile(r"\(os error (\d+)\)")
+# safetensors, torch, numpy and shutil's copies of folders report a full disk by exceptions of their own.
+_NUMBER = re.compile(r"(?:\(os error |\[Errno )(\d+)[])]")
 _FULL_TEXT = re.compile(r"inline_container\.cc|PytorchStreamWriter|iostream error|requested and \d+ written")
 
 
@@ -73,8 +73,10 @@ def full_disk_explained(path: Path) -> Iterator[None]:
         ) from error
     except Exception as error:
         found = _NUMBER.search(str(error))
-        number = int(found[1]) if found else getattr(error, "errno", None)
+        number = getattr(error, "errno", None) or (int(found[1]) if found else None)
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        if isinstance(error, shutil.Error) and number:  # whose text lists all files
+            reason = os.strerror(number)
         if number in FULL or _FULL_TEXT.search(str(error)):
             raise DiskFull(path, reason) from error
         if number in _NOT_WRITABLE:

@@ -60,6 +60,7 @@ class FolderFiles:
         self.others: list[str] = []
         self.unread: dict[str, list[str]] = defaultdict(list)  # paths by reason
         self.archives: list[str] = []
+        self.packed_metadata: list[str] = []  # names, in archives
         for path in sorted(self._walk()):
             if ending_of(path) in image_endings():
                 if os.fsencode(path).decode(errors="replace") == path:
@@ -114,8 +115,11 @@ class FolderFiles:
             return
         for member in members:
             is_hidden = any(part.startswith(".") or part == "__MACOSX" for part in member.split("/"))
+            name = f"{self.name_of(path)}/{member}"
             if ending_of(member) in image_endings() and not is_hidden:
-                yield f"{self.name_of(path)}/{member}", f"zip://{member}::{path}"
+                yield name, f"zip://{member}::{path}"
+            elif os.path.basename(member) in METADATA and not is_hidden:
+                self.packed_metadata.append(name)
 
     def versions(self) -> Iterator[tuple[str, int, int]]:
         """The name, size and time of last change of each file that is read."""
@@ -132,7 +136,7 @@ class FolderFiles:
         return ", ".join(found[:6]) + (", ..." if len(found) > 6 else "") or "no files"
 
     def describe_unread(self) -> str:
-        """A sentence with number, example and reason of the images that are not read; empty if all are."""
+        """The number, examples and reasons of the images and the metadata that are not read; empty if all are."""
         unread = {**self.unread}
         of_ending = defaultdict(list)
         for path in self.others:
@@ -141,14 +145,15 @@ class FolderFiles:
             reason, images = _unread_images(ending, paths)
             if images:
                 unread[reason] = [*unread.get(reason, []), *images]
+        packed = f" {self.packed_metadata[0]!r} was not read: unpack the archive to use it." if self.packed_metadata else ""
         if not unread:
-            return ""
+            return packed.strip()
         missed = {path for paths in unread.values() for path in paths}
         total = len(missed | {*self.images.values()})
         parts = [f"{len(paths):,} such as {self._example(paths[0])} ({reason})" for reason, paths in unread.items()]
         return (
             f"{len(missed):,} of {counted(total, 'image', ',')} in {str(self.folder)!r} "
-            f"{agreeing(len(missed), 'was', 'were')} not read: {'; '.join(parts)}."
+            f"{agreeing(len(missed), 'was', 'were')} not read: {'; '.join(parts)}.{packed}"
         )
 
     def _example(self, path: str) -> str:

@@ -130,15 +130,23 @@ def _read_metadata(files: FolderFiles, path: str) -> tuple[datasets.Dataset, lis
     import pyarrow as pa
 
     table = _read_table(path)
-    columns = [name for name in table.column_names if name == "file_name" or name.endswith("_file_name")]
-    if not columns:
+    images = {name: name.removesuffix("_file_name") for name in table.column_names if name.endswith("_file_name")}
+    if "file_name" in table.column_names:
+        images["file_name"] = "image"  # the last one, which names the rows
+    if not images:
         raise LabError(
             f"{path!r} has no column file_name, which names the image of each row; it has "
-            f"{', '.join(map(repr, table.column_names))}. Add it; columns of a csv file are separated by commas."
+            f"{', '.join(map(repr, table.column_names)) or 'none'}. Add it; columns of a csv file are separated by commas."
+        )
+    if not len(table):
+        raise LabError(f"{path!r} has no rows. Hint: add a row for each image, or remove the file to train without it.")
+    if twice := [name for name in images.values() if name in table.column_names or [*images.values()].count(name) > 1]:
+        column = next(name for name, image in images.items() if image == twice[0])
+        raise LabError(
+            f"{path!r} has columns {column!r} and {twice[0]!r}; the former becomes {twice[0]!r}. Rename one of them."
         )
     names: list[str] = []
-    images: list[str] = []
-    for column in reversed(columns):
+    for column, image in images.items():
         cells = [
             os.path.normpath(os.path.join(os.path.dirname(path), str(cell))) if cell else None
             for cell in table[column].to_pylist()
@@ -147,11 +155,10 @@ def _read_metadata(files: FolderFiles, path: str) -> tuple[datasets.Dataset, lis
         for name in names:
             if name.startswith(".."):
                 raise LabError(f"{path!r} names {name!r}, which is outside of the folder. Correct or remove that row.")
-        images.append(column.removesuffix("_file_name") if column != "file_name" else "image")
-        table = table.set_column(table.column_names.index(column), images[-1], pa.array(cells, pa.string()))
+        table = table.set_column(table.column_names.index(column), image, pa.array(cells, pa.string()))
     rows = hf_datasets.Dataset(hf_datasets.table.InMemoryTable(table))
-    for column in images:
-        rows = rows.cast_column(column, hf_datasets.Image(decode=False))
+    for image in images.values():
+        rows = rows.cast_column(image, hf_datasets.Image(decode=False))
     return rows, names
 
 
@@ -160,8 +167,10 @@ def _read_table(path: str) -> pa.Table:
     import pyarrow as pa
     from pyarrow import json, parquet
 
+    content = Path(path).read_bytes()
     try:
-        content = Path(path).read_bytes()
+        if ending_of(path) != ".parquet":
+            content.decode()  # pyarrow checks texts only when they are used
         if ending_of(path) == ".csv":
             return pa.Table.from_pandas(pandas.read_csv(io.BytesIO(content)), preserve_index=False)
         if ending_of(path) == ".jsonl":

@@ -7,6 +7,7 @@ requested.
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -201,7 +202,20 @@ _TURNED: dict[Any, int] = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}  # indices 
 
 def _orientation(image: Image) -> Any:
     """The orientation in the EXIF or XMP data of a loaded image, whose other tags may be damaged."""
-    for _ in range(2):  # what was read until it failed is kept, and found the second time
+    for read in (lambda: image.getexif().get(0x0112), lambda: _orientation_in(image.info["exif"])):
         with suppress(Exception):
-            return image.getexif().get(0x0112)
+            if value := read():
+                return value
+    return None
+
+
+def _orientation_in(exif: bytes) -> Any:
+    """The orientation in EXIF data, where PIL does not get past a damaged tag before it."""
+    data = exif.removeprefix(b"Exif\0\0")
+    order = {b"II": "<", b"MM": ">"}[data[:2]]
+    (start,) = struct.unpack_from(f"{order}I", data, 4)
+    (number,) = struct.unpack_from(f"{order}H", data, start)
+    for tag, kind, _, value in struct.iter_unpack(f"{order}HHI4s", data[start + 2 :][: 12 * number]):
+        if tag == 0x0112:
+            return struct.unpack_from(order + {3: "H", 4: "I"}[kind], value)[0]
     return None

@@ -89,8 +89,8 @@ def _source(config: DataConfig) -> str:
     if not folder.is_dir():
         return _name(config)
     path = os.path.abspath(folder)
-    if "::" in path or os.path.expandvars(path) != path:
-        wanted = "without '::' and names of environment variables, which `datasets` would expand"
+    if "::" in path or "\n" in path or os.path.expandvars(path) != path:
+        wanted = "without line breaks, '::' and names of environment variables, which `datasets` would not take literally"
         raise must_be("path", path, wanted, "rename the folder", of="the data")
     return path
 

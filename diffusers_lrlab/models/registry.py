@@ -17,14 +17,18 @@ _PACKAGE = "diffusers_lrlab"
 
 
 def _check_separate(model: Any, *_: Any) -> Any:
-    """A model each of whose weights is a tensor of its own: a file of safetensors holds no tensor under two names."""
-    names: dict[Any, str] = {}
-    for name, value in model.state_dict().items() if hasattr(model, "state_dict") else ():
-        other = names.setdefault((value.untyped_storage()._cdata, value.storage_offset()), name)
-        if other != name and value.numel():
-            shared = " and ".join(sorted((other, name)))
-            hint = "Hint: keep one of them, and use it in both places of forward()."
-            raise Unusable(f"must return a model that can be saved: its {shared} are one tensor, of two names. {hint}")
+    """A model whose weights share no memory, as files of safetensors require."""
+    weights = model.state_dict().items() if hasattr(model, "state_dict") else ()
+    last: dict[int, tuple[str, int]] = {}  # by storage: the last weight, and where it ends
+    for name, value in sorted(weights, key=lambda item: item[1].storage_offset()):
+        storage, begin = value.untyped_storage()._cdata, value.storage_offset()
+        end = begin + 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+        if value.numel() and storage in last and last[storage][1] > begin:
+            shared = " and ".join(sorted((last[storage][0], name)))
+            hint = "Hint: keep one tensor, and use it wherever forward() needs it"
+            raise Unusable(f"must return a model that can be saved: its {shared} share their memory. {hint}")
+        if value.numel():
+            last[storage] = max(last.get(storage, (name, end)), (name, end), key=lambda each: each[1])
     return model
 
 

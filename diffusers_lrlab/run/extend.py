@@ -62,7 +62,7 @@ class Child:
         if {**found, "folder": ""} != {**self.facts, "folder": ""} or _compared(record["config"]) != _compared(
             self.config.to_dict()
         ):
-            raise LabError(f"--out {str(self.output_dir)!r} holds something else. Hint: give another folder, or remove it.")
+            raise LabError(f"--out {str(self.output_dir)!r} holds something else. Hint: give a new folder.")
         return True
 
 

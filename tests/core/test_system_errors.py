@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,10 @@ DISKS = {
     "full, says Python": (OSError(errno.ENOSPC, "No space left on device"), "No room to write"),
     "full, says torch's stream": (RuntimeError("basic_ios::clear: iostream error"), "No room to write"),
     "full, says safetensors": (Exception("I/O error: No space left on device (os error 28)"), "No room to write"),
+    "full, says shutil": (
+        shutil.Error([("a", "b", "[Errno 28] No space")]),
+        r"No room .*weights.bin' \(No space left on device\)",
+    ),
     "read-only, says Python": (OSError(errno.EROFS, "Read-only file system"), "Make the folder writable"),
     "read-only, says safetensors": (Exception("I/O error: Read-only file system (os error 30)"), "Make the folder writable"),
     "broken": (OSError(errno.EIO, "Input/output error"), "Input/output error"),

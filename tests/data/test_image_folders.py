@@ -121,6 +121,10 @@ FOLDERS = {
         [], {"archives": {"cats.zip": ["1.png", "2.PNG"], "dogs.zip": ["1.png", "__MACOSX/1.png"]}},
         3, {"cats", "dogs"}, None,
     ),
+    "metadata in an archive": (
+        [], {"archives": {"more.zip": ["1.png", "metadata.csv"]}},
+        1, None, r"^warning: 'more\.zip/metadata\.csv' was not read: unpack the archive to use it\.",
+    ),
     "photos and an archive": (numbers("", 3), {"archives": {"more.zip": ["x/1.png", "y.png"]}}, 5, None, None),
     "a damaged archive": (
         numbers("", 3), {"others": {"more.zip": JUNK}},
@@ -185,12 +189,30 @@ def test_splits_of_a_folder_may_be_sliced_and_added(tmp_path):
         ("text\nx\n", r"has no column file_name, .* it has 'text'"),
         ("file_name\n../../secret.png\n", r"names '\.\./\.\./secret\.png', which is outside of the folder"),
         ("", r"metadata\.csv' cannot be read \(.*\)\. Save it as UTF-8 with columns separated by commas"),
+        ("file_name,text\n", r"metadata\.csv' has no rows\. Hint: add a row for each image, or remove the file"),
+        (
+            "file_name,image\n000.png,x\n",
+            r"has columns 'file_name' and 'image'; the former becomes 'image'\. Rename one of them",
+        ),
     ],
 )
 def test_metadata_that_cannot_be_read_are_named_with_the_remedy(tmp_path, content, told):
     write(tmp_path / "photos", numbers("", 2), {"metadata.csv": content})
     with pytest.raises(LabError, match=told):
         read(tmp_path / "photos")
+
+
+def test_lines_of_metadata_that_are_not_utf8_are_named(tmp_path):
+    write(tmp_path / "photos", numbers("", 2), {"metadata.jsonl": b'{"file_name": "000.png", "text": "\xe9t\xe9"}\n'})
+    with pytest.raises(LabError, match=r"metadata\.jsonl' cannot be read \(.*utf-8.*Save it as UTF-8 with a JSON object"):
+        read(tmp_path / "photos")
+
+
+def test_the_column_file_name_names_the_rows_wherever_it_is(tmp_path, capsys):
+    content = "mask_file_name,file_name\nmasks/001.png,000.png\n"
+    write(tmp_path / "photos", [*numbers("", 1), "masks/001.png"], {"metadata.csv": content})
+    assert [name for name, _ in read(tmp_path / "photos")] == ["000.png"]
+    assert "1 such as 'masks/001.png'" in capsys.readouterr().err
 
 
 def test_a_folder_without_images_is_said_to_hold_what_it_holds(tmp_path):
@@ -253,13 +275,13 @@ def test_a_path_is_no_pattern(tmp_path, monkeypatch, form):
             assert data.random_sample(1, 1).data.flatten()[0].item() == pytest.approx(level / 127.5 - 1)
 
 
-@cases("name", ["a::b", "$HOME"])
+@cases("name", ["a::b", "$HOME", "a\nb"])
 def test_a_path_that_datasets_would_expand_is_refused(tmp_path, name):
     write_data(tmp_path / name, "images", 7)
     assert levels(load(tmp_path / name).in_memory) == [7]
     (tmp_path / name / "train[1].png").rename(tmp_path / "image")
     (tmp_path / name / "0.jsonl").write_text('{"x": [1]}')
     with pytest.raises(
-        LabError, match=r"must be without '::' and names of environment variables, .*Hint: rename the folder"
+        LabError, match=r"must be without line breaks, '::' and names of environment variables, .*Hint: rename the folder"
     ):
         load(tmp_path / name, **POINTS)

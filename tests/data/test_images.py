@@ -275,7 +275,8 @@ def test_tags_of_other_types_do_not_keep_a_picture_from_being_turned(kind):
     expected = np.rot90(np.asarray(Image.open(io.BytesIO(plain))), -1)
     turned = (0x0112, 3, 1, b"\6\0")
     segments = [exif(turned, (tag, kind, count, TYPES[kind] * count)) for tag in (*TAGS, 0x8825) for count in (1, 2, 3)]
-    for data in [exif(turned), XMP, *segments]:
+    truncated = exif((0x010F, 2, 2**31, b"camera"), turned)  # PIL stops at the first tag
+    for data in [exif(turned), XMP, truncated, *segments]:
         segment = b"\xff\xe1" + struct.pack(">H", len(data) + 2) + data
         image = decode({"bytes": plain[:2] + segment + plain[2:], "path": None})
         assert np.array_equal(np.asarray(image), expected)

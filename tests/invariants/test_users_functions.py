@@ -97,6 +97,7 @@ SAYS = {
     "optimizer_calls_closure": "needs a closure: ",
     "denoiser_tied": "again.weight and linear.weight",
     "denoiser_tied_turned": "again.weight and linear.weight",
+    "denoiser_overlapping": "its lower and upper share their memory",
     "kind_cannot_sample": "failed at .* AttributeError",
 }
 

@@ -243,6 +243,11 @@ def _tied_turned(model):
     model.again.weight.data = model.linear.weight.data.T
 
 
+def _overlapping(model):
+    rows = torch.randn(3, 2)
+    model.upper, model.lower = torch.nn.Parameter(rows[:2]), torch.nn.Parameter(rows[1:])
+
+
 def _one_value_in_evaluation(model, values):
     return MLPDenoiserOutput(values if model.training else values[:, :1])
 
@@ -263,6 +268,7 @@ denoiser("denoiser_not_built", lambda model, values: MLPDenoiserOutput(values), 
 denoiser("denoiser_build_exits", lambda model, values: MLPDenoiserOutput(values), lambda model: sys.exit(0))
 denoiser("denoiser_tied", lambda model, values: MLPDenoiserOutput(model.again(values)), _tied)
 denoiser("denoiser_tied_turned", lambda model, values: MLPDenoiserOutput(model.again(values)), _tied_turned)
+denoiser("denoiser_overlapping", lambda model, values: MLPDenoiserOutput(values @ model.upper @ model.lower), _overlapping)
 
 
 @KINDS.register("kind_raises", **ABOUT)

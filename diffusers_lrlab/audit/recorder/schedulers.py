@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -60,7 +61,7 @@ def position(scheduler: Any) -> int:
     number = getattr(scheduler, "last_epoch", None)
     if number is None:  # ChainedScheduler
         return max(map(position, getattr(scheduler, "_schedulers", [])), default=-1)
-    return int(number) if isinstance(number, (int, float)) else -1
+    return int(number) if isinstance(number, (int, float)) and math.isfinite(number) else -1
 
 
 def describe_scheduler(scheduler: Any) -> dict[str, Any]:
