@@ -42,7 +42,8 @@ def test_every_command_knows_its_names(environment):
     curve = ["--lr_scheduler", "sawtooth:teeth=3", "--num_training_steps", "30", "--json"]
     drawn = run(environment, "-m", "diffusers_lrlab", "preview", *curve)
     assert "sawtooth" in drawn
-    density = run(environment, "-m", "diffusers_lrlab", "preview", "--timestep_sampler", "from_noise", "--json")
+    moving = ["--timestep_sampler", "from_noise", "--num_training_steps", "30", "--json"]
+    density = run(environment, "-m", "diffusers_lrlab", "preview", *moving)
     assert "from_noise" in density
 
 

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 
 from diffusers_lrlab import MLPDenoiser, PointDDPMPipeline, TrainingConfig, find_lr
 from diffusers_lrlab.cli.main import main
-from diffusers_lrlab.core.streams import stream_generator
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.run.train import train
 from diffusers_lrlab.study.run import run_study
@@ -129,19 +128,7 @@ def test_it_is_studied_beside_ddpm_and_stacked_is_solo(tiny, tmp_path):
         stacked, local = records["stacked", arm], records["local", arm]
         for name, value in local["train"]["results"].items():
             assert stacked["train"]["results"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), (arm, name)
-        for part in ("samples", "fixed_start"):
-            np.testing.assert_allclose(stacked[part]["points"], local[part]["points"], atol=2e-3)
-    # From common noise, by the sampler of its own objective.
-    record = records["local", "shifted"]
-    model = MLPDenoiser.from_config(MLPDenoiser.load_config(tiny["model_config_name_or_path"]))
-    model.load_state_dict(load_file(tmp_path / "local" / "weights" / f"{record['run']['id']}.safetensors"))
-    scheduler = FlowMatchEulerDiscreteScheduler(100, shift=3.0)
-    scheduler.set_timesteps(50)
-    points = torch.randn(500, 2, generator=stream_generator(0, "fixed-start"))
-    with torch.no_grad():
-        for time in scheduler.timesteps:
-            points = scheduler.step(model(points, time).sample, time, points).prev_sample
-    np.testing.assert_allclose(record["fixed_start"]["points"], points.numpy(), atol=1e-3)
+        np.testing.assert_allclose(stacked["samples"]["points"], local["samples"]["points"], atol=2e-3)
 
 
 # --- what is around a run ---------------------------------------------------------------------------------------------

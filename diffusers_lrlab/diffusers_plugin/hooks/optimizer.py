@@ -94,7 +94,7 @@ class OptimizerHook:
         if "__init__" in vars(cls):
             self.run.patches.replace(cls, "__init__", self._replacing(vars(cls)["__init__"]))
 
-    def _remember_names(self, named: Any, module: Any, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+    def _remember_names(self, named: Any, module: Any, /, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
         """The names by which a script finds what its optimizer trains: `parameters()` goes through them, too."""
         for name, parameter in named(module, *args, **kwargs):
             if self.optimizer is None and len(name) > len(self._names.get(parameter, "")):

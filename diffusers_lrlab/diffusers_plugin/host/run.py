@@ -62,8 +62,9 @@ class HostRun:
             if optimizer.optimizer is self.optimizer and optimizer.gradient_state.sync_gradients:
                 self.num_skipped += self.num_updates == updates
 
-        def log_and_remember(log: Any, accelerator: Any, values: Any, step: Any = None, **kwargs: Any) -> None:
-            log(accelerator, values, step=step, **kwargs)
+        def log_and_remember(log: Any, accelerator: Any, /, *args: Any, **kwargs: Any) -> None:
+            log(accelerator, *args, **kwargs)
+            step = kwargs.get("step", args[1] if len(args) > 1 else None)
             self._last_logged = max(self._last_logged, int(step or 0))
 
         def notify_and_end(end_training: Any, accelerator: Any, /) -> None:
