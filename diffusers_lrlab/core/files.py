@@ -167,7 +167,7 @@ def new_folder(path: Path, remedy: str = "Give a new one") -> Iterator[Path]:
     Yields an empty folder to write into, which becomes `path` when the block ends and disappears if it fails. Nothing is
     replaced: raises a `LabError` if there is anything, or if another process is writing there, also if this happens later.
     """
-    if temporary_beside(path, _NEW).exists():
+    if path.name and temporary_beside(path, _NEW).exists():
         with suppress(Timeout), _unfinished(path, timeout=0):
             pass  # it removes what a process left that was killed after its last rename
     check_new_folder(path, remedy)

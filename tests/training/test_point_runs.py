@@ -338,7 +338,9 @@ def test_a_stream_whose_shards_changed_is_not_resumed(tmp_path, model):
     first.write_bytes(contents[1])
     second.write_bytes(contents[0])
     changed = make_trainer(tmp_path / "run", model, **options)
-    with pytest.raises(LabError, match=r"with other settings:\n  data: .*fingerprint[^\n]*\nThe data have changed. Restore"):
+    with pytest.raises(
+        LabError, match=r"with other settings:\n  data: .*fingerprint[^\n]*\nResume with the settings and data of that run"
+    ):
         changed.resume(checkpoint)
     for shard in range(4):
         (folder / f"train-{shard}.parquet").unlink()
