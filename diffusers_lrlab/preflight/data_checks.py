@@ -165,8 +165,8 @@ def sorted_stream(subject: Subject) -> str | None:
         if of_shuffled >= _FEWEST_CHANGES and changes * 4 < of_shuffled or len(labels) >= 64 and len(shares) == 1:
             return (
                 f"The rows of the stream seem to be sorted by {name!r}, which changes {times(changes)} in the first "
-                f"{counted(len(labels), 'row')}. A stream mixes only neighbouring rows, so successive updates get similar data. "
-                "Shuffle the rows when you write them, write many shards, or raise --stream_shuffle_buffer."
+                f"{counted(len(labels), 'row')}. A stream mixes only neighbouring rows, so successive updates get similar "
+                "data. Shuffle the rows when you write them, write many shards, or raise --stream_shuffle_buffer."
             )
     return None
 
