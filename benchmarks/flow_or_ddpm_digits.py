@@ -63,7 +63,7 @@ def held_out(seed):
     """Held-out digits of the runs with a seed, and a reader of classes that was trained on the others."""
     config = resolve_config(parse_arguments(["--dataset_name=digits", f"--seed={seed}", *LABELS], ""))
     data = load_image_data(config, config.seed, config.layout(1), {"class_labels": config.label_column})
-    return data.held_out.data, class_reader("digits", "label", data.all_in_memory(), data.held_out)
+    return data.held_out.data, class_reader("digits", data.all_in_memory(), data.held_out)
 
 
 def sample(folder, scheduler, guidance, num, num_steps):

@@ -195,6 +195,7 @@ def test_momentum_and_rate_of_a_run_are_the_promised_ones(tmp_path):
         "num_updates": 10,
         "largest_lr_deviation": 0.0,
         "largest_momentum_deviation": 0.0,
+        "rounding": 0.0,
         "first_deviating_update": None,
     }
 

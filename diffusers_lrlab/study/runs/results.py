@@ -100,7 +100,6 @@ class StudyFolder:
             if saved["spec"]["name"] == name:
                 return
         elif any(self.read(spec.id) is not None for spec in specs):
-            warn(f"{str(self.path / 'spec.yaml')!r} is missing or damaged; it is written again.")
             return
         elif self.path.is_file():
             got = "a file"
@@ -126,6 +125,8 @@ class StudyFolder:
 
     def write_spec(self, spec: StudySpec, command: str, source: str | None = None) -> None:
         """Writes `spec.yaml`; `source` is the hash by which [`finished_report`] recognises the study."""
+        if self._saved_spec() is None and any((self.path / "runs").glob("*.json")):
+            warn(f"{str(self.path / 'spec.yaml')!r} is missing or damaged; it is written again.")
         saved = json.loads(json.dumps(spec.to_dict()))
         if spec.folder != PRESETS:  # relative: both can be moved together, and no local path is published
             saved["folder"] = os.path.relpath(spec.folder, self.path.resolve())
