@@ -31,6 +31,7 @@ OTHERS = {
     "pip",
     "git",
     "hf",
+    "cmp",
     "mkdocs",
     "ruff",
     "codespell",
