@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from diffusers_lrlab import TrainingConfig, train
-from diffusers_lrlab.hub.recorded_options import repeated_options
+from diffusers_lrlab.hub.recorded_options import recorded_options
+from diffusers_lrlab.hub.records import read_record
 
 SMALL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embedding_size": 8}
 OPTIONS = {
@@ -22,6 +23,11 @@ def new_run(folder, name, schedule, num_updates=20, **more):
     return train(
         TrainingConfig(**options, model_config_name_or_path=str(folder / "model.json"), output_dir=str(folder / name))
     )
+
+
+def repeated_options(run):
+    """The recorded options that train a run again."""
+    return recorded_options(read_record(run), str(run), repeated=True)
 
 
 def from_the_start(run):

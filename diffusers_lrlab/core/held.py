@@ -27,8 +27,8 @@ class Held:
 
 def held_against_manifest(folder: Path, kind: str, only: Callable[[str], bool] = lambda name: True) -> Held:
     """
-    Verifies the folder of a "run", "study", "dataset" or "schedule", or a "download" of one, against its manifest; `only`
-    selects the files to verify.
+    Verifies the folder of a "run", "study" or "dataset", or a "download" of one, against its manifest; `only` selects the
+    files to verify.
 
     An edited card is a note, and so is a finished result without a manifest. While the record says that a run is not
     finished, its manifest is out of date.
@@ -58,7 +58,7 @@ def held_against_manifest(folder: Path, kind: str, only: Callable[[str], bool] =
 def _state(folder: Path, kind: str) -> tuple[bool | None, bool]:
     """Whether the result is finished (`None`: unknown), and whether its record says that there is a manifest."""
     if kind not in _RECORD:
-        return (None if kind == "schedule" else True), False
+        return True, False
     with suppress(OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         record = json.loads((folder / _RECORD[kind]).read_text(encoding="utf-8"))
         state = record["run"] if kind == "run" else record

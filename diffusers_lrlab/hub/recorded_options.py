@@ -2,12 +2,10 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
 from ..core.options import names_where
-from .records import read_record
 
 _ALWAYS = {"decoding": "float", "on_divergence": "stop"}
 
@@ -44,8 +42,3 @@ def recorded_options(
     options = {key: value for key, value in saved.items() if key in taken and value is not None}
     commit = record["train"].get("started_from", {}).get("commit")
     return options | ({} if commit is None else {"revision": commit})
-
-
-def repeated_options(folder: Path) -> dict[str, Any]:
-    """The options that repeat the run in a folder; raises a `LabError` without a record, or for unknown options."""
-    return recorded_options(read_record(folder), str(folder), repeated=True)

@@ -9,7 +9,6 @@ from .learning_options import HELD_OUT
 
 PUSH = Need("--push_to_hub", lambda config: config.push_to_hub)
 LOGGER = Need("--logger with a tracker", lambda config: config.logger != "none")
-A_RUN = Need("--dry_run", lambda config: not config.dry_run, is_absence=True)
 NO_STEPS = Need("--max_train_steps", lambda config: config.max_train_steps is None, is_absence=True)
 
 

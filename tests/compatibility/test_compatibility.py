@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from continued_runs import repeated_options
 from make_fixture import FIXTURE, RUN, all_flags, call
 from safetensors.torch import load_file
 from tables import cases
 
 from diffusers_lrlab import TrainingConfig, train
-from diffusers_lrlab.hub.recorded_options import repeated_options
 
 FLAGS = json.loads((FIXTURE / "flags.json").read_text())
 WEIGHTS = "diffusion_pytorch_model.safetensors"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import yaml
+from continued_runs import repeated_options
 from fuzz import inputs
 from hypothesis import strategies as st
 
@@ -28,7 +29,6 @@ from diffusers_lrlab.data.points import PointTransform, read_points
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.hub.cards import parsed_card
 from diffusers_lrlab.hub.fetch import files_to_take
-from diffusers_lrlab.hub.recorded_options import repeated_options
 from diffusers_lrlab.hub.records import read_log, updates_done
 from diffusers_lrlab.run.check import check_folder
 from diffusers_lrlab.schedules.expected import schedule_curves

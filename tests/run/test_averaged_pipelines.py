@@ -6,6 +6,7 @@ import shutil
 import pytest
 import runs
 import torch
+from continued_runs import repeated_options
 from safetensors.torch import load_file, save_file
 from tables import cases
 
@@ -15,7 +16,6 @@ from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core import files
 from diffusers_lrlab.core.manifest import write_manifest
 from diffusers_lrlab.hub.contents import contents_of
-from diffusers_lrlab.hub.recorded_options import repeated_options
 from diffusers_lrlab.run.check import check_folder
 
 NAME = "diffusion_pytorch_model.safetensors"

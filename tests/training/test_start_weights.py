@@ -8,6 +8,7 @@ import runs
 import started
 import torch
 from accelerate.state import AcceleratorState
+from continued_runs import repeated_options
 from diffusers import DDPMScheduler, UNet2DModel
 from diffusers.training_utils import EMAModel
 from faults.cases import MODEL, OPTIONS
@@ -18,7 +19,6 @@ from diffusers_lrlab import MLPDenoiser, TrainingConfig
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.manifest import file_sums
 from diffusers_lrlab.data import image_loading, points
-from diffusers_lrlab.hub.recorded_options import repeated_options
 from diffusers_lrlab.models.registry import DENOISERS, register_denoiser
 from diffusers_lrlab.models.start_weights import find_start_weights
 from diffusers_lrlab.run.train import run_training
