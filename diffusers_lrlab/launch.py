@@ -80,7 +80,7 @@ def explain_script(path: str) -> None:
 
 
 def _range_test(options: argparse.Namespace) -> Any:
-    from .finder.script_test import ScriptTest
+    from .finder.find import ScriptTest
 
     return ScriptTest(options.optimizer, options.num_updates)
 

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import torch
 
-QUICK = {"num_updates": 24, "repeats": 2, "probe_size": 32}
+QUICK = {"num_updates": 24, "repeats": 2}
 
 
 def state_of(trainer):

@@ -1,4 +1,4 @@
-"""Finds a learning rate for a configuration or a trainer, with the evidence for it."""
+"""Finds a learning rate for a configuration, a trainer or a third-party script, with the evidence for it."""
 
 from __future__ import annotations
 
@@ -6,33 +6,35 @@ import dataclasses
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.optim import SGD, Optimizer
 from tqdm.auto import tqdm
 
 from ..core.environment import describe_environment, is_watched, launch_command
 from ..core.errors import LabError, is_first_process
 from ..core.options import arguments_named, defaults_of, names_where
 from ..core.random_states import random_states_kept
+from ..core.ranges import COUNT
 from ..core.registered import registered_code_located
 from ..core.signatures import checked
+from ..core.words import counted
 from ..optimizers.entries import OPTIMIZERS
 from ..training.config import TrainingConfig
 from ..training.explicit_options import as_call
 from ..training.resume import locked_folder
 from ..training.run_folder import RunFolder
-from .range_test import FinderConfig, range_test
-from .result import FinderResult
-from .saved_result import deciding
+from .on_trainer import range_test_of
+from .range_test import FinderConfig, RangeTest, Reading, Sweep
+from .result import FinderResult, deciding
 from .suggestions import RULES, combine
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from ..data.batch import Batch
     from ..data.loading import TrainingData
+    from ..diffusers_plugin.hooks.find_lr import FindLrHook
     from ..training.plan import Plan
     from ..training.trainer import Trainer
 
@@ -128,22 +130,19 @@ def plan_with_found_rate(plan: Plan, data: TrainingData, accelerator: Accelerato
     return make_plan(config, data, plan.model_config, layout.num_processes, layout.rank, start=plan.start), found
 
 
-def find_lr_of(
-    trainer: Trainer, settings: FinderConfig | None = None, batches: Iterable[Batch] | None = None
-) -> FinderResult:
-    """
-    Tests learning rates with a trainer at any update, and restores its state, to the bit.
-
-    `batches` are those of [`range_test`], for a single test.
-    """
+def find_lr_of(trainer: Trainer, settings: FinderConfig | None = None) -> FinderResult:
+    """Tests learning rates with a trainer at any update, and restores its state, to the bit."""
     settings = resolve_settings(settings or FinderConfig(), trainer.run.config.optimizer)
     started, sweeps = time.perf_counter(), []
-    repeats = settings.repeats if batches is None else 1
     quiet = not trainer.accelerator.is_main_process
-    for repeat in tqdm(range(repeats), desc="find learning rate", unit="test", disable=quiet or not is_watched()):
-        sweeps.append(range_test(trainer, settings, repeat, batches))
+    for repeat in tqdm(range(settings.repeats), desc="find learning rate", unit="test", disable=quiet or not is_watched()):
+        sweeps.append(range_test_of(trainer, settings, repeat))
+    return _result(settings, sweeps, time.perf_counter() - started, _about(trainer))
+
+
+def _result(settings: FinderConfig, sweeps: list[Sweep], seconds: float, about: dict[str, Any]) -> FinderResult:
     suggestions = {name: combine([rule(sweep.lrs, sweep.losses) for sweep in sweeps]) for name, rule in RULES.items()}
-    return FinderResult(settings, tuple(sweeps), suggestions, time.perf_counter() - started, _about(trainer))
+    return FinderResult(settings, tuple(sweeps), suggestions, seconds, about)
 
 
 def resolve_settings(settings: FinderConfig, optimizer: str) -> FinderConfig:
@@ -175,3 +174,67 @@ def _about(trainer: Trainer) -> dict[str, Any]:
         "command": launch_command() or as_call(config, "find_lr"),
         "meta": describe_environment(),
     }
+
+
+class ScriptTest:
+    """
+    A test on the updates of a third-party script, by the losses of its batches: `lr` is the rate of the next update, after
+    which [`add`] takes the loss of its batch, from before it. An `optimizer` replaces the script's.
+    """
+
+    def __init__(self, optimizer: str | None = None, num_updates: int = 200):
+        self.optimizer, self.num_updates = optimizer, num_updates
+        self._begin_as(optimizer or "adamw")  # until the script's is known; the number of rates is the same
+
+    def _begin_as(self, optimizer: str) -> None:
+        config = FinderConfig(mode="classic", repeats=1, num_updates=self.num_updates)
+        self.test, self.started = RangeTest(resolve_settings(config, optimizer)), time.perf_counter()
+
+    @property
+    def most_updates(self) -> int:
+        return len(self.test.lrs)
+
+    @property
+    def lr(self) -> float:
+        return self.test.lr
+
+    def begin(self, optimizer: Optimizer) -> None:
+        """Called before the first update, with the script's optimizer."""
+        if "d" in optimizer.param_groups[0]:
+            raise LabError(f"{type(optimizer).__name__} finds its learning rate by itself: leave --find_lr out.")
+        self._begin_as(self.optimizer or ("sgd" if isinstance(optimizer, SGD) else "adamw"))
+
+    def add(self, loss: float) -> bool:
+        """Adds the loss of an update. Returns whether another update follows."""
+        return self.test.add(Reading(loss))
+
+    def fail(self) -> None:
+        self.test.fail()
+
+    def result(self) -> FinderResult:
+        test = self.test
+        if test.done < self.num_updates and test.ended is None:
+            test.ended = f"the script ended after {test.done} of {counted(self.num_updates, 'update')}"
+        about = {"script": sys.argv, "optimizer": self.optimizer, "meta": describe_environment()}
+        return _result(test.settings, [test.sweep()], time.perf_counter() - self.started, about)
+
+    def finish(self, hook: FindLrHook) -> None:
+        """Writes and prints the result, and how to train with it."""
+        if not self.test.done:
+            raise LabError("--find_lr: the script ended before its first update, or without a loss at accelerator.backward.")
+        if is_first_process():
+            result = self.result()
+            result.save(folder := hook.run.lab_folder)
+            lines = [result.describe(), f"Wrote {folder}/lr_finder.json and .png; the test left no other files."]
+            if result.suggestion.lr is not None:
+                rate = f"{result.lr / hook.lr_per_option:.2g}"
+                lines.append(f"To train with it, start the script without --find_lr and with --learning_rate {rate}.")
+            elif result.suggestion.is_noise:
+                updates = min(4 * self.num_updates, int(COUNT.bounds[1]))
+                lines.append(
+                    f"For half the noise, add --num_updates {updates} before the script's name, or use a batch four times "
+                    "as large (--train_batch_size, --gradient_accumulation_steps)."
+                )
+            sys.stdout.write("\n".join(lines) + "\n")
+            sys.stdout.flush()
+        hook.end()

@@ -1,38 +1,22 @@
-"""The range test: updates at a rising rate, with losses measured between them."""
-
-from __future__ import annotations
+"""The learning-rate range test: updates at a rising rate, and the losses that are read between them."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
-from accelerate.utils import broadcast_object_list
 
 from ..core.errors import LabError
-from ..core.options import THIS_START, Need, check_needs, check_ranges, check_types, option
-from ..core.streams import stream_seed
-from ..core.words import counted
-from ..data.batch import Batch
-from ..evaluation.validation_loss import ValidationLoss
-from ..optimizers.groups import set_learning_rate
-from ..timesteps.bands import scaled_lr
-from ..training.stepping import do_one_update
-from .fixed_noise import FixedNoiseObjective
-from .readings import MEMORY, Readings, Sweep, no_finite_gradient
-from .snapshot import restored_afterwards
+from ..core.options import THIS_START, check_ranges, check_types, option
 
-if TYPE_CHECKING:
-    from ..training.trainer import Trainer
-
-# A forward pass over the probe every 4 updates takes about a sixth of the time of the updates.
-_PROBE_BATCHES, _UPDATES_PER_READING = 2, 4
-_NOISE_BINS = 4
 _EXTENSION = 2  # decades
 _NARROWEST = 2.0
-PROBE = Need("--mode probe", lambda config: config.mode == "probe")
+_STOP_FACTOR = 10.0  # times its minimum, at which the smoothed loss ends a test
+_MEMORY = {"classic": 0.9, "probe": 0.0}  # smoothing by mode: losses of batches are noisy
+_RISEN = 0.1  # share of the fall by which the loss rises past its minimum
+_ABOVE_NOISE = 3.0  # standard errors of the smoothed loss, where it is smoothed
+_NEAR = 32  # readings from which noise is estimated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +31,14 @@ class FinderConfig:
         THIS_START,
         range="(0, 1e30]",
     )
-    end_lr: float = option(None, "Highest rate (default: 1e-2 for AdamW, scaled likewise).", THIS_START, range="(0, 1e30]")
-    num_updates: int = option(200, "Updates from the lowest to the highest rate.", THIS_START, range="[10, 1e6]")
-    extend: bool = option(
-        True,
-        "Continue beyond the highest rate, at most a hundredfold, until the loss rises, so that its minimum is seen.",
+    end_lr: float = option(
+        None,
+        "Highest rate (default: 1e-2 for AdamW, scaled likewise). While the loss still falls, the test continues beyond it, "
+        "at most a hundredfold.",
         THIS_START,
+        range="(0, 1e30]",
     )
+    num_updates: int = option(200, "Updates from the lowest to the highest rate.", THIS_START, range="[10, 1e6]")
     mode: Literal["probe", "classic"] = option(
         "probe",
         "Loss to read: probe for fixed images, timesteps and noise (updates have evenly spread timesteps and "
@@ -62,16 +47,6 @@ class FinderConfig:
     )
     repeats: int = option(
         3, "Number of tests, each with other batches, timesteps and noise.", THIS_START, range="[1, 10000]"
-    )
-    stop_factor: float = option(
-        10.0, "A test ends when its smoothed loss is this many times the minimum so far.", THIS_START, range="(1, 1e308]"
-    )
-    probe_size: int = option(
-        None,
-        "Largest number of fixed images for the probe (default: two batches).",
-        THIS_START,
-        range="[8, 1e7]",
-        needs=(PROBE,),
     )
     rule: Literal["minimum_tenth", "steepest", "valley"] = option(
         "minimum_tenth", "Rule that picks the learning rate.", THIS_START
@@ -83,125 +58,133 @@ class FinderConfig:
     def check(self) -> None:
         """Raises a `LabError` for settings that are not allowed."""
         check_ranges(self, FinderConfig)
-        check_needs(self, FinderConfig, "")
         if self.start_lr is None or self.end_lr is None:
             return
-        if self.start_lr >= self.end_lr:
-            raise LabError(
-                f"--start_lr {self.start_lr:g} is not below --end_lr {self.end_lr:g}. Lower the first, or raise the second."
-            )
         if self.end_lr < _NARROWEST * self.start_lr:
             raise LabError(
-                f"--end_lr {self.end_lr:g} is too close to --start_lr {self.start_lr:g} to compare rates. Make it at least "
-                f"{_NARROWEST:g} times as large."
+                f"--end_lr {self.end_lr:g}: must be at least {_NARROWEST:g} times --start_lr, got --start_lr "
+                f"{self.start_lr:g}. Hint: lower --start_lr, or raise --end_lr."
             )
 
     def lrs(self) -> np.ndarray:
         """Rates of all possible updates, evenly spaced on a logarithmic scale: float64."""
         decades = math.log10(self.end_lr / self.start_lr) / (self.num_updates - 1)
         # A narrow range at most doubles.
-        most = self.num_updates + (min(math.floor(_EXTENSION / decades), self.num_updates) if self.extend else 0)
+        most = self.num_updates + min(math.floor(_EXTENSION / decades), self.num_updates)
         return self.start_lr * 10 ** (decades * np.arange(most))
 
-    def is_read_after(self, done: int) -> bool:
-        """Whether a loss is read after this many updates: after each in a classic test, after every fourth with a probe."""
-        # More often in a short test, as rules need some readings.
-        every = 1 if self.mode == "classic" else min(_UPDATES_PER_READING, max(1, self.num_updates // 8))
-        return done % every == 0 or done in (self.num_updates, len(self.lrs()))
+
+class Sweep(NamedTuple):
+    """The measurements of one test."""
+
+    lrs: np.ndarray  # rate of the last update before each reading, float64 (num_readings,)
+    losses: np.ndarray  # float64 (num_readings,)
+    bins: np.ndarray  # by noise level, least first, (num_readings, num_bins); no columns in mode "classic"
+    num_updates: int  # done
+    ended: str | None = None  # the reason for an end before the highest rate
 
 
-def range_test(trainer: Trainer, settings: FinderConfig, repeat: int = 0, batches: Iterable[Batch] | None = None) -> Sweep:
+class Reading(NamedTuple):
+    """A loss, and its means by noise level, if they are known."""
+
+    loss: float
+    bins: Any = ()
+
+
+class NoFiniteGradient(Exception):
+    """No fp16 gradient of an update was finite, at any loss scale."""
+
+
+class RangeTest:
     """
-    One test from the current state of a trainer, which is restored to the bit, also after errors.
+    A test: `lr` is the rate of the next update, after which [`add`] takes the loss.
 
-    Each `repeat` has its own batches, timesteps and noise. `batches` replace the trainer's data; each is this process's
-    share of an update, `(micro_batch * accumulation, ...)`.
+    It ends where the smoothed loss is ten times its minimum so far; from the highest rate on, where it has risen past this
+    minimum.
     """
-    if not any(parameter.requires_grad for parameter in trainer.run.model.parameters()):
-        raise LabError("The model has no parameter that is trained, so there is no learning rate to find.")
-    if batches is None:
-        # A stream has one order, whatever the seed, so each test begins where the one before it should have ended.
-        first = repeat * settings.num_updates if trainer.run.plan.num_images is None else 0
-        seed = stream_seed(trainer.run.config.seed, "finder", repeat)
-        batches = trainer.batches(seed, range(first, first + len(settings.lrs())))
-    with restored_afterwards(trainer):
-        reader = _Classic(trainer) if settings.mode == "classic" else _Probe(trainer, settings.probe_size)
-        objective = FixedNoiseObjective.now(trainer, repeat, settings.mode == "probe")
-        trainer.run.objective = objective
-        trainer.log.observer = None  # its rows belong to the run
-        trainer.set_training()
-        return _sweep(trainer, objective, settings, iter(batches), reader)
+
+    def __init__(self, settings: FinderConfig):
+        self.settings, self.lrs = settings, settings.lrs()
+        self.done, self.goes_on = 0, True
+        self.ended: str | None = None
+        self.memory = _MEMORY[settings.mode]  # the share of the smoothed loss that each reading keeps
+        self._read_at: list[float] = []
+        self._readings: list[Reading] = []
+        self._smoothed = self._first = math.nan
+        self._best = math.inf
+
+    @property
+    def lr(self) -> float:
+        return float(self.lrs[self.done])
+
+    def start(self, reading: Reading) -> None:
+        """Adds a reading before the first update, at the rate before the lowest; it does not affect the end of the test."""
+        self._note(self.lrs[0] ** 2 / self.lrs[1], reading)
+
+    def _note(self, lr: float, reading: Reading) -> None:
+        self._read_at.append(lr)
+        self._readings.append(reading)
+
+    def add(self, reading: Reading | None) -> bool:
+        """Counts an update, with the loss that was read after it, if any. Returns whether another one follows."""
+        lr, self.done = self.lr, self.done + 1
+        has_ended = reading is not None and self._ends_at(lr, reading)
+        self.goes_on = not has_ended and self.done < len(self.lrs)
+        return self.goes_on
+
+    def _ends_at(self, lr: float, reading: Reading) -> bool:
+        self._note(lr, reading)
+        loss = reading.loss
+        if not math.isfinite(loss):
+            self.ended = f"the loss was not finite at a rate of {lr:.3g}"
+            return True
+        is_first = math.isnan(self._smoothed)
+        self._smoothed = loss if is_first else self.memory * self._smoothed + (1 - self.memory) * loss
+        self._first = self._smoothed if is_first else self._first
+        self._best = min(self._best, self._smoothed)
+        if self._smoothed > _STOP_FACTOR * self._best:
+            self.ended = f"at a rate of {lr:.3g} the loss was {self._smoothed / self._best:.3g} times its minimum"
+            return True
+        risen = max(_RISEN * (self._first - self._best), _ABOVE_NOISE * self._error())
+        return self.done >= self.settings.num_updates and self._smoothed > self._best + risen
+
+    def fail(self) -> None:
+        """Ends the test at an update without a finite gradient."""
+        self.ended, self.goes_on = f"no fp16 gradient was finite at a rate of {self.lr:.3g}, at any loss scale", False
+
+    def _error(self) -> float:
+        """The standard error of the smoothed loss; 0 if readings are of a fixed probe, which has no noise of batches."""
+        if not self.memory or len(self._readings) < 3:
+            return 0.0
+        near = np.array([reading.loss for reading in self._readings[-_NEAR:]])
+        return noise_of(near) * math.sqrt((1 - self.memory) / (1 + self.memory))
+
+    def sweep(self) -> Sweep:
+        losses = np.array([reading.loss for reading in self._readings], np.float64)
+        bins = np.array([reading.bins for reading in self._readings], np.float64).reshape(
+            len(losses), -1 if len(losses) else 0
+        )
+        return Sweep(np.array(self._read_at, np.float64), losses, bins, self.done, self.ended)
 
 
-def _sweep(
-    trainer: Trainer, objective: FixedNoiseObjective, settings: FinderConfig, batches: Iterator[Batch], reader: Any
-) -> Sweep:
-    lrs = settings.lrs()
-    readings = Readings(settings.num_updates, settings.stop_factor, reader.memory)
-    if reader.before_first:
-        readings.start(lrs, *_same_everywhere(reader.read()))
-    done = 0
-    for update, lr in enumerate(lrs):
-        batch = next(batches, None)
-        if batch is None:
-            if update >= settings.num_updates:  # only the extension is cut short
-                break
-            readings.ended = (
-                f"the data ended after {update} of {counted(settings.num_updates, 'update')}, at a rate of {lr:.3g}"
-            )
-            break
-        set_learning_rate(trainer.run.optimizer, float(lr))
-        trainer.run.update = update
-        with scaled_lr(trainer.run.optimizer, objective.lr_factor(update)):
-            if not do_one_update(trainer, batch):
-                readings.ended = no_finite_gradient(lr)
-                break
-        done = update + 1
-        if settings.is_read_after(done) and not readings.add(done, float(lr), *_same_everywhere(reader.read())):
-            break
-    return readings.sweep(done, reader.num_bins)
+def range_test(step: Callable[[float], Reading | None], settings: FinderConfig, first: Reading | None = None) -> Sweep:
+    """
+    A test of `step(rate)`, which does an update at that rate and returns the loss read after it, if any.
+
+    `first` is the loss before the first update.
+    """
+    test = RangeTest(settings)
+    if first is not None:
+        test.start(first)
+    while test.goes_on:
+        try:
+            test.add(step(test.lr))
+        except NoFiniteGradient:
+            test.fail()
+    return test.sweep()
 
 
-def _same_everywhere(reading: tuple[float, np.ndarray]) -> tuple[float, np.ndarray]:
-    """The main process's reading, so that all processes stop at the same update."""
-    broadcast_object_list(values := [reading])
-    return values[0]
-
-
-class _Probe:
-    """Loss of fixed images with fixed timesteps and noise."""
-
-    before_first, memory = True, MEMORY["probe"]
-
-    def __init__(self, trainer: Trainer, size: int | None):
-        self.run = run = trainer.run
-        data, layout = run.data, run.plan.layout
-        size = size or _PROBE_BATCHES * layout.global_batch
-        probe = data.held_out[:size] if len(data.held_out) >= 8 else data.all_in_memory(size)[:size]
-        batch_size = run.kind.evaluation_batch(layout)
-        self.loss = ValidationLoss(probe, run.process, batch_size, trainer.accelerator.device)
-        timesteps = self.loss.timesteps.cpu().numpy()
-        self.num_bins = _NOISE_BINS if len(probe) >= 2 * _NOISE_BINS else 1
-        bins = timesteps * self.num_bins // run.process.num_train_timesteps
-        self._members = [bins == index for index in range(self.num_bins)]
-
-    def read(self) -> tuple[float, np.ndarray]:
-        """The mean, and the means by noise level, least noise first."""
-        with self.run.raw_weights():
-            losses = self.loss(self.run.model)
-        return float(losses.mean()), np.array([losses[members].mean() for members in self._members])
-
-
-class _Classic:
-    """Training loss of each batch."""
-
-    before_first, memory, num_bins = False, MEMORY["classic"], 0
-
-    def __init__(self, trainer: Trainer):
-        self.trainer, self._before = trainer, 0.0
-        trainer.log.sums = torch.zeros_like(trainer.log.sums)
-
-    def read(self) -> tuple[float, np.ndarray]:
-        total = self.trainer.accelerator.gather(self.trainer.log.sums[None, :1].double()).mean().item()
-        loss, self._before = total - self._before, total
-        return loss, np.empty(0)
+def noise_of(values: np.ndarray) -> float:
+    """The standard deviation of readings around a curve, from their second differences, which cancel its slope."""
+    with np.errstate(over="ignore"):
+        return math.sqrt(float(np.square(np.diff(values, 2)).mean()) / 6)

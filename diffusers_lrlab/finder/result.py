@@ -1,26 +1,40 @@
-"""The result of the finder: as an object, as text, as data and in files."""
+"""The result of the finder: as text, as data, as a plot and in the folder of a run."""
 
-import base64
+from __future__ import annotations
+
 import dataclasses
-import html
-import io
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..core.errors import LabError
 from ..core.files import write_text
-from ..core.plotting import save_figure
+from ..core.options import names_where
+from ..core.plotting import BLUE, GREEN, GREY, ORANGE, new_figure, plain_axes, save_figure
 from ..core.words import counted
+from ..training.config import TrainingConfig, complete_options
+from ..training.record_schema import NONE, NUMBER, TEXT, Fields, problem_in
 from ..training.run_folder import FINDER_FILES
-from .plot import finder_figure
-from .range_test import FinderConfig
-from .readings import Sweep
-from .suggestions import Suggestion, disagreement
+from .range_test import FinderConfig, Sweep
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from .suggestions import Suggestion
+
+_DISAGREE = 3.0  # a factor
+_STYLES = {"steepest": (BLUE, "steepest"), "minimum_tenth": (ORANGE, "a tenth of the minimum"), "valley": (GREEN, "valley")}
+_SAVED = Fields(
+    {
+        **{"learning_rate": NUMBER | NONE, "settings": Fields({"rule": TEXT}), "sweeps": [Fields({})], "seconds": NUMBER},
+        "suggestions": Fields({}, each=Fields({"reason": TEXT})),
+    }
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,16 +87,6 @@ class FinderResult:
         suggested = {name: None if one.lr is None else float(f"{one.lr:.1e}") for name, one in self.suggestions.items()}
         return f"FinderResult({', '.join(f'{name}={lr}' for name, lr in suggested.items())}, rule={self.settings.rule!r})"
 
-    def _repr_html_(self) -> str:
-        """For notebooks: the plot and the text of [`describe`]."""
-        self._figure().savefig(file := io.BytesIO(), format="png")
-        image = base64.b64encode(file.getvalue()).decode()
-        alt = f"Loss over the learning rate, and the suggestion of each rule: {self!r}"
-        return (
-            f'<img src="data:image/png;base64,{image}" alt="{html.escape(alt)}" style="max-width: 100%">'
-            f"<pre>{html.escape(self.describe())}</pre>"
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """As data, with `None` for losses that are not finite."""
         return {
@@ -111,11 +115,123 @@ class FinderResult:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / FINDER_FILES[0], json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
-        save_figure(self._figure(), folder / FINDER_FILES[1])
-
-    def _figure(self) -> Any:
-        return finder_figure(self.settings, self.sweeps, self.suggestions)
+        save_figure(finder_figure(self.settings, self.sweeps, self.suggestions), folder / FINDER_FILES[1])
 
 
 def _finite(values: np.ndarray) -> list[float | None]:
     return [float(value) if np.isfinite(value) else None for value in values]
+
+
+def disagreement(suggestions: dict[str, Suggestion]) -> str | None:
+    """A warning if the rules' rates differ by more than a factor of 3, else `None`."""
+    rates = {name: suggestion.lr for name, suggestion in suggestions.items() if suggestion.lr is not None}
+    if len(rates) < 2:
+        return None
+    low, high = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
+    ratio = rates[high] / rates[low]
+    if ratio <= _DISAGREE:
+        return None
+    return (
+        f"The rules disagree: {high} suggests {rates[high]:.3g}, {low} {rates[low]:.3g}, {ratio:.1f} times less. Look at "
+        "the curve, and try both."
+    )
+
+
+# --- in the folder of a run --------------------------------------------------------------------------------------------
+
+
+def deciding(config: dict[str, Any], num_parameters: int, global_batch: int) -> dict[str, Any]:
+    """The settings that the best learning rate depends on, as data."""
+    config = complete_options(config)
+    fields = {name: config[name] for name in names_where(TrainingConfig, finder="compares")}
+    fields["mixed_precision"] = fields["mixed_precision"] or "no"
+    return json.loads(json.dumps({"config": fields, "num_parameters": num_parameters, "global_batch": global_batch}))
+
+
+def read_saved_result(folder: Path, run: Any) -> dict[str, Any] | None:
+    """
+    The finder's result in the folder of a run, given by its [`Plan`] or record; `None` if it is missing, damaged, or of
+    another run.
+    """
+    try:
+        found = json.loads((folder / "lrlab" / FINDER_FILES[0]).read_text(encoding="utf-8"))
+        then = deciding(**found["about"]["deciding"])  # with options added since then
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if isinstance(run, dict):
+        now = deciding(run["config"], run["train"]["num_parameters"], run["train"]["global_batch"])
+    else:
+        now = deciding(run.config.to_dict(), run.num_parameters, run.layout.global_batch)
+    is_whole = not problem_in(found, _SAVED) and found["settings"]["rule"] in found["suggestions"]
+    return found if is_whole and _comparable(then) == _comparable(now) else None
+
+
+def _comparable(settings: dict[str, Any]) -> dict[str, Any]:
+    """No parameters are the same, resolved or not."""
+    return {**settings, "config": {name: value if value != {} else None for name, value in settings["config"].items()}}
+
+
+# --- plot --------------------------------------------------------------------------------------------------------------
+
+
+def finder_figure(settings: FinderConfig, sweeps: Sequence[Sweep], suggestions: dict[str, Suggestion]) -> Any:
+    """Tests as thin lines, their median as a thick one, a line and a band for each rule; noise levels below."""
+    from .suggestions import FEWEST, smooth_as_needed  # with SciPy, which a reader of saved results does not need
+
+    by_noise = sweeps[0].bins.shape[1] > 1
+    figure = new_figure(7.2, 6.4 if by_noise else 4, dpi=150)
+    upper, *lower = np.atleast_1d(
+        figure.subplots(2 if by_noise else 1, 1, sharex=True, height_ratios=[3, 2] if by_noise else None)
+    )
+    for sweep in sweeps:
+        upper.plot(sweep.lrs, sweep.losses, color=GREY, linewidth=0.7, alpha=0.8)
+    shortest = min(len(sweep.lrs) for sweep in sweeps)  # the part that all tests reached
+    lrs = sweeps[0].lrs[:shortest]
+    losses = np.median([sweep.losses[:shortest] for sweep in sweeps], axis=0)
+    finite = losses[: int(np.argmin(np.isfinite([*losses, np.nan])))]
+    if len(finite) >= FEWEST:
+        curve, _, _ = smooth_as_needed(finite)
+        upper.plot(lrs[: len(curve)], curve, color="black", linewidth=1.8, label="median of the tests, smoothed")
+    for name, suggestion in suggestions.items():
+        color, label = _STYLES[name]
+        if suggestion.lr is None:
+            upper.plot([], [], color=color, linestyle=":", label=f"{label}: none")
+            continue
+        taken = ", taken" if name == settings.rule else ""
+        upper.axvline(suggestion.lr, color=color, label=f"{label}: {suggestion.lr:.2g}{taken}")
+        if suggestion.interval is not None:
+            upper.axvspan(*suggestion.interval, color=color, alpha=0.1, linewidth=0)
+    _style(upper, "loss of the probe" if settings.mode == "probe" else "training loss of a batch")
+    upper.set_ylim(*_limits(losses))
+    upper.legend(frameon=False, fontsize=8)
+    for axes in lower:
+        _draw_bins(axes, lrs, np.median([sweep.bins[:shortest] for sweep in sweeps], axis=0))
+    (lower or [upper])[-1].set_xlabel("learning rate")
+    figure.align_ylabels()
+    return figure
+
+
+def _draw_bins(axes: Axes, lrs: np.ndarray, bins: np.ndarray) -> None:
+    from matplotlib import colormaps
+
+    shares, num_bins = bins / bins[0], bins.shape[1]
+    colors = colormaps["viridis"](np.linspace(0, 0.85, num_bins))
+    names = ["least noise", *[""] * (num_bins - 2), "most noise"]
+    for values, color, name in zip(shares.T, colors, names, strict=True):
+        axes.plot(lrs, values, color=color, linewidth=1.2, label=name or None)
+    _style(axes, "relative loss, by noise level")
+    axes.set_ylim(0, min(1.6, 1.05 * float(shares[np.isfinite(shares)].max(initial=1))))
+    axes.legend(frameon=False, fontsize=8, title="timesteps with", title_fontsize=8)
+
+
+def _style(axes: Axes, label: str) -> None:
+    axes.set(xscale="log", ylabel=label)
+    plain_axes(axes)
+
+
+def _limits(losses: np.ndarray) -> tuple[float, float]:
+    """Limits that keep an explosion at the end from flattening the valley."""
+    finite = losses[np.isfinite(losses)]
+    low, start = (float(finite.min()), float(finite[0])) if len(finite) else (0.0, 1.0)
+    margin = 0.05 * max(start - low, 1e-3 * abs(start))
+    return low - 2 * margin, start + 6 * margin

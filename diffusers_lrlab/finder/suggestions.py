@@ -10,11 +10,10 @@ from scipy.ndimage import find_objects, gaussian_filter1d, label, median_filter
 
 from ..core.errors import must_be
 from ..core.words import counted
-from .readings import noise_of
+from .range_test import noise_of
 
 FEWEST = 5  # readings that a suggestion needs
 _SMALLEST_FALL = 0.02  # share of the loss at the start
-_DISAGREE = 3.0  # a factor
 # In standard errors of the smoothed curve. The minimum of a curve that does not fall is less than 3.5 errors below its start
 # in 99 of 100 curves of 200 readings, in 95 of 20 to 100 readings, and in 90 of the shortest.
 _SIGNIFICANT, _CLEAR = 3.5, 8.0  # a fall that counts; one that needs no more smoothing
@@ -133,21 +132,6 @@ def combine(suggestions: Sequence[Suggestion]) -> Suggestion:
         _rate(float(np.median(rates))),
         f"{named[0].reason.partition(',')[0]}, by the median of {counted(len(named), 'test')}",
         (min(ends), max(ends)),
-    )
-
-
-def disagreement(suggestions: dict[str, Suggestion]) -> str | None:
-    """A warning if the rules' rates differ by more than a factor of 3, else `None`."""
-    rates = {name: suggestion.lr for name, suggestion in suggestions.items() if suggestion.lr is not None}
-    if len(rates) < 2:
-        return None
-    low, high = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
-    ratio = rates[high] / rates[low]
-    if ratio <= _DISAGREE:
-        return None
-    return (
-        f"The rules disagree: {high} suggests {rates[high]:.3g}, {low} {rates[low]:.3g}, {ratio:.1f} times less. Look at "
-        "the curve, and try both."
     )
 
 

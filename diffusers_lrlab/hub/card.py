@@ -7,7 +7,7 @@ from ..core.files import write_text
 from ..core.project import CITATION, install_command, project_link
 from ..core.words import agreeing, counted, singular, times
 from ..evaluation.metrics import METRICS
-from ..finder.saved_result import read_saved_result
+from ..finder.result import read_saved_result
 from ..models.registry import DENOISERS, has_own_code
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule

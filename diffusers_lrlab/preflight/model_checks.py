@@ -4,7 +4,7 @@ import torch
 
 from ..core.words import agreeing, counted
 from ..data.batch import Batch
-from ..finder.snapshot import restored_afterwards
+from ..finder.on_trainer import restored_afterwards
 from .subject import Subject
 
 _PROBED = 16  # images

@@ -9,7 +9,7 @@ import torch
 
 from ..core.streams import stream_generator
 from ..core.words import counted
-from ..finder.saved_result import read_saved_result
+from ..finder.result import read_saved_result
 from ..objective.process import make_process
 from ..optimizers.entries import OPTIMIZERS
 from ..optimizers.timescales import NO_EFFECT, SHORT

@@ -180,7 +180,7 @@ def test_a_sampler_that_needs_weights_is_left_alone_without_them(tmp_path, capsy
 
 @pytest.mark.parametrize("acts", [False, True])
 def test_it_is_idle_in_a_range_test_unless_it_acts_there(register, capsys, acts):
-    from diffusers_lrlab.finder.script_test import ScriptTest
+    from diffusers_lrlab.finder.find import ScriptTest
 
     register(acts=acts)
     hooks = made(options_of("--find_lr", "--count_updates", "--count_from=2"), ScriptTest())

@@ -34,13 +34,13 @@ def test_what_the_site_adds_is_all_options_and_names(generated):
     for flag in (
         "--lr_scheduler",
         "--train_data_dir",
-        "--stop_factor",
+        "--start_lr",
         "--fix_lr_clock",
         "--executor",
         "--private",
     ):
         assert f"`{flag}`" in options
-    assert "| `--extend`, `--no_extend` |" in options
+    assert "| `--use_ema`, `--no_use_ema` |" in options
     assert "`None`" not in options
     assert "%(" not in options
     for name in ("get_scheduler", "Progress", "TrainingConfig"):

@@ -1,8 +1,5 @@
 """The learning-rate finder: rules on made-up curves, state that comes back, the script, `--learning_rate auto`."""
 
-import base64
-import dataclasses
-import html
 import itertools
 import json
 import math
@@ -27,12 +24,12 @@ from trainer_states import QUICK, assert_same, state_of
 from diffusers_lrlab import FinderConfig, TrainingConfig, find_lr
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batch import Batch
-from diffusers_lrlab.finder import range_test as range_tests
+from diffusers_lrlab.finder import on_trainer
 from diffusers_lrlab.finder.find import find_lr_for_folder, find_lr_of, resolve_settings
-from diffusers_lrlab.finder.range_test import range_test
-from diffusers_lrlab.finder.readings import MEMORY, Readings
-from diffusers_lrlab.finder.saved_result import read_saved_result
-from diffusers_lrlab.finder.suggestions import RULES, Suggestion, combine, disagreement, minimum_tenth, steepest, valley
+from diffusers_lrlab.finder.on_trainer import range_test_of
+from diffusers_lrlab.finder.range_test import NoFiniteGradient, RangeTest, Reading, range_test
+from diffusers_lrlab.finder.result import disagreement, read_saved_result
+from diffusers_lrlab.finder.suggestions import RULES, Suggestion, combine, minimum_tenth, steepest, valley
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
@@ -79,26 +76,18 @@ def test_an_update_whose_gradients_always_overflow_is_not_done():
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_noise_moves_them_little(rule, seed):
     noisy = VALLEY + 0.01 * np.random.default_rng(seed).standard_normal(len(X))
     assert 0.5 < RULES[rule](LRS, noisy).lr / RULES[rule](LRS, VALLEY).lr < 2
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_spike_before_the_valley_is_passed_over(rule):
-    for width in (1, 2, 8):
-        spiked = VALLEY.copy()
-        spiked[20 : 20 + width] += 2
-        assert 0.5 < RULES[rule](LRS, spiked).lr / RULES[rule](LRS, VALLEY).lr < 2
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("place", [4, 62])
-def test_a_spike_is_passed_over_where_the_noise_is_measured(rule, place):
-    """At the start, and before the least point."""
-    spiked = VALLEY + 0.01 * np.random.default_rng(0).standard_normal(len(X))
-    spiked[place] *= 10
+@pytest.mark.parametrize(("place", "width", "noise"), [(20, 1, 0), (20, 8, 0), (4, 1, 0.01), (62, 1, 0.01)])
+def test_a_spike_is_passed_over(rule, place, width, noise):
+    """Before the valley, and where the noise is measured: at the start and before the minimum."""
+    spiked = VALLEY + noise * np.random.default_rng(0).standard_normal(len(X))
+    spiked[place : place + width] += 2 if not noise else 9 * spiked[place]
     assert 0.5 < RULES[rule](LRS, spiked).lr / RULES[rule](LRS, VALLEY).lr < 2
 
 
@@ -138,13 +127,35 @@ def test_falls_are_seen_through_the_noise_of_single_batches(noise, least):
         assert np.median(apart_by) < apart
 
 
-@pytest.mark.parametrize(("memory", "goes_on"), [(MEMORY["classic"], True), (MEMORY["probe"], False)])
-def test_noise_of_batches_is_not_a_rise(memory, goes_on):
-    """The loss falls little, and a batch of high losses follows at the highest rate; a probe's losses are no chance."""
-    rng, readings = np.random.default_rng(1), Readings(100, 10.0, memory)
+@pytest.mark.parametrize(("mode", "goes_on"), [("classic", True), ("probe", False)])
+def test_noise_of_batches_is_not_a_rise(mode, goes_on):
+    """The loss falls little, and a batch of high losses follows at the highest rate; a probe's losses have no noise."""
+    test = RangeTest(FinderConfig(mode=mode, start_lr=1e-7, end_lr=1e-2, num_updates=100))
+    rng = np.random.default_rng(1)
     for done in range(1, 100):
-        assert readings.add(done, 1e-7 * 1.1**done, 1 - 0.001 * done + 0.3 * memory * rng.standard_normal(), np.empty(0))
-    assert readings.add(100, 1e-2, 1.3, np.empty(0)) is goes_on
+        assert test.add(Reading(1 - 0.001 * done + 0.3 * test.memory * rng.standard_normal()))
+    assert test.add(Reading(1.3)) is goes_on
+
+
+def test_a_range_test_of_a_function_of_the_rate():
+    settings = FinderConfig(start_lr=1e-6, end_lr=1e-4, num_updates=20)
+    rates = settings.lrs().tolist()
+    sweep = range_test(lambda lr: Reading(1 - 50 * lr, [lr, 2 * lr]), settings, Reading(1.0, [0, 0]))
+    assert sweep.lrs.tolist() == [pytest.approx(rates[0] ** 2 / rates[1]), *rates]
+    assert sweep.losses.tolist() == [1, *(1 - 50 * rate for rate in rates)]
+    assert sweep.bins.tolist() == [[0, 0], *([rate, 2 * rate] for rate in rates)]
+    assert (sweep.num_updates, sweep.ended) == (len(rates), None)
+    sweep = range_test(lambda lr: Reading(1.0 if lr < 5e-5 else 11.0) if lr > 1e-5 else None, settings)
+    assert sweep.lrs[0] == pytest.approx(rates[10])
+    assert "the loss was 11 times its minimum" in sweep.ended
+    assert "not finite" in range_test(lambda lr: Reading(math.inf), settings).ended
+
+    def overflows(lr):
+        raise NoFiniteGradient
+
+    sweep = range_test(overflows, settings)
+    assert (sweep.num_updates, len(sweep.losses)) == (0, 0)
+    assert "no fp16 gradient was finite at a rate of 1e-06" in sweep.ended
 
 
 REFUSED = {
@@ -167,7 +178,10 @@ def test_refusals(rule, name):
     assert suggestion.is_noise is (name == "noise") is ("by more than the noise of independent losses" in suggestion.reason)
 
 
-def test_three_points_are_too_few():
+def test_input_that_is_no_curve():
+    for lrs in (LRS[::-1], np.zeros(101), LRS[:50], np.ones((101, 1))):
+        with pytest.raises(ValueError, match="lrs"):
+            steepest(lrs, VALLEY)
     assert steepest([1e-5, 1e-4, 1e-3], [1.0, 0.5, 0.7]).reason.startswith("the loss is known at 3 rates only")
 
 
@@ -183,16 +197,6 @@ def test_a_loss_that_falls_until_it_is_no_number():
     suggestion = minimum_tenth(LRS, cut)
     assert suggestion.lr == pytest.approx(1e-4, rel=0.15)
     assert "the last rate with a finite loss" in suggestion.reason
-
-
-@pytest.mark.parametrize(
-    "lrs",
-    [LRS[::-1], np.zeros(101), np.ones(101), LRS[:50], np.ones((101, 1))],
-    ids=["falling", "zero", "constant", "too few", "two axes"],
-)
-def test_curves_that_are_none(lrs):
-    with pytest.raises(ValueError, match="lrs"):
-        steepest(lrs, VALLEY)
 
 
 @given(st.lists(st.floats(0.01, 100) | st.just(math.nan), min_size=1, max_size=40), st.sampled_from(sorted(RULES)))
@@ -235,17 +239,8 @@ def test_rules_that_disagree_say_so():
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        ({"start_lr": 1e-2, "end_lr": 1e-3}, ["--start_lr 0.01 is not below --end_lr 0.001"]),
-        ({"start_lr": 1e-3, "end_lr": 1e-3}, ["--start_lr 0.001 is not below"]),
-        ({"start_lr": 1.0}, ["--start_lr 1 is not below --end_lr 0.01"]),
-        ({"start_lr": 0.0}, ["--start_lr 0.0: must be"]),
-        ({"end_lr": math.inf}, ["--end_lr inf: must be"]),
+        ({"start_lr": 6e-3}, ["--end_lr 0.01: must be at least 2 times --start_lr, got --start_lr 0.006. Hint: "]),
         ({"num_updates": 9}, ["--num_updates 9: must be a whole number in [10, 1e6]"]),
-        ({"repeats": 0}, ["--repeats 0", "in [1, 10000]"]),
-        ({"probe_size": 4}, ["--probe_size 4", "in [8, 1e7]"]),
-        ({"probe_size": 32, "mode": "classic"}, ["--probe_size 32 has no effect without --mode probe"]),
-        ({"stop_factor": 1.0}, ["--stop_factor 1.0", "in (1, 1e308]"]),
-        ({"stop_factor": math.nan}, ["--stop_factor nan"]),
     ],
     ids=str,
 )
@@ -267,10 +262,11 @@ def test_the_range_follows_the_optimizer():
         find_lr(TrainingConfig(**POINTS), {"num_updates": 20})
 
 
-def test_rates_are_spaced_evenly():
-    lrs = FinderConfig(start_lr=1e-7, end_lr=1e-2, num_updates=11, extend=False).lrs()
-    np.testing.assert_allclose(lrs, 10 ** np.linspace(-7, -2, 11))
-    assert FinderConfig(start_lr=1e-7, end_lr=1e-2, num_updates=11).lrs()[-1] == pytest.approx(1.0)
+def test_rates_are_spaced_evenly_and_go_on_by_two_decades_or_for_as_long_again():
+    lrs = FinderConfig(start_lr=1e-7, end_lr=1e-2, num_updates=11).lrs()
+    np.testing.assert_allclose(lrs, 10 ** np.linspace(-7, 0, 15)[: len(lrs)])
+    assert lrs[-1] == pytest.approx(1.0)
+    assert len(FinderConfig(start_lr=1e-3, end_lr=2e-3, num_updates=50).lrs()) == 100
 
 
 # --- trainers --------------------------------------------------------------------------------------------------------
@@ -310,30 +306,10 @@ CASES |= {
 DIGITS = runs.TINY_UNET | {"dropout": 0.2}
 
 
-FIRST = [
-    ("adamw", "classic"),
-    ("follows losses", "probe"),
-    ("bands and momentum", "probe"),
-    ("images with dropout", "probe"),
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "mode"), FIRST)
+@pytest.mark.parametrize(("name", "mode"), [*zip(CASES, itertools.cycle(["probe", "classic"]), strict=False)])
 def test_everything_is_as_it_was(tmp_path, name, mode):
-    """In the middle of a run, too; and the run goes on as if nothing had been."""
-    assert_found_and_left(tmp_path, name, mode)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "mode"), [case for case in itertools.product(CASES, ["probe", "classic"]) if case not in FIRST]
-)
-def test_everything_is_as_it_was_of_all_others(tmp_path, name, mode):
-    assert_found_and_left(tmp_path, name, mode)
-
-
-def assert_found_and_left(tmp_path, name, mode):
+    """In the middle of a run, which goes on as if nothing had been."""
     options = dict(CASES[name])
     model = None
     if options.get("dataset_name") == "digits":
@@ -347,9 +323,7 @@ def assert_found_and_left(tmp_path, name, mode):
             next(updates)
         trainer.rest = updates
     before = state_of(trainers[0])
-    result = find_lr_of(
-        trainers[0], FinderConfig(mode=mode, **(QUICK | {"probe_size": None} if mode == "classic" else QUICK))
-    )
+    result = find_lr_of(trainers[0], FinderConfig(mode=mode, **QUICK))
     assert len(result.sweeps) == 2
     assert np.isfinite(result.sweeps[0].losses[0])
     assert_same(state_of(trainers[0]), before)
@@ -364,26 +338,30 @@ def assert_found_and_left(tmp_path, name, mode):
 
 
 def test_an_exception_changes_nothing_either(tmp_path, monkeypatch):
-    trainer = make_trainer(tmp_path)
-    before, calls = state_of(trainer), []
-    do_update = trainer.do_update
+    """Also not the count of micro-batches."""
+    trainer = make_trainer(tmp_path, gradient_accumulation_steps=2, train_batch_size=16)
+    before, batches, settings = state_of(trainer), trainer.batches, FinderConfig(**QUICK)
 
-    def fails(images):
-        calls.append(1)
-        if len(calls) == 15:
-            raise KeyboardInterrupt
-        return do_update(images)
+    def cut_short(*order):
+        yield from itertools.islice(batches(*order), 5)
+        yield Batch(torch.randn(16, 2))  # half of an update
 
-    monkeypatch.setattr(trainer, "do_update", fails)
-    with pytest.raises(KeyboardInterrupt):
-        range_test(trainer, resolve_settings(FinderConfig(**QUICK), "adamw"))
+    monkeypatch.setattr(trainer, "batches", cut_short)
+    with pytest.raises(RuntimeError):
+        find_lr_of(trainer, settings)
     assert_same(state_of(trainer), before)
+    monkeypatch.undo()
+    other = make_trainer(tmp_path / "other", gradient_accumulation_steps=2, train_batch_size=16)
+    for one in (trainer, other):
+        for _ in itertools.islice(one.updates(show_progress=False), 3):
+            pass
+    assert_same(state_of(trainer)["model"], state_of(other)["model"])
 
 
 def test_a_rate_that_is_too_high_ends_the_test(tmp_path):
     trainer = make_trainer(tmp_path, optimizer="sgd", max_grad_norm=0.0)
     settings = resolve_settings(FinderConfig(start_lr=1e-3, end_lr=1e6, num_updates=60), "sgd")
-    sweep = range_test(trainer, settings)
+    sweep = range_test_of(trainer, settings)
     assert sweep.num_updates < 60
     assert "times its minimum" in sweep.ended or "not finite" in sweep.ended
     assert len(sweep.lrs) == len(sweep.losses) == len(sweep.bins)
@@ -391,16 +369,14 @@ def test_a_rate_that_is_too_high_ends_the_test(tmp_path):
 
 def test_it_goes_on_while_the_loss_falls(tmp_path):
     trainer = make_trainer(tmp_path)
-    short = {"start_lr": 1e-6, "end_lr": 1e-4, "num_updates": 40, "probe_size": 32}
-    assert range_test(trainer, FinderConfig(**short, extend=False)).lrs[-1] == pytest.approx(1e-4)
-    longer = range_test(trainer, FinderConfig(**short))
-    assert 1e-4 < longer.lrs[-1] <= 1.01e-2
+    sweep = range_test_of(trainer, FinderConfig(start_lr=1e-6, end_lr=1e-4, num_updates=40))
+    assert 1e-4 < sweep.lrs[-1] <= 1.01e-2
 
 
 def test_tests_repeat_and_differ(tmp_path):
     trainer = make_trainer(tmp_path)
     settings = resolve_settings(FinderConfig(**QUICK), "adamw")
-    one, again, other = (range_test(trainer, settings, repeat) for repeat in (0, 0, 1))
+    one, again, other = (range_test_of(trainer, settings, repeat) for repeat in (0, 0, 1))
     np.testing.assert_array_equal(one.losses, again.losses)
     np.testing.assert_array_equal(one.bins, again.bins)
     assert not np.array_equal(one.losses[1:], other.losses[1:])
@@ -410,8 +386,8 @@ def test_tests_repeat_and_differ(tmp_path):
 
 def test_classic_reads_what_was_trained_on(tmp_path):
     trainer = make_trainer(tmp_path)
-    settings = resolve_settings(FinderConfig(mode="classic", **QUICK | {"probe_size": None}), "adamw")
-    classic = range_test(trainer, settings)
+    settings = resolve_settings(FinderConfig(mode="classic", **QUICK), "adamw")
+    classic = range_test_of(trainer, settings)
     assert len(classic.losses) >= 24
     assert classic.bins.shape == (len(classic.losses), 0)
     assert np.abs(np.diff(classic.losses[:8])).max() > 1e-3  # single batches, each with its own noise
@@ -425,30 +401,15 @@ def test_timesteps_are_spread_and_noise_comes_in_pairs(tmp_path, monkeypatch):
         "add_noise",
         lambda images, noise, timesteps: seen.append((noise, timesteps)) or add_noise(images, noise, timesteps),
     )
-    range_test(trainer, resolve_settings(FinderConfig(**QUICK), "adamw"))
-    batches = [pair for pair in seen if len(pair[1]) == 32 and pair[1].unique().numel() > 1][2:]
-    noise, timesteps = next((n, t) for n, t in batches if torch.equal(n[:16], -n[16:]))
-    np.testing.assert_array_equal(np.bincount(timesteps.numpy(), minlength=20) >= 1, True)
-    assert not torch.equal(noise[0], noise[1])
-
-
-@pytest.mark.parametrize("mode", ["probe", "classic"])
-def test_no_data_at_all(tmp_path, mode):
-    result = find_lr_of(make_trainer(tmp_path), FinderConfig(mode=mode), [])
-    assert result.suggestion.lr is None
-    assert "The data ended after 0 of 200 updates" in result.describe()
-    result.save(tmp_path / "lrlab")
-
-
-def test_an_update_that_is_cut_short_leaves_no_count_of_micro_batches(tmp_path):
-    trainer = make_trainer(tmp_path, gradient_accumulation_steps=2, train_batch_size=16)
-    with pytest.raises(RuntimeError):
-        find_lr_of(trainer, FinderConfig(probe_size=32), [Batch(torch.randn(16, 2))])
-    other = make_trainer(tmp_path / "other", gradient_accumulation_steps=2, train_batch_size=16)
-    for one in (trainer, other):
-        for _ in itertools.islice(one.updates(show_progress=False), 3):
-            pass
-    assert_same(state_of(trainer)["model"], state_of(other)["model"])
+    range_test_of(trainer, resolve_settings(FinderConfig(**QUICK), "adamw"))
+    updates = [(noise, timesteps) for noise, timesteps in seen if torch.equal(noise[:16], -noise[16:])]
+    assert len(updates) == 24
+    strata = np.arange(33) * 20 / 32
+    for noise, timesteps in updates:
+        ordered = np.sort(timesteps.numpy())
+        assert (np.floor(strata[:-1]) <= ordered).all()
+        assert (ordered < np.ceil(strata[1:])).all()
+        assert not torch.equal(noise[0], noise[1])
 
 
 def test_bands_take_turns_at_their_own_rates(tmp_path, monkeypatch):
@@ -460,25 +421,25 @@ def test_bands_take_turns_at_their_own_rates(tmp_path, monkeypatch):
         return do_update(images)
 
     monkeypatch.setattr(trainer, "do_update", watched)
-    settings = FinderConfig(start_lr=1e-4, end_lr=1.0001e-4, num_updates=10, probe_size=32, extend=False)
-    range_test(trainer, settings)
+    settings = FinderConfig(start_lr=1e-4, end_lr=2e-4, num_updates=10)
+    range_test_of(trainer, settings)
     (one, one_lr), (other, other_lr) = sorted(seen[:2], key=lambda pair: pair[1])
     assert (one < 10).all() != (other < 10).all()
-    assert other_lr == pytest.approx(3 * one_lr, rel=1e-3)
+    assert other_lr == pytest.approx(3 * one_lr, rel=0.1)
 
 
 def test_skipped_fp16_updates_are_done_again(tmp_path, monkeypatch):
     trainer, calls = make_trainer(tmp_path), []
     do_update = trainer.do_update
     monkeypatch.setattr(trainer, "do_update", lambda images: calls.append(1) or (len(calls) % 3 == 0 and do_update(images)))
-    sweep = range_test(trainer, resolve_settings(FinderConfig(mode="classic", num_updates=10, extend=False), "adamw"))
-    assert len(calls) == 30
+    sweep = range_test_of(trainer, resolve_settings(FinderConfig(mode="classic", num_updates=10), "adamw"))
+    assert len(calls) == 3 * sweep.num_updates >= 30
     assert (sweep.losses > 0).all()
 
 
 def test_the_shortest_test_has_readings_enough(tmp_path):
-    short = FinderConfig(start_lr=1e-6, end_lr=1e-2, num_updates=10, probe_size=32, extend=False)
-    assert len(range_test(make_trainer(tmp_path), short).losses) >= 8
+    short = FinderConfig(start_lr=1e-6, end_lr=1e-2, num_updates=10)
+    assert len(range_test_of(make_trainer(tmp_path), short).losses) >= 8
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -490,31 +451,11 @@ def test_each_test_has_other_batches(tmp_path, monkeypatch, streaming):
         **{"train_batch_size": 4, "num_validation_images": 20},
     )
     seen = []
-    monkeypatch.setattr(
-        range_tests, "do_one_update", lambda _, batch: seen.append(sorted(batch.data[:, 0].tolist())) or True
-    )
-    settings = FinderConfig(start_lr=1e-6, end_lr=1e-4, num_updates=10, repeats=3, probe_size=8, extend=False)
+    monkeypatch.setattr(on_trainer, "do_one_update", lambda _, batch: seen[-1].append(batch.data[:, 0].tolist()) or True)
     for repeat in range(3):
-        range_test(trainer, settings, repeat=repeat)
-    assert len({str(batch) for batch in seen}) == len(seen) == 30
-
-
-def test_data_that_end_early_are_used_as_far_as_they_go(tmp_path):
-    trainer = make_trainer(tmp_path)
-    batches = [Batch(torch.randn(32, 2)) for _ in range(13)]
-    result = find_lr_of(trainer, FinderConfig(num_updates=40, probe_size=32), batches)
-    (sweep,) = result.sweeps
-    assert sweep.num_updates == 13
-    assert sweep.ended.startswith("the data ended after 13 of 40 updates")
-    assert "The data ended after 13 of 40 updates" in result.describe()
-
-
-def test_data_that_end_with_the_test_are_not_complained_of(tmp_path):
-    """Though the test would have gone on beyond the highest rate."""
-    batches = [Batch(torch.randn(32, 2)) for _ in range(40)]
-    settings = FinderConfig(start_lr=1e-6, end_lr=1e-4, num_updates=40, probe_size=32)
-    (sweep,) = find_lr_of(make_trainer(tmp_path), settings, batches).sweeps
-    assert (sweep.num_updates, sweep.ended) == (40, None)
+        seen.append([])
+        range_test_of(trainer, FinderConfig(start_lr=1e-6, end_lr=1e-4, num_updates=10), repeat)
+    assert len({str(sorted(batch)) for batches in seen for batch in batches[:10]}) == 30
 
 
 def test_a_loss_that_is_not_finite_from_the_start(tmp_path):
@@ -531,7 +472,7 @@ def test_a_model_without_parameters_to_train(tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.run.model.requires_grad_(False)
     with pytest.raises(LabError, match="no parameter that is trained"):
-        range_test(trainer, resolve_settings(FinderConfig(), "adamw"))
+        range_test_of(trainer, resolve_settings(FinderConfig(), "adamw"))
 
 
 @pytest.mark.slow
@@ -553,13 +494,7 @@ def test_from_python(tmp_path):
     assert len(found["sweeps"]) == 2
     assert len(found["sweeps"][0]["losses_by_noise"][0]) == 4
     assert (tmp_path / "lr_finder.png").stat().st_size > 10_000
-    found = {**result.suggestions, "valley": result.suggestions["valley"]._replace(lr=0.00123)}
-    result = dataclasses.replace(result, suggestions=found)
-    assert re.fullmatch(r"FinderResult\(.*valley=0\.0012, rule='minimum_tenth'\)", repr(result))
-    shown = result._repr_html_()
-    assert base64.b64decode(re.search(r'src="data:image/png;base64,([^"]*)"', shown)[1]).startswith(b"\x89PNG")
-    assert "valley=0.0012" in re.search(r'alt="([^"]*)"', shown)[1]
-    assert html.escape(result.describe()) in shown
+    assert repr(result).endswith(", rule='minimum_tenth')")
 
 
 def test_errors_from_python_name_the_argument():
@@ -583,8 +518,9 @@ def auto(tmp_path_factory):
     options = ["--dataset_name=moons", "--train_batch_size=64", f"--model_config_name_or_path={base}/mlp", "--cpu_threads=1"]
     options += ["--num_validation_images=200", "--distance_samples=200", "--eval_batch_size=50", "--ddpm_num_steps=20"]
     options += ["--num_inference_steps=20"]
-    status, shown, message = started.run(FIND_LR, *options, f"--output_dir={base}/found", env=runs.environment())
-    assert status == 0, message
+    options += ["--lr_scheduler=rex"]
+    status, shown, warned = started.run(FIND_LR, *options, f"--output_dir={base}/found", env=runs.environment())
+    assert status == 0, warned
     train = [*options, "--max_train_steps=20", "--logging_steps=1", "--checkpointing_steps=10"]
     told = started.run(runs.SCRIPT, *train, "--learning_rate=auto", f"--output_dir={base}/auto", env=runs.environment())
     assert told[0] == 0, told[2]
@@ -592,22 +528,7 @@ def auto(tmp_path_factory):
     runs.run(*train, f"--learning_rate={lr!r}", f"--output_dir={base}/given")
     runs.run(*train, f"--learning_rate={lr!r}", f"--output_dir={base}/found")
     runs.run(*train, "--learning_rate=auto", f"--output_dir={base}/auto", "--resume_from_checkpoint=checkpoint-10")
-    return base, shown, told[1], lr
-
-
-@pytest.mark.slow
-def test_of_a_recipe_it_says_what_has_no_effect_and_what_a_killed_one_left_is_gone(tmp_path):
-    left = [tmp_path / "run" / ".tmp-lrlab-7-run.json", tmp_path / "run" / "lrlab" / ".tmp-lrlab-7-lr_finder.json"]
-    for path in left:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("")
-    options = ["--lr_scheduler=rex", "--no_use_ema", "--dataset_name=moons", f"--output_dir={tmp_path}/run"]
-    options += ["--num_updates=10", "--repeats=1", "--train_batch_size=16", "--num_validation_images=20"]
-    status, _, told = started.run(FIND_LR, *options, env=runs.environment())
-    assert status == 0, told
-    assert "Options that affect the run and not the finder: " in told
-    assert set(told.partition("not the finder: ")[2].partition(".")[0].split(", ")) == {"--lr_scheduler", "--use_ema"}
-    assert not any(path.exists() for path in left)
+    return base, shown, warned, told[1], lr
 
 
 OTHERS = {
@@ -629,23 +550,14 @@ def test_a_result_is_of_its_run_alone(tmp_path):
         assert (read_saved_result(tmp_path, plan) is not None) == (name == "same"), name
 
 
-def test_a_narrow_range_goes_on_for_as_long_again():
-    config = FinderConfig(start_lr=1e-3, end_lr=2e-3, num_updates=50)
-    assert len(config.lrs()) == 100
-
-
-@pytest.mark.slow
-def test_the_script_says_what_it_found(auto):
-    base, shown, _, lr = auto
-    assert "minimum_tenth" in shown
-    found = json.loads((base / "found/lrlab/lr_finder.json").read_text())
-    assert found["learning_rate"] == lr
-    assert f"{lr:.2g}" in shown
-
-
 @pytest.mark.slow
 def test_auto_takes_what_the_script_finds_and_says_why(auto):
-    _, _, told, lr = auto
+    base, shown, warned, told, lr = auto
+    assert (
+        "and not the finder: --eval_batch_size, --distance_samples, --lr_scheduler, " in warned
+    )
+    assert json.loads((base / "found/lrlab/lr_finder.json").read_text())["learning_rate"] == lr
+    assert re.search(rf"minimum_tenth +{lr:.2g}", shown)
     assert f"Learning rate {lr:g}, as the finder suggests." in told
     assert "a tenth of" in told
 
@@ -672,34 +584,19 @@ def test_the_cards_mention_it(auto):
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments", "parts"),
+    ("script", "argument", "text"),
     [
-        (
-            runs.SCRIPT,
-            ["--learning_rate=quick"],
-            ["--learning_rate: must be a number, such as 1e-4, or auto, got 'quick'"],
-        ),
-        (runs.SCRIPT, ["--learning_rate=1e-3", "--auto_learning_rate"], ["exclude each other"]),
-        (runs.SCRIPT, ["--learning_rate=auto", "--optimizer=prodigy"], ["'prodigy' finds its learning rate by itself"]),
-        (FIND_LR, ["--learning_rate=auto"], ["--auto_learning_rate is for training", "Leave it out"]),
-        (FIND_LR, ["--overwrite_output_dir"], ["--overwrite_output_dir is for training"]),
-        (FIND_LR, ["--scale_lr=sqrt"], ["--scale_lr is for training"]),
-        (FIND_LR, ["--start_lr=1"], ["--start_lr 1 is not below --end_lr 0.01"]),
-        (FIND_LR, ["--start_lr=8e-3"], ["--end_lr 0.01 is too close to --start_lr 0.008", "at least 2 times"]),
-        (FIND_LR, ["--stop_factor=inf"], ["--stop_factor inf: must be a number in (1, 1e308]"]),
-        (runs.SCRIPT, ["--scale_lr=sqrt", "--optimizer=prodigy"], ["'prodigy' finds its learning rate by itself"]),
-        (FIND_LR, ["--mode=quick"], ["--mode: must be one of 'probe', 'classic', got 'quick'"]),
-        (FIND_LR, ["--num_update=3"], ["Unknown argument '--num_update=3'", "--num_updates"]),
+        (runs.SCRIPT, "--learning_rate=quick", "--learning_rate: must be a number, such as 1e-4, or auto, got 'quick'"),
+        (FIND_LR, "--scale_lr=sqrt", "--scale_lr is for training and has no effect on the finder. Leave it out."),
+        (FIND_LR, "--start_lr=1", "--end_lr 0.01: must be at least 2 times --start_lr, got --start_lr 1."),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else Path(value).stem,
 )
-def test_wrong_input(tmp_path, monkeypatch, script, arguments, parts):
+def test_wrong_input(tmp_path, monkeypatch, script, argument, text):
     monkeypatch.chdir(tmp_path)
-    status, _, told = started.run(script, *arguments, env=runs.environment())
+    status, _, told = started.run(script, argument, env=runs.environment())
     assert status == 2
+    assert text in told
     assert "Traceback" not in told
-    for part in parts:
-        assert part in told
 
 
 @pytest.mark.slow

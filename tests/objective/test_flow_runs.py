@@ -145,7 +145,7 @@ def test_the_plan_says_it(tiny, tmp_path):
 
 def test_its_rate_is_found(tiny, tmp_path):
     config = TrainingConfig(**tiny, objective="flow_matching", cpu_threads=1, output_dir=str(tmp_path / "run"))
-    result = find_lr(config, FinderConfig(num_updates=24, repeats=2, probe_size=32))
+    result = find_lr(config, FinderConfig(num_updates=24, repeats=2))
     assert len(result.sweeps) == 2
     assert all(np.isfinite(sweep.losses[:3]).all() for sweep in result.sweeps)
 

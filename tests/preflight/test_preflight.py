@@ -17,7 +17,7 @@ from trainer_states import assert_same, state_of
 
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.data.batch import Batch
-from diffusers_lrlab.finder.saved_result import deciding
+from diffusers_lrlab.finder.result import deciding
 from diffusers_lrlab.preflight.run import CHECKS, run_checks
 from diffusers_lrlab.preflight.subject import Subject
 from diffusers_lrlab.training.plan import make_plan

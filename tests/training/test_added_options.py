@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from diffusers_lrlab.core.options import DRAWS, option
-from diffusers_lrlab.finder import saved_result
+from diffusers_lrlab.finder import result as saved_result
 from diffusers_lrlab.hub.card import write_model_card
 from diffusers_lrlab.training import choices, config
 from diffusers_lrlab.training.config import TrainingConfig

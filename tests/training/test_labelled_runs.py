@@ -147,7 +147,7 @@ def conditional(tmp_path_factory):
 
 PROCEDURES = {
     "dead parameters": lambda trainer: dead_parameters(Subject(trainer)),
-    "range test": lambda trainer: find_lr_of(trainer, FinderConfig(num_updates=10, repeats=1, extend=False, probe_size=16)),
+    "range test": lambda trainer: find_lr_of(trainer, FinderConfig(num_updates=10, repeats=1)),
     "validation": lambda trainer: trainer.run.validation(trainer.run.model),
     "gradient probes": lambda trainer: GradientProbes(
         trainer.run.data.held_out, trainer.run.process, np.array([0, 1000]), torch.device("cpu")

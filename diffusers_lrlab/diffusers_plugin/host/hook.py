@@ -28,7 +28,7 @@ class Hook(Protocol):
 
 
 class RangeTest(Protocol):
-    """A learning rate range test, such as [`finder.script_test.ScriptTest`]."""
+    """A learning rate range test, such as [`finder.find.ScriptTest`]."""
 
     @property
     def most_updates(self) -> int: ...

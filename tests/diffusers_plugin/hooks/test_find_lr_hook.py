@@ -16,7 +16,7 @@ from diffusers_lrlab.diffusers_plugin.hooks.find_lr import FindLrHook, recognise
 from diffusers_lrlab.diffusers_plugin.host.run import HostRun
 from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
 from diffusers_lrlab.finder.range_test import FinderConfig
-from diffusers_lrlab.finder.script_test import ScriptTest
+from diffusers_lrlab.finder.find import ScriptTest
 from diffusers_lrlab.finder.suggestions import RULES
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "two_models_script.py"
@@ -146,7 +146,7 @@ def test_what_is_said(tmp_path, capsys, monkeypatch):
     assert ended
     test = ScriptTest(num_updates=20)
     assert test.most_updates == 27
-    while test.add(1 + 0.5 * (-1) ** test.done):
+    while test.add(1 + 0.5 * (-1) ** test.test.done):
         pass
     test.finish(hook)
     said = capsys.readouterr().out

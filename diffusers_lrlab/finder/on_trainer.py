@@ -1,0 +1,212 @@
+"""Range tests on a trainer: its objective frozen at one update, and its state restored, to the bit, afterwards."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from accelerate.utils import broadcast_object_list, recursively_apply
+from typing_extensions import Self
+
+from ..core.errors import LabError
+from ..core.random_states import random_states, restore_random_states
+from ..core.streams import block_randn, stream_generator, stream_seed
+from ..evaluation.validation_loss import ValidationLoss
+from ..objective.objective import Objective
+from ..optimizers.groups import set_learning_rate
+from ..timesteps.bands import TimestepLR, scaled_lr
+from ..training.stepping import do_one_update
+from .range_test import FinderConfig, NoFiniteGradient, Reading, Sweep, range_test
+
+if TYPE_CHECKING:
+    from ..training.trainer import Trainer
+
+# A forward pass over the probe every 4 updates takes about a sixth of the time of the updates.
+_PROBE_BATCHES, _UPDATES_PER_READING = 2, 4
+_NOISE_BINS = 4
+
+
+def range_test_of(trainer: Trainer, settings: FinderConfig, repeat: int = 0) -> Sweep:
+    """
+    One test from the current state of a trainer, which is restored to the bit, also after errors.
+
+    Each `repeat` has its own batches, timesteps and noise.
+    """
+    if not any(parameter.requires_grad for parameter in trainer.run.model.parameters()):
+        raise LabError("The model has no parameter that is trained, so there is no learning rate to find.")
+    most = len(settings.lrs())
+    # A stream has one order, whatever the seed, so each test begins where the one before it should have ended.
+    first = repeat * settings.num_updates if trainer.run.plan.num_images is None else 0
+    seed = stream_seed(trainer.run.config.seed, "finder", repeat)
+    batches = trainer.batches(seed, range(first, first + most))
+    is_classic = settings.mode == "classic"
+    with restored_afterwards(trainer):
+        reader = _Classic(trainer) if is_classic else _Probe(trainer)
+        objective = FixedNoiseObjective.now(trainer, repeat, evenly=not is_classic)
+        trainer.run.objective = objective
+        trainer.log.observer = None  # its rows belong to the run
+        trainer.set_training()
+        # More often in a short test, as rules need some readings.
+        every = 1 if is_classic else min(_UPDATES_PER_READING, max(1, settings.num_updates // 8))
+        updates = iter(range(most))
+
+        def step(lr: float) -> Reading | None:
+            trainer.run.update = update = next(updates)
+            set_learning_rate(trainer.run.optimizer, lr)
+            with scaled_lr(trainer.run.optimizer, objective.lr_factor(update)):
+                if not do_one_update(trainer, next(batches)):
+                    raise NoFiniteGradient
+            is_read = (update + 1) % every == 0 or update + 1 in (settings.num_updates, most)
+            return _same_everywhere(reader.read()) if is_read else None
+
+        return range_test(step, settings, None if is_classic else _same_everywhere(reader.read()))
+
+
+def _same_everywhere(reading: Reading) -> Reading:
+    """The main process's reading, so that all processes stop at the same update."""
+    broadcast_object_list(values := [reading])
+    return values[0]
+
+
+class _Probe:
+    """Loss of fixed images with fixed timesteps and noise."""
+
+    def __init__(self, trainer: Trainer):
+        self.run = run = trainer.run
+        data, layout = run.data, run.plan.layout
+        size = _PROBE_BATCHES * layout.global_batch
+        probe = data.held_out[:size] if len(data.held_out) >= 8 else data.all_in_memory(size)[:size]
+        batch_size = run.kind.evaluation_batch(layout)
+        self.loss = ValidationLoss(probe, run.process, batch_size, trainer.accelerator.device)
+        num_bins = _NOISE_BINS if len(probe) >= 2 * _NOISE_BINS else 1
+        bins = self.loss.timesteps.cpu().numpy() * num_bins // run.process.num_train_timesteps
+        self._members = [bins == index for index in range(num_bins)]
+
+    def read(self) -> Reading:
+        """The mean, and the means by noise level, least noise first."""
+        with self.run.raw_weights():
+            losses = self.loss(self.run.model)
+        return Reading(float(losses.mean()), np.array([losses[members].mean() for members in self._members]))
+
+
+class _Classic:
+    """Training loss of each batch."""
+
+    def __init__(self, trainer: Trainer):
+        self.trainer, self._before = trainer, 0.0
+        trainer.log.sums = torch.zeros_like(trainer.log.sums)
+
+    def read(self) -> Reading:
+        total = self.trainer.accelerator.gather(self.trainer.log.sums[None, :1].double()).mean().item()
+        loss, self._before = total - self._before, total
+        return Reading(loss)
+
+
+@dataclass(eq=False, kw_only=True)
+class FixedNoiseObjective(Objective):
+    """
+    The objective of a run frozen at one update, with its own random numbers.
+
+    The density of timesteps and the loss weights are those of this update, except that bands take turns. Nothing here learns
+    from losses.
+    """
+
+    at: int  # the update
+    evenly: bool  # stratified timesteps and antithetic noise
+
+    @classmethod
+    def now(cls, trainer: Trainer, repeat: int, evenly: bool) -> Self:
+        """The current objective of a trainer, with samplers and their state, for one of several tests."""
+        seed = stream_seed(trainer.run.config.seed, "finder", repeat)
+        objective = trainer.run.objective
+        parts = {part.name: getattr(objective, part.name) for part in dataclasses.fields(Objective)}
+        parts["spec"] = dataclasses.replace(objective.spec, seed=seed)
+        return cls(**parts, at=trainer.run.update, evenly=evenly)
+
+    @property
+    def _bands(self) -> TimestepLR | None:
+        return self.spec.timestep_lr if self.sampler.name == "banded" else None
+
+    def _moment(self, update: int) -> int:
+        return self.at if self._bands is None else self.at + update
+
+    def lr_factor(self, update: int) -> float | None:
+        """The factor of an update's band on its learning rate."""
+        if self._bands is None:
+            return None
+        factors = self._bands.lr_factors(np.array([self._moment(update)]), self.sampler.num_train_timesteps)
+        return None if factors is None else float(factors[0])
+
+    def draw(self, update: int) -> torch.Tensor:
+        sampler, generator = self.sampler, stream_generator(self.spec.seed, "timesteps", update, device=self.device)
+        before, sampler.draw = sampler.draw, "stratified" if self.evenly else sampler.draw
+        try:
+            return sampler.sample(self.layout.global_batch, self._moment(update), generator)
+        finally:
+            sampler.draw = before
+
+    def weights(self, timesteps: torch.Tensor, update: int) -> torch.Tensor | None:
+        return super().weights(timesteps, self._moment(update))
+
+    def noise(self, update: int, images: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Noise whose second half is the negative of its first."""
+        if not self.evenly or self.spec.noise != "gaussian":
+            yield from super().noise(update, images)
+            return
+        batch = self.layout.global_batch
+        half = block_randn(self.spec.seed, "noise", update, range(batch - batch // 2), tuple(images.shape[1:]), self.device)
+        whole = torch.cat([half, -half[: batch // 2]])
+        for part in self.layout.positions():
+            yield whole[part.start : part.stop]
+
+    def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
+        """Does nothing."""
+
+
+@contextmanager
+def restored_afterwards(trainer: Trainer) -> Iterator[None]:
+    """
+    Restores weights, optimizer, loss scale, random numbers, clock and sums of a trainer after updates in this block, also
+    after an exception.
+
+    The copies of weights and optimizer are on the CPU. Inside the block, samplers that follow the losses must not see any;
+    [`FixedNoiseObjective`] shows them none.
+    """
+    run, log, accelerator = trainer.run, trainer.log, trainer.accelerator
+    model, optimizer, scaler = run.model, run.optimizer, accelerator.scaler
+    saved = optimizer.state_dict()
+    groups, state, weights = copy.deepcopy(saved["param_groups"]), _on_cpu(saved["state"]), _on_cpu(model.state_dict())
+    scale = copy.deepcopy(scaler.state_dict()) if scaler is not None else None
+    numbers = random_states()
+    clock, sums = (run.update, run.training_seconds), log.sums.clone()
+    objective, observer = run.objective, log.observer
+    was_training, num_skipped = model.training, len(run.data.skipped)
+    step, syncs = accelerator.step, accelerator.sync_gradients
+    try:
+        yield
+    finally:
+        model.load_state_dict(weights)
+        model.train(was_training)
+        for parameter in model.parameters():
+            parameter.grad = None
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+        if scaler is not None:
+            scaler.load_state_dict(scale)
+        (run.update, run.training_seconds), log.sums = clock, sums
+        run.objective, log.observer = objective, observer
+        del run.data.skipped[num_skipped:]
+        # An interrupted update would otherwise leave its count of micro-batches.
+        accelerator.step = step
+        accelerator.gradient_state._set_sync_gradients(syncs)
+        restore_random_states(numbers)
+
+
+def _on_cpu(tensors: Any) -> Any:
+    """A copy of nested containers with their tensors on the CPU."""
+    return recursively_apply(lambda tensor: tensor.detach().to("cpu", copy=True), tensors)
