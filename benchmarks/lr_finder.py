@@ -3,12 +3,11 @@
     python benchmarks/lr_finder.py --out lr-finder
     python benchmarks/lr_finder.py --out lr-finder --part spread
 
-`spread`: one test for each of five seeds (weights, batches, timesteps and noise), on digits and four sets of points, by the
-probe and by the classic test; spread is the ratio of the 90 % to the 10 % quantile of the suggested rates. OUT/spread.png
-shows all curves.
+`spread`: one test for each of five seeds (weights, batches, timesteps and noise), on digits and four sets of points; spread
+is the ratio of the 90 % to the 10 % quantile of the suggested rates. OUT/spread.png shows all curves.
 `training`: held-out loss (EMA weights) after training at the suggestion (median over these seeds), at a third and three
 times of it, and at a grid of rates, by a study in OUT/training-DATASET that goes on where it was stopped.
-`cost`: 200 updates of the finder beside 200 plain updates, in turns.
+`cost`: updates of the finder beside as many plain ones, in turns.
 """
 
 import json
@@ -21,7 +20,8 @@ from common import make_parser, parse
 
 from diffusers_lrlab.core.plotting import BLUE, DARK, GREY, ORANGE, new_figure, save_figure
 from diffusers_lrlab.finder.find import find_lr, resolve_settings
-from diffusers_lrlab.finder.range_test import FinderConfig, range_test
+from diffusers_lrlab.finder.on_trainer import range_test_of
+from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.finder.suggestions import RULES
 from diffusers_lrlab.training.config import TrainingConfig
 
@@ -29,24 +29,21 @@ GRID = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 
 
 def suggestions_of(out, options):
-    """By data set and mode: rates by rule and seed (`None` without one), and curves; those of OUT/spread.json, too."""
+    """By data set: rates by rule and seed (`None` without one), and curves; those of OUT/spread.json, too."""
     file = out / "spread.json"
     found = json.loads(file.read_text()) if file.exists() else {}
     for dataset in options.datasets:
-        for mode in ("probe", "classic"):
-            if mode in found.setdefault(dataset, {}):
-                continue
-            rates = {"curves": [], **{rule: [] for rule in RULES}}
-            for seed in range(options.finder_seeds):
-                config = TrainingConfig(dataset_name=dataset, seed=seed, max_train_steps=1000)
-                result = find_lr(config, FinderConfig(mode=mode, repeats=1, num_updates=options.finder_updates))
-                for rule, suggestion in result.suggestions.items():
-                    rates[rule].append(suggestion.lr)
-                rates["curves"].append([result.sweeps[0].lrs.tolist(), result.sweeps[0].losses.tolist()])
-                if seed == 0:
-                    result.save(out / f"{dataset}-{mode}")
-            found[dataset][mode] = rates
-            file.write_text(json.dumps(found, indent=1))
+        if dataset in found:
+            continue
+        rates = {"curves": [], **{rule: [] for rule in RULES}}
+        for seed in range(options.finder_seeds):
+            config = TrainingConfig(dataset_name=dataset, seed=seed, max_train_steps=1000)
+            result = find_lr(config, FinderConfig(repeats=1, num_updates=options.finder_updates))
+            for rule, suggestion in result.suggestions.items():
+                rates[rule].append(suggestion.lr)
+            rates["curves"].append([result.sweeps[0].lrs.tolist(), result.sweeps[0].losses.tolist()])
+        found[dataset] = rates
+        file.write_text(json.dumps(found, indent=1))
     return found
 
 
@@ -60,40 +57,33 @@ def spread(rates):
 
 
 def print_spread(found):
-    print("| data | rule | probe: median (spread) | classic: median (spread) | spread, classic over probe |")
-    print("|---|---|---|---|---|")
-    for dataset, modes in found.items():
+    print("| data | " + " | ".join(f"{rule}: median (spread)" for rule in RULES) + " |")
+    print("|---" * (1 + len(RULES)) + "|")
+    for dataset, rates in found.items():
+        cells = []
         for rule in RULES:
-            cells, ratios = [], []
-            for mode in ("probe", "classic"):
-                ratio, median, none = spread(modes[mode][rule])
-                ratios.append(ratio)
-                without = f", none from {none} of {len(modes[mode][rule])}" if none else ""
-                cells.append("none" + without if ratio is None else f"{median:.2g} ({ratio:.2f}{without})")
-            times = "" if None in ratios else f"{ratios[1] / ratios[0]:.1f}"
-            print(f"| {dataset} | {rule} | {' | '.join(cells)} | {times} |")
+            ratio, median, none = spread(rates[rule])
+            without = f", none from {none} of {len(rates[rule])}" if none else ""
+            cells.append("none" + without if ratio is None else f"{median:.2g} ({ratio:.2f}{without})")
+        print(f"| {dataset} | {' | '.join(cells)} |")
 
 
 def plot_spread(found, path):
     """A line for each seed, and below them a mark for each suggested rate."""
-    figure = new_figure(13, 5.2, dpi=110)
-    rows = zip(("probe", "classic"), figure.subplots(2, len(found), sharex=True, squeeze=False), strict=True)
-    for mode, axes_of_row in rows:
-        for axes, (dataset, modes) in zip(axes_of_row, found.items(), strict=True):
-            losses = np.concatenate([losses for _, losses in modes[mode]["curves"]])
-            low, start = np.nanmin(losses), np.nanmedian([losses[0] for _, losses in modes[mode]["curves"]])
-            for lrs, losses in modes[mode]["curves"]:
-                axes.plot(lrs, losses, color=GREY, linewidth=0.7)
-            for place, (rule, color) in enumerate(zip(RULES, (BLUE, ORANGE, DARK), strict=True)):
-                named = [rate for rate in modes[mode][rule] if rate is not None]
-                label = rule if (mode, dataset) == ("probe", next(iter(found))) else None
-                height = low - (0.1 + 0.08 * place) * (start - low)
-                axes.scatter(named, [height] * len(named), marker="|", s=50, color=color, label=label)
-            axes.set(xscale="log", ylim=(low - 0.35 * (start - low), start + 0.5 * (start - low)), yticks=[])
-            axes.spines[["top", "right", "left"]].set_visible(False)
-            if mode == "probe":
-                axes.set_title(dataset)
-        axes_of_row[0].set_ylabel(f"{mode}: loss")
+    figure = new_figure(13, 3.2, dpi=110)
+    for axes, (dataset, rates) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
+        losses = np.concatenate([losses for _, losses in rates["curves"]])
+        low, start = np.nanmin(losses), np.nanmedian([losses[0] for _, losses in rates["curves"]])
+        for lrs, losses in rates["curves"]:
+            axes.plot(lrs, losses, color=GREY, linewidth=0.7)
+        for place, (rule, color) in enumerate(zip(RULES, (BLUE, ORANGE, DARK), strict=True)):
+            named = [rate for rate in rates[rule] if rate is not None]
+            height = low - (0.1 + 0.08 * place) * (start - low)
+            label = rule if dataset == next(iter(found)) else None
+            axes.scatter(named, [height] * len(named), marker="|", s=50, color=color, label=label)
+        axes.set(xscale="log", ylim=(low - 0.35 * (start - low), start + 0.5 * (start - low)), yticks=[], title=dataset)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+    figure.supylabel("loss")
     figure.supxlabel("learning rate")
     figure.legend(loc="outside lower right", ncols=3, frameon=False)
     save_figure(figure, path)
@@ -106,7 +96,7 @@ def train(out, found, options):
 
     losses = {}
     for dataset in options.datasets:
-        _, suggested, _ = spread(found[dataset]["probe"][options.rule])
+        _, suggested, _ = spread(found[dataset][options.rule])
         if suggested is None:
             print(f"{dataset}: no rate by {options.rule} from more than one seed, so nothing is trained.")
             continue
@@ -155,13 +145,12 @@ def print_cost(rounds, num_updates):
     from diffusers_lrlab.training.run_folder import RunFolder
     from diffusers_lrlab.training.trainer import Trainer
 
-    print(f"| data | {num_updates} plain updates, s | the finder's, s | ratio (quartiles) |")
+    print("| data | a plain update, ms | of the finder, ms | ratio (quartiles) |")
     print("|---|---|---|---|")
     for dataset in ("digits", "dino"):
         plan, data, accelerator = prepare(TrainingConfig(dataset_name=dataset, max_train_steps=1000))
-        # None of them diverges.
-        settings = FinderConfig(num_updates=num_updates, extend=False, stop_factor=1e9, end_lr=1e-4)
-        settings = resolve_settings(settings, "adamw")
+        # At rates so low, none diverges.
+        settings = resolve_settings(FinderConfig(num_updates=num_updates, end_lr=1e-4), "adamw")
         with tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(plan, data, accelerator, RunFolder(Path(folder)))
             trainer.stepper.model.train()
@@ -172,11 +161,10 @@ def print_cost(rounds, num_updates):
                 for images in iterate_batches(data, plan.layout, 0, range(num_updates)):
                     trainer.do_update(images)
                 middle = time.perf_counter()
-                sweep = range_test(trainer, settings)
-                assert sweep.num_updates == num_updates, sweep.ended
+                sweep = range_test_of(trainer, settings)
                 if turn:
-                    times["plain"].append(middle - started)
-                    times["finder"].append(time.perf_counter() - middle)
+                    times["plain"].append(1000 * (middle - started) / num_updates)
+                    times["finder"].append(1000 * (time.perf_counter() - middle) / sweep.num_updates)
         ratios = [test / plain for test, plain in zip(times["finder"], times["plain"], strict=True)]
         low, median, high = statistics.quantiles(ratios, n=4)
         plain, finder = (statistics.median(values) for values in times.values())

@@ -26,7 +26,7 @@ from ..training.explicit_options import as_call
 from ..training.resume import locked_folder
 from ..training.run_folder import RunFolder
 from .on_trainer import range_test_of
-from .range_test import FinderConfig, RangeTest, Reading, Sweep
+from .range_test import OF_BATCHES, FinderConfig, RangeTest, Sweep
 from .result import FinderResult, deciding
 from .suggestions import RULES, combine
 
@@ -182,13 +182,13 @@ class ScriptTest:
     which [`add`] takes the loss of its batch, from before it. An `optimizer` replaces the script's.
     """
 
-    def __init__(self, optimizer: str | None = None, num_updates: int = 200):
-        self.optimizer, self.num_updates = optimizer, num_updates
+    def __init__(self, optimizer: str | None = None, num_updates: int | None = None):
+        self.optimizer, self.num_updates = optimizer, num_updates or FinderConfig().num_updates
         self._begin_as(optimizer or "adamw")  # until the script's is known; the number of rates is the same
 
     def _begin_as(self, optimizer: str) -> None:
-        config = FinderConfig(mode="classic", repeats=1, num_updates=self.num_updates)
-        self.test, self.started = RangeTest(resolve_settings(config, optimizer)), time.perf_counter()
+        config = FinderConfig(repeats=1, num_updates=self.num_updates)
+        self.test, self.started = RangeTest(resolve_settings(config, optimizer), OF_BATCHES), time.perf_counter()
 
     @property
     def most_updates(self) -> int:
@@ -206,7 +206,7 @@ class ScriptTest:
 
     def add(self, loss: float) -> bool:
         """Adds the loss of an update. Returns whether another update follows."""
-        return self.test.add(Reading(loss))
+        return self.test.add(loss)
 
     def fail(self) -> None:
         self.test.fail()

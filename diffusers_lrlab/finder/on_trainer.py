@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,14 +22,13 @@ from ..objective.objective import Objective
 from ..optimizers.groups import set_learning_rate
 from ..timesteps.bands import TimestepLR, scaled_lr
 from ..training.stepping import do_one_update
-from .range_test import FinderConfig, NoFiniteGradient, Reading, Sweep, range_test
+from .range_test import FinderConfig, NoFiniteGradient, Sweep, range_test
 
 if TYPE_CHECKING:
     from ..training.trainer import Trainer
 
 # A forward pass over the probe every 4 updates takes about a sixth of the time of the updates.
 _PROBE_BATCHES, _UPDATES_PER_READING = 2, 4
-_NOISE_BINS = 4
 
 
 def range_test_of(trainer: Trainer, settings: FinderConfig, repeat: int = 0) -> Sweep:
@@ -45,89 +44,63 @@ def range_test_of(trainer: Trainer, settings: FinderConfig, repeat: int = 0) -> 
     first = repeat * settings.num_updates if trainer.run.plan.num_images is None else 0
     seed = stream_seed(trainer.run.config.seed, "finder", repeat)
     batches = trainer.batches(seed, range(first, first + most))
-    is_classic = settings.mode == "classic"
     with restored_afterwards(trainer):
-        reader = _Classic(trainer) if is_classic else _Probe(trainer)
-        objective = FixedNoiseObjective.now(trainer, repeat, evenly=not is_classic)
+        probe = _probe_loss(trainer)
+        objective = FixedNoiseObjective.now(trainer, repeat)
         trainer.run.objective = objective
         trainer.log.observer = None  # its rows belong to the run
         trainer.set_training()
         # More often in a short test, as rules need some readings.
-        every = 1 if is_classic else min(_UPDATES_PER_READING, max(1, settings.num_updates // 8))
+        every = min(_UPDATES_PER_READING, max(1, settings.num_updates // 8))
         updates = iter(range(most))
 
-        def step(lr: float) -> Reading | None:
+        def step(lr: float) -> float | None:
             trainer.run.update = update = next(updates)
             set_learning_rate(trainer.run.optimizer, lr)
             with scaled_lr(trainer.run.optimizer, objective.lr_factor(update)):
                 if not do_one_update(trainer, next(batches)):
                     raise NoFiniteGradient
             is_read = (update + 1) % every == 0 or update + 1 in (settings.num_updates, most)
-            return _same_everywhere(reader.read()) if is_read else None
+            return probe() if is_read else None
 
-        return range_test(step, settings, None if is_classic else _same_everywhere(reader.read()))
-
-
-def _same_everywhere(reading: Reading) -> Reading:
-    """The main process's reading, so that all processes stop at the same update."""
-    broadcast_object_list(values := [reading])
-    return values[0]
+        return range_test(step, settings, probe())
 
 
-class _Probe:
-    """Loss of fixed images with fixed timesteps and noise."""
+def _probe_loss(trainer: Trainer) -> Callable[[], float]:
+    """The current loss of fixed images with fixed timesteps and noise, as a function."""
+    run, data, layout = trainer.run, trainer.run.data, trainer.run.plan.layout
+    size = _PROBE_BATCHES * layout.global_batch
+    probe = data.held_out[:size] if len(data.held_out) >= 8 else data.all_in_memory(size)[:size]
+    loss = ValidationLoss(probe, run.process, run.kind.evaluation_batch(layout), trainer.accelerator.device)
 
-    def __init__(self, trainer: Trainer):
-        self.run = run = trainer.run
-        data, layout = run.data, run.plan.layout
-        size = _PROBE_BATCHES * layout.global_batch
-        probe = data.held_out[:size] if len(data.held_out) >= 8 else data.all_in_memory(size)[:size]
-        batch_size = run.kind.evaluation_batch(layout)
-        self.loss = ValidationLoss(probe, run.process, batch_size, trainer.accelerator.device)
-        num_bins = _NOISE_BINS if len(probe) >= 2 * _NOISE_BINS else 1
-        bins = self.loss.timesteps.cpu().numpy() * num_bins // run.process.num_train_timesteps
-        self._members = [bins == index for index in range(num_bins)]
+    def read() -> float:
+        with run.raw_weights():
+            values = [float(loss(run.model).mean())]
+        broadcast_object_list(values)  # the main process's, so that all processes stop at the same update
+        return values[0]
 
-    def read(self) -> Reading:
-        """The mean, and the means by noise level, least noise first."""
-        with self.run.raw_weights():
-            losses = self.loss(self.run.model)
-        return Reading(float(losses.mean()), np.array([losses[members].mean() for members in self._members]))
-
-
-class _Classic:
-    """Training loss of each batch."""
-
-    def __init__(self, trainer: Trainer):
-        self.trainer, self._before = trainer, 0.0
-        trainer.log.sums = torch.zeros_like(trainer.log.sums)
-
-    def read(self) -> Reading:
-        total = self.trainer.accelerator.gather(self.trainer.log.sums[None, :1].double()).mean().item()
-        loss, self._before = total - self._before, total
-        return Reading(loss)
+    return read
 
 
 @dataclass(eq=False, kw_only=True)
 class FixedNoiseObjective(Objective):
     """
-    The objective of a run frozen at one update, with its own random numbers.
+    The objective of a run frozen at one update, with its own random numbers, stratified timesteps and antithetic noise.
 
     The density of timesteps and the loss weights are those of this update, except that bands take turns. Nothing here learns
     from losses.
     """
 
     at: int  # the update
-    evenly: bool  # stratified timesteps and antithetic noise
 
     @classmethod
-    def now(cls, trainer: Trainer, repeat: int, evenly: bool) -> Self:
+    def now(cls, trainer: Trainer, repeat: int) -> Self:
         """The current objective of a trainer, with samplers and their state, for one of several tests."""
         seed = stream_seed(trainer.run.config.seed, "finder", repeat)
         objective = trainer.run.objective
         parts = {part.name: getattr(objective, part.name) for part in dataclasses.fields(Objective)}
         parts["spec"] = dataclasses.replace(objective.spec, seed=seed)
-        return cls(**parts, at=trainer.run.update, evenly=evenly)
+        return cls(**parts, at=trainer.run.update)
 
     @property
     def _bands(self) -> TimestepLR | None:
@@ -145,7 +118,7 @@ class FixedNoiseObjective(Objective):
 
     def draw(self, update: int) -> torch.Tensor:
         sampler, generator = self.sampler, stream_generator(self.spec.seed, "timesteps", update, device=self.device)
-        before, sampler.draw = sampler.draw, "stratified" if self.evenly else sampler.draw
+        before, sampler.draw = sampler.draw, "stratified"
         try:
             return sampler.sample(self.layout.global_batch, self._moment(update), generator)
         finally:
@@ -156,7 +129,7 @@ class FixedNoiseObjective(Objective):
 
     def noise(self, update: int, images: torch.Tensor) -> Iterator[torch.Tensor]:
         """Noise whose second half is the negative of its first."""
-        if not self.evenly or self.spec.noise != "gaussian":
+        if self.spec.noise != "gaussian":
             yield from super().noise(update, images)
             return
         batch = self.layout.global_batch

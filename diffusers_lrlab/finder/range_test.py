@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ..core.options import THIS_START, check_ranges, check_types, option
 _EXTENSION = 2  # decades
 _NARROWEST = 2.0
 _STOP_FACTOR = 10.0  # times its minimum, at which the smoothed loss ends a test
-_MEMORY = {"classic": 0.9, "probe": 0.0}  # smoothing by mode: losses of batches are noisy
+OF_BATCHES = 0.9  # smoothing of the losses of batches, which are noisy
 _RISEN = 0.1  # share of the fall by which the loss rises past its minimum
 _ABOVE_NOISE = 3.0  # standard errors of the smoothed loss, where it is smoothed
 _NEAR = 32  # readings from which noise is estimated
@@ -39,12 +39,6 @@ class FinderConfig:
         range="(0, 1e30]",
     )
     num_updates: int = option(200, "Updates from the lowest to the highest rate.", THIS_START, range="[10, 1e6]")
-    mode: Literal["probe", "classic"] = option(
-        "probe",
-        "Loss to read: probe for fixed images, timesteps and noise (updates have evenly spread timesteps and "
-        "antithetic noise), classic for the training loss of each random batch.",
-        THIS_START,
-    )
     repeats: int = option(
         3, "Number of tests, each with other batches, timesteps and noise.", THIS_START, range="[1, 10000]"
     )
@@ -79,16 +73,8 @@ class Sweep(NamedTuple):
 
     lrs: np.ndarray  # rate of the last update before each reading, float64 (num_readings,)
     losses: np.ndarray  # float64 (num_readings,)
-    bins: np.ndarray  # by noise level, least first, (num_readings, num_bins); no columns in mode "classic"
     num_updates: int  # done
     ended: str | None = None  # the reason for an end before the highest rate
-
-
-class Reading(NamedTuple):
-    """A loss, and its means by noise level, if they are known."""
-
-    loss: float
-    bins: Any = ()
 
 
 class NoFiniteGradient(Exception):
@@ -100,16 +86,15 @@ class RangeTest:
     A test: `lr` is the rate of the next update, after which [`add`] takes the loss.
 
     It ends where the smoothed loss is ten times its minimum so far; from the highest rate on, where it has risen past this
-    minimum.
+    minimum. `memory` is the share of the smoothed loss that each reading keeps.
     """
 
-    def __init__(self, settings: FinderConfig):
-        self.settings, self.lrs = settings, settings.lrs()
+    def __init__(self, settings: FinderConfig, memory: float = 0.0):
+        self.settings, self.lrs, self.memory = settings, settings.lrs(), memory
         self.done, self.goes_on = 0, True
         self.ended: str | None = None
-        self.memory = _MEMORY[settings.mode]  # the share of the smoothed loss that each reading keeps
         self._read_at: list[float] = []
-        self._readings: list[Reading] = []
+        self._losses: list[float] = []
         self._smoothed = self._first = math.nan
         self._best = math.inf
 
@@ -117,24 +102,23 @@ class RangeTest:
     def lr(self) -> float:
         return float(self.lrs[self.done])
 
-    def start(self, reading: Reading) -> None:
-        """Adds a reading before the first update, at the rate before the lowest; it does not affect the end of the test."""
-        self._note(self.lrs[0] ** 2 / self.lrs[1], reading)
+    def start(self, loss: float) -> None:
+        """Adds a loss before the first update, at the rate before the lowest; it does not affect the end of the test."""
+        self._note(self.lrs[0] ** 2 / self.lrs[1], loss)
 
-    def _note(self, lr: float, reading: Reading) -> None:
+    def _note(self, lr: float, loss: float) -> None:
         self._read_at.append(lr)
-        self._readings.append(reading)
+        self._losses.append(loss)
 
-    def add(self, reading: Reading | None) -> bool:
+    def add(self, loss: float | None) -> bool:
         """Counts an update, with the loss that was read after it, if any. Returns whether another one follows."""
         lr, self.done = self.lr, self.done + 1
-        has_ended = reading is not None and self._ends_at(lr, reading)
+        has_ended = loss is not None and self._ends_at(lr, loss)
         self.goes_on = not has_ended and self.done < len(self.lrs)
         return self.goes_on
 
-    def _ends_at(self, lr: float, reading: Reading) -> bool:
-        self._note(lr, reading)
-        loss = reading.loss
+    def _ends_at(self, lr: float, loss: float) -> bool:
+        self._note(lr, loss)
         if not math.isfinite(loss):
             self.ended = f"the loss was not finite at a rate of {lr:.3g}"
             return True
@@ -148,26 +132,21 @@ class RangeTest:
         risen = max(_RISEN * (self._first - self._best), _ABOVE_NOISE * self._error())
         return self.done >= self.settings.num_updates and self._smoothed > self._best + risen
 
+    def _error(self) -> float:
+        """The standard error of the smoothed loss; 0 without smoothing, for losses of a fixed probe have no noise."""
+        if not self.memory or len(self._losses) < 3:
+            return 0.0
+        return noise_of(np.array(self._losses[-_NEAR:])) * math.sqrt((1 - self.memory) / (1 + self.memory))
+
     def fail(self) -> None:
         """Ends the test at an update without a finite gradient."""
         self.ended, self.goes_on = f"no fp16 gradient was finite at a rate of {self.lr:.3g}, at any loss scale", False
 
-    def _error(self) -> float:
-        """The standard error of the smoothed loss; 0 if readings are of a fixed probe, which has no noise of batches."""
-        if not self.memory or len(self._readings) < 3:
-            return 0.0
-        near = np.array([reading.loss for reading in self._readings[-_NEAR:]])
-        return noise_of(near) * math.sqrt((1 - self.memory) / (1 + self.memory))
-
     def sweep(self) -> Sweep:
-        losses = np.array([reading.loss for reading in self._readings], np.float64)
-        bins = np.array([reading.bins for reading in self._readings], np.float64).reshape(
-            len(losses), -1 if len(losses) else 0
-        )
-        return Sweep(np.array(self._read_at, np.float64), losses, bins, self.done, self.ended)
+        return Sweep(np.array(self._read_at, np.float64), np.array(self._losses, np.float64), self.done, self.ended)
 
 
-def range_test(step: Callable[[float], Reading | None], settings: FinderConfig, first: Reading | None = None) -> Sweep:
+def range_test(step: Callable[[float], float | None], settings: FinderConfig, first: float | None = None) -> Sweep:
     """
     A test of `step(rate)`, which does an update at that rate and returns the loss read after it, if any.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +22,6 @@ from ..training.run_folder import FINDER_FILES
 from .range_test import FinderConfig, Sweep
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from .suggestions import Suggestion
 
 _DISAGREE = 3.0  # a factor
@@ -101,7 +98,6 @@ class FinderResult:
                 {
                     "lrs": sweep.lrs.tolist(),
                     "losses": _finite(sweep.losses),
-                    "losses_by_noise": [_finite(row) for row in sweep.bins],
                     "num_updates": sweep.num_updates,
                     "ended": sweep.ended,
                 }
@@ -115,7 +111,7 @@ class FinderResult:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / FINDER_FILES[0], json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
-        save_figure(finder_figure(self.settings, self.sweeps, self.suggestions), folder / FINDER_FILES[1])
+        save_figure(finder_figure(self), folder / FINDER_FILES[1])
 
 
 def _finite(values: np.ndarray) -> list[float | None]:
@@ -174,59 +170,35 @@ def _comparable(settings: dict[str, Any]) -> dict[str, Any]:
 # --- plot --------------------------------------------------------------------------------------------------------------
 
 
-def finder_figure(settings: FinderConfig, sweeps: Sequence[Sweep], suggestions: dict[str, Suggestion]) -> Any:
-    """Tests as thin lines, their median as a thick one, a line and a band for each rule; noise levels below."""
+def finder_figure(result: FinderResult) -> Any:
+    """Tests as thin lines, their median as a thick one, a line and a band for each rule."""
     from .suggestions import FEWEST, smooth_as_needed  # with SciPy, which a reader of saved results does not need
 
-    by_noise = sweeps[0].bins.shape[1] > 1
-    figure = new_figure(7.2, 6.4 if by_noise else 4, dpi=150)
-    upper, *lower = np.atleast_1d(
-        figure.subplots(2 if by_noise else 1, 1, sharex=True, height_ratios=[3, 2] if by_noise else None)
-    )
+    figure = new_figure(7.2, 4, dpi=150)
+    axes, sweeps = figure.subplots(), result.sweeps
     for sweep in sweeps:
-        upper.plot(sweep.lrs, sweep.losses, color=GREY, linewidth=0.7, alpha=0.8)
+        axes.plot(sweep.lrs, sweep.losses, color=GREY, linewidth=0.7, alpha=0.8)
     shortest = min(len(sweep.lrs) for sweep in sweeps)  # the part that all tests reached
-    lrs = sweeps[0].lrs[:shortest]
     losses = np.median([sweep.losses[:shortest] for sweep in sweeps], axis=0)
     finite = losses[: int(np.argmin(np.isfinite([*losses, np.nan])))]
     if len(finite) >= FEWEST:
         curve, _, _ = smooth_as_needed(finite)
-        upper.plot(lrs[: len(curve)], curve, color="black", linewidth=1.8, label="median of the tests, smoothed")
-    for name, suggestion in suggestions.items():
+        label = "median of the tests, smoothed"
+        axes.plot(sweeps[0].lrs[: len(curve)], curve, color="black", linewidth=1.8, label=label)
+    for name, suggestion in result.suggestions.items():
         color, label = _STYLES[name]
         if suggestion.lr is None:
-            upper.plot([], [], color=color, linestyle=":", label=f"{label}: none")
+            axes.plot([], [], color=color, linestyle=":", label=f"{label}: none")
             continue
-        taken = ", taken" if name == settings.rule else ""
-        upper.axvline(suggestion.lr, color=color, label=f"{label}: {suggestion.lr:.2g}{taken}")
+        taken = ", taken" if name == result.settings.rule else ""
+        axes.axvline(suggestion.lr, color=color, label=f"{label}: {suggestion.lr:.2g}{taken}")
         if suggestion.interval is not None:
-            upper.axvspan(*suggestion.interval, color=color, alpha=0.1, linewidth=0)
-    _style(upper, "loss of the probe" if settings.mode == "probe" else "training loss of a batch")
-    upper.set_ylim(*_limits(losses))
-    upper.legend(frameon=False, fontsize=8)
-    for axes in lower:
-        _draw_bins(axes, lrs, np.median([sweep.bins[:shortest] for sweep in sweeps], axis=0))
-    (lower or [upper])[-1].set_xlabel("learning rate")
-    figure.align_ylabels()
-    return figure
-
-
-def _draw_bins(axes: Axes, lrs: np.ndarray, bins: np.ndarray) -> None:
-    from matplotlib import colormaps
-
-    shares, num_bins = bins / bins[0], bins.shape[1]
-    colors = colormaps["viridis"](np.linspace(0, 0.85, num_bins))
-    names = ["least noise", *[""] * (num_bins - 2), "most noise"]
-    for values, color, name in zip(shares.T, colors, names, strict=True):
-        axes.plot(lrs, values, color=color, linewidth=1.2, label=name or None)
-    _style(axes, "relative loss, by noise level")
-    axes.set_ylim(0, min(1.6, 1.05 * float(shares[np.isfinite(shares)].max(initial=1))))
-    axes.legend(frameon=False, fontsize=8, title="timesteps with", title_fontsize=8)
-
-
-def _style(axes: Axes, label: str) -> None:
-    axes.set(xscale="log", ylabel=label)
+            axes.axvspan(*suggestion.interval, color=color, alpha=0.1, linewidth=0)
+    label = "training loss of a batch" if "script" in result.about else "loss of the probe"
+    axes.set(xscale="log", xlabel="learning rate", ylabel=label, ylim=_limits(losses))
     plain_axes(axes)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
 
 
 def _limits(losses: np.ndarray) -> tuple[float, float]:

@@ -6,7 +6,6 @@ import math
 import random
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -27,7 +26,7 @@ from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.finder import on_trainer
 from diffusers_lrlab.finder.find import find_lr_for_folder, find_lr_of, resolve_settings
 from diffusers_lrlab.finder.on_trainer import range_test_of
-from diffusers_lrlab.finder.range_test import NoFiniteGradient, RangeTest, Reading, range_test
+from diffusers_lrlab.finder.range_test import OF_BATCHES, NoFiniteGradient, RangeTest, range_test
 from diffusers_lrlab.finder.result import disagreement, read_saved_result
 from diffusers_lrlab.finder.suggestions import RULES, Suggestion, combine, minimum_tenth, steepest, valley
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
@@ -35,7 +34,6 @@ from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
-from diffusers_lrlab.training.stepping import do_one_update
 from diffusers_lrlab.training.trainer import Trainer
 
 FIND_LR = runs.SCRIPT.with_name("find_lr.py")
@@ -59,8 +57,7 @@ VALLEY = 0.2 + fall(-4.5) + np.maximum(X + 2.8, 0) ** 2 * 5  # falls at 10^-4.5,
 
 def test_expected_rates():
     assert steepest(LRS, VALLEY).lr == pytest.approx(10**-4.5, rel=0.1)
-    flat = (LRS > 10**-4.2) & (LRS < 10**-2.7)
-    middle = 10 ** np.mean(X[flat])
+    middle = 10 ** np.mean(X[(LRS > 10**-4.2) & (LRS < 10**-2.7)])  # of the flat bottom
     assert minimum_tenth(LRS, VALLEY).lr == pytest.approx(middle / 10, rel=0.25)
     assert valley(LRS, VALLEY).lr == pytest.approx(10**-4.5, rel=0.4)
     for rule in RULES.values():
@@ -68,34 +65,28 @@ def test_expected_rates():
         assert suggestion.interval[0] < suggestion.lr < suggestion.interval[1]
 
 
-def test_an_update_whose_gradients_always_overflow_is_not_done():
-    tries = []
-    assert not do_one_update(SimpleNamespace(do_update=lambda images: tries.append(1)), None)
-    assert len(tries) == 30
-    assert do_one_update(SimpleNamespace(do_update=lambda images: True), None)
+def with_noise(seed):
+    return VALLEY + 0.01 * np.random.default_rng(seed).standard_normal(len(X))
+
+
+def with_spike(curve, place, width=1):
+    return np.where((np.arange(len(X)) >= place) & (np.arange(len(X)) < place + width), 10 * curve, curve)
+
+
+DISTURBED = {
+    **{f"noise {seed}": with_noise(seed) for seed in range(3)},
+    "a spike": with_spike(VALLEY, 20),
+    "a long spike": with_spike(VALLEY, 20, 8),
+    "a spike where the noise is measured at the start": with_spike(with_noise(0), 4),
+    "a spike where the noise is measured before the minimum": with_spike(with_noise(0), 62),
+    "an explosion": np.where(np.arange(len(X)) < 96, VALLEY, [*np.zeros(96), 3, 10, math.inf, math.nan, 1]),
+}
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("seed", range(3))
-def test_noise_moves_them_little(rule, seed):
-    noisy = VALLEY + 0.01 * np.random.default_rng(seed).standard_normal(len(X))
-    assert 0.5 < RULES[rule](LRS, noisy).lr / RULES[rule](LRS, VALLEY).lr < 2
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("place", "width", "noise"), [(20, 1, 0), (20, 8, 0), (4, 1, 0.01), (62, 1, 0.01)])
-def test_a_spike_is_passed_over(rule, place, width, noise):
-    """Before the valley, and where the noise is measured: at the start and before the minimum."""
-    spiked = VALLEY + noise * np.random.default_rng(0).standard_normal(len(X))
-    spiked[place : place + width] += 2 if not noise else 9 * spiked[place]
-    assert 0.5 < RULES[rule](LRS, spiked).lr / RULES[rule](LRS, VALLEY).lr < 2
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_an_explosion_after_the_valley_changes_nothing(rule):
-    exploded = VALLEY.copy()
-    exploded[-5:] = [3, 10, math.inf, math.nan, 1]
-    assert RULES[rule](LRS, exploded).lr == pytest.approx(RULES[rule](LRS, VALLEY).lr, rel=0.3)
+@pytest.mark.parametrize("name", DISTURBED)
+def test_disturbances_move_them_little(rule, name):
+    assert 0.5 < RULES[rule](LRS, DISTURBED[name]).lr / RULES[rule](LRS, VALLEY).lr < 2
 
 
 NOISES = {
@@ -127,28 +118,27 @@ def test_falls_are_seen_through_the_noise_of_single_batches(noise, least):
         assert np.median(apart_by) < apart
 
 
-@pytest.mark.parametrize(("mode", "goes_on"), [("classic", True), ("probe", False)])
-def test_noise_of_batches_is_not_a_rise(mode, goes_on):
+@pytest.mark.parametrize(("memory", "goes_on"), [(OF_BATCHES, True), (0.0, False)])
+def test_noise_of_batches_is_not_a_rise(memory, goes_on):
     """The loss falls little, and a batch of high losses follows at the highest rate; a probe's losses have no noise."""
-    test = RangeTest(FinderConfig(mode=mode, start_lr=1e-7, end_lr=1e-2, num_updates=100))
+    test = RangeTest(FinderConfig(start_lr=1e-7, end_lr=1e-2, num_updates=100), memory)
     rng = np.random.default_rng(1)
     for done in range(1, 100):
-        assert test.add(Reading(1 - 0.001 * done + 0.3 * test.memory * rng.standard_normal()))
-    assert test.add(Reading(1.3)) is goes_on
+        assert test.add(1 - 0.001 * done + 0.3 * memory * rng.standard_normal())
+    assert test.add(1.3) is goes_on
 
 
 def test_a_range_test_of_a_function_of_the_rate():
     settings = FinderConfig(start_lr=1e-6, end_lr=1e-4, num_updates=20)
     rates = settings.lrs().tolist()
-    sweep = range_test(lambda lr: Reading(1 - 50 * lr, [lr, 2 * lr]), settings, Reading(1.0, [0, 0]))
+    sweep = range_test(lambda lr: 1 - 50 * lr, settings, 1.0)
     assert sweep.lrs.tolist() == [pytest.approx(rates[0] ** 2 / rates[1]), *rates]
     assert sweep.losses.tolist() == [1, *(1 - 50 * rate for rate in rates)]
-    assert sweep.bins.tolist() == [[0, 0], *([rate, 2 * rate] for rate in rates)]
     assert (sweep.num_updates, sweep.ended) == (len(rates), None)
-    sweep = range_test(lambda lr: Reading(1.0 if lr < 5e-5 else 11.0) if lr > 1e-5 else None, settings)
+    sweep = range_test(lambda lr: (1.0 if lr < 5e-5 else 11.0) if lr > 1e-5 else None, settings)
     assert sweep.lrs[0] == pytest.approx(rates[10])
     assert "the loss was 11 times its minimum" in sweep.ended
-    assert "not finite" in range_test(lambda lr: Reading(math.inf), settings).ended
+    assert "not finite" in range_test(lambda lr: math.inf, settings).ended
 
     def overflows(lr):
         raise NoFiniteGradient
@@ -182,19 +172,14 @@ def test_input_that_is_no_curve():
     for lrs in (LRS[::-1], np.zeros(101), LRS[:50], np.ones((101, 1))):
         with pytest.raises(ValueError, match="lrs"):
             steepest(lrs, VALLEY)
-    assert steepest([1e-5, 1e-4, 1e-3], [1.0, 0.5, 0.7]).reason.startswith("the loss is known at 3 rates only")
 
 
-def test_a_least_that_is_not_in_sight_is_none():
+def test_a_minimum_that_is_not_in_sight():
     suggestion = minimum_tenth(LRS, 0.2 + fall(-2, width=4))
     assert suggestion.lr is None
     assert "still falls at the highest rate, 0.01" in suggestion.reason
     assert steepest(LRS, 0.2 + fall(-3)).lr == pytest.approx(1e-3, rel=0.1)
-
-
-def test_a_loss_that_falls_until_it_is_no_number():
-    cut = np.where(LRS < 1e-3, 0.2 + fall(-3.5, width=1), np.nan)
-    suggestion = minimum_tenth(LRS, cut)
+    suggestion = minimum_tenth(LRS, np.where(LRS < 1e-3, 0.2 + fall(-3.5, width=1), np.nan))
     assert suggestion.lr == pytest.approx(1e-4, rel=0.15)
     assert "the last rate with a finite loss" in suggestion.reason
 
@@ -237,18 +222,16 @@ def test_rules_that_disagree_say_so():
 
 
 @pytest.mark.parametrize(
-    ("options", "parts"),
+    ("options", "text"),
     [
-        ({"start_lr": 6e-3}, ["--end_lr 0.01: must be at least 2 times --start_lr, got --start_lr 0.006. Hint: "]),
-        ({"num_updates": 9}, ["--num_updates 9: must be a whole number in [10, 1e6]"]),
+        ({"start_lr": 6e-3}, "--end_lr 0.01: must be at least 2 times --start_lr, got --start_lr 0.006. Hint: "),
+        ({"num_updates": 9}, "--num_updates 9: must be a whole number in [10, 1e6]"),
     ],
     ids=str,
 )
-def test_settings_that_cannot_be(options, parts):
-    with pytest.raises(LabError) as told:
+def test_settings_that_cannot_be(options, text):
+    with pytest.raises(LabError, match=re.escape(text)):
         resolve_settings(FinderConfig(**options), "adamw")
-    for part in parts:
-        assert part in str(told.value)
 
 
 def test_the_range_follows_the_optimizer():
@@ -307,8 +290,8 @@ DIGITS = runs.TINY_UNET | {"dropout": 0.2}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "mode"), [*zip(CASES, itertools.cycle(["probe", "classic"]), strict=False)])
-def test_everything_is_as_it_was(tmp_path, name, mode):
+@pytest.mark.parametrize("name", CASES)
+def test_everything_is_as_it_was(tmp_path, name):
     """In the middle of a run, which goes on as if nothing had been."""
     options = dict(CASES[name])
     model = None
@@ -323,7 +306,7 @@ def test_everything_is_as_it_was(tmp_path, name, mode):
             next(updates)
         trainer.rest = updates
     before = state_of(trainers[0])
-    result = find_lr_of(trainers[0], FinderConfig(mode=mode, **QUICK))
+    result = find_lr_of(trainers[0], FinderConfig(**QUICK))
     assert len(result.sweeps) == 2
     assert np.isfinite(result.sweeps[0].losses[0])
     assert_same(state_of(trainers[0]), before)
@@ -358,19 +341,15 @@ def test_an_exception_changes_nothing_either(tmp_path, monkeypatch):
     assert_same(state_of(trainer)["model"], state_of(other)["model"])
 
 
-def test_a_rate_that_is_too_high_ends_the_test(tmp_path):
-    trainer = make_trainer(tmp_path, optimizer="sgd", max_grad_norm=0.0)
-    settings = resolve_settings(FinderConfig(start_lr=1e-3, end_lr=1e6, num_updates=60), "sgd")
-    sweep = range_test_of(trainer, settings)
+def test_a_test_ends_where_the_loss_explodes_and_goes_on_while_it_falls(tmp_path):
+    trainer = make_trainer(tmp_path / "sgd", optimizer="sgd", max_grad_norm=0.0)
+    sweep = range_test_of(trainer, FinderConfig(start_lr=1e-3, end_lr=1e6, num_updates=60))
     assert sweep.num_updates < 60
     assert "times its minimum" in sweep.ended or "not finite" in sweep.ended
-    assert len(sweep.lrs) == len(sweep.losses) == len(sweep.bins)
-
-
-def test_it_goes_on_while_the_loss_falls(tmp_path):
-    trainer = make_trainer(tmp_path)
-    sweep = range_test_of(trainer, FinderConfig(start_lr=1e-6, end_lr=1e-4, num_updates=40))
+    assert len(sweep.lrs) == len(sweep.losses)
+    sweep = range_test_of(make_trainer(tmp_path), FinderConfig(start_lr=1e-6, end_lr=1e-4, num_updates=40))
     assert 1e-4 < sweep.lrs[-1] <= 1.01e-2
+    assert len(range_test_of(make_trainer(tmp_path), FinderConfig(start_lr=1e-6, end_lr=1e-2, num_updates=10)).losses) >= 8
 
 
 def test_tests_repeat_and_differ(tmp_path):
@@ -378,19 +357,8 @@ def test_tests_repeat_and_differ(tmp_path):
     settings = resolve_settings(FinderConfig(**QUICK), "adamw")
     one, again, other = (range_test_of(trainer, settings, repeat) for repeat in (0, 0, 1))
     np.testing.assert_array_equal(one.losses, again.losses)
-    np.testing.assert_array_equal(one.bins, again.bins)
     assert not np.array_equal(one.losses[1:], other.losses[1:])
     assert one.losses[0] == other.losses[0]  # the probe is fixed, and the weights are those of the trainer
-    assert one.losses[0] == pytest.approx(one.bins[0].mean(), rel=0.05)
-
-
-def test_classic_reads_what_was_trained_on(tmp_path):
-    trainer = make_trainer(tmp_path)
-    settings = resolve_settings(FinderConfig(mode="classic", **QUICK), "adamw")
-    classic = range_test_of(trainer, settings)
-    assert len(classic.losses) >= 24
-    assert classic.bins.shape == (len(classic.losses), 0)
-    assert np.abs(np.diff(classic.losses[:8])).max() > 1e-3  # single batches, each with its own noise
 
 
 def test_timesteps_are_spread_and_noise_comes_in_pairs(tmp_path, monkeypatch):
@@ -432,14 +400,9 @@ def test_skipped_fp16_updates_are_done_again(tmp_path, monkeypatch):
     trainer, calls = make_trainer(tmp_path), []
     do_update = trainer.do_update
     monkeypatch.setattr(trainer, "do_update", lambda images: calls.append(1) or (len(calls) % 3 == 0 and do_update(images)))
-    sweep = range_test_of(trainer, resolve_settings(FinderConfig(mode="classic", num_updates=10), "adamw"))
+    sweep = range_test_of(trainer, resolve_settings(FinderConfig(num_updates=10), "adamw"))
     assert len(calls) == 3 * sweep.num_updates >= 30
     assert (sweep.losses > 0).all()
-
-
-def test_the_shortest_test_has_readings_enough(tmp_path):
-    short = FinderConfig(start_lr=1e-6, end_lr=1e-2, num_updates=10)
-    assert len(range_test_of(make_trainer(tmp_path), short).losses) >= 8
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -458,7 +421,7 @@ def test_each_test_has_other_batches(tmp_path, monkeypatch, streaming):
     assert len({str(sorted(batch)) for batches in seen for batch in batches[:10]}) == 30
 
 
-def test_a_loss_that_is_not_finite_from_the_start(tmp_path):
+def test_models_that_cannot_be_tested(tmp_path):
     trainer = make_trainer(tmp_path)
     with torch.no_grad():
         trainer.run.model.output.weight.fill_(math.nan)
@@ -466,13 +429,9 @@ def test_a_loss_that_is_not_finite_from_the_start(tmp_path):
     with pytest.raises(LabError, match="returns predictions that are not finite .* before the first update"):
         find_lr_of(trainer, FinderConfig(**QUICK))
     assert_same(state_of(trainer), before)
-
-
-def test_a_model_without_parameters_to_train(tmp_path):
-    trainer = make_trainer(tmp_path)
     trainer.run.model.requires_grad_(False)
     with pytest.raises(LabError, match="no parameter that is trained"):
-        range_test_of(trainer, resolve_settings(FinderConfig(), "adamw"))
+        find_lr_of(trainer)
 
 
 @pytest.mark.slow
@@ -492,7 +451,6 @@ def test_from_python(tmp_path):
     result.save(str(tmp_path))
     found = json.loads((tmp_path / "lr_finder.json").read_text())
     assert len(found["sweeps"]) == 2
-    assert len(found["sweeps"][0]["losses_by_noise"][0]) == 4
     assert (tmp_path / "lr_finder.png").stat().st_size > 10_000
     assert repr(result).endswith(", rule='minimum_tenth')")
 
@@ -517,8 +475,7 @@ def auto(tmp_path_factory):
     (base / "mlp" / "config.json").write_text(json.dumps({"_class_name": "MLPDenoiser", **MLP}))
     options = ["--dataset_name=moons", "--train_batch_size=64", f"--model_config_name_or_path={base}/mlp", "--cpu_threads=1"]
     options += ["--num_validation_images=200", "--distance_samples=200", "--eval_batch_size=50", "--ddpm_num_steps=20"]
-    options += ["--num_inference_steps=20"]
-    options += ["--lr_scheduler=rex"]
+    options += ["--num_inference_steps=20", "--lr_scheduler=rex"]
     status, shown, warned = started.run(FIND_LR, *options, f"--output_dir={base}/found", env=runs.environment())
     assert status == 0, warned
     train = [*options, "--max_train_steps=20", "--logging_steps=1", "--checkpointing_steps=10"]
@@ -531,31 +488,19 @@ def auto(tmp_path_factory):
     return base, shown, warned, told[1], lr
 
 
-OTHERS = {
-    **{
-        "data": {"dataset_name": "circle"},
-        "prediction": {"prediction_type": "v_prediction"},
-        "batch": {"train_batch_size": 8},
-    },
-    **{"optimizer": {"optimizer": "adamw:beta2=0.9"}, "timesteps": {"timestep_sampler": "clts"}, "same": {}},
-}
-
-
 def test_a_result_is_of_its_run_alone(tmp_path):
     AcceleratorState._reset_state(reset_partial_state=True)
     options = {**POINTS, "output_dir": str(tmp_path)}
     find_lr_for_folder(TrainingConfig(**options), FinderConfig(**{**QUICK, "repeats": 1}))
-    for name, other in OTHERS.items():
+    for other in ({}, {"dataset_name": "circle"}, {"train_batch_size": 8}, {"optimizer": "adamw:beta2=0.9"}):
         plan = make_trainer(tmp_path, {"dimension": 2}, **other).run.plan
-        assert (read_saved_result(tmp_path, plan) is not None) == (name == "same"), name
+        assert (read_saved_result(tmp_path, plan) is not None) == (not other), other
 
 
 @pytest.mark.slow
 def test_auto_takes_what_the_script_finds_and_says_why(auto):
     base, shown, warned, told, lr = auto
-    assert (
-        "and not the finder: --eval_batch_size, --distance_samples, --lr_scheduler, " in warned
-    )
+    assert "and not the finder: --eval_batch_size, --distance_samples, --lr_scheduler, " in warned
     assert json.loads((base / "found/lrlab/lr_finder.json").read_text())["learning_rate"] == lr
     assert re.search(rf"minimum_tenth +{lr:.2g}", shown)
     assert f"Learning rate {lr:g}, as the finder suggests." in told
@@ -563,18 +508,12 @@ def test_auto_takes_what_the_script_finds_and_says_why(auto):
 
 
 @pytest.mark.slow
-def test_a_run_after_the_finder_is_one_without_it(auto):
+def test_a_run_after_the_finder_is_one_without_it_and_its_card_shows_it(auto):
     base, *_ = auto
-    weights = "denoiser/diffusion_pytorch_model.safetensors"
-    auto, given, found = ((base / name / weights).read_bytes() for name in ("auto", "given", "found"))
-    assert auto == given == found
-    rows = [runs.read_metrics(base / name)[0] for name in ("auto", "given")]
-    assert [row["loss"] for row in rows[0]] == [row["loss"] for row in rows[1]]
-
-
-@pytest.mark.slow
-def test_the_cards_mention_it(auto):
-    base, *_ = auto
+    names = ("auto", "given", "found")
+    assert len({(base / name / "denoiser/diffusion_pytorch_model.safetensors").read_bytes() for name in names}) == 1
+    losses = [[row["loss"] for row in runs.read_metrics(base / name)[0]] for name in names]
+    assert losses[0] == losses[1] == losses[2]
     for name in ("auto", "found"):
         card = (base / name / "README.md").read_text()
         assert "The finder's test before the run (`minimum_tenth`, 3 times" in card

@@ -64,7 +64,7 @@ def test_losses_and_rules_are_those_of_the_finder(tmp_path):
     found, files, stdout, stderr = find(tmp_path / "run", *arguments)
     assert files == ["lr_finder.json", "lr_finder.png", "lrlab"]
     (sweep,) = found["sweeps"]
-    lrs = FinderConfig(mode="classic", start_lr=1e-7, end_lr=1e-2).lrs()
+    lrs = FinderConfig(start_lr=1e-7, end_lr=1e-2).lrs()
     np.testing.assert_array_equal(sweep["lrs"], lrs[: len(sweep["lrs"])])
     assert len(sweep["lrs"]) >= 200
     np.testing.assert_allclose(sweep["losses"], losses_by_hand(sweep["lrs"]), rtol=1e-5)
