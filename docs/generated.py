@@ -17,7 +17,7 @@ from config_fields import field_tables
 
 import diffusers_lrlab
 from diffusers_lrlab import launch, list_schedulers
-from diffusers_lrlab.audit.diagnoses import DIAGNOSES
+from diffusers_lrlab.audit.result import DIAGNOSES
 from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.cli.main import COMMANDS, _parser
 from diffusers_lrlab.core.errors import LabError

@@ -6,8 +6,8 @@ from pathlib import Path
 import started
 from runs import environment
 
-from diffusers_lrlab.audit.reading import read_processes
-from diffusers_lrlab.audit.report import make_audit
+from diffusers_lrlab.audit.evidence import read_processes
+from diffusers_lrlab.audit.result import make_audit
 
 PRELUDE = """
 import torch

@@ -13,7 +13,6 @@ from unittest import mock
 
 import diffusers_lrlab
 from diffusers_lrlab import launch
-from diffusers_lrlab.audit import options as audit_options
 from diffusers_lrlab.cli import main as cli
 from diffusers_lrlab.core import plugins
 from diffusers_lrlab.core.registry import restored
@@ -148,8 +147,6 @@ def _parse_lrlab(words):
 def _parse_module(name, words):
     if name == "diffusers_lrlab.launch":
         return launch.make_parser().parse_args(words)
-    if name == "diffusers_lrlab.audit":
-        return audit_options.options_of(audit_options.make_parser("").parse_args(words))
     if name == "diffusers_lrlab.train":
         return parse_arguments(words, "")
     if name == "diffusers_lrlab":

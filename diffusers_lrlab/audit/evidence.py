@@ -1,15 +1,127 @@
-"""Evidence that diagnoses read, and the findings that they return."""
+"""Records of an audited program, read back as arrays, and the findings about them."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..core.words import times
-from .expected import steps_per_update
-from .reading import AuditedOptimizer, AuditedProcess
+
+
+@dataclass
+class AuditedOptimizer:
+    """Records of an optimizer: a row for each update, a column for each parameter group."""
+
+    number: int
+    name: str = "optimizer"
+    columns: list[int] = field(default_factory=list)  # of the groups that exist, in their order
+    group_sizes: list[int] = field(default_factory=list)  # parameters of every group that ever existed
+    dtypes: list[str | None] = field(default_factory=list)  # of learning rates that are tensors
+    weights: str = "Parameter"  # their class
+    adapts: bool = False  # multiplies the learning rate by an estimate of its own
+    scheduler: dict[str, Any] | None = None  # the last one
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    final_position: int | None = None  # of the scheduler at the end of the program
+    skipped: int = 0  # updates that a gradient scaler skipped
+    skipped_first: int = 0  # of these, before the first update
+    loaded: list[dict[str, Any]] = field(default_factory=list)  # loads of a state: the next update, rates before and after
+
+    @property
+    def num_updates(self) -> int:
+        return len(self.rows)
+
+    def column(self, key: str) -> np.ndarray:
+        """A number of each update; NaN where there is none."""
+        values = [row.get(key) for row in self.rows]
+        return np.array([np.nan if value is None else value for value in values], float)
+
+    @property
+    def own_count(self) -> int | None:
+        """Steps before the first update by the optimizer's own count; `None` if it counts none."""
+        row = self.rows[0]
+        return int(row["count"]) if "count" in row and "x" not in row else None  # which is read after the step
+
+    @property
+    def early_steps(self) -> int:
+        """Steps of the scheduler before the first update, since it was made."""
+        return int(self.rows[0].get("early", 0))
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        """The position of the last scheduler at each update; NaN at updates before it."""
+        of_last = [row.get("scheduler") == self.rows[-1].get("scheduler") for row in self.rows]
+        return np.where(of_last, self.column("s"), np.nan)
+
+    @property
+    def steps_per_update(self) -> float:
+        """How often the scheduler was stepped between two updates, on average; 0 without a scheduler."""
+        positions = self.positions[np.isfinite(self.positions)]
+        return float(positions[-1] - positions[0]) / (len(positions) - 1) if len(positions) > 1 else 0.0
+
+    @cached_property
+    def exists(self) -> np.ndarray:
+        """`(updates, groups)`: whether the optimizer had a parameter group."""
+        found = np.zeros((self.num_updates, len(self.group_sizes)), bool)
+        for row, record in zip(found, self.rows, strict=True):
+            row[record["columns"]] = True
+        return found
+
+    def of_groups(self, key: str) -> np.ndarray:
+        """`(updates, groups)`: a value of each parameter group at each update, NaN where there is none."""
+        values = np.full((self.num_updates, len(self.group_sizes)), np.nan)
+        for row, record in zip(values, self.rows, strict=True):
+            given = record.get(key)
+            if isinstance(given, str):
+                given = np.frombuffer(bytes.fromhex(given))
+            if given is not None:
+                row[record["columns"]] = np.array(given, float)
+        return values
+
+    def equal_groups(self, *values: np.ndarray) -> list[list[int]]:
+        """Indices of groups, those with the same values at every update together."""
+        equal: dict[bytes, list[int]] = {}
+        for index in range(len(self.group_sizes)):
+            equal.setdefault(b"".join(each[:, index].tobytes() for each in values), []).append(index)
+        return list(equal.values())
+
+    @cached_property  # rows of a long run take a second to read
+    def lr(self) -> np.ndarray:
+        return self.of_groups("lr")
+
+    @cached_property
+    def lead(self) -> np.ndarray:
+        """
+        The learning rate at each update of the group that has one for the most updates, the first of these. Where it does
+        not exist, that of another group.
+        """
+        lead = np.full(self.num_updates, np.nan)
+        for column in sorted(self.lr.T, key=lambda each: (np.nanmax(each, initial=0.0) <= 0, -np.isfinite(each).sum())):
+            lead = np.where(np.isfinite(lead), lead, column)
+        return lead
+
+
+@dataclass
+class AuditedProcess:
+    """Records of one process of the program."""
+
+    rank: int = 0
+    header: dict[str, Any] = field(default_factory=dict)
+    optimizers: dict[int, AuditedOptimizer] = field(default_factory=dict)
+    discarded: list[int] = field(default_factory=list)  # backward passes of gradients that no optimizer used
+    end: dict[str, Any] | None = None  # `None` if the process was killed
+
+    @property
+    def started(self) -> float:
+        return float(self.header.get("started", 0.0))
+
+    @property
+    def stepped(self) -> list[AuditedOptimizer]:
+        return [each for each in self.optimizers.values() if each.rows]
 
 
 @dataclass(frozen=True)
@@ -56,7 +168,7 @@ class Evidence:
     @property
     def steps(self) -> float:
         """Scheduler steps per update."""
-        return steps_per_update(self.optimizer)
+        return self.optimizer.steps_per_update
 
     @property
     def length(self) -> float | None:
@@ -81,3 +193,60 @@ def stepped_per(seen: Evidence) -> str:
 
 def percent(share: float) -> str:
     return f"{100 * share:.3g} %"
+
+
+# --- reading ------------------------------------------------------------------------------------------------------------
+
+
+def read_processes(folder: Path) -> list[AuditedProcess]:
+    """The processes that recorded something, the main process of the training first."""
+    processes = [_read_process(path) for path in sorted(folder.glob("*.jsonl"))]
+    # A launcher imports torch, too, and has rank 0.
+    return sorted(processes, key=lambda each: (not each.stepped, not each.optimizers, each.rank, each.started))
+
+
+def _read_process(path: Path) -> AuditedProcess:
+    process = AuditedProcess()
+    # The file is longer than what has been written, and a killed process may not have finished its last line.
+    lines = path.read_bytes().rstrip(b"\0").split(b"\n")[:-1]
+    for line in lines:
+        _take(process, json.loads(line))
+    for optimizer in process.optimizers.values():
+        # A weight may be changed before the first step. Where hooks see steps, they see all of them.
+        optimizer.rows = [row for row in optimizer.rows if "x" not in row] or optimizer.rows
+    return process
+
+
+def _take(process: AuditedProcess, record: dict[str, Any]) -> None:
+    def optimizer(number: int) -> AuditedOptimizer:
+        return process.optimizers.setdefault(number, AuditedOptimizer(number))
+
+    if "o" in record:
+        found = optimizer(record["o"])
+        scheduler = found.scheduler and found.scheduler["number"]
+        found.rows.append({**record, "columns": found.columns, "scheduler": scheduler})
+    elif "made" in record:
+        optimizer(record["made"]).name = record["name"]
+    elif "optimizer" in record:
+        found = optimizer(record["optimizer"])
+        found.name, found.columns, found.weights = record["name"], record["columns"], record["weights"]
+        found.adapts, found.scheduler = record["adapts"], record["scheduler"]
+        num_new = max(found.columns, default=-1) + 1 - len(found.group_sizes)
+        found.group_sizes, found.dtypes = found.group_sizes + [0] * num_new, found.dtypes + [None] * num_new
+        for column, size, dtype in zip(found.columns, record["groups"], record["dtypes"], strict=True):
+            found.group_sizes[column], found.dtypes[column] = size, dtype
+    elif "header" in record:
+        process.header, process.rank = record["header"], record["header"]["rank"]
+    elif "skipped" in record:
+        found = optimizer(record["skipped"])
+        found.skipped += 1
+        found.skipped_first += not found.rows
+    elif "discarded" in record:
+        process.discarded.append(record["b"])
+    elif "loaded" in record:
+        found = optimizer(record["loaded"])
+        found.loaded.append({"update": found.num_updates, "before": record["before"], "after": record["after"]})
+    elif "end" in record:
+        process.end = record["end"]
+        for number, position in record["end"].get("positions", {}).items():
+            optimizer(int(number)).final_position = position

@@ -11,7 +11,7 @@ from ..schedules.audit import TOLERANCE
 from ..schedules.expected import resolve_length, schedule_curves
 from ..schedules.resolve import resolve_schedule
 from ..schedules.schedule import Schedule
-from .reading import AuditedOptimizer
+from .evidence import AuditedOptimizer
 
 _TOLERANCES = {None: TOLERANCE, "torch.float64": TOLERANCE, "torch.float32": 1e-6}
 _COARSE = 1e-2  # of learning rates in bfloat16 or float16
@@ -88,13 +88,7 @@ def _first_update(optimizer: AuditedOptimizer) -> int:
     if optimizer.own_count:
         return optimizer.own_count
     position = optimizer.column("s")[0] - (optimizer.early_steps if optimizer.own_count == 0 else 0)
-    return round(position / max(steps_per_update(optimizer), 1.0)) if np.isfinite(position) and position > 0 else 0
-
-
-def steps_per_update(optimizer: AuditedOptimizer) -> float:
-    """How often the scheduler was stepped between two updates, on average; 0 without a scheduler."""
-    positions = optimizer.positions[np.isfinite(optimizer.positions)]
-    return float(positions[-1] - positions[0]) / (len(positions) - 1) if len(positions) > 1 else 0.0
+    return round(position / max(optimizer.steps_per_update, 1.0)) if np.isfinite(position) and position > 0 else 0
 
 
 def _peak(schedule: Schedule, applied: np.ndarray, expectation: Expectation, total: int, updates: np.ndarray) -> float:

@@ -1,89 +1,26 @@
-"""Result of an audit, and its report of at most ten lines."""
+"""The report of an audit: at most ten lines, and the plot `lr_audit.png`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import textwrap
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ..core.errors import LabError
-from ..core.words import counted
-from .curve import describe_curve
-from .diagnoses import diagnose
-from .evidence import Evidence, Finding
-from .expected import Comparison, Expectation, compare
-from .reading import AuditedOptimizer, AuditedProcess
+from ..core.plotting import COLORS, DARK, GREY, ORANGE, new_figure, plain_axes, save_figure
+from ..core.words import counted, times
+from .evidence import AuditedOptimizer, Finding
+from .expected import Comparison, Expectation
+from .result import Audit, Section
 
 _MAX_LINES = 9  # and one that names the files
 _MAX_OPTIMIZERS = 3  # in the text
-
-
-@dataclass(frozen=True)
-class Section:
-    """The result for one optimizer."""
-
-    optimizer: AuditedOptimizer
-    evidence: Evidence
-    findings: list[Finding]
-    comparison: Comparison | None
-    not_compared: str | None = None  # why the expectation cannot be: a warm-up longer than a run that ended early, say
-
-
-@dataclass(frozen=True)
-class Audit:
-    """The result for a program."""
-
-    command: list[str]
-    status: int  # of the program
-    processes: list[AuditedProcess]  # the main one first
-    sections: list[Section]
-    expectation: Expectation | None
-    differing_process: tuple[int, int] | None  # rank, and the first update whose rates are not those of the main process
-
-    @property
-    def num_others(self) -> int:
-        """Processes that trained separately from the main process."""
-        return sum(each.rank == self.processes[0].rank and bool(each.stepped) for each in self.processes[1:])
-
-    @property
-    def holds(self) -> bool:
-        """Whether the expectation was met, which needs updates to compare."""
-        comparisons = [section.comparison for section in self.sections]
-        return self.expectation is None or bool(comparisons) and all(each is not None and each.holds for each in comparisons)
-
-
-def make_audit(command: list[str], status: int, processes: list[AuditedProcess], expectation: Expectation | None) -> Audit:
-    """Diagnoses the main process, and compares it with the expectation and with the other processes."""
-    sections = []
-    main = processes[0] if processes else AuditedProcess()
-    is_complete = status == 0 and main.end is not None and main.end["error"] is None
-    for optimizer in main.stepped:
-        evidence = Evidence(main, optimizer, is_complete)
-        comparison = not_compared = None
-        try:
-            comparison = None if expectation is None else compare(optimizer, expectation)
-        except LabError as error:  # known only now, since it depends on the updates that ran
-            not_compared = str(error)
-        except Exception as error:
-            not_compared = f"{type(error).__name__}: {error}"
-        sections.append(Section(optimizer, evidence, diagnose(evidence), comparison, not_compared))
-    return Audit(command, status, processes, sections, expectation, _differing(processes))
-
-
-def _differing(processes: list[AuditedProcess]) -> tuple[int, int] | None:
-    for other in processes[1:]:
-        for number, optimizer in processes[0].optimizers.items():
-            theirs = other.optimizers.get(number)
-            if theirs is None or not theirs.rows or other.rank == processes[0].rank:
-                continue
-            common = min(len(optimizer.rows), len(theirs.rows))
-            ours, others = optimizer.lead[:common], theirs.lead[:common]
-            if wrong := np.flatnonzero(~np.isclose(ours, others, rtol=1e-9, atol=0, equal_nan=True)).tolist():
-                return other.rank, wrong[0]
-    return None
-
-
-# --- text -------------------------------------------------------------------------------------------------------------
+_SMALLEST_TURN = 0.02  # of the highest rate
+_MOST_TURNS = 4  # that are told one by one
+_MAX_POINTS = 20_000
+_MAX_GROUPS = 5
 
 
 def lines_of(audit: Audit) -> list[str]:
@@ -190,3 +127,111 @@ def _why_nothing(audit: Audit) -> str:
         passes = counted(num_backward, "backward pass", ",")
         return f"{names} never took a step, although there {'was' if num_backward == 1 else 'were'} {passes}.{about}"
     return f"{names} was made, but never took a step, and there was no backward pass.{about}"
+
+
+# --- a curve in words ---------------------------------------------------------------------------------------------------
+
+
+def describe_curve(lr: np.ndarray) -> str:
+    """First, highest and last rate, and where the curve turns in between."""
+    highest = float(np.nanmax(lr))
+    peak, end = int(np.nanargmax(lr >= highest * (1 - 1e-9))), len(lr) - 1
+    last = f"at the last ({100 * lr[-1] / highest:.3g} % of the highest)"
+    turns = turning_points(lr, _SMALLEST_TURN * highest)
+    if not turns or turns == [peak]:
+        return f"{lr[0]:.4g} at update 0, highest at update {peak:,} ({highest:.4g}), {lr[-1]:.4g} {last}"
+    parts = [f"{lr[0]:.4g} at update 0{'' if peak else ' (the highest)'}"]
+    moves = [*pairwise([0, *turns, end])]
+    if len(turns) > _MOST_TURNS:
+        parts += [f"highest at update {peak:,} ({highest:.4g})"] if peak else []
+        return ", ".join([*parts, _repeated(lr, moves), f"{lr[-1]:.4g} {last}"])
+    for before, index in moves:
+        verb = f"{'then ' if index == end else ''}{'falls' if lr[index] < lr[before] else 'rises'}"
+        where = last if index == end else f"at update {index:,}{' (the highest)' if index == peak else ''}"
+        parts.append(f"{verb} to {lr[index]:.4g} {where}")
+    return ", ".join(parts)
+
+
+def _repeated(lr: np.ndarray, moves: list[tuple[int, int]]) -> str:
+    """A phrase for a curve that falls and rises often."""
+    rises = [(low, top) for low, top in moves[1:] if lr[top] > lr[low]]
+    lowest, highest = min(lr[low] for low, _ in rises), max(lr[top] for _, top in rises)
+    if all(top - low == 1 for low, top in rises):
+        return f"restarts {times(len(rises))} from {lowest:.4g}, first at update {rises[0][1]:,}"
+    return f"falls and rises again {times(len(rises))} between {lowest:.4g} and {highest:.4g}"
+
+
+def turning_points(lr: np.ndarray, smallest: float) -> list[int]:
+    """The updates where a curve turns, without turns after which it changes by less than `smallest`."""
+    values = lr.tolist()
+    turns: list[int] = []
+    low = high = direction = 0
+    for index, value in enumerate(values):
+        high = index if direction >= 0 and value > values[high] else high
+        low = index if direction <= 0 and value < values[low] else low
+        if direction >= 0 and values[high] - value >= smallest:
+            turns.append(high)
+            direction, low = -1, index
+        elif direction <= 0 and value - values[low] >= smallest:
+            turns.append(low)
+            direction, high = 1, index
+    return [index for index in turns if index]
+
+
+# --- plot ---------------------------------------------------------------------------------------------------------------
+
+
+def plot_audit(audit: Audit, path: Path) -> None:
+    """Draws a panel for each optimizer, and one for its momentum if that changes."""
+    panels = [(section, key) for section in audit.sections for key in ("lr", "m") if key == "lr" or _varies(section)]
+    figure = new_figure(7, 1.0 + 2.4 * len(panels), dpi=150)
+    rows = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    for axes, (section, key) in zip(rows, panels, strict=True):
+        plain_axes(axes)
+        axes.margins(x=0.01)
+        if key == "lr":
+            _draw_lr(axes, section, len(audit.sections) > 1)
+        else:
+            axes.plot(*_thinned(_momentum(section)), color=ORANGE, linewidth=1.2)
+            axes.set_ylabel("momentum")
+    rows[-1].set_xlabel("update")
+    save_figure(figure, path)
+
+
+def _varies(section: Section) -> bool:
+    momentum = _momentum(section)
+    return bool(np.isfinite(momentum).all() and np.ptp(momentum) > 0)
+
+
+def _momentum(section: Section) -> np.ndarray:
+    """Of the group that exists for the most updates."""
+    most = int(np.argmax(section.optimizer.exists.sum(axis=0)))
+    return section.optimizer.of_groups("m")[:, most]
+
+
+def _draw_lr(axes: Any, section: Section, shows_name: bool) -> None:
+    lr = section.optimizer.lr
+    different = [indices[0] for indices in section.optimizer.equal_groups(lr)]
+    for color, index in zip(COLORS, different[:_MAX_GROUPS]):  # noqa: B905
+        label = "ran" if len(different) == 1 else f"ran, group {index}"
+        axes.plot(*_thinned(lr[:, index]), color=color, linewidth=1.6, label=label)
+    if section.comparison is not None:
+        axes.plot(
+            *_thinned(section.comparison.lr[:, different[0]]), color=ORANGE, linewidth=1.2, linestyle="--", label="expected"
+        )
+    positions, length = section.optimizer.positions, section.evidence.length
+    if length and (ended := np.flatnonzero(positions >= length)).size:
+        axes.axvline(ended[0], color=GREY, linestyle=":", linewidth=1.2, label="end of the schedule")
+    axes.set_ylim(0, None)
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
+    axes.set_ylabel(f"learning rate\n{section.optimizer.name}" if shows_name else "learning rate")
+    axes.legend(frameon=False, fontsize=8)
+    problems = [finding.text for finding in section.findings if finding.is_problem]
+    if problems:
+        axes.set_title("\n".join(textwrap.wrap(problems[0], 100)), fontsize=8, loc="left", color=DARK, pad=14)
+
+
+def _thinned(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Updates and values, no more than can be seen."""
+    shown = np.unique(np.linspace(0, len(values) - 1, min(len(values), _MAX_POINTS)).astype(int))
+    return shown, values[shown]

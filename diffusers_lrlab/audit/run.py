@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import argparse
 import os
 import shutil
 import signal
@@ -18,10 +18,11 @@ from typing import Any
 from ..core.errors import LabError
 from ..core.extras import MissingExtra
 from ..core.files import remove
+from ..core.ranges import COUNT, POSITIVE, Range
+from .evidence import read_processes
 from .expected import Expectation
-from .json_file import write_json
-from .reading import read_processes
-from .report import Audit, lines_of, make_audit
+from .report import lines_of, plot_audit
+from .result import Audit, make_audit, write_json
 
 _STARTUP = Path(__file__).with_name("startup")
 _RECORDS = "LRLAB_AUDIT"  # the folder of records, in the environment of the program
@@ -37,16 +38,44 @@ class AuditOptions:
 
     def check(self) -> None:
         """Raises a `LabError` before the program is started."""
-        if self.out.exists() and not self.out.is_dir():
-            raise LabError(f"--out {str(self.out)!r}: must be a folder, got a file. Hint: lr_audit.png is written into it.")
         try:
             self.out.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.out).close()
         except OSError as error:
-            reason = f"got: {error.strerror}"
-            raise LabError(f"--out {str(self.out)!r}: must be a folder that can be written to, {reason}.") from None
+            wanted = f"must be a folder that can be written to, got: {error.strerror}"
+            raise LabError(f"--out {str(self.out)!r}: {wanted}. Hint: lr_audit.png is written into it.") from None
         if self.expectation is not None:
             self.expectation.check()
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("."), metavar="DIR", help="Folder of lr_audit.png and lr_audit.json (default: .).")
+    add("--expect", metavar="SPEC", help="Compare each update with this schedule; status 1 if one deviates.")
+    add("--num_updates", type=int, metavar="N", help="Updates of the whole run, for --expect (default: those that ran).")
+    warmup = "Warm-up for --expect, in updates, or below 1 as a fraction of the run (default: 0)."
+    add("--num_warmup_steps", type=float, metavar="W", help=warmup)
+    add("--learning_rate", type=float, metavar="LR", help="Peak for --expect (default: the highest that ran).")
+    momentum = "Momentum of the optimizer, for a schedule that sets it (default: the highest that ran)."
+    add("--beta1", type=float, metavar="X", help=momentum)
+    add("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="The program and its own arguments.")
+
+
+def options_of(options: argparse.Namespace) -> AuditOptions:
+    """The options, checked."""
+    for name in ("num_updates", "num_warmup_steps", "learning_rate", "beta1"):
+        if getattr(options, name) is not None and options.expect is None:
+            raise LabError(f"--{name} has no effect without --expect. Add that or leave it out.")
+    COUNT.check("--num_updates", options.num_updates, "it counts the optimizer updates of the whole run")
+    Range("[0, inf)").check("--num_warmup_steps", options.num_warmup_steps, "it counts updates, or is a fraction of the run")
+    POSITIVE.check("--learning_rate", options.learning_rate, "1e-4 is usual")
+    Range("(0, 1)").check("--beta1", options.beta1, "0.9 is usual")
+    if options.expect is None:
+        return AuditOptions(options.out)
+    warmup = options.num_warmup_steps or 0
+    warmup = int(warmup) if float(warmup).is_integer() else warmup
+    expected = Expectation(options.expect, options.num_updates, warmup, options.learning_rate, options.beta1)
+    return AuditOptions(options.out, expected)
 
 
 def run_audited(command: list[str], options: AuditOptions) -> int:
@@ -67,54 +96,17 @@ def run_audited(command: list[str], options: AuditOptions) -> int:
         shutil.rmtree(records, ignore_errors=True)
 
 
-def run_audited_rank(command: list[str], options: AuditOptions) -> int:
-    """
-    Like [`run_audited`], for one process that a launcher has started (`accelerate launch -m diffusers_lrlab.audit`).
-
-    All processes of a launcher write to one folder; the main process reports and removes it.
-    """
-    if os.environ.get(_RECORDS):  # the launcher itself is audited
-        return _run(command, Path(os.environ[_RECORDS]))
-    user = os.getuid() if hasattr(os, "getuid") else 0
-    run = os.environ.get("TORCHELASTIC_RUN_ID", "").replace(os.sep, "-")
-    records = Path(tempfile.gettempdir()) / f"lrlab-audit-{user}-{os.getppid()}{run and '-'}{run}"
-    is_main = int(os.environ.get("RANK", 0)) == 0
-    if is_main:
-        options.check()
-    records.mkdir(mode=0o700, exist_ok=True)
-    try:
-        status = _run(command, records)
-        return _report(command, status, records, options) if is_main else status
-    finally:
-        if is_main:
-            shutil.rmtree(records, ignore_errors=True)
-
-
 def _run(command: list[str], records: Path) -> int:
     paths = [str(_STARTUP), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, _RECORDS: str(records), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    if str(_STARTUP) in os.environ.get("PYTHONPATH", "").split(os.pathsep):
-        environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
     try:
-        process = subprocess.Popen(command, env=environment, preexec_fn=_dies_with_parent())
-    except FileNotFoundError:
-        raise LabError(f"No such command: {command[0]!r}. Hint: `lrlab audit -- python train.py ...`.") from None
-    except PermissionError:
-        remedy = f"Hint: for a script, `lrlab audit -- python {command[0]} ...`."
-        raise LabError(f"{command[0]!r} is not executable. {remedy}") from None
-    except OSError as error:  # a shell script without its first line, say
-        raise LabError(f"{command[0]!r}: {error.strerror}. Hint: for a shell script, `bash {command[0]}`.") from None
+        process = subprocess.Popen(command, env=environment)
+    except OSError as error:
+        hint = f"for a script, `lrlab audit -- python {command[0]} ...` or `lrlab audit -- bash {command[0]} ...`"
+        raise LabError(f"{command[0]!r} cannot be started: {error.strerror}. Hint: {hint}.") from None
     with _signals_passed_on(process):
         status = process.wait()
     return 128 - status if status < 0 else status
-
-
-def _dies_with_parent() -> Callable[[], Any] | None:
-    """On Linux, ends the program if this process is killed, as a launcher may do; it would keep the device otherwise."""
-    if sys.platform != "linux":
-        return None
-    library = ctypes.CDLL(None)
-    return lambda: library.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 @contextmanager
@@ -151,8 +143,6 @@ def _plot(audit: Audit, path: Path) -> None:
     if path.exists():
         remove(path)  # of an earlier audit
     if audit.sections:
-        from .plot import plot_audit
-
         plot_audit(audit, path)
 
 

@@ -6,21 +6,18 @@ from ..core.errors import LabError
 
 
 def audit_arguments(parser: argparse.ArgumentParser) -> None:
-    from ..audit.options import add_options
+    from ..audit.run import add_options
 
     parser.usage = "lrlab audit [options] -- PROGRAM [its own arguments]"
     add_options(parser)
 
 
 def audit(options: argparse.Namespace) -> int:
-    from ..audit.options import options_of
+    from ..audit.run import options_of, run_audited
 
     command = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not command:
         raise LabError("Which program? Give it after the options: lrlab audit -- python train.py --its_own_option.")
     if command[0].endswith(".py"):
         raise LabError(f"{command[0]!r} is not a program. Hint: lrlab audit -- python {command[0]} ...")
-    checked = options_of(options)
-    from ..audit.run import run_audited
-
-    return run_audited(command, checked)
+    return run_audited(command, options_of(options))

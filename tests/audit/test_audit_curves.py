@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from audit_programs import PAIRS, SCALED, audits_of_all, names_of
 
-from diffusers_lrlab.audit.curve import describe_curve
 from diffusers_lrlab.audit.expected import Expectation
-from diffusers_lrlab.audit.report import make_audit
+from diffusers_lrlab.audit.report import describe_curve
+from diffusers_lrlab.audit.result import make_audit
 
 N = np.arange(100)
 COSINE = 0.5 * (1 + np.cos(np.pi * N / 100))

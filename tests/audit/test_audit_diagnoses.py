@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from audit_programs import COMPILED, PAIRS, audit_of, audits_of_all, names_of
 
-from diffusers_lrlab.audit.diagnoses import DIAGNOSES
 from diffusers_lrlab.audit.report import lines_of
+from diffusers_lrlab.audit.result import DIAGNOSES
 
 
 def test_every_diagnosis_has_a_pair():

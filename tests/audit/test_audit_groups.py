@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from audit_programs import audits_of_all, names_of
 
-from diffusers_lrlab.audit import diagnoses, plot, run
+from diffusers_lrlab.audit import result, run
+from diffusers_lrlab.audit.evidence import AuditedOptimizer, AuditedProcess
 from diffusers_lrlab.audit.expected import Expectation
-from diffusers_lrlab.audit.json_file import as_json
-from diffusers_lrlab.audit.reading import AuditedOptimizer, AuditedProcess
-from diffusers_lrlab.audit.report import lines_of, make_audit
+from diffusers_lrlab.audit.report import lines_of, plot_audit
+from diffusers_lrlab.audit.result import as_json, make_audit
 from diffusers_lrlab.audit.run import AuditOptions
 
 SPLIT = "o = torch.optim.AdamW([{'params': [model.weight], 'lr': 1e-4}, {'params': [model.bias], 'lr': 2e-4}])\n"
@@ -89,7 +89,7 @@ def test_a_group_has_rates_only_while_it_exists(audits, name, tmp_path):
     assert [group["momentum"][-1] for group in groups] == [None if rates[-1] is None else 0.9 for rates in expected]
     assert np.isfinite(audit.sections[0].evidence.lr).all()
     assert not names_of(audit)
-    plot.plot_audit(audit, tmp_path / "audit.png")
+    plot_audit(audit, tmp_path / "audit.png")
 
 
 def test_a_group_that_comes_late_is_compared_while_it_exists(audits):
@@ -105,7 +105,7 @@ def test_a_diagnosis_that_fails_costs_one_line(audits, monkeypatch):
     def broken(seen):
         raise ZeroDivisionError("float division by zero")
 
-    monkeypatch.setattr(diagnoses, "DIAGNOSES", (broken, *diagnoses.DIAGNOSES))
+    monkeypatch.setattr(result, "DIAGNOSES", (broken, *result.DIAGNOSES))
     audit = make_audit([], 0, audits["late"].processes, None)
     assert lines_of(audit)[2:] == ["Note: The diagnosis `broken` failed: ZeroDivisionError: float division by zero."]
     assert as_json(audit)["optimizers"][0]["findings"][0]["name"] == "broken"
@@ -127,8 +127,7 @@ def test_the_parts_of_a_report_do_not_fail_with_each_other(audits, broken, tmp_p
     def fails(*_):
         raise OSError("made up")
 
-    owner = plot if broken == "plot_audit" else run
-    monkeypatch.setattr(owner, broken, fails)
+    monkeypatch.setattr(run, broken, fails)
     monkeypatch.setattr(run, "_run", lambda *_: 0)
     monkeypatch.setattr(run, "read_processes", lambda _: audits["added"].processes)
     status = run.run_audited(["python"], AuditOptions(tmp_path))

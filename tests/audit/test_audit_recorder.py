@@ -11,8 +11,8 @@ from audit_programs import audit_of, audits_of_all, names_of, process_of
 
 from diffusers_lrlab.audit import recorder
 from diffusers_lrlab.audit.expected import Expectation
-from diffusers_lrlab.audit.json_file import as_json
-from diffusers_lrlab.audit.report import lines_of, make_audit
+from diffusers_lrlab.audit.report import lines_of
+from diffusers_lrlab.audit.result import as_json, make_audit
 
 PROGRAMS = {
     "base class": """

@@ -209,16 +209,14 @@ def test_a_name_that_is_not_utf8_is_refused_before_anything_is_written(tmp_path,
 
 
 def test_programs_that_are_launched_or_audited_get_names_that_are_not_utf8_as_they_are(tmp_path):
-    from diffusers_lrlab.audit.options import make_parser as of_audit
+    from diffusers_lrlab.cli.main import _parse
     from diffusers_lrlab.launch import make_parser as of_launcher
     from diffusers_lrlab.training.arguments import parse_arguments
 
-    for parser, rest in ((of_launcher(), "arguments"), (of_audit(""), "program")):
-        options = parser.parse_args(["script.py", "--name", LATIN])
-        assert getattr(options, rest)[-2:] == ["--name", LATIN]
-    for parser, flag in ((of_launcher(), "--import"), (of_audit(""), "--out")):
-        with pytest.raises(LabError, match=rf"{flag} b'photos\\xe9': must be UTF-8 text"):
-            parser.parse_args([flag, LATIN, "script.py"])
+    assert of_launcher().parse_args(["script.py", "--name", LATIN]).arguments[-2:] == ["--name", LATIN]
+    assert _parse(["audit", "--", "python", "--name", LATIN]).program[-2:] == ["--name", LATIN]
+    with pytest.raises(LabError, match=r"--import b'photos\\xe9': must be UTF-8 text"):
+        of_launcher().parse_args(["--import", LATIN, "script.py"])
     (tmp_path / "options.yaml").write_text('output_dir: "\\uD800"\n')
     with pytest.raises(LabError, match=r"--output_dir '\\ud800': must be UTF-8 text"):
         parse_arguments([f"--config={tmp_path}/options.yaml"], "")

@@ -9,7 +9,6 @@ import pytest
 from tables import cases
 
 import diffusers_lrlab
-from diffusers_lrlab.audit.options import make_parser as parser_of_audit
 from diffusers_lrlab.cli.main import COMMANDS, REST, _parser, main
 from diffusers_lrlab.cli.remedies import flags_of, foreign_flags, note_owner, subparsers_of
 from diffusers_lrlab.core.errors import DiskFull, Interrupted, LabError, continued_by, system_errors_explained
@@ -46,7 +45,7 @@ def flags_in(text):
 
 
 def test_each_flag_that_a_text_names_exists():
-    known = flags_of(_parser()) | OF_TRAINING | flags_of(parser_of_launcher()) | flags_of(parser_of_audit(""))
+    known = flags_of(_parser()) | OF_TRAINING | flags_of(parser_of_launcher())
     named = {flag for text in texts_with_flags() for flag in flags_in(text)}
     assert len(named) > 130
     assert named - known == OTHER_PROGRAMS & named

@@ -11,6 +11,7 @@ import torch
 
 from .records import RecordFile, readable
 from .schedulers import Schedulers, describe_scheduler, is_replaced, position
+from .steps import RealSteps
 
 
 class Watched:
@@ -23,7 +24,7 @@ class Watched:
         self.num_steps = 0
         self.position: int | None = None  # of its scheduler after its last step
         self.num_hooks = 0  # steps that the hooks have seen
-        self.is_wrapper = False  # its step calls that of another optimizer
+        self.is_unseen = False  # the coming record is of a step that no hook has seen
         self._early: dict[int, tuple[int, Any, Any]] = {}  # schedulers stepped before the first update: position and rates
         self._described: Any = None
         self._columns: list[Any] = []  # of the parameter groups in the records
@@ -68,6 +69,7 @@ class Watched:
         """Writes a step."""
         lrs, momenta = _shortened(self._lr), _shortened(self._momentum)
         row: dict[str, Any] = {"o": self.number, "b": self.num_backward, **self._first, **extra}
+        row["x"] = "unseen" if self.is_unseen else None
         for key, values in (("lr", lrs), ("m", momenta)):
             if len(values) == 1:
                 row[key] = values[0]
@@ -79,7 +81,8 @@ class Watched:
         self._file.write({key: value for key, value in row.items() if value is not None})
         self.num_backward = 0
         self.num_steps += 1
-        self.num_hooks += "x" not in extra
+        self.num_hooks += not self.is_unseen
+        self.is_unseen = False
         self._version = self._weight_version()
 
     def _describe(self, scheduler: Any) -> None:
@@ -171,8 +174,8 @@ class Watched:
 class Optimizers:
     """All optimizers of a program that torch's constructor has made."""
 
-    def __init__(self, file: RecordFile):
-        self._file = file
+    def __init__(self, file: RecordFile, steps: RealSteps):
+        self._file, self._steps = file, steps
         self._all: list[Watched] = []
 
     def __iter__(self) -> Iterator[Watched]:
@@ -197,7 +200,7 @@ class Optimizers:
         """Optimizers whose steps no hook has seen, and whose weights no other optimizer updates."""
         if all(each.num_hooks for each in self._all):  # the usual case, before every backward pass
             return []
-        unseen = [each for each in self if not each.num_hooks and not each.is_wrapper]
+        unseen = [each for each in self if not each.num_hooks and not self._steps.is_wrapper(each.optimizer)]
         updated = [each.first_weight() for each in self if each.num_hooks]
         return [each for each in unseen if not any(each.first_weight() is weight for weight in updated)]
 

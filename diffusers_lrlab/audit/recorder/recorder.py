@@ -8,7 +8,6 @@ import gc
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterator
-from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -19,9 +18,9 @@ from .losses import loss_divisor
 from .optimizers import Optimizers, Watched
 from .records import RecordFile, readable
 from .schedulers import bare_optimizer
+from .steps import RealSteps
 
 _NUM_LOSSES_EXAMINED = 64
-_OPTIMIZERS = register_optimizer_step_pre_hook.__code__.co_filename
 
 
 class Recorder:
@@ -29,15 +28,15 @@ class Recorder:
 
     def __init__(self, folder: str):
         self.file = RecordFile(folder)
-        self.optimizers = Optimizers(self.file)
+        self.steps = RealSteps()
+        self.steps.subscribers.append(self._record_step)
+        self.optimizers = Optimizers(self.file, self.steps)
         self._in_backward = False
         self._num_backward = 0
         self._since_step = 0  # backward passes that no optimizer has used
         self._clip: dict[str, Any] = {}  # of the coming step
         self._clipped_after = 0  # backward passes before the last clipping
         self._divisor: float | None = None
-        self._num_steps = 0
-        self._steps: list[Watched] = []  # that are running: an optimizer's step may call another's
         self._has_scaler = self._has_failed = False
         self._engines: list[str] = []  # whose objects were seen
 
@@ -88,43 +87,30 @@ class Recorder:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
-        if self._steps and not is_nested_step():
-            self._steps.clear()  # left by a step that raised an error
-        watched = self.optimizers.find(optimizer)
-        watched.read_lr()
-        self._steps.append(watched)
+        self.steps.begin(optimizer)
+        self.optimizers.find(optimizer).read_lr()
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
+        self.steps.end(optimizer)
+
+    def _record_step(self, optimizer: Any) -> None:
         watched = self.optimizers.find(optimizer)
-        while self._steps and self._steps.pop() is not watched:
-            pass
-        if watched in self._steps:
-            return  # its step called that of its base class
-        for outer in self._steps:
-            outer.is_wrapper = True
-        if not watched.is_wrapper:  # otherwise the optimizer inside it has taken the step
-            self._record_hooked(watched)
-
-    def _record_hooked(self, watched: Watched) -> None:
         # Set by a gradient scaler whose optimizer checks for overflows itself.
-        found_inf = getattr(watched.optimizer, "found_inf", None)
-        self._record(watched, {} if found_inf is None else {"i": readable(found_inf)})
-
-    def _record(self, watched: Watched, more: dict[str, Any]) -> None:
-        watched.record({**self._clip, "d": self._divisor, **more})
+        found_inf = None if watched.is_unseen else getattr(optimizer, "found_inf", None)
+        watched.record({**self._clip, "d": self._divisor, "i": readable(found_inf)})
         if watched.num_steps == 1:
             self._look_for_engines()
-        self._num_steps += 1
         self._since_step, self._clip, self._divisor = 0, {}, None
 
     def _notice_unseen_steps(self) -> None:
         """Records steps without hooks, as compiled ones are, by the version counter of a weight."""
-        if not self._since_step or self._steps:
+        if not self._since_step or self.steps.running:
             return
         for watched in self.optimizers.without_hooks():
             if watched.num_backward and watched.has_new_weights():
                 watched.read_lr()
-                self._record(watched, {"x": "unseen"})
+                watched.is_unseen = True
+                self.steps.add(watched.optimizer)
 
     def _look_for_engines(self) -> None:
         """Called where an engine must be alive; `deepspeed` is imported by programs that do not use it, too."""
@@ -181,9 +167,9 @@ class Recorder:
     def _on_zero_grad(self, optimizer: Any, module: Any = None) -> None:
         self._notice_unseen_steps()
         watched = None if optimizer is None else self.optimizers.find(optimizer)
-        if self._since_step and not self._steps:
+        if self._since_step and not self.steps.running:
             self._notice_discarded(watched, module)
-        if not self._steps:  # closures, too, delete gradients
+        if not self.steps.running:  # closures, too, delete gradients
             if watched is not None:
                 watched.num_backward = 0
             else:
@@ -222,9 +208,9 @@ class Recorder:
         self._has_scaler = True
 
     def _scaler_step(self, step: Any, scaler: Any, /, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        before = self._num_steps
+        before = self.steps.count
         result = step(scaler, optimizer, *args, **kwargs)
-        if self._num_steps == before:
+        if self.steps.count == before:
             self._quietly(self._note_skipped, optimizer)
         return result
 
@@ -260,22 +246,6 @@ class Recorder:
         end: dict[str, Any] = {"backward": self._num_backward, "unused": self._since_step, "engines": self._engines}
         end["positions"] = self.optimizers.positions()
         self.file.write({"end": {**end, "error": None if error is None else type(error).__name__}})
-
-
-def is_nested_step() -> bool:
-    """Whether the optimizer step that has called a hook runs inside another one."""
-    count, frame = 0, _outward(sys._getframe(1))
-    while frame is not None:  # in torch's function around steps
-        count += 1
-        frame = _outward(frame.f_back, frame.f_code)
-    return count > 1
-
-
-def _outward(frame: FrameType | None, code: CodeType | None = None) -> FrameType | None:
-    """The next frame of torch's module of optimizers, or of one of its functions, in the calling order."""
-    while frame is not None and (frame.f_code is not code if code else frame.f_code.co_filename != _OPTIMIZERS):
-        frame = frame.f_back
-    return frame
 
 
 def _wrap(
