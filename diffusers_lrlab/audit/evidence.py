@@ -207,9 +207,7 @@ def read_processes(folder: Path) -> list[AuditedProcess]:
 
 def _read_process(path: Path) -> AuditedProcess:
     process = AuditedProcess()
-    # The file is longer than what has been written, and a killed process may not have finished its last line.
-    lines = path.read_bytes().rstrip(b"\0").split(b"\n")[:-1]
-    for line in lines:
+    for line in path.read_bytes().split(b"\n")[:-1]:  # a killed process may not have finished the last one
         _take(process, json.loads(line))
     for optimizer in process.optimizers.values():
         # A weight may be changed before the first step. Where hooks see steps, they see all of them.

@@ -329,7 +329,7 @@ def test_a_full_disk_ends_the_records_and_not_the_program(tmp_path):
     import os
     def full(*_): raise OSError(28, "No space left on device")
     train(o := adam(), 5)
-    os.pwrite = full
+    os.write = full
     train(o, 2000)
     """
     audit = audit_of(program, tmp_path)

@@ -1,11 +1,8 @@
-"""File of records, one line of JSON each, mapped into memory. Writing needs no system call, and written records survive
-however the process ends.
-"""
+"""File of records, one line of JSON each, which survive however the process ends."""
 
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import platform
 import sys
@@ -14,7 +11,6 @@ from typing import Any
 
 import torch
 
-_SMALLEST, _LARGEST = 2**16, 2**20  # bytes by which a file grows
 _ENCODE = json.JSONEncoder(default=lambda value: value.tolist(), separators=(",", ":")).encode
 _FLUSH_AFTER = 1.0  # seconds that a value on a device may wait to be read
 
@@ -24,9 +20,7 @@ class RecordFile:
 
     def __init__(self, folder: str):
         self._folder = folder
-        self._file = -1
-        self._memory: mmap.mmap | None = None  # `None` if there is no room for it
-        self._size = self._position = 0
+        self._file: int | None = None  # `None` if it cannot be written
         self._process = -1
         self._waiting: list[dict[str, Any]] = []
         self._last_flush = 0.0
@@ -62,32 +56,24 @@ class RecordFile:
             self._write_line(record)
 
     def _write_line(self, record: dict[str, Any]) -> None:
+        if self._file is None:
+            return
         line = f"{_ENCODE(record)}\n".encode()
-        end = self._position + len(line)
-        if end > self._size:
-            self._grow(end)
-        if self._memory is not None:
-            self._memory[self._position : end] = line
-            self._position = end
-
-    def _grow(self, end: int) -> None:
-        """Makes room on the disk before it is mapped: an access without room would end the program."""
-        added = max(min(max(self._size, _SMALLEST), _LARGEST), end - self._size)
         try:
-            written = os.pwrite(self._file, bytes(added), self._size)
-            self._memory = mmap.mmap(self._file, self._size + written) if written == added else None
-            self._size += written
-        except (OSError, ValueError):
-            self._memory = None
+            is_written = os.write(self._file, line) == len(line)
+        except OSError:
+            is_written = False
+        if not is_written:  # no room on the disk: the records end here
+            self._file = None
 
     def _open(self) -> None:
-        self._process, self._waiting, self._memory, self._size, self._position = os.getpid(), [], None, 0, 0
+        self._process, self._waiting = os.getpid(), []
         rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
         path = os.path.join(self._folder, f"{rank}-{self._process}.jsonl")
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         except OSError:
-            self._file = -1
+            self._file = None
         header = {
             "torch": torch.__version__,
             "python": platform.python_version(),
