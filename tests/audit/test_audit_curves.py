@@ -38,7 +38,6 @@ CURVES = {
         "0 at update 0, highest at update 15 (0.001), falls and rises again 9 times between 0.0005 and 0.001, "
         "0.0009 at the last (90 % of the highest)",
     ),
-    "noise": (1e-3 * COSINE + 1e-7 * (N % 2), "0.001 at update 0, highest at update 0"),
 }
 
 
@@ -51,17 +50,10 @@ def test_a_curve_is_described_where_it_turns(name):
 STEPWISE = "o = adam(); s = {}; train(o, 300, step=s.step)"
 OVER = {
     "exponential": (STEPWISE.format("ExponentialLR(o, 0.9)"), "Below 0.1 % of the peak from update 66 of 300 on"),
-    "step": (STEPWISE.format("StepLR(o, 10, 0.1)"), "Below 0.1 % of the peak from update 40 of 300 on"),
     "milestones": (STEPWISE.format("MultiStepLR(o, [5, 9], 0.1)"), "At 1 % of the peak from update 9 of 300 on"),
-    "factor": (STEPWISE.format("MultiplicativeLR(o, lambda n: 0.9)"), "Below 0.1 % of the peak from update 66 of 300 on"),
-    "lambda": (STEPWISE.format("LambdaLR(o, lambda n: 0.95 ** n)"), "Below 0.1 % of the peak from update 135 of 300 on"),
     "cyclic": (
         STEPWISE.format("CyclicLR(o, 0, 1e-3, 5, mode='triangular2', cycle_momentum=False)"),
         "Below 0.1 % of the peak from update 98 of 300 on",
-    ),
-    "after a warm-up": (
-        STEPWISE.format("LambdaLR(o, lambda n: min(n / 10, 0.5 ** (n - 10)))"),
-        "Below 0.1 % of the peak from update 20 of 300 on",
     ),
     "to a floor": (
         STEPWISE.format("LambdaLR(o, lambda n: max(0.8 ** n, 0.01))"),
@@ -74,7 +66,6 @@ OVER = {
 }
 MEANT = {
     "cosine": STEPWISE.format("CosineAnnealingLR(o, 300)"),
-    "linear": STEPWISE.format("get_scheduler('linear', o, 0, 300)"),
     "a fourth power": STEPWISE.format("PolynomialLR(o, 300, 4)"),
     "exponential to a ten-thousandth": STEPWISE.format("ExponentialLR(o, 1e-4 ** (1 / 350))"),
     "a floor late": STEPWISE.format("LambdaLR(o, lambda n: max(0.98 ** n, 0.01))"),
@@ -83,10 +74,8 @@ MEANT = {
         s = LambdaLR(o, [lambda n: float(n < 50), lambda n: 1.0]); train(o, 300, step=s.step)
     """,
     "milestones late": STEPWISE.format("MultiStepLR(o, [150, 225], 0.1)"),
-    "one cycle": STEPWISE.format("OneCycleLR(o, 1e-3, 300)"),
     "constant after a warm-up": STEPWISE.format("LinearLR(o, 0.01, total_iters=3)"),
     "stairs up": "o = adam()\nfor n in range(5): o.param_groups[0]['lr'] = 1e-4 * (1 + n); train(o, 20)",
-    "no rate at all": "train(adam(lr=0.0), 300)",
 }
 NESTED = "s = get_scheduler('cosine', o, 10, 100)"
 RESUMED = {
@@ -96,14 +85,6 @@ RESUMED = {
     "nothing loaded": f"o = adam(); {NESTED}; train(o, 40, step=s.step); o = adam(); {NESTED}; train(o, 60, step=s.step)",
     "weights alone": "o = adam(); s = get_scheduler('cosine', o, 10, 100); train(o, 100, step=s.step)",
     "SGD": PAIRS["schedule_not_resumed"][1].replace("adam()", "torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)"),
-    "steps as numbers": """
-        class Own(torch.optim.SGD):
-            def step(self, closure=None):
-                super().step(closure)
-                for weight in model.parameters(): self.state[weight]['step'] = self.state[weight].get('step', 0) + 1
-        o = Own(model.parameters(), 1e-3); train(o, 40); state = o.state_dict()
-        o = Own(model.parameters(), 1e-3); o.load_state_dict(state); s = CosineAnnealingLR(o, 100); train(o, 60, step=s.step)
-    """,
     "steps of a group": """
         o = torch.optim.SGD(model.parameters(), 1e-3); o.param_groups[0]['step'] = 40
         s = CosineAnnealingLR(o, 100); train(o, 60, step=s.step)
@@ -153,7 +134,6 @@ AHEAD = {
         o.param_groups[0].update(lr=1e-4, initial_lr=1e-4)
         second = CosineAnnealingLR(o, 50); train(o, 50, step=second.step)
     """,
-    "two at once": "o = adam(); a = StepLR(o, 10); b = LinearLR(o, 0.1); train(o, step=lambda: (a.step(), b.step()))",
     "chained": "o = adam(); s = ChainedScheduler([LinearLR(o, 0.1), StepLR(o, 20)], o); train(o, step=s.step)",
 }
 REPLACED = """
@@ -206,9 +186,6 @@ def test_a_resume_without_the_state_of_the_scheduler_is_told_to_load_it(audits):
     assert "40 updates, by its own count, and the scheduler from its step 0" in findings[0].text
     assert "load the scheduler's state" in findings[0].text
     assert not audits["right"].sections[1].findings
-
-
-def test_a_scheduler_ahead_of_the_optimizer_after_a_resume_is_named(audits):
     (finding,) = audits["twice"].sections[1].findings
     assert finding.name == "schedule_not_resumed"
     assert "the scheduler from its step 80" in finding.text
@@ -220,7 +197,6 @@ def test_a_scheduler_ahead_of_the_optimizer_after_a_resume_is_named(audits):
         ("nothing loaded", False),
         ("weights alone", False),
         ("SGD", False),
-        ("steps as numbers", True),
         ("steps of a group", True),
         ("steps of Prodigy", True),
         ("a parameter that is no count", False),
@@ -265,7 +241,7 @@ def test_steps_without_updates_later_are_counted(audits):
 
 @pytest.mark.parametrize(
     "name",
-    ["per process", "forwarded after a load", "step(0) before", "one after the other", "two at once", "chained"],
+    ["per process", "forwarded after a load", "step(0) before", "one after the other", "chained"],
 )
 def test_a_scheduler_at_its_update_is_not_ahead(audits, name):
     assert not names_of(audits[name], len(audits[name].sections) - 1) - {"warmup_scaled"}
@@ -285,8 +261,5 @@ def test_an_expectation_counts_the_updates_of_the_optimizer(audits, name, holds)
     audit = make_audit([], 0, audits[name].processes, Expectation("cosine", 100, 10, 1e-3))
     assert audit.sections[1].comparison.first_update == 40
     assert audit.sections[1].comparison.holds == holds
-
-
-def test_updates_that_a_scaler_skipped_are_no_resume(audits):
-    audit = make_audit([], 0, audits["scaler"].processes, Expectation("cosine"))
-    assert audit.sections[0].comparison.first_update == 0
+    skipped = make_audit([], 0, audits["scaler"].processes, Expectation("cosine"))
+    assert skipped.sections[0].comparison.first_update == 0

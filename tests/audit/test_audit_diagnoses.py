@@ -1,6 +1,7 @@
 """Each diagnosis names the programs that it is about, and no others."""
 
 import numpy as np
+import printed
 import pytest
 from audit_programs import COMPILED, PAIRS, audit_of, audits_of_all, names_of
 
@@ -43,7 +44,6 @@ def test_a_right_program_has_no_findings(audits, right):
 
 # Correct programs whose learning rates or backward passes look unusual, and how many backward passes an update has.
 RIGHT = {
-    "a cosine by epoch": "o = adam(); s = CosineAnnealingLR(o, 4)\nfor _ in range(4): train(o, 10); s.step()",
     "a single epoch": "o = adam(); s = StepLR(o, 1); train(o, 20); s.step()",
     "a restart at the end": "o = adam(); s = CosineAnnealingWarmRestarts(o, 10)\nfor _ in range(11): train(o, 4); s.step()",
     "a square": "o = adam(1e-4); s = PolynomialLR(o, 100, 2); train(o, 100, step=s.step)",
@@ -66,7 +66,6 @@ RIGHT = {
             for weight in model.parameters(): torch.nn.utils.clip_grad_norm_([weight], 1e4)
         train(adam(), accumulation=2, before_step=clip)
     """,
-    "a minimum": "o = adam(); s = CosineAnnealingLR(o, 40, eta_min=3e-4); train(o, step=s.step)",
     "one cycle": "o = adam(); s = OneCycleLR(o, 1e-2, total_steps=40); train(o, step=s.step)",
     "adversarial": """
         d, g = torch.nn.Linear(4, 1), adam()
@@ -164,3 +163,11 @@ def test_the_remedy_of_a_resumed_run_counts_the_updates_before(audits):
     (_, later) = audits["resumed"].sections
     assert later.evidence.taken == 40
     assert "make it for 40 steps" in later.findings[0].text
+
+
+def test_the_printed_report(tmp_path):
+    page = "docs/tutorials/which-curve-ran.md"
+    (block,) = (each for each in printed.blocks("") if each.page == page and "LR audit: AdamW" in each.code)
+    program = printed.block_with("for micro_batch in range(400)", "python")
+    assert program.page == page
+    assert block.code.splitlines() == [*lines_of(audit_of(program.code, tmp_path)), "Wrote lr_audit.png and lr_audit.json."]

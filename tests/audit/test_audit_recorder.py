@@ -240,12 +240,10 @@ def test_an_exception_leaves_the_audit_of_what_ran(tmp_path):
 
 EXPECTED = {
     "right": (Expectation("cosine", num_warmup_steps=4), None),
-    "its length": (Expectation("cosine", 40, 4), None),
     "its peak": (Expectation("cosine", 40, 4, 1e-3), None),
     "other peak": (Expectation("cosine", 40, 4, 2e-3), 1),
     "no warm-up": (Expectation("cosine"), 0),
     "longer": (Expectation("cosine", 50, 4), 5),
-    "shorter": (Expectation("cosine", 39, 4), 5),
     "other": (Expectation("linear", num_warmup_steps=4), 5),
 }
 
@@ -265,9 +263,6 @@ def test_a_run_too_short_for_the_expectation_is_still_reported(audits):
     assert not audit.holds
     assert "Expected cosine: cannot be compared. Warm-up of 50 updates does not fit" in "\n".join(lines_of(audit))
     assert as_json(audit)["as_expected"] is False
-
-
-def test_counts_in_the_file_are_whole_numbers(audits):
     section = as_json(audits["expected"])["optimizers"][0]
     assert section["scheduler_steps"] == list(range(40))
     assert {*map(type, section["scheduler_steps"] + section["backward_passes"])} == {int}
