@@ -37,7 +37,7 @@ def cost_alone(trainer, batch, repeats=300):
     observer, losses = trainer.log.observer, torch.rand(batch)
     timesteps = [trainer.run.objective.draw(update)[:batch] for update in range(repeats)]
     adding = statistics.median(milliseconds(observer.add, part, losses) for part in timesteps)
-    reading = statistics.median(milliseconds(observer.read_sums, update, update + 9) for update in range(repeats))
+    reading = statistics.median(milliseconds(observer.add_row, update, update + 9) for update in range(repeats))
     return adding, reading
 
 

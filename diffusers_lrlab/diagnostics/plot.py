@@ -106,8 +106,8 @@ def _validation_lines(axes: Axes, rows: _Rows) -> None:
     axes.set_title(title, fontsize=8)
 
 
-def plot_timesteps(table: pa.Table, path: Path, other_titles: dict[str, str] | None = None) -> None:
-    """Plots losses, gradients and density by noise level, from `lrlab/timesteps.parquet`; titles by column."""
+def plot_timesteps(table: pa.Table, path: Path) -> None:
+    """Plots losses, gradients and density by noise level, from `lrlab/timesteps.parquet`."""
     rows = _Rows(table)
     pairs = [("loss_mean", "validation_loss"), ("asked_share", "share"), ("grad_norm", "grad_noise_scale")]
     pairs = [pair for pair in pairs if any(map(rows.has, pair))]
@@ -117,7 +117,6 @@ def plot_timesteps(table: pa.Table, path: Path, other_titles: dict[str, str] | N
         "share": "drawn / uniform",
         "grad_norm": "gradient norm at fixed probes",
         "grad_noise_scale": "gradient noise scale, in images",
-        **(other_titles or {}),
     }
     figure = new_figure(7.2, 2.2 * len(pairs), dpi=130)
     panels = figure.subplots(len(pairs), 2, squeeze=False)

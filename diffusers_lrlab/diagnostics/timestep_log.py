@@ -1,4 +1,4 @@
-"""Losses per bin of timesteps, summed on the device and read at logging points, and their table.
+"""The log of losses by noise level: sums per bin of timesteps on the device, read at logging points, and their table.
 
 `lrlab/timesteps.parquet` is written as a whole at checkpoints and at the end, and read back to resume.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,22 +62,6 @@ def bin_starts(num_bins: int, num_train_timesteps: int) -> np.ndarray:
     return -(-np.arange(num_bins + 1) * num_train_timesteps // num_bins)
 
 
-class TimestepLosses:
-    """Number, sum and sum of squares of this process's losses in each bin of [`bin_starts`]."""
-
-    def __init__(self, starts: np.ndarray, device: torch.device):
-        bins = torch.repeat_interleave(torch.arange(len(starts) - 1), torch.from_numpy(np.diff(starts)))
-        # The bin of each timestep: float64 of shape (T, bins).
-        self.one_hot = torch.nn.functional.one_hot(bins, len(starts) - 1).double().to(device)
-        self.sums = torch.zeros(3, len(starts) - 1, dtype=torch.float64, device=device)
-
-    def add(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
-        """Adds the unweighted losses of images; both of shape `(num_images,)` on the device."""
-        losses = losses.detach().double()
-        # Not index_add_, whose order of summation is not fixed on a GPU.
-        self.sums += torch.stack([torch.ones_like(losses), losses, losses.square()]) @ self.one_hot[timesteps]
-
-
 class SpikeDetector:
     """Flags losses far above the running median of their bin, by the running median deviation."""
 
@@ -104,11 +88,31 @@ class SpikeDetector:
         return spikes
 
 
-class TimestepLog:
-    """The rows of `lrlab/timesteps.parquet`, stored by column: a long run has a million of them."""
+def _of_one_process(sums: torch.Tensor) -> torch.Tensor:
+    return sums
 
-    def __init__(self, num_bins: int, num_train_timesteps: int):
-        self.starts = bin_starts(num_bins, num_train_timesteps)
+
+class TimestepLog:
+    """
+    The losses of images by noise level, from [`add`] to a row for each bin.
+
+    `gather` joins tensors of all processes along their first dimension. The rows are those of `lrlab/timesteps.parquet`,
+    stored by column: a long run has a million of them.
+    """
+
+    def __init__(
+        self,
+        num_bins: int,
+        num_train_timesteps: int,
+        device: torch.device | str = "cpu",
+        gather: Callable[[torch.Tensor], torch.Tensor] = _of_one_process,
+    ):
+        self.starts, self.gather = bin_starts(num_bins, num_train_timesteps), gather
+        bins = torch.repeat_interleave(torch.arange(num_bins), torch.from_numpy(np.diff(self.starts)))
+        # The bin of each timestep: float64 of shape (T, bins).
+        self._one_hot = torch.nn.functional.one_hot(bins, num_bins).double().to(device)
+        # Number, sum and sum of squares of this process's losses in each bin since the last row.
+        self.sums = torch.zeros(3, num_bins, dtype=torch.float64, device=device)
         self.labels = [f"{first} to {next_one - 1}" for first, next_one in itertools.pairwise(self.starts)]
         self.last_means = dict.fromkeys(self.labels, math.nan)  # losses by label; NaN in bins without images
         self._table: pa.Table | None = None
@@ -137,18 +141,30 @@ class TimestepLog:
 
         return pc.sum(self.table["loss_spike"]).as_py() or 0
 
+    def add(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
+        """Adds the unweighted losses of images, both of shape `(num_images,)` on the device, without waiting for it."""
+        losses = losses.detach().double()
+        # Not index_add_, whose order of summation is not fixed on a GPU.
+        self.sums += torch.stack([torch.ones_like(losses), losses, losses.square()]) @ self._one_hot[timesteps]
+
     def _add(self, update: int, columns: dict[str, Any]) -> None:
         for index in range(self.num_bins):
             row = {"update": update, "bin": index, "first_timestep": int(self.starts[index])}
             row["last_timestep"] = int(self.starts[index + 1]) - 1
             self._fresh.append({**row, **{key: values[index] for key, values in columns.items()}})
 
-    def add_losses(self, update: int, sums: torch.Tensor, expected: np.ndarray | None) -> list[int]:
+    def take_sums(self) -> np.ndarray:
+        """The sums of all processes since the last call, by all processes at once."""
+        sums = self.gather(self.sums[None]).sum(0).cpu().numpy()
+        self.sums.zero_()
+        return sums
+
+    def add_row(self, update: int, sums: np.ndarray, expected: np.ndarray | None) -> list[int]:
         """
-        Adds the sums of [`TimestepLosses`] over all processes up to `update`, beside the expected probabilities `(T,)` of
-        these updates, if known. Returns the bins whose loss is a spike.
+        Adds the sums of the losses up to `update`, beside the expected probabilities `(T,)` of these updates, if known.
+        Returns the bins whose loss is a spike.
         """
-        counts, totals, squares = sums.numpy()
+        counts, totals, squares = sums
         with np.errstate(invalid="ignore", divide="ignore"):
             means = totals / counts
             variances = np.maximum(squares / counts - means**2, 0)

@@ -8,7 +8,7 @@ from ..core.environment import cpu_computes_in_bf16
 from ..core.spec import shown_spec
 from ..core.words import counted, plural, singular, times
 from ..data.labels import describe_classes
-from ..diagnostics.gradients import NUM_PROBES
+from ..diagnostics.observer import NUM_PROBES
 from ..optimizers.scaling import scaling_warning
 from ..optimizers.timescales import NO_EFFECT
 from ..schedules.resolve import double_decay

@@ -67,7 +67,7 @@ class RunLog:
         }
         row = {key: value for key, value in row.items() if value is not None}
         first = (run.update - 1) // run.config.logging_steps * run.config.logging_steps
-        if self.observer is not None and loss is not None and (spikes := self.observer.read_sums(first, run.update - 1)):
+        if self.observer is not None and loss is not None and (spikes := self.observer.add_row(first, run.update - 1)):
             row["loss_spike_bins"] = spikes
         if (began := run.objective.sampler.began()) and began > first:
             self._say(f"{run.config.timestep_sampler}: its own density of the timesteps began at update {began:,}.")

@@ -1,4 +1,4 @@
-"""What a run knows of its noise levels: sums, rows, spikes, gradients, the file and the picture."""
+"""Diagnostics of a run by noise level: its log of losses, spikes, gradients, the file and the plot."""
 
 import itertools
 import json
@@ -16,12 +16,11 @@ from safetensors.numpy import load_file
 
 from diffusers_lrlab.core.plotting import new_figure
 from diffusers_lrlab.data.batch import Batch
-from diffusers_lrlab.diagnostics.gradients import GradientProbes
+from diffusers_lrlab.diagnostics.observer import GradientProbes
 from diffusers_lrlab.diagnostics.plot import _heat_map, _Rows, plot_timesteps
 from diffusers_lrlab.diagnostics.timestep_log import (
     SpikeDetector,
     TimestepLog,
-    TimestepLosses,
     bin_starts,
     expected_probabilities,
     read_timesteps,
@@ -36,36 +35,14 @@ pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 
 
-def rows_of(log):
-    return log.table.to_pylist()
+def column(log, name):
+    return log.table[name].to_pylist()
 
 
-# --- bins ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_train_timesteps", [1, 2, 7, 10, 50, 333, 1000])
-def test_bins_cover_every_timestep_once(num_train_timesteps):
-    for num_bins in {1, 2, 3, 7, 10, 49, num_train_timesteps - 1, num_train_timesteps}:
-        if 1 <= num_bins <= num_train_timesteps:
-            starts = bin_starts(num_bins, num_train_timesteps)
-            parts = [range(first, end) for first, end in itertools.pairwise(starts.tolist())]
-            assert [*itertools.chain(*parts)] == [*range(num_train_timesteps)]
-            sizes = {len(part) for part in parts}
-            assert min(sizes) >= 1
-            assert max(sizes) - min(sizes) <= 1
-
-
-def test_bins_that_divide_the_timesteps_are_equal():
-    assert bin_starts(4, 1000).tolist() == [0, 250, 500, 750, 1000]
-
-
-# --- sums of losses --------------------------------------------------------------------------------------------------
-
-
-def by_numpy(starts, timesteps, losses):
-    """Number, mean and variance of the losses in each bin."""
-    parts = [losses[(timesteps >= first) & (timesteps < end)] for first, end in itertools.pairwise(starts)]
-    return [(len(part), part.mean() if len(part) else None, part.var() if len(part) else None) for part in parts]
+def add_row(log, update, timesteps, losses, expected=None):
+    log.add(torch.as_tensor(timesteps), torch.as_tensor(losses))
+    num = log.starts[-1]
+    return log.add_row(update, log.take_sums(), np.full(num, 1 / num) if expected is None else expected)
 
 
 def random_losses(count, seed=0, num_timesteps=1000):
@@ -73,82 +50,72 @@ def random_losses(count, seed=0, num_timesteps=1000):
     return generator.integers(0, num_timesteps, count), generator.lognormal(size=count).astype(np.float32)
 
 
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_bins", "num_timesteps"), [(1, 1), (3, 7), (10, 333), (49, 50), (4, 1000)])
+def test_bins_cover_every_timestep_once_and_are_nearly_equal(num_bins, num_timesteps):
+    sizes = np.diff(bin_starts(num_bins, num_timesteps))
+    assert sizes.sum() == num_timesteps
+    assert sizes.min() >= 1
+    assert sizes.max() - sizes.min() <= 1
+
+
 @pytest.mark.parametrize(("num_bins", "num_timesteps"), [(1, 1000), (10, 1000), (7, 50), (50, 50)])
-def test_sums_and_rows_agree_with_numpy(num_bins, num_timesteps):
-    log = TimestepLog(num_bins, num_timesteps)
-    sums = TimestepLosses(log.starts, CPU)
+def test_rows_agree_with_numpy(num_bins, num_timesteps):
+    log, asked = TimestepLog(num_bins, num_timesteps), np.random.default_rng(1).dirichlet(np.ones(num_timesteps))
     timesteps, losses = random_losses(300, num_timesteps=num_timesteps)
-    for part in np.array_split(np.arange(300), 7):  # of unequal lengths
-        sums.add(torch.from_numpy(timesteps[part]), torch.from_numpy(losses[part]))
-    asked = np.random.default_rng(1).dirichlet(np.ones(num_timesteps))
-    assert log.add_losses(41, sums.sums, asked) == []
-
-    expected = by_numpy(log.starts, timesteps, losses.astype(np.float64))
-    assert [row["num_samples"] for row in rows_of(log)] == [count for count, _, _ in expected]
-    for key, place in (("loss_mean", 1), ("loss_variance", 2)):
-        np.testing.assert_allclose(
-            [row[key] for row in rows_of(log)], [each[place] for each in expected], rtol=1e-9, atol=1e-12
-        )
-    assert [row["share"] for row in rows_of(log)] == [count / 300 for count, _, _ in expected]
-    for row in rows_of(log):
-        inside = asked[row["first_timestep"] : row["last_timestep"] + 1]
-        assert row["asked_share"] == pytest.approx(inside.sum(), rel=1e-12)
-    assert [(row["update"], row["bin"], row["loss_spike"]) for row in rows_of(log)] == [
-        (41, n, False) for n in range(num_bins)
+    for part in np.array_split(np.arange(290), 7):  # of unequal lengths
+        log.add(torch.from_numpy(timesteps[part]), torch.from_numpy(losses[part]))
+    assert add_row(log, 41, timesteps[290:], losses[290:], asked) == []
+    bounds = [*itertools.pairwise(log.starts.tolist())]
+    parts = [losses[(timesteps >= first) & (timesteps < end)].astype(np.float64) for first, end in bounds]
+    assert column(log, "num_samples") == [len(part) for part in parts]
+    assert column(log, "share") == [len(part) / 300 for part in parts]
+    for name, function in (("loss_mean", np.mean), ("loss_variance", np.var)):
+        expected = [function(part) if len(part) else None for part in parts]
+        np.testing.assert_allclose(column(log, name), expected, rtol=1e-9, atol=1e-12)
+    assert column(log, "asked_share") == pytest.approx([asked[first:end].sum() for first, end in bounds], rel=1e-12)
+    assert [*zip(column(log, "first_timestep"), column(log, "last_timestep"), strict=True)] == [
+        (first, end - 1) for first, end in bounds
     ]
-    assert rows_of(log)[0]["first_timestep"] == 0
-    assert rows_of(log)[-1]["last_timestep"] == num_timesteps - 1
-    assert sum(row["share"] for row in rows_of(log)) == pytest.approx(1)
-    assert sum(row["asked_share"] for row in rows_of(log)) == pytest.approx(1)
+    assert (column(log, "update"), column(log, "bin")) == ([41] * num_bins, [*range(num_bins)])
+    assert not log.take_sums().any()
 
 
-def test_losses_of_many_images_that_are_alike_have_no_variance_below_0():
-    log = TimestepLog(1, 10)
-    sums = TimestepLosses(log.starts, CPU)
-    sums.add(torch.zeros(1000, dtype=torch.int64), torch.full((1000,), 0.1))
-    log.add_losses(0, sums.sums, np.full(10, 0.1))
-    assert 0 <= rows_of(log)[0]["loss_variance"] < 1e-12
-
-
-def test_bins_without_images_have_no_loss():
+def test_bins_without_images_have_no_loss_and_equal_losses_no_variance_below_0():
     log = TimestepLog(4, 8)
-    sums = TimestepLosses(log.starts, CPU)
-    sums.add(torch.tensor([2, 3, 3]), torch.tensor([1.0, 2.0, 3.0]))
-    assert log.add_losses(0, sums.sums, np.full(8, 1 / 8)) == []
-    assert [row["num_samples"] for row in rows_of(log)] == [0, 3, 0, 0]
-    assert [row["share"] for row in rows_of(log)] == [0, 1, 0, 0]
-    assert [row["loss_mean"] for row in rows_of(log)] == [None, 2, None, None]
-    assert [row["loss_variance"] for row in rows_of(log)] == [None, pytest.approx(2 / 3), None, None]
+    assert add_row(log, 0, [2, 3, 3], [1.0, 2.0, 3.0]) == []
+    assert column(log, "num_samples") == [0, 3, 0, 0]
+    assert column(log, "share") == [0, 1, 0, 0]
+    assert column(log, "loss_mean") == [None, 2, None, None]
+    assert column(log, "loss_variance") == [None, pytest.approx(2 / 3), None, None]
+    log = TimestepLog(1, 10)
+    add_row(log, 0, torch.zeros(1000, dtype=torch.int64), torch.full((1000,), 0.1))
+    assert 0 <= column(log, "loss_variance")[0] < 1e-12
 
 
 def test_validation_losses_are_means_over_bins():
     log = TimestepLog(4, 100)
-    timesteps = np.array([0, 24, 25, 49, 75, 99])
     losses = {"validation_loss": np.array([1.0, 2, 3, 5, 7, 8]), "validation_loss_ema": np.arange(6.0)}
-    log.add_validation(6, timesteps, losses)
-    assert [row["validation_loss"] for row in rows_of(log)] == [1.5, 4, None, 7.5]
-    assert [row["validation_loss_ema"] for row in rows_of(log)] == [0.5, 2.5, None, 4.5]
-    assert {row["update"] for row in rows_of(log)} == {6}
+    log.add_validation(6, np.array([0, 24, 25, 49, 75, 99]), losses)
+    assert column(log, "validation_loss") == [1.5, 4, None, 7.5]
+    assert column(log, "validation_loss_ema") == [0.5, 2.5, None, 4.5]
+    assert column(log, "update") == [6] * 4
 
 
-# --- what was asked for ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["uniform", "clts", "clts_reversed", "easy_to_hard", "banded"])
-@pytest.mark.parametrize(("first", "last"), [(0, 0), (3, 9), (0, 99)])
-def test_the_density_asked_for_is_the_mean_over_updates(name, first, last):
+@pytest.mark.parametrize("name", ["uniform", "clts", "easy_to_hard", "banded"])
+@pytest.mark.parametrize(("first", "last"), [(3, 3), (0, 99)])
+def test_the_expected_density_is_the_mean_over_updates(name, first, last):
     sampler = get_timestep_sampler(name, 50, 100)
     expected = torch.stack([sampler.probabilities(update) for update in range(first, last + 1)]).mean(dim=0)
     np.testing.assert_allclose(expected_probabilities(sampler, first, last), expected, rtol=1e-12, atol=1e-15)
 
 
-def test_long_intervals_are_averaged_closely_enough():
+def test_the_expected_density_of_long_intervals_and_of_samplers_that_follow_losses():
     sampler = get_timestep_sampler("clts", 10, 5000)
     every = sampler.probabilities(np.arange(4000)).mean(dim=0)
     np.testing.assert_allclose(expected_probabilities(sampler, 0, 3999), every, rtol=1e-3)
-
-
-def test_the_density_of_a_sampler_that_follows_losses_is_that_of_now():
     sampler = get_timestep_sampler("loss_second_moment:history=1", 4)
     assert expected_probabilities(sampler, 0, 9).tolist() == [0.25] * 4
     sampler.observe(torch.arange(4), torch.tensor([1.0, 2.0, 3.0, 4.0]))
@@ -161,22 +128,16 @@ def test_the_density_of_a_sampler_that_follows_losses_is_that_of_now():
 
 def test_a_jump_is_a_spike_once_there_is_something_to_compare_with():
     losses = np.random.default_rng(0).lognormal(sigma=0.1, size=60)
-    for length in (5, 19, 20, 21, 60):
+    for length in (19, 20, 60):
         detector = SpikeDetector(2)
         # The other bin has images once only, and knows nothing of this one.
         assert not any(detector.flag(np.array([loss, np.nan])).any() for loss in losses[:length])
         assert detector.flag(np.array([5.0, 5.0])).tolist() == [length >= 20, False]
 
 
-def test_falling_losses_and_noise_are_no_spikes():
-    generator = np.random.default_rng(0)
-    for _ in range(20):
-        detector = SpikeDetector(1)
-        noise = generator.lognormal(sigma=0.3, size=200)
-        assert not any(detector.flag(np.array([loss])) for loss in noise * np.linspace(1, 0.1, 200))
-
-
-def test_losses_that_do_not_move_at_all_are_no_spikes():
+def test_falling_and_constant_losses_are_no_spikes():
+    noise, detector = np.random.default_rng(0).lognormal(sigma=0.3, size=(20, 200)), SpikeDetector(20)
+    assert not any(detector.flag(losses).any() for losses in (noise * np.linspace(1, 0.1, 200)).T)
     detector = SpikeDetector(1)
     assert not any(detector.flag(np.array([0.5])) for _ in range(50))
     assert not detector.flag(np.array([0.52]))
@@ -200,27 +161,15 @@ def test_the_window_of_each_bin_is_that_of_a_plain_list():
         assert detector.flag(losses).tolist() == expected
 
 
-def test_a_spike_is_written_into_row_and_result():
-    log, sums = TimestepLog(3, 30), TimestepLosses(bin_starts(3, 30), CPU)
-    for update in range(31):
-        sums.sums.zero_()
-        sums.add(torch.tensor([5, 15, 25]), torch.tensor([1.0, 5.0 if update == 30 else 1.0, 1.0]) + 0.01 * (update % 3))
-        assert log.add_losses(update, sums.sums, np.full(30, 1 / 30)) == ([1] if update == 30 else [])
-    assert [(row["update"], row["bin"]) for row in rows_of(log) if row["loss_spike"]] == [(30, 1)]
-
-
-# --- going back ------------------------------------------------------------------------------------------------------
+# --- resumed ---------------------------------------------------------------------------------------------------------
 
 
 def add_update(log, update):
-    """What a run adds in one update: losses every second one, validation every third, gradients every fifth."""
+    """The rows of one update: losses at every second one, validation at every third, gradients at every fifth."""
     generator = np.random.default_rng(update)
     if update % 2 == 1:
-        sums = TimestepLosses(log.starts, CPU)
         timesteps, losses = random_losses(5, seed=update, num_timesteps=20)  # so that bins stay empty
-        losses = np.exp(0.1 * np.log(losses)) * (9 if update in (61, 71) else 1)
-        sums.add(torch.from_numpy(timesteps), torch.from_numpy(losses))
-        log.add_losses(update, sums.sums, np.full(20, 1 / 20))
+        add_row(log, update, timesteps, np.exp(0.1 * np.log(losses)) * (9 if update in (61, 71) else 1))
     done = update + 1
     if done % 3 == 0:
         log.add_validation(done, np.arange(20), {"validation_loss": generator.random(20)})
@@ -228,71 +177,38 @@ def add_update(log, update):
         log.add_gradients(done, generator.random(4).tolist(), [1.0, math.nan, 2.0, 3.0])
 
 
-@pytest.mark.parametrize("stopped", [30, 31, 33, 35, 62, 72, 80])
-def test_a_log_that_was_restored_goes_on_as_if_it_had_not_been(tmp_path, stopped):
+@pytest.mark.parametrize("stopped", [30, 31, 33, 35, 62, 72])
+def test_a_restored_log_goes_on_as_if_it_had_not_been_stopped(tmp_path, stopped):
     whole, first, second = TimestepLog(4, 20), TimestepLog(4, 20), TimestepLog(4, 20)
     for update in range(100):
         add_update(whole, update)
-    assert any(row.get("loss_spike") for row in rows_of(whole))
-    # As far as a run went that was killed some time after its checkpoint.
-    for update in range(stopped + 7):
+    assert any(column(whole, "loss_spike"))
+    for update in range(stopped + 7):  # of a run that was killed some time after its checkpoint
         add_update(first, update)
     write_timesteps(first.table, tmp_path / "first")
     second.restore(read_timesteps(tmp_path / "first"), stopped)
     for update in range(stopped, 100):
         add_update(second, update)
-    write_timesteps(whole.table, tmp_path / "whole")
-    write_timesteps(second.table, tmp_path / "second")
+    for name, log in (("whole", whole), ("second", second)):
+        write_timesteps(log.table, tmp_path / name)
     assert read_timesteps(tmp_path / "second") == read_timesteps(tmp_path / "whole")
+    assert pq.read_table(tmp_path / "whole").schema.equals(table_schema())
 
 
-def test_restoring_keeps_bins_without_validation_images(tmp_path):
-    """Of a validation right at the checkpoint; with few images some bins have none."""
+def test_restoring_keeps_a_validation_at_the_checkpoint_and_forgets_losses_that_come_again():
+    """A row of losses has the number of its last update, one of validation the number done before."""
     log = TimestepLog(4, 20)
-    log.add_losses(5, TimestepLosses(log.starts, CPU).sums + 1, np.full(20, 1 / 20))
-    log.add_validation(6, np.array([2, 12]), {"validation_loss": np.array([1.0, 2.0])})
-    write_timesteps(log.table, tmp_path / "rows")
-    restored = TimestepLog(4, 20)
-    restored.restore(read_timesteps(tmp_path / "rows"), 6)
-    assert [(row["update"], row["bin"]) for row in rows_of(restored)] == [
-        (row["update"], row["bin"]) for row in rows_of(log)
-    ]
-
-
-def test_restoring_forgets_losses_of_the_update_that_is_done_again():
-    """A row of losses tells the last update in it, one of validation the number done: 6 is after the one, at the other."""
-    log = TimestepLog(1, 10)
     for update in (5, 6):
-        log.add_losses(update, torch.ones(3, 1, dtype=torch.float64), np.full(10, 0.1))
-    log.add_validation(6, np.array([5]), {"validation_loss": np.array([1.0])})
-    log.add_validation(7, np.array([5]), {"validation_loss": np.array([1.0])})
+        log.add_row(update, np.ones((3, 4)), np.full(20, 1 / 20))
+        log.add_validation(update + 1, np.array([2, 12]), {"validation_loss": np.array([1.0, 2.0])})  # not in every bin
     log.restore(log.table, 6)
-    kept = [(row["update"], row["loss_mean"] is not None) for row in rows_of(log)]
-    assert kept == [(5, True), (6, False)]
+    assert column(log, "update") == [5] * 4 + [6] * 4
+    assert column(log, "loss_mean") == [1] * 4 + [None] * 4
+    assert column(log, "validation_loss") == [None] * 4 + [1, None, 2, None]
 
 
-# --- the file --------------------------------------------------------------------------------------------------------
-
-
-def test_rows_survive_the_file(tmp_path):
-    log = TimestepLog(4, 20)
-    for update in range(10):
-        add_update(log, update)
-    path = tmp_path / "timesteps.parquet"
-    write_timesteps(log.table, path)
-    assert read_timesteps(path).equals(log.table)
-    table = pq.read_table(path)
-    assert table.schema.equals(table_schema())
-    for name in table_schema().names:
-        present = [row.get(name) is not None for row in rows_of(log)]
-        assert table[name].is_valid().to_pylist() == present
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]
-
-
-def test_a_file_that_is_not_there_has_no_rows(tmp_path):
+def test_a_missing_file_has_no_rows(tmp_path):
     assert read_timesteps(tmp_path / "none").num_rows == 0
-    write_timesteps(TimestepLog(2, 10).table, tmp_path / "empty")
-    assert read_timesteps(tmp_path / "empty").num_rows == 0
 
 
 # --- gradients -------------------------------------------------------------------------------------------------------
@@ -352,27 +268,17 @@ def test_gradients_agree_with_ordinary_ones(num_bins):
         assert noise_scale == pytest.approx(trace / squared_norm, rel=1e-3)
 
 
-@pytest.mark.parametrize(("num_bins", "num_timesteps"), [(1, 100), (4, 100), (7, 100), (100, 100), (1, 5)])
+@pytest.mark.parametrize(("num_bins", "num_timesteps"), [(1, 100), (7, 100), (100, 100), (1, 5)])
 def test_probes_are_spread_over_their_bin(num_bins, num_timesteps):
     starts = bin_starts(num_bins, num_timesteps)
     probes = GradientProbes(Batch(IMAGES), PROCESS, starts, CPU)
     for timesteps, first, end in zip(probes.timesteps, starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-        assert len(timesteps) == 32
-        assert {*timesteps.tolist()} <= {*range(first, end)}
         counts = torch.bincount(timesteps - first, minlength=end - first)
+        assert counts.sum() == 32
+        assert len(counts) == end - first
         assert counts.max() - counts.min() <= 1
-        # The groups stand for the same noise levels.
-        means = timesteps.view(4, 8).double().mean(dim=1)
+        means = timesteps.view(4, 8).double().mean(dim=1)  # the groups stand for the same noise levels
         assert means.max() - means.min() <= max(1, (end - first) / 8)
-
-
-@pytest.mark.parametrize(("count", "known"), [(32, True), (31, False), (1, False)])
-def test_groups_that_share_images_have_no_noise_scale(count, known):
-    """They are not independent, and the noise would look smaller than it is."""
-    probes = GradientProbes(Batch(torch.zeros(count, 1, 64, 64)), PROCESS, bin_starts(2, 100), CPU)
-    norms, noise_scales = probes(Constant(torch.full((1, 64, 64), 0.5)))
-    assert all(map(math.isfinite, norms))
-    assert [math.isfinite(scale) for scale in noise_scales] == [known] * 2
 
 
 class Constant(torch.nn.Module):
@@ -386,13 +292,17 @@ class Constant(torch.nn.Module):
         return output(self.values.expand_as(noisy_images))
 
 
-@pytest.mark.parametrize("size", [0.25, 0.5, 1.0])
-def test_the_noise_scale_is_that_of_a_model_whose_gradient_is_known(size):
-    """The covariance has the trace 4 / pixels and the squared norm is 4 w^2 / pixels: the noise scale is 1 / w^2."""
-    probes = GradientProbes(Batch(torch.zeros(32, 1, 64, 64)), PROCESS, bin_starts(2, 100), CPU)
+@pytest.mark.parametrize(("size", "count"), [(0.25, 32), (1.0, 32), (0.5, 31)])
+def test_the_noise_scale_is_that_of_a_model_whose_gradient_is_known(size, count):
+    """
+    The covariance has the trace 4 / pixels and the squared norm is 4 w^2 / pixels: the noise scale is 1 / w^2.
+
+    Groups that share images are not independent, so there is none.
+    """
+    probes = GradientProbes(Batch(torch.zeros(count, 1, 64, 64)), PROCESS, bin_starts(2, 100), CPU)
     norms, noise_scales = probes(Constant(torch.full((1, 64, 64), size)))
-    assert noise_scales == pytest.approx([1 / size**2] * 2, rel=0.1)
     assert norms == pytest.approx([2 * math.sqrt(size**2 + 1 / 32) / 64] * 2, rel=0.05)
+    assert noise_scales == pytest.approx([1 / size**2 if count == 32 else math.nan] * 2, rel=0.1, nan_ok=True)
 
 
 def test_a_gradient_of_nothing_but_noise_has_no_noise_scale():
@@ -402,8 +312,7 @@ def test_a_gradient_of_nothing_but_noise_has_no_noise_scale():
     assert math.isnan(noise_scales[0])
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("grad_enabled", [True, False])
+@pytest.mark.parametrize(("training", "grad_enabled"), [(True, False), (False, True)])
 def test_probes_leave_everything_as_it_is(training, grad_enabled):
     model = ProbedModel().train(training)
     for number, parameter in enumerate(model.parameters()):
@@ -425,17 +334,13 @@ def test_probes_leave_everything_as_it_is(training, grad_enabled):
         assert parameter.grad is None if gradient is None else torch.equal(parameter.grad, gradient)
 
 
-# --- the picture -----------------------------------------------------------------------------------------------------
+# --- the plot --------------------------------------------------------------------------------------------------------
 
 
 def some_rows(num_bins=4, num_updates=40, validation=True, gradients=True, validation_timesteps=range(100)):
-    log = TimestepLog(num_bins, 100)
-    generator = np.random.default_rng(0)
+    log, generator = TimestepLog(num_bins, 100), np.random.default_rng(0)
     for update in range(num_updates):
-        sums = TimestepLosses(log.starts, CPU)
-        timesteps, losses = random_losses(6, seed=update, num_timesteps=100)
-        sums.add(torch.from_numpy(timesteps), torch.from_numpy(losses))
-        log.add_losses(update, sums.sums, np.full(100, 1 / 100))
+        add_row(log, update, *random_losses(6, seed=update, num_timesteps=100))
         if validation and (update + 1) % 5 in (0, num_updates % 5):
             timesteps = np.array(validation_timesteps)
             log.add_validation(update + 1, timesteps, {"validation_loss": generator.random(len(timesteps))})
@@ -447,138 +352,84 @@ def some_rows(num_bins=4, num_updates=40, validation=True, gradients=True, valid
 @pytest.mark.parametrize("key", ["asked_share", "share"])
 def test_a_uniform_density_is_one_in_bins_of_any_width(key):
     log = TimestepLog(3, 5)
-    sums = TimestepLosses(log.starts, CPU)
-    sums.add(torch.arange(5), torch.ones(5))
-    log.add_losses(0, sums.sums, np.full(5, 1 / 5))
+    add_row(log, 0, torch.arange(5), torch.ones(5))
     axes = new_figure(4, 3, dpi=50).subplots()
     _heat_map(axes, _Rows(log.table), key, "", is_density=True)
     assert axes.collections[0].get_array().flatten().tolist() == pytest.approx([1, 1, 1])
 
 
-PICTURES = {
-    "everything": {},
-    "no gradients": {"gradients": False},
-    "one bin": {"num_bins": 1},
-    "one update of losses alone": {"num_updates": 1, "validation": False, "gradients": False},
-    "one row": {"num_updates": 1, "num_bins": 1, "validation": False, "gradients": False},
-    "no validation": {"validation": False},
-    "as many bins as timesteps": {"num_bins": 100},
-    "few validation images": {"validation_timesteps": [3, 60]},
-    "more updates than columns": {"num_updates": 300, "gradients": False},
-}
-
-
-FROM_FILE = ["few validation images"]
-
-
 @pytest.mark.pictures
-@pytest.mark.parametrize(("name", "from_file"), [(name, kind) for kind in (0, 1) for name in (PICTURES, FROM_FILE)[kind]])
-def test_there_is_a_picture_of_any_rows(tmp_path, name, from_file):
-    rows = some_rows(**PICTURES[name])
-    if from_file:
-        write_timesteps(rows, tmp_path / "rows")
-        rows = read_timesteps(tmp_path / "rows")
-    plot_timesteps(rows, tmp_path / "timesteps.png")
-    with Image.open(tmp_path / "timesteps.png") as picture:
-        assert picture.format == "PNG"
-        pixels = np.asarray(picture.convert("RGB"))
-    assert min(pixels.shape[:2]) > 300
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {},
+        {"num_updates": 1, "num_bins": 1, "validation": False, "gradients": False},
+        {"num_bins": 100, "validation": False},
+        {"num_updates": 300, "gradients": False, "validation_timesteps": [3, 60]},
+    ],
+    ids=str,
+)
+def test_there_is_a_plot_of_any_rows(tmp_path, rows):
+    plot_timesteps(some_rows(**rows), tmp_path / "timesteps.png")
+    with Image.open(tmp_path / "timesteps.png") as image:
+        pixels = np.asarray(image.convert("RGB"))
     assert len(np.unique(pixels @ np.array([1, 256, 256**2]))) > 20
-    panels = 2 + PICTURES[name].get("gradients", True)
-    assert pixels.shape[0] / pixels.shape[1] == pytest.approx(2.2 * panels / 7.2, rel=0.1)
+    assert pixels.shape[0] / pixels.shape[1] == pytest.approx(2.2 * (2 + rows.get("gradients", True)) / 7.2, rel=0.1)
 
 
 # --- real runs -------------------------------------------------------------------------------------------------------
 
-OBSERVED = {
-    "none": ["--log_timestep_bins=0"],
-    "default": [],
-    "gradients": ["--log_timestep_bins=4", "--timestep_grad_every=2"],
-}
 NUM_UPDATES, BATCH, LOGGING = 7, 24, 3
 
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory):
-    """The same run, looked at not at all, as usual and closely. Dropout shows whatever draws random numbers."""
+    """The same run without and with diagnostics. Dropout shows any draw of random numbers."""
     base = tmp_path_factory.mktemp("observed")
     small = [argument for argument in runs.tiny_arguments(base, dropout=0.2) if not argument.startswith("--logging_steps")]
-    for name, more in OBSERVED.items():
-        runs.run(
-            *small,
-            f"--output_dir={base / name}",
-            f"--max_train_steps={NUM_UPDATES}",
-            f"--train_batch_size={BATCH}",
-            f"--logging_steps={LOGGING}",
-            "--validation_steps=4",
-            "--checkpointing_steps=5",
-            *more,
-        )
-    return {name: base / name for name in OBSERVED}
+    small += [f"--max_train_steps={NUM_UPDATES}", f"--train_batch_size={BATCH}", f"--logging_steps={LOGGING}"]
+    small += ["--validation_steps=4", "--checkpointing_steps=5"]
+    runs.run(*small, f"--output_dir={base / 'without'}", "--log_timestep_bins=0")
+    runs.run(*small, f"--output_dir={base / 'with'}", "--log_timestep_bins=4", "--timestep_grad_every=2")
+    return base / "without", base / "with"
 
 
-@pytest.mark.parametrize("name", ["default", "gradients"])
-def test_looking_changes_nothing(observed, name):
+def test_diagnostics_change_nothing(observed):
     for part in ("checkpoint-5/unet", "checkpoint-5/unet_ema", f"checkpoint-{NUM_UPDATES}/unet", "unet"):
-        file = f"{part}/diffusion_pytorch_model.safetensors"
-        expected, found = load_file(observed["none"] / file), load_file(observed[name] / file)
+        expected, found = (load_file(folder / part / "diffusion_pytorch_model.safetensors") for folder in observed)
         assert expected.keys() == found.keys()
         for key, value in expected.items():
             np.testing.assert_array_equal(found[key], value, err_msg=f"{part} {key}")
-    texts = [(observed[each] / "lrlab" / "metrics.jsonl").read_text() for each in ("none", name)]
-    assert texts[0] == texts[1]
-    assert len(texts[0].splitlines()) == 3 + 2  # of losses, and of validation
+    expected, found = ((folder / "lrlab" / "metrics.jsonl").read_text() for folder in observed)
+    assert expected == found
+    lines = [json.loads(line, parse_constant=lambda name: pytest.fail(name)) for line in found.splitlines()]
+    assert len(lines) == 3 + 2  # of losses, and of validation
+    for folder, is_written in zip(observed, (False, True), strict=True):
+        for name in ("timesteps.parquet", "timesteps.png"):
+            assert (folder / "lrlab" / name).exists() == is_written
 
 
-def test_the_folder_has_the_file_and_the_picture_unless_they_are_turned_off(observed):
-    for name, folder in observed.items():
-        for part in ("timesteps.parquet", "timesteps.png"):
-            assert (folder / "lrlab" / part).exists() == (name != "none"), (name, part)
-    assert runs.read_record(observed["default"])["config"]["log_timestep_bins"] == 10
-
-
-@pytest.mark.parametrize(("name", "num_bins"), [("default", 10), ("gradients", 4)])
-def test_the_rows_of_a_run(observed, name, num_bins):
-    path = observed[name] / "lrlab" / "timesteps.parquet"
+def test_the_rows_of_a_run(observed):
+    path = observed[1] / "lrlab" / "timesteps.parquet"
     assert pq.read_table(path).schema.names == [
         "update", "bin", "first_timestep", "last_timestep", "num_samples", "share", "asked_share", "loss_mean",
         "loss_variance", "loss_spike", "validation_loss", "validation_loss_ema", "grad_norm", "grad_noise_scale",
     ]  # fmt: skip
-    rows = pq.read_table(path).to_pylist()
-    width = 1000 // num_bins
-    for row in rows:
-        first = row["bin"] * width
-        assert (row["first_timestep"], row["last_timestep"]) == (first, first + width - 1)
-    metrics, validations = runs.read_metrics(observed[name])
-    losses = {update: [] for update in (2, 5, 6)}
-    for row in rows:
-        if row["loss_mean"] is not None or row["num_samples"] is not None:
-            losses[row["update"]].append(row)
-    assert [row["update"] for row in metrics] == [*losses]
-    for metric, (update, part) in zip(metrics, losses.items(), strict=True):
-        assert [row["bin"] for row in part] == [*range(num_bins)]
+    rows = pq.read_table(path).to_pandas()
+    metrics, validations = runs.read_metrics(observed[1])
+    of_losses = rows[rows["num_samples"].notna()]
+    assert of_losses["update"].tolist() == [update for update in (2, 5, 6) for _ in range(4)]
+    for metric, (update, part) in zip(metrics, of_losses.groupby("update"), strict=True):
         total = BATCH * (1 if update == 6 else LOGGING)
-        assert sum(row["num_samples"] for row in part) == total
-        assert [row["share"] for row in part] == [row["num_samples"] / total for row in part]
-        np.testing.assert_allclose([row["asked_share"] for row in part], 1 / num_bins, rtol=1e-12)
-        weighted = sum(row["num_samples"] * (row["loss_mean"] or 0) for row in part) / total
-        assert weighted == pytest.approx(metric["loss"], rel=1e-5)
-        assert not any(row["loss_spike"] for row in part)
+        assert metric["update"] == update
+        assert part["num_samples"].sum() == total
+        assert (part["num_samples"] * part["loss_mean"].fillna(0)).sum() / total == pytest.approx(metric["loss"], rel=1e-5)
+        assert part["asked_share"].tolist() == pytest.approx([1 / 4] * 4, rel=1e-12)
+        assert not part["loss_spike"].any()
     for key in ("validation_loss", "validation_loss_ema"):
-        for validation in validations:
-            part = [row[key] for row in rows if row["update"] == validation["update"] and row["num_samples"] is None]
-            values = [value for value in part if value is not None]
-            assert len(values) == num_bins
-            if num_bins == 4:  # of 16 images, 4 in each
-                assert np.mean(values) == pytest.approx(validation[key], rel=1e-6)
-    measured = [row for row in rows if row["grad_norm"] is not None]
-    assert [(row["update"], row["bin"]) for row in measured] == [
-        (update, index) for update in ((2, 4, 6) if name == "gradients" else ()) for index in range(4)
-    ]
-    assert all(row["grad_norm"] > 0 for row in measured)
-    assert all(math.isfinite(value) for row in rows for value in row.values() if value is not None)
-
-
-def test_the_log_of_a_run_is_plain_json(observed):
-    for line in (observed["gradients"] / "lrlab" / "metrics.jsonl").read_text().splitlines():
-        json.loads(line, parse_constant=lambda name: pytest.fail(name))
+        of_validation = rows[rows[key].notna()].groupby("update")[key].mean()  # of 16 images, 4 in each bin
+        expected = {validation["update"]: validation[key] for validation in validations}
+        assert of_validation.to_dict() == pytest.approx(expected, rel=1e-6)
+    measured = rows[rows["grad_norm"].notna()]
+    assert measured["update"].tolist() == [update for update in (2, 4, 6) for _ in range(4)]
+    assert (measured["grad_norm"] > 0).all()

@@ -39,7 +39,7 @@ def test_good_logs_have_none(losses):
     assert signs(losses) == {}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_noise_alone_is_no_sign(seed):
     noise = np.random.default_rng(seed)
     for scale in (0.02, 0.1, 0.2):

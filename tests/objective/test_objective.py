@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.layout import BatchLayout
-from diffusers_lrlab.diagnostics.timestep_log import TimestepLosses, bin_starts
+from diffusers_lrlab.diagnostics.timestep_log import TimestepLog
 from diffusers_lrlab.objective.ddpm import DDPM
 from diffusers_lrlab.objective.noise import NOISES, register_noise
 from diffusers_lrlab.objective.objective import Objective
@@ -128,13 +128,13 @@ def test_reading_is_noticed():
 @cases("weighting", ["none", "min_snr", "learned_log_variance"])
 def test_nothing_is_read_off_the_device_inside_an_update(sampler, weighting):
     objective = make_objective(timestep_sampler=sampler, loss_weighting=weighting)
-    sums = TimestepLosses(bin_starts(10, 20), torch.device("cpu"))
+    log = TimestepLog(10, 20)
     for update in range(3):
         with NoReading():
             timesteps = objective.draw(update)
             objective.weights(timesteps, update)
             losses = torch.rand(8)
-            sums.add(timesteps, losses)
+            log.add(timesteps, losses)
             # Adam keeps its count on the CPU and reads it there, so it is left out.
             objective.sampler.observe(timesteps, losses)
         objective.observe(timesteps, losses)

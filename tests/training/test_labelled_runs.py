@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.image_loading import load_image_data
-from diffusers_lrlab.diagnostics.gradients import GradientProbes
+from diffusers_lrlab.diagnostics.observer import GradientProbes
 from diffusers_lrlab.evaluation.point_metrics import _training_set_loss
 from diffusers_lrlab.evaluation.subject import Evaluation
 from diffusers_lrlab.finder.find import find_lr_of

@@ -9,13 +9,7 @@ import torch
 
 from ...core.errors import LabError
 from ...core.words import counted
-from ...diagnostics.timestep_log import (
-    TimestepLog,
-    TimestepLosses,
-    expected_probabilities,
-    read_timesteps,
-    write_timesteps,
-)
+from ...diagnostics.timestep_log import TimestepLog, expected_probabilities, read_timesteps, write_timesteps
 from ..host.hook import Hook, Host
 from ..script.source import LOSS, HostScript, NotRecognised, lines_of
 from . import timesteps
@@ -56,7 +50,6 @@ class LogHook:
         self.script, self.clock, self.run, self.timesteps = script, clock, clock.run, timesteps
         self.log: TimestepLog | None = None  # from the first timesteps on
         self.is_active, self.is_ended = True, False
-        self._sums: Any = None  # `TimestepLosses`
         self.num_seen = 0  # batches of timesteps, up to the last whose loss was seen
         self._first = self._due = self._interval = 0  # updates: start and end of a row, and its length
 
@@ -77,20 +70,14 @@ class LogHook:
             return
         assert self.timesteps.levels is not None
         assert self.timesteps.timesteps is not None
-        self.log = TimestepLog(_NUM_BINS, self.timesteps.levels.num_train_timesteps)
+        accelerator, device = self.run.accelerator, self.timesteps.timesteps.device
+        self.log = TimestepLog(_NUM_BINS, self.timesteps.levels.num_train_timesteps, device, accelerator.gather)
         if update:
             self.log.restore(read_timesteps(self._table), update)
-        accelerator = self.run.accelerator
         losses = accelerator.num_processes * accelerator.gradient_accumulation_steps * len(self.timesteps.timesteps)
         rows = math.ceil((self.clock.count_updates() or 1000) / _NUM_ROWS)
         self._interval = max(rows, math.ceil(_NUM_BINS * _LOSSES_PER_BIN / losses))
-        self._due = update + self._interval
-        self._begin_row(update)
-
-    def _begin_row(self, update: int) -> None:
-        assert self.log is not None
-        assert self.timesteps.timesteps is not None
-        self._first, self._sums = update, TimestepLosses(self.log.starts, self.timesteps.timesteps.device)
+        self._first, self._due = update, update + self._interval
 
     def _refuse(self, reason: str) -> None:
         self.is_active = False
@@ -103,7 +90,8 @@ class LogHook:
             self._refuse(f"it computes a loss of {counted(len(prediction), 'image')} after drawing {drawn}")
         elif timesteps is not None:
             with torch.no_grad():
-                self._sums.add(timesteps, (prediction - target).float().square().flatten(1).mean(1))
+                assert self.log is not None
+                self.log.add(timesteps, (prediction - target).float().square().flatten(1).mean(1))
         return cast(torch.Tensor, mse_loss(prediction, target, *args, **kwargs))
 
     def _new_timesteps(self) -> torch.Tensor | None:
@@ -120,11 +108,9 @@ class LogHook:
     def _close_row(self, update: int) -> None:
         """Adds the row of the updates since the last one, at the same update in all processes."""
         assert self.log is not None
-        self._due, accelerator = update + self._interval, self.run.accelerator
-        sums = accelerator.gather(self._sums.sums[None]).sum(0).cpu()
-        self.log.add_losses(update, sums, self._expected(update))
-        self._begin_row(update)
-        if accelerator.is_main_process:
+        self.log.add_row(update, self.log.take_sums(), self._expected(update))
+        self._first, self._due = update, update + self._interval
+        if self.run.accelerator.is_main_process:
             self.run.log({f"loss_at_timesteps/{name}": value for name, value in self.log.last_means.items()}, update)
 
     def _expected(self, update: int) -> np.ndarray | None:
@@ -152,7 +138,7 @@ class LogHook:
             return
         self.run.lab_folder.mkdir(parents=True, exist_ok=True)
         write_timesteps(self.log.table, self._table)
-        plot_timesteps(self.log.table, self._table.with_suffix(".png"), {"loss_mean": "training loss, before weights"})
+        plot_timesteps(self.log.table, self._table.with_suffix(".png"))
 
     @property
     def _table(self) -> Path:

@@ -15,8 +15,8 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.diffusers_plugin.hooks.find_lr import FindLrHook, recognise
 from diffusers_lrlab.diffusers_plugin.host.run import HostRun
 from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
-from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.finder.find import ScriptTest
+from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.finder.suggestions import RULES
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "two_models_script.py"

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from test_timesteps_hook import SCRIPTS, run, timesteps
 
 from diffusers_lrlab.diagnostics.timestep_log import TimestepLog, read_timesteps
@@ -78,6 +77,6 @@ def test_a_log_without_new_rows_says_so():
     assert len(said) == 1
     hook = LogHook(script, clock, SimpleNamespace(num_seen=0))
     hook.log = TimestepLog(10, 1000)
-    hook.log.add_losses(1, torch.ones(3, 10, dtype=torch.float64), None)
+    hook.log.add_row(1, np.ones((3, 10)), None)
     hook.log.last_means = TimestepLog(10, 1000).last_means
     assert hook.report() == "--log_timesteps: no row was added, since no loss was seen."
