@@ -26,8 +26,8 @@ class ScheduleConfig:
     auto_learning_rate: bool = option(False, "The same as --learning_rate auto.", THIS_START)
     scale_lr: Literal["none", "linear", "sqrt"] = option(
         "none",
-        "Rule by which the learning rate grows with the images per update, over all micro-batches and processes: linear, for "
-        "SGD, or sqrt, for Adam.",
+        "Rule by which the learning rate grows with the images per update, over all micro-batches and processes: linear, "
+        "for SGD, or sqrt, for Adam.",
         WHOLE_RUN,
         finder="refuses",
     )
