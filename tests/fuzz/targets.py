@@ -27,9 +27,9 @@ from diffusers_lrlab.core.spec import parse_spec
 from diffusers_lrlab.data.images import ImageTransform
 from diffusers_lrlab.data.points import PointTransform, read_points
 from diffusers_lrlab.finder.range_test import FinderConfig
-from diffusers_lrlab.hub.cards import parsed_card
-from diffusers_lrlab.hub.fetch import files_to_take
+from diffusers_lrlab.hub.contents import parsed_card
 from diffusers_lrlab.hub.records import read_log, updates_done
+from diffusers_lrlab.hub.transfer import files_to_take
 from diffusers_lrlab.run.check import check_folder
 from diffusers_lrlab.schedules.expected import schedule_curves
 from diffusers_lrlab.study.spec.expansion import expand, expand_tuning

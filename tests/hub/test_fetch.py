@@ -13,7 +13,7 @@ from published import lrlab, run_folder
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.manifest import find_damage, manifest_text, sums_of_bytes
 from diffusers_lrlab.hub.contents import contents_of
-from diffusers_lrlab.hub.fetch import files_to_take
+from diffusers_lrlab.hub.transfer import files_to_take
 
 WEIGHTS, LOG, INDEX = "unet/diffusion_pytorch_model.safetensors", "lrlab/metrics.jsonl", "model_index.json"
 
@@ -111,7 +111,7 @@ def test_a_download_is_held_against_the_manifest_in_it(hub, tmp_path, files, cha
         ("/outside.json", "a path that leads out of its folder"),
         ("lrlab\\..\\outside.json", "a path that leads out of its folder"),
         ("C:outside.json", "a path that leads out of its folder"),
-        ("unet/diffusion_pytorch_model.bin", "can run code when it is read. Only safetensors"),
+        ("unet/diffusion_pytorch_model.bin", "can run code when it is read; only safetensors"),
         ("lrlab/random.npy", "can run code when it is read"),
     ],
 )

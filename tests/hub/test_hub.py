@@ -177,7 +177,7 @@ def test_the_token_is_written_nowhere(pushed):
 CHECK = """
 import sys
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.hub.publish import check_can_push
+from diffusers_lrlab.hub.transfer import check_can_push
 from diffusers_lrlab.training.config import TrainingConfig
 flags = sys.argv[1:]
 given = dict(zip((flag.removeprefix("--") for flag in flags[::2]), flags[1::2]))
@@ -228,7 +228,7 @@ PUSH_AGAIN = """
 import dataclasses, sys
 from pathlib import Path
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.hub.publish import check_can_push, push_run
+from diffusers_lrlab.hub.transfer import check_can_push, push_run
 from diffusers_lrlab.training.config import TrainingConfig
 
 config = TrainingConfig(output_dir="digits", push_to_hub=True)
