@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from hub_server import Fault
-from published import lrlab, run_folder
+from published import lrlab, lrlab_each, run_folder
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.manifest import find_damage, manifest_text, sums_of_bytes
@@ -85,20 +85,21 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_download_is_held_against_the_manifest_in_it(hub, tmp_path, files, change):
-    changed_files = with_manifest(files)
-    act, said = CHANGES[change]
-    act(changed_files)
-    hub.put("user/run", changed_files)
-    error = lrlab("pull", "user/run", "--out", "new", env=hub.env, cwd=tmp_path, status=2 if said else 0).stderr
-    assert (said or "") in error
-    assert said is None or ".tmp-" not in error
-    assert (tmp_path / "new").exists() == (said is None)
-    assert ("the card" in error) == (change == "the card was edited")
-    if said is None:
-        found = lrlab("check", "new", "--json", env=hub.env, cwd=tmp_path)
-        assert json.loads(found.stdout)["is_whole"]
+def test_a_download_is_held_against_the_manifest_in_it(hub, tmp_path, files):
+    for change, (act, _) in CHANGES.items():
+        changed = with_manifest(files)
+        act(changed)
+        hub.put(f"user/{change.replace(' ', '-')}", changed)
+    new = [change.replace(" ", "-") for change in CHANGES]
+    results = lrlab_each([["pull", f"user/{name}"] for name in new], hub.env, tmp_path)
+    for name, (_, said), (status, _, error) in zip(new, CHANGES.values(), results, strict=True):
+        assert status == (2 if said else 0), (name, error)
+        assert (said or "") in error
+        assert said is None or ".tmp-" not in error
+        assert (tmp_path / name).exists() == (said is None)
+        assert ("the card" in error) == (name == "the-card-was-edited")
+    whole = [["check", name, "--json"] for name in new if (tmp_path / name).exists()]
+    assert all(json.loads(out)["is_whole"] for _, out, _ in lrlab_each(whole, hub.env, tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -117,23 +118,22 @@ def test_what_cannot_be_trusted_is_refused_by_name(name, message):
         files_to_take("somebody/run", ["lrlab/run.json", name])
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_a_run_without_a_manifest_is_read(files, hub, tmp_path):
+    changes = [
         ({WEIGHTS: None}, "'unet' has no weights"),
         ({WEIGHTS: b"\xff" * 100}, f"'{WEIGHTS}' is damaged"),
         ({INDEX: b'{"_class_name": '}, f"'{INDEX}' cannot be read as JSON"),
         ({"lrlab/run.json": b"[" * 100_000}, "lrlab/run.json"),
-    ],
-    ids=["no-weights", "weights", "index", "record"],
-)
-def test_a_run_without_a_manifest_is_read(files, hub, tmp_path, changes, message):
-    changed = {name: changes.get(name, content) for name, content in files.items()}
-    hub.put("somebody/run", {name: content for name, content in changed.items() if content is not None})
-    error = lrlab("pull", "somebody/run", "--out", "new", env=hub.env, cwd=tmp_path, status=2).stderr
-    assert "'somebody/run' has changed since it was uploaded, or is damaged: " in error
-    assert message in error
-    assert not (tmp_path / "new").exists()
+    ]
+    for number, (change, _) in enumerate(changes):
+        changed = files | change
+        hub.put(f"somebody/{number}", {name: content for name, content in changed.items() if content is not None})
+    results = lrlab_each([["pull", f"somebody/{number}"] for number in range(len(changes))], hub.env, tmp_path)
+    for number, ((_, message), (status, _, error)) in enumerate(zip(changes, results, strict=True)):
+        assert status == 2
+        assert f"'somebody/{number}' has changed since it was uploaded, or is damaged: " in error
+        assert message in error
+        assert not (tmp_path / str(number)).exists()
 
 
 @pytest.mark.slow
@@ -163,21 +163,20 @@ def test_code_and_checkpoints_stay_on_the_hub(files, hub, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_pulls_that_cannot_work(hub, tmp_path):
+    rows = [
         (["user/nothing"], "There is no model and no data set 'user/nothing'"),
         (["user/a b"], "Repo id must use alphanumeric"),
         (["user/other"], "holds something else, and not a run, a study"),
         (["user/other", "--revision", "v9"], "at 'v9'"),
         (["user/other", "--out", "full"], "exists and is not an empty folder"),
-    ],
-)
-def test_pulls_that_cannot_work(hub, tmp_path, arguments, message):
+    ]
     hub.put("user/other", {"README.md": b"# something else", "config.json": b"{}"})
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("mine")
-    error = lrlab("pull", *arguments, env=hub.env, cwd=tmp_path, status=2).stderr
-    assert message in error
+    results = lrlab_each([["pull", *given] for given, _ in rows], hub.env, tmp_path)
+    for (given, message), (status, _, error) in zip(rows, results, strict=True):
+        assert status == 2, given
+        assert message in error
     assert {path.name for path in tmp_path.iterdir()} <= {"full", "hf_home"}
     assert (tmp_path / "full" / "mine").read_text() == "mine"

@@ -6,7 +6,7 @@ import re
 import pytest
 import started
 from hub_server import Fault, HubServer, metadata_errors
-from published import ROOT, lrlab, run_folder
+from published import ROOT, lrlab, lrlab_each, run_folder
 
 STUDY = ROOT / "model_cards" / "lr-study-2d"
 
@@ -151,27 +151,25 @@ def test_an_unfinished_run_says_so(folders, hub, tmp_path):
 # --- what is refused before anything is sent --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nothing"], "'nothing' is not a folder"),
-        (["empty"], "holds no run (lrlab/run.json), study (spec.yaml) or exported dataset"),
-        (["run", "--repo_id", "user/a b"], "--repo_id 'user/a b'"),
-        (["dino", "--unfinished"], "--unfinished is for runs"),
-        (["stopped"], "is not finished (status: cancelled). Continue it with --resume_from_checkpoint latest"),
-        (["no-weights"], "holds no pipeline yet (model_index.json)"),
-        (["damaged"], "cannot be read as JSON"),
-        (["link"], "is a link to a file outside"),
-        (["run", "--create_pr", "--private"], "Leave one of them out"),
-        (["run", "--message", " "], "--message '' is empty"),
-        (["run", "--repo_id", "else/theirs"], "You have no right to"),
-        (["run", "--repo_id", "user/nothing", "--create_pr"], "Repository Not Found"),
-        (["run", "--repo_id", "user/public", "--private"], "exists and is public"),
-        (["dino", "--repo_id", "user/study"], "holds a study, and this is a dataset"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
-)  # fmt: skip
-def test_refuses_before_anything_is_sent(folders, hub, tmp_path, arguments, message):
+REFUSED = [
+    (["nothing"], "'nothing' is not a folder"),
+    (["empty"], "holds no run (lrlab/run.json), study (spec.yaml) or exported dataset"),
+    (["run", "--repo_id", "user/a b"], "--repo_id 'user/a b'"),
+    (["dino", "--unfinished"], "--unfinished is for runs"),
+    (["stopped"], "is not finished (status: cancelled). Continue it with --resume_from_checkpoint latest"),
+    (["no-weights"], "holds no pipeline yet (model_index.json)"),
+    (["damaged"], "cannot be read as JSON"),
+    (["link"], "is a link to a file outside"),
+    (["run", "--create_pr", "--private"], "Leave one of them out"),
+    (["run", "--message", " "], "--message '' is empty"),
+    (["run", "--repo_id", "else/theirs"], "You have no right to"),
+    (["run", "--repo_id", "user/nothing", "--create_pr"], "Repository Not Found"),
+    (["run", "--repo_id", "user/public", "--private"], "exists and is public"),
+    (["dino", "--repo_id", "user/study"], "holds a study, and this is a dataset"),
+]
+
+
+def test_refuses_before_anything_is_sent(folders, hub, tmp_path):
     for name in ("run", "dino"):
         (tmp_path / name).symlink_to(folders / name)
     (tmp_path / "empty").mkdir()
@@ -186,9 +184,10 @@ def test_refuses_before_anything_is_sent(folders, hub, tmp_path, arguments, mess
     hub.put("else/theirs", {"README.md": b""})
     hub.put("user/public", {"lrlab/run.json": b"{}"})
     hub.put("user/study", {"spec.yaml": b""}, kind="datasets")
-    given = arguments if "--repo_id" in arguments else [*arguments, "--repo_id", "user/x"]
-    error = lrlab("push", *given, env=hub.env, cwd=tmp_path, status=2).stderr
-    assert message in error
+    commands = [["push", *(given if "--repo_id" in given else [*given, "--repo_id", "user/x"])] for given, _ in REFUSED]
+    for (given, message), (status, _, error) in zip(REFUSED, lrlab_each(commands, hub.env, tmp_path), strict=True):
+        assert status == 2, given
+        assert message in error, given
     assert hub.count(r"/(preupload|commit)/|^PUT") == 0
 
 
