@@ -1,15 +1,13 @@
 """The cost of reading data, and the rows of a stream: decoding, a slow source, workers, order, mixing, resuming.
 
-    python benchmarks/data.py --before PATH/ANOTHER_CHECKOUT
+    python benchmarks/data.py
 
 Ways that are compared take turns in one process, with one thread. Medians are over rounds.
 """
 
-import importlib
 import io
 import itertools
 import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -37,7 +35,6 @@ from diffusers_lrlab.data.streams import ShardedStream
 
 RESOLUTION = 64
 parser = common.make_parser(__doc__)
-parser.add_argument("--before", type=Path, help="another checkout, whose decoding takes turns with ours")
 parser.add_argument("--rounds", type=int, default=15, help="of each way of decoding")
 parser.add_argument("--images", type=int, default=20, help="decoded in a round")
 parser.add_argument("--updates", type=int, default=60, help="of the comparisons that sleep")
@@ -81,39 +78,23 @@ def photograph(width, height, number):
     return {"bytes": file.getvalue(), "path": None}
 
 
-def transform_of_another(checkout):
-    """`ImageTransform` of an earlier version."""
-    ours = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "diffusers_lrlab"}
-    sys.path.insert(0, str(checkout))
-    try:
-        return importlib.import_module("diffusers_lrlab.data.images").ImageTransform(RESOLUTION, 3, True, False, False, 0)
-    finally:
-        sys.path.pop(0)
-        sys.modules.update(ours)
-
-
 def decoding(options, size):
     """Milliseconds per image."""
     cells = [photograph(*size, number) for number in range(options.images)]
-    made = {"now": ImageTransform(RESOLUTION, 3, True, False, False, 0)}
-    if options.before:
-        made = {"before": transform_of_another(options.before), **made}
-
-    def read(way, row, cell):
-        if way == "decoder alone":
-            return decode(cell)
-        return made[way].augment(made[way].read(cell), row)
-
-    times = {way: [] for way in (*made, "decoder alone")}
+    transform = ImageTransform(RESOLUTION, 3, True, False, False, 0)
+    ways = {
+        "whole": lambda row, cell: transform.augment(transform.read(cell), row),
+        "decoder alone": lambda _, cell: decode(cell),
+    }
+    times = {way: [] for way in ways}
     for _ in range(options.rounds):
         for way in times:
             started = time.perf_counter()
             for row, cell in enumerate(cells):
-                read(way, row, cell)
+                ways[way](row, cell)
             times[way].append((time.perf_counter() - started) / len(cells) * 1000)
     for way, milliseconds in times.items():
-        first = times["before" if options.before else "now"]
-        ratio = statistics.median(old / new for old, new in zip(first, milliseconds, strict=True))
+        ratio = statistics.median(times["whole"]) / statistics.median(milliseconds)
         print(f"| {size[0]}x{size[1]}, {way} | {statistics.median(milliseconds):.3f} | {ratio:.1f} |")
 
 

@@ -17,7 +17,6 @@ begin_program()  # the following import takes a second
 from .diffusers_plugin.registration.register import register  # noqa: E402
 
 _HOMES = {
-    "Curve": "schedules.values",
     "DiTImagePipeline": "pipelines.dit_image",
     "LabError": "core.errors",
     "LabelledImagePipeline": "pipelines.labelled_images",

@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import formulas
 import generated
-import narrow
 
 import diffusers_lrlab
 
@@ -96,12 +95,6 @@ def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
 
     Docstrings have Hugging Face's form: other objects in brackets, types in backticks.
     """
-    files_of = {file.dest_uri: file for file in files}
-
-    def read(source: str) -> bytes:
-        return files_of[posixpath.normpath(posixpath.join(posixpath.dirname(page.file.dest_uri), source))].content_bytes
-
-    html = narrow.with_columns(narrow.with_sizes(html, read))
     html = re.sub(r'<span id="__span-[\d-]+">', '<span class="line">', html)
     html = re.sub(
         r"<code>.*?</code>",
@@ -124,10 +117,8 @@ def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
 
 def on_post_page(html: str, page: Any, config: Any) -> str:
     """
-    Names for the mark and the search, of which the theme has none, and the version beside the name in the header. Breaks of
-    lines are added here, after the search has read the page.
+    Names for the mark and the search, of which the theme has none, and the version beside the name in the header.
     """
-    html = re.sub(r"<article.*</article>", lambda article: narrow.with_breaks(article[0]), html, count=1, flags=re.DOTALL)
     html = html.replace('alt="logo"', f'alt="{config.site_name}"')
     html = html.replace(
         'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'

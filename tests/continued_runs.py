@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from diffusers_lrlab import TrainingConfig, train
-from diffusers_lrlab.hub.recorded_options import recorded_options
-from diffusers_lrlab.hub.records import read_record
+from diffusers_lrlab.hub.records import read_record, recorded_options
 
 SMALL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embedding_size": 8}
 OPTIONS = {

@@ -29,24 +29,22 @@ LARGE = (".safetensors", ".parquet")  # go by LFS, whatever their size
 class HubError(Exception):
     """An answer that the client turns into an exception; the code tells it into which."""
 
-    def __init__(self, status, message, code=None, headers=None):
+    def __init__(self, status, message, code=None):
         super().__init__(message)
-        self.status, self.message, self.code, self.headers = status, message, code, headers or {}
+        self.status, self.message, self.code = status, message, code
 
 
 @dataclass
 class Fault:
     """
-    Something that goes wrong at requests whose "METHOD path" matches: a status, a delay, or a connection that is cut
-    "during" the request, or "after" it was done and before its answer.
+    Something that goes wrong at requests whose "METHOD path" matches: a status, a delay, or an answer that breaks off.
     """
 
     pattern: str
     status: int | None = None
     times: int = 1
-    cut: str = ""
+    cut: bool = False
     delay: float = 0
-    headers: dict = field(default_factory=dict)
     then: object = None  # called when it happens
 
 
@@ -100,26 +98,15 @@ class HubServer:
     """
     The server, as a context manager.
 
-    Args:
-        home: Folder for the clients' cache and settings (HF_HOME).
-        tokens: Token -> name of the user it belongs to.
-
-    Attributes:
-        env: The environment that makes a subprocess use this server, with the first token. Not for this process:
-            huggingface_hub reads it once, when it is imported.
-        repos: (kind, id) -> `Repo`.
-        large: sha256 -> content of files that were sent by LFS.
-        requests: (method, path) of every request so far.
-        broken: Actions that fail with 500, such as "commit".
-        faults: `Fault`s still to happen.
-        read_only: Tokens that may not write.
+    `home` is the clients' folder for cache and settings (HF_HOME), and `tokens` the name of the user of each token. `env`
+    makes a subprocess use this server, with the first token; this process has read its own when it imported huggingface_hub.
     """
 
     def __init__(self, home, tokens=None):
         self.tokens = tokens or {"hf_of_the_test_user": "user"}
-        self.repos, self.large = {}, {}
-        self.requests, self.faults = [], []
-        self.broken, self.read_only = set(), set()
+        self.repos, self.large = {}, {}  # (kind, id) -> `Repo`; SHA-256 -> content of files that were sent by LFS
+        self.requests, self.faults = [], []  # (method, path) of every request so far; what is still to go wrong
+        self.read_only = set()  # tokens that may not write
         self.lock = threading.Lock()
         self._http = _Server(("127.0.0.1", 0), _Handler)
         self._http.hub = self
@@ -179,35 +166,27 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer_request(self):
         url = urlsplit(self.path)
-        hub = self.server.hub
-        fault = self._fault(unquote(url.path))
-        if fault and fault.cut == "during":
-            self.rfile.read(min(1000, int(self.headers.get("Content-Length", 0)) // 2))
-            return self._hang_up()
+        hub, path = self.server.hub, unquote(url.path)
+        fault = self._fault(path)
         # Read in any case: what stays in the connection would be taken for the next request.
-        self.body = self._read_body()
-        self.query = parse_qs(url.query)
-        hub.requests.append((self.command, unquote(url.path)))
-        self.cut_answer = fault.cut == "answer" if fault else False
+        self.body, self.query = self._read_body(), parse_qs(url.query)
+        self.cut = bool(fault and fault.cut)
+        hub.requests.append((self.command, path))
         try:
             if fault and fault.status:
-                raise HubError(fault.status, "Wanted by the test", headers=fault.headers)
+                raise HubError(fault.status, "Wanted by the test")
             self.user = self._authenticate()
             for methods, pattern, action in ROUTES:
                 match = re.fullmatch(pattern, url.path)
                 if match and self.command in methods:
-                    if action.__name__ in hub.broken:
-                        raise HubError(500, "Broken by the test")
-                    self.dropped = bool(fault and fault.cut == "after")
                     # Only now: a revision may contain an escaped slash.
                     given = {key: unquote(value) for key, value in match.groupdict().items() if value is not None}
                     with hub.lock:
                         return action(self, **given)
             raise HubError(501, f"{self.command} {self.path} is not part of this server")
         except HubError as error:
-            self.dropped = False
             headers = {"X-Error-Message": error.message} | ({"X-Error-Code": error.code} if error.code else {})
-            self._send_json({"error": error.message}, error.status, headers | error.headers)
+            self._send_json({"error": error.message}, error.status, headers)
 
     do_GET = do_HEAD = do_POST = do_DELETE = do_PUT = _answer_request
 
@@ -221,11 +200,6 @@ class _Handler(BaseHTTPRequestHandler):
                 return fault
         return None
 
-    def _hang_up(self):
-        self.close_connection = True
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
-
     def _read_body(self):
         if self.headers.get("Transfer-Encoding") != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -237,18 +211,18 @@ class _Handler(BaseHTTPRequestHandler):
         return b"".join(chunks)
 
     def _send(self, content, status=200, headers=None):
-        if getattr(self, "dropped", False):
-            return self._hang_up()
         self.send_response(status)
         for name, value in ({"Content-Length": str(len(content))} | (headers or {})).items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command != "HEAD":
-            if self.cut_answer:
-                self.wfile.write(content[: len(content) // 2])
-                self.wfile.flush()
-                return self._hang_up()
-            self.wfile.write(content)
+        if self.command == "HEAD":
+            return
+        self.wfile.write(content[: len(content) // 2] if self.cut else content)
+        if self.cut:
+            self.wfile.flush()
+            self.close_connection = True
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
 
     def _send_json(self, data, status=200, headers=None):
         self._send(json.dumps(data).encode(), status, {"Content-Type": "application/json"} | (headers or {}))
@@ -278,10 +252,7 @@ class _Handler(BaseHTTPRequestHandler):
     def whoami(self):
         if self.user is None:
             raise HubError(401, "Invalid username or password.")
-        role = "read" if self.token in self.server.hub.read_only else "write"
-        token = {"displayName": f"for {role}ing", "role": role}
-        answer = {"type": "user", "name": self.user, "fullname": self.user, "orgs": [], "auth": {"accessToken": token}}
-        self._send_json(answer)
+        self._send_json({"type": "user", "name": self.user, "orgs": []})
 
     def create_repo(self):
         asked = json.loads(self.body)
@@ -318,25 +289,20 @@ class _Handler(BaseHTTPRequestHandler):
     def preupload(self, kind, id, revision):
         repo = self._repo(kind, id, to_write=True)
         files = repo.commits[repo.resolve(revision)]
-        answers = [
-            {
-                "path": path,
-                "uploadMode": "lfs" if is_large(path) else "regular",
-                "shouldIgnore": False,
-                "oid": oid_of(path, files[path]) if path in files else None,
-            }
-            for path in (file["path"] for file in json.loads(self.body)["files"])
-        ]
+        answers = []
+        for path in (file["path"] for file in json.loads(self.body)["files"]):
+            oid = oid_of(path, files[path]) if path in files else None
+            mode = "lfs" if is_large(path) else "regular"
+            answers.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
         self._send_json({"files": answers})
 
     def lfs_batch(self, id, kind="models"):
         self._repo(kind, id)  # of a proposal, too
-        url = f"{self.server.hub.url}/lfs/"
         objects = []
         for asked in json.loads(self.body)["objects"]:
+            upload = {"upload": {"href": f"{self.server.hub.url}/lfs/{asked['oid']}"}}
             is_there = asked["oid"] in self.server.hub.large
-            actions = {} if is_there else {"actions": {"upload": {"href": url + asked["oid"]}}}
-            objects.append({"oid": asked["oid"], "size": asked["size"]} | actions)
+            objects.append({"oid": asked["oid"], "size": asked["size"]} | ({} if is_there else {"actions": upload}))
         self._send_json({"transfer": "basic", "objects": objects})
 
     def lfs_put(self, oid):
@@ -375,42 +341,27 @@ class _Handler(BaseHTTPRequestHandler):
     def info(self, kind, id, revision="main"):
         repo = self._repo(kind, id)
         sha = repo.resolve(revision)
-        siblings = []
-        for path, content in sorted(repo.commits[sha].items()):
-            blobs = {"size": len(content), "blobId": git_oid(content)} if "blobs" in self.query else {}
-            if blobs and is_large(path):
-                blobs["lfs"] = {"sha256": oid_of(path, content), "size": len(content), "pointerSize": 130}
-            siblings.append({"rfilename": path} | blobs)
+        siblings = [{"rfilename": path} for path in sorted(repo.commits[sha])]
         self._send_json({"id": id, "sha": sha, "private": repo.private, "siblings": siblings, "tags": []})
 
     def tree(self, kind, id, revision, folder=""):
         repo = self._repo(kind, id)
         files = repo.commits[repo.resolve(revision)]
         prefix = f"{folder}/" if folder else ""
-        inside = {path: content for path, content in sorted(files.items()) if path.startswith(prefix)}
+        inside = [path for path in sorted(files) if path.startswith(prefix)]
         if folder and not inside:
             raise HubError(404, "Entry not found", "EntryNotFound")
-        recursive = self.query.get("recursive", ["false"])[0].lower() == "true"
-        entries, folders = [], set()
-        for path, content in inside.items():
-            rest = path.removeprefix(prefix)
-            if "/" in rest and not recursive:
-                folders.add(prefix + rest.split("/")[0])
-                continue
-            large = (
-                {"lfs": {"oid": oid_of(path, content), "size": len(content), "pointerSize": 130}} if is_large(path) else {}
-            )
-            entries.append({"type": "file", "path": path, "size": len(content), "oid": git_oid(content)} | large)
-        entries += [
-            {"type": "directory", "path": path, "oid": git_oid(path.encode()), "size": 0} for path in sorted(folders)
-        ]
-        self._send_json(entries)
+        if self.query.get("recursive", ["false"])[0].lower() == "true":
+            return self._send_json([_entry(path, files[path]) for path in inside])
+        names = {path.removeprefix(prefix).partition("/")[::2] for path in inside}
+        entries = [_entry(prefix + name, files[prefix + name]) for name, below in sorted(names) if not below]
+        folders = sorted({prefix + name for name, below in names if below})
+        self._send_json(entries + [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in folders])
 
     def paths_info(self, kind, id, revision):
         repo = self._repo(kind, id)
         files = repo.commits[repo.resolve(revision)]
-        asked = [path for path in json.loads(self.body)["paths"] if path in files]
-        self._send_json([{"type": "file", "path": p, "size": len(files[p]), "oid": git_oid(files[p])} for p in asked])
+        self._send_json([_entry(path, files[path]) for path in json.loads(self.body)["paths"] if path in files])
 
     def resolve(self, id, revision, path, kind="models"):
         repo = self._repo(kind, id)
@@ -429,21 +380,19 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(content[first : last + 1], 206, headers)
 
 
-# Fields of metadata, and the type that each has in cards of ours.
+def _entry(path, content):
+    """A file in a listing."""
+    lfs = {"lfs": {"oid": oid_of(path, content), "size": len(content), "pointerSize": 130}} if is_large(path) else {}
+    return {"type": "file", "path": path, "size": len(content), "oid": git_oid(content)} | lfs
+
+
+# Fields of metadata that cards of ours have, with the type or the values of each.
 _FIELDS = {
-    **{
-        "library_name": str,
-        "pipeline_tag": str,
-        "license": str,
-        "tags": list,
-        "datasets": list,
-        "metrics": list,
-        "model-index": list,
-    },
-    **{"pretty_name": str, "size_categories": list, "configs": list},
+    **dict.fromkeys(("library_name", "pretty_name"), str),
+    **dict.fromkeys(("tags", "datasets", "metrics", "model-index", "size_categories", "configs"), list),
+    "license": ("apache-2.0", "mit", "cc-by-4.0"),
+    "pipeline_tag": ("unconditional-image-generation", "other"),
 }
-_LICENSES = ("apache-2.0", "mit", "cc-by-4.0")
-_TASKS = ("unconditional-image-generation", "other")
 
 
 def metadata_errors(content):
@@ -455,21 +404,17 @@ def metadata_errors(content):
         return [str(error)]
     if not isinstance(data, dict) or not data:
         return ["there is no metadata"]
-    wrong = [f"{key!r} is not known" for key in data if key not in _FIELDS]
-    wrong += [
-        f"{key!r} is no {kind.__name__}" for key, kind in _FIELDS.items() if not isinstance(data.get(key, kind()), kind)
-    ]
-    allowed = {"license": _LICENSES, "pipeline_tag": _TASKS}
-    wrong += [f"{key}: {data[key]!r}" for key, values in allowed.items() if key in data and data[key] not in values]
-    for model in data.get("model-index", []):
-        for result in model["results"]:
-            wrong += [f"a result lacks {key!r}" for key in ("task", "dataset", "metrics") if key not in result]
-            for metric in result.get("metrics", []):
-                wrong += [f"a metric lacks {key!r}" for key in ("type", "value") if key not in metric]
-                if metric.get("verified") and "verifyToken" not in metric:
-                    wrong.append("a metric says that it is verified")
-            if "source" in result and "url" not in result["source"]:
-                wrong.append("a source has no url")
+    wrong = []
+    for key, value in data.items():
+        kind = _FIELDS.get(key, ())
+        fits = value in kind if isinstance(kind, tuple) else isinstance(value, kind)
+        wrong += [] if fits else [f"{key}: {value!r}"]
+    for result in (result for model in data.get("model-index", []) for result in model["results"]):
+        wrong += [f"a result lacks {key!r}" for key in ("task", "dataset", "metrics") if key not in result]
+        for metric in result.get("metrics", []):
+            wrong += [f"a metric lacks {key!r}" for key in ("type", "value") if key not in metric]
+            wrong += ["a metric says that it is verified"] if metric.get("verified") else []
+        wrong += ["a source has no url"] if "url" not in result.get("source", {"url": ""}) else []
     return wrong
 
 

@@ -20,6 +20,27 @@ def lrlab(*arguments, env, cwd, status=0, timeout=120):
     return end_of_lrlab(start_lrlab(*arguments, env=env, cwd=cwd), status, timeout)
 
 
+EACH = """
+import contextlib, io, json, sys
+from diffusers_lrlab.cli.main import main
+for command in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            status = main(command)
+        except SystemExit as end:
+            status = end.code
+    print(json.dumps([status or 0, out.getvalue(), err.getvalue()]))
+"""
+
+
+def lrlab_each(commands, env, cwd):
+    """Status, output and errors of each of these commands, in one process."""
+    words = json.dumps([[str(word) for word in command] for command in commands])
+    status, out, error = started.run("-c", EACH, words, env=env, cwd=cwd, before=refuse_warnings_and_waits)
+    assert status == 0, error
+    return [json.loads(line) for line in out.splitlines()]
+
+
 def start_lrlab(*arguments, env, cwd):
     """The command, begun."""
     command = ["-m", "diffusers_lrlab.cli.main", *map(str, arguments)]

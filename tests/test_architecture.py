@@ -23,7 +23,7 @@ from diffusers_lrlab.data.loading import TrainingData
 from diffusers_lrlab.data.points import PointTransform, read_points
 from diffusers_lrlab.data.sources import open_dataset
 from diffusers_lrlab.evaluation.registry import METRICS, register_metric
-from diffusers_lrlab.hub.card_sections import CARD_SECTIONS, CardSection
+from diffusers_lrlab.hub.card import CARD_SECTIONS, CardSection
 from diffusers_lrlab.run.train import train
 from diffusers_lrlab.study.kind_settings import KIND_SETTINGS, KindSettings
 from diffusers_lrlab.study.run import run_study
@@ -202,8 +202,7 @@ def test_it_is_pushed(finished, hub, tmp_path):
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import test_architecture
-from diffusers_lrlab.hub.access import Target
-from diffusers_lrlab.hub.publish import push_folder
+from diffusers_lrlab.hub.transfer import Target, push_folder
 test_architecture.register()
 push_folder({finished!r}, Target("vectors"))
 """.replace("PosixPath", "__import__('pathlib').Path")

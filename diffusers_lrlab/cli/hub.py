@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from ..core.errors import LabError
-from ..hub.access import Target
+from ..hub.transfer import Target
 from .output import say
 
 
@@ -21,7 +21,7 @@ def push_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def push(options: argparse.Namespace) -> None:
-    from ..hub.publish import push_folder
+    from ..hub.transfer import push_folder
 
     if options.create_pr and options.private:
         raise LabError("--private is for new repositories, and --create_pr for existing ones. Leave one of them out.")
@@ -42,7 +42,7 @@ def pull_arguments(parser: argparse.ArgumentParser) -> None:
 
 def pull(options: argparse.Namespace) -> None:
     from ..hub.contents import type_of_folder
-    from ..hub.fetch import fetch
+    from ..hub.transfer import fetch
 
     out = options.out or Path(options.repo_id.split("/")[-1])
     fetch(options.repo_id, out, options.revision)

@@ -1,5 +1,6 @@
 """The model card: a template, filled from the record of a run."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,103 @@ from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule
 from ..schedules.schedule import Schedule
 from ..training.config import complete_options
-from ..training.kinds.base import DataKind
+from ..training.kinds.base import DataKind, row_for
 from ..training.kinds.select import component_of, kind_of
 from ..training.pipeline import pipeline_name
-from .card_facts import compared_with_real_data, describe_data, distance_rows, facts_of, limits_of, result_rows
-from .card_sections import section_of
-from .cards import as_code, fill
-from .pipeline_folder import references_of
+from .card_facts import (
+    as_code,
+    compared_with_real_data,
+    describe_data,
+    distance_rows,
+    facts_of,
+    fill,
+    limits_of,
+    result_rows,
+)
+from .records import references_of
+
+
+@dataclass(frozen=True)
+class CardSection:
+    """The text of a card on a kind of data. A kind of another package puts its own under its name into [`CARD_SECTIONS`]."""
+
+    task: str = "other"  # the Hub's name for what the model does; "other" declares none
+    tags: tuple[str, ...] = ()  # beside those of all cards
+    # Markdown that loads the pipeline and samples, with `{location}`, `{inference_steps}` and `{guidance_scale}`.
+    example: str = """```python
+from diffusers import DiffusionPipeline
+
+pipeline = DiffusionPipeline.from_pretrained("{location}")
+```
+"""
+    # Markdown with `{location}`, for the default model in a pipeline of this package: how both load without the package.
+    without_package: str = ""
+    plots: str = ""  # Markdown of plots that only this kind has
+
+
+_WITHOUT_PACKAGE = """
+Without diffusers_lrlab, with the code that is stored beside the weights; read it first:
+
+```python
+from diffusers import DiffusionPipeline
+
+pipeline = DiffusionPipeline.from_pretrained(
+    "{location}", custom_pipeline="{location}", trust_remote_code=True
+)
+```
+"""
+
+
+def _example(call: str, made: str = "images", pipeline: str = "DiffusionPipeline", own: bool = True) -> str:
+    """Markdown that loads a pipeline, which needs this package if it is its `own`, and calls it."""
+    imports = "import diffusers_lrlab\n" * own
+    return f"""```python
+{imports}from diffusers import {pipeline}
+
+pipeline = {pipeline}.from_pretrained("{{location}}")
+{made} = pipeline({call}).{made}
+```
+"""
+
+
+_STEPS, _UNCONDITIONAL = "num_inference_steps={inference_steps}", "unconditional-image-generation"
+CARD_SECTIONS: dict[str, CardSection] = {
+    "images": CardSection(
+        _UNCONDITIONAL, (_UNCONDITIONAL,), _example(f"batch_size=16, {_STEPS}", pipeline="DDPMPipeline", own=False)
+    ),
+    "latents": CardSection(
+        _UNCONDITIONAL, (_UNCONDITIONAL, "latent-diffusion"), _example(f"batch_size=16, {_STEPS}"), _WITHOUT_PACKAGE
+    ),
+    "points": CardSection(
+        tags=("points",),
+        example=_example(f"num_points=10_000, {_STEPS}", "points"),
+        without_package=_WITHOUT_PACKAGE,
+        plots="""
+![From noise to data](lrlab/trajectory.png)
+
+![Points on their way from noise to data](lrlab/sampling.gif)
+""",
+    ),
+}
+
+_LABELLED_EXAMPLE = _example(f"class_labels={{labels}}, {_STEPS}")  # `{labels}` are some names of classes
+_DIT_EXAMPLE = _example(f"[0, 1], guidance_scale={{guidance_scale}}, {_STEPS}", pipeline="DiTPipeline", own=False).replace(
+    "images =", "print(pipeline.labels)  # by name\nimages ="
+)
+
+
+def section_of(kind: DataKind, config: dict[str, Any], pipeline: str = "") -> CardSection:
+    """The parts of the card of a run, by its recorded configuration and the class of its pipeline."""
+    section, is_labelled = row_for(kind, CARD_SECTIONS, CardSection()), config["label_column"] is not None
+    if is_labelled and section.task == _UNCONDITIONAL:
+        tags = ("class-conditional-image-generation", *section.tags[1:])
+        section = CardSection("other", tags, _LABELLED_EXAMPLE, _WITHOUT_PACKAGE)
+    if pipeline == "DiTPipeline":
+        return replace(section, example=_DIT_EXAMPLE, without_package="")
+    if pipeline == "DiTImagePipeline" and not is_labelled:  # is called as the pipeline of latents is
+        called_alike = CARD_SECTIONS["latents"]
+        return replace(section, example=called_alike.example, without_package=called_alike.without_package)
+    return section
 
 
 def write_model_card(folder: Path, record: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
-"""What a model card says: facts of the run, results beside those of real data, the data and their licence, and limits."""
+"""What cards say: their templates, and for models facts, results beside those of real data, data and licence, and limits."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from ..training.choices import describe_choices
 from ..training.kinds.base import DataKind
 from ..training.plan_text import autoencoder_in_words
 from ..training.resolve_timesteps import recorded_process
-from .cards import as_code
 
 _REAL = {  # in place of samples, by the end of a result's name
     "of_training_images": "equally many training images",
@@ -28,6 +28,18 @@ _LABELS = {
     "timestep_lr": "Learning rate per timestep",
     "noise": "Noise in training",
 }
+
+
+def fill(template: str, metadata: Any, **values: Any) -> str:
+    """The text of a card, from a Jinja template of this folder. `metadata` is a `huggingface_hub.CardData`."""
+    from huggingface_hub import RepoCard
+
+    return str(RepoCard.from_template(metadata, template_path=str(Path(__file__).parent / template), **values))
+
+
+def as_code(text: str) -> str:
+    """Text of a third party as Markdown code, without what would end the code or the cell of a table."""
+    return f"`{' '.join(re.sub('[`|]', ' ', text).split())}`"
 
 
 def facts_of(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
@@ -49,7 +61,6 @@ def facts_of(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
         *recorded_process(config).describe(),
         ("Steps of sampling", config["num_inference_steps"]),
         *((_LABELS.get(option, option), f"`{spec}`") for option, spec in describe_choices(config)),
-        *_beginning(config, train),
         ("Optimizer", f"`{shown_spec(config['optimizer'], config['optimizer_kwargs'])}`"),
         ("Seed", config["seed"]),
         ("Training time", f"{train['training_seconds']:.0f} s, without validation and sampling"),
@@ -58,15 +69,6 @@ def facts_of(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
         ("Versions", ", ".join(f"{name} {version}" for name, version in meta["versions"].items())),
         *([("Commit", commit + (" with local changes" if meta["git_dirty"] else ""))] if commit else []),
     ]
-
-
-def _beginning(config: dict[str, Any], train: dict[str, Any]) -> list[tuple[str, str]]:
-    """From which update on the timesteps had their own density, if that waits for losses."""
-    if "timestep_density_began" not in train:  # of another sampler, or an older version
-        return []
-    began, before = train["timestep_density_began"], config["timestep_sampler_kwargs"]["before"]
-    text = f"never: all updates had `{before}`" if began is None else f"update {began:,}; `{before}` until then"
-    return [("Its own density began at", text)]
 
 
 def _label_facts(config: dict[str, Any], train: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -1,21 +1,24 @@
-"""The files to upload of a run, a study or an exported dataset."""
+"""The files to upload of a run, a study or an exported dataset, with their card."""
 
 import dataclasses
 import fnmatch
+import re
 import tempfile
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import LabError
 from ..core.manifest import MANIFEST, DamagedManifest, Sums, file_sums, manifest_text, read_manifest, sums_of_bytes
+from ..core.plain_yaml import load_front_matter
 from ..core.words import counted
 from ..data.latents.manifest import is_latents_folder
 from ..training.kinds.select import components
 from ..training.record_schema import read_json
 from ..training.run_files import parts_of_pipeline
-from .cards import located_card, unfinished_card
+from .card_facts import fill
 from .records import read_record, updates_done
 
 # Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
@@ -152,3 +155,45 @@ def _study(folder: Path, repo_id: str, revision: str) -> Contents:
         shown = {name: (card / name).read_bytes() for name in _files(card, _STUDY_FILES)}
         shown["README.md"] = located_card(card, repo_id, revision)
     return Contents("study", {**runs, **shown}, _STUDY_FILES, f"The study: {title}")
+
+
+# --- cards -----------------------------------------------------------------------------------------------------------
+
+
+def parsed_card(text: str, name: str) -> Any:
+    """A `huggingface_hub.ModelCard`; raises a `LabError` for metadata that cannot be read."""
+    from huggingface_hub import ModelCard
+
+    try:
+        load_front_matter(text)
+        return ModelCard(text)
+    except Exception as error:  # of any type, from the YAML parser
+        raise LabError(f"The metadata of {name!r} cannot be read: {error}") from None
+
+
+def located_card(folder: Path, repo_id: str, revision: str) -> bytes:
+    """The card of a folder, with examples that load from this branch of the repository, and there the source of results."""
+    path = folder / "README.md"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LabError(f"{str(path)!r} cannot be read ({error}); results are uploaded with their cards only.") from None
+    branch = "" if revision == "main" else f', revision="{revision}"'
+    loading = r'((?:Pipeline\.from_pretrained|\bload_dataset)\(\s*)"[^"\n]*"(, revision="[^"\n]*")?'
+    text = re.sub(loading, rf'\1"{repo_id}"{branch}', text)
+    card = parsed_card(re.sub(r'(custom_pipeline=)"[^"\n]*"', rf'\1"{repo_id}"', text), str(path))
+    for result in card.data.eval_results or []:
+        result.source_name, result.source_url = (
+            "lrlab/run.json",
+            f"https://huggingface.co/{repo_id}/blob/{revision}/lrlab/run.json",
+        )
+    return str(card).encode()
+
+
+def unfinished_card(record: dict[str, Any], repo_id: str, updates_done: int) -> bytes:
+    """The card of a run that is not finished."""
+    from huggingface_hub import ModelCardData
+
+    data = ModelCardData(library_name="diffusers", tags=["diffusers", "diffusers_lrlab", "unfinished"])
+    title = repo_id.split("/")[-1]
+    return fill("unfinished_card.md", data, title=title, record=record, updates_done=updates_done).encode()

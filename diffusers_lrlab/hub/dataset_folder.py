@@ -1,6 +1,7 @@
 """A generated set of points or of labelled images as a folder that `load_dataset` and the Hub understand."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from ..core.registry import Entry
 from ..data.image_sets import IMAGE_DATASETS, load_image_dataset
 from ..data.toy2d import check_draw, load_toy_dataset, toy_log_prob
 from ..data.toy2d_entries import TOY_DATASETS
-from .cards import fill
+from .card_facts import fill
 
 _NUM_SHOWN = 40  # images of the plot
-_NUM_GROUPS = 16
+_NUM_GROUPS = 16  # of rows of images, which a stream shuffles
 
 
 def export_toy_dataset(name: str, folder: Path, n: int = 100_000, n_test: int = 10_000, seed: int = 42) -> None:
@@ -29,12 +30,14 @@ def export_toy_dataset(name: str, folder: Path, n: int = 100_000, n_test: int = 
     check_draw(name, n_test, seed, "n_test", least=0)
     from ..training.plots.points import plot_splits
 
-    def finish(temporary: Path, splits: Mapping[str, Any]) -> None:
-        points = {split: dataset.with_format("numpy")["x"][:] for split, dataset in splits.items()}
-        plot_splits(points, temporary / "points.png")
-        write_text(temporary / "README.md", _card(name, {split: len(dataset) for split, dataset in splits.items()}, seed))
-
-    _write(folder, {"train": n, "test": n_test}, lambda split, size: load_toy_dataset(name, size, seed, split), finish)  # type: ignore[arg-type]
+    entry = TOY_DATASETS[name]
+    with _written(folder, n, n_test, lambda split, size: load_toy_dataset(name, size, seed, split)) as (temporary, splits):  # type: ignore[arg-type]
+        plot_splits({split: rows.with_format("numpy")["x"][:] for split, rows in splits.items()}, temporary / "points.png")
+        # The shapes are from a package under the MIT licence; the rest is made by our own formulas.
+        about = {"license": "mit" if "shape" in entry.traits else "apache-2.0", "pretty_name": f"{name}, a 2-D toy dataset"}
+        about["tags"] = ["toy", "2d", "points", "diffusion", "diffusers_lrlab"]
+        has_density = toy_log_prob(name) is not None
+        _write_card(temporary / "README.md", "dataset_card.md", entry, splits, seed, about, has_density=has_density)
 
 
 def export_image_dataset(
@@ -56,83 +59,64 @@ def export_image_dataset(
     def make(split: str, size: int) -> Any:
         return load_image_dataset(name, size, seed, split, resolution)  # type: ignore[arg-type]
 
-    def finish(temporary: Path, splits: Mapping[str, Any]) -> None:
+    with _written(folder, n, n_test, make, _NUM_GROUPS) as (temporary, splits):
         some = [np.asarray(image) for image in splits["train"][:_NUM_SHOWN]["image"]]
         plot_samples(np.stack([image if image.ndim == 3 else image[..., None] for image in some]), temporary / "images.png")
-        write_text(temporary / "README.md", _card_of_images(name, splits, seed))
+        side = splits["train"][0]["image"].size[0]
+        about: dict[str, Any] = {"license": "apache-2.0", "pretty_name": f"{name}, {side}x{side} labelled images"}
+        about |= {"task_categories": ["unconditional-image-generation", "image-classification"]}
+        about |= {"tags": ["synthetic", "diffusion", "diffusers_lrlab"]}
+        _write_card(
+            *(temporary / "README.md", "image_dataset_card.md", entry, splits, seed, about, f" --resolution {side}"),
+            side=side,
+            licence=entry.facts["licence"],
+            columns=[(column, _type_of(feature)) for column, feature in splits["train"].features.items()],
+            class_names=", ".join(entry.facts["class_names"]),
+        )
 
-    _write(folder, {"train": n, "test": n_test}, make, finish, _NUM_GROUPS)
 
-
-def _write(
-    folder: Path,
-    sizes: Mapping[str, int],
-    make: Callable[[str, int], Any],
-    finish: Callable[[Path, Mapping[str, Any]], None],
-    num_groups: int | None = None,
-) -> None:
-    """Writes splits of these sizes in groups of rows, which a stream shuffles; `finish` adds card and plot."""
+@contextmanager
+def _written(
+    folder: Path, n: int, n_test: int, make: Callable[[str, int], Any], num_groups: int | None = None
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The splits in parquet files of a new folder, to which the caller adds card and plot."""
     from pyarrow import parquet
 
     with new_folder(folder) as temporary:
         (temporary / "data").mkdir()
-        splits = {split: make(split, size) for split, size in sizes.items() if size}
+        splits = {split: make(split, size) for split, size in (("train", n), ("test", n_test)) if size}
         for split, dataset in splits.items():
             # Not `to_parquet`, which writes progress bars into logs. The schema has the types of columns, such as labels.
             table = dataset.data.table.replace_schema_metadata(dataset.features.arrow_schema.metadata)
             rows = num_groups and max(1, min(1000, -(-len(table) // num_groups)))
             parquet.write_table(table, temporary / "data" / f"{split}-00000-of-00001.parquet", row_group_size=rows)
-        finish(temporary, splits)
+        yield temporary, splits
         write_manifest(temporary)
 
 
-def _card(name: str, sizes: dict[str, int], seed: int) -> str:
-    entry = TOY_DATASETS[name]
-    # The shapes are from a package under the MIT licence; the rest is made by our own formulas.
-    about = {"license": "mit" if "shape" in entry.traits else "apache-2.0", "pretty_name": f"{name}, a 2-D toy dataset"}
-    has_density = toy_log_prob(name) is not None
-    return _filled(
-        "dataset_card.md", entry, sizes, seed, about, ["toy", "2d", "points", "diffusion"], has_density=has_density
-    )
-
-
-def _card_of_images(name: str, splits: Mapping[str, Any], seed: int) -> str:
-    entry, train = IMAGE_DATASETS[name], splits["train"]
-    side, sizes = train[0]["image"].size[0], {split: len(dataset) for split, dataset in splits.items()}
-    about: dict[str, Any] = {"license": "apache-2.0", "pretty_name": f"{name}, {side}x{side} labelled images"}
-    about["task_categories"] = ["unconditional-image-generation", "image-classification"]
-    return _filled(
-        *("image_dataset_card.md", entry, sizes, seed, about, ["synthetic", "diffusion"], f" --resolution {side}"),
-        side=side,
-        licence=entry.facts["licence"],
-        columns=[(column, _type_of(feature)) for column, feature in train.features.items()],
-        class_names=", ".join(entry.facts["class_names"]),
-    )
-
-
-def _filled(
+def _write_card(
+    file: Path,
     template: str,
     entry: Entry,
-    sizes: Mapping[str, int],
+    splits: dict[str, Any],
     seed: int,
     about: dict[str, Any],
-    tags: list[str],
     options: str = "",
     **more: Any,
-) -> str:
+) -> None:
     from huggingface_hub import DatasetCardData
 
+    sizes = {split: len(rows) for split, rows in splits.items()}
     files = [{"split": split, "path": f"data/{split}-*.parquet"} for split in sizes]
     metadata = DatasetCardData(
         **about,
-        tags=[*tags, "diffusers_lrlab"],
         size_categories=[_size_category(sum(sizes.values()))],
         configs=[{"config_name": "default", "data_files": files}],
     )
     numbers = f"--n {sizes['train']} --n_test {sizes.get('test', 0)} --seed {seed}"
     command = f"lrlab data export {entry.name} DIR {numbers}{options}"
     values = {"description": entry.description, "source": entry.source, "sizes": list(sizes.items()), "seed": seed}
-    return fill(template, metadata, title=entry.name, command=command, **values, **more)
+    write_text(file, fill(template, metadata, title=entry.name, command=command, **values, **more))
 
 
 def _type_of(feature: Any) -> str:

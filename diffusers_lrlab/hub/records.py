@@ -1,15 +1,21 @@
-"""The record and the log of a run, which are untrusted input and checked before use."""
+"""The files of a run that others read: its record, log, options and pipeline. They are untrusted input and checked first."""
 
+import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
+from ..core.files import is_plain_name
 from ..core.held import refuse_damage_in_use
-from ..training.record_schema import is_number, no_number, read_checked, small
+from ..core.options import names_where
+from ..pipelines.reference import Reference, saved_references
+from ..training.config import TrainingConfig, complete_options
+from ..training.record_schema import is_number, no_number, read_checked, read_json, small
 
 _COLUMNS = ("lr", "lr_hidden", "beta1", "loss", "validation_loss", "validation_loss_ema", "grad_norm")
+_ALWAYS = {"decoding": "float", "on_divergence": "stop"}  # values of options that have left and asked for what is done now
 
 
 def open_run(folder: Path, reads: Callable[[str], bool]) -> dict[str, Any]:
@@ -52,3 +58,80 @@ def updates_done(folder: Path, record: dict[str, Any]) -> int:
     if record["run"]["status"] == "finished":
         return record["train"]["num_updates"]
     return max((row["update"] + 1 for row in read_log(folder) if "loss" in row), default=0)
+
+
+def recorded_options(
+    record: Mapping[str, Any],
+    name: str,
+    config: Mapping[str, Any] | None = None,
+    repeated: bool = False,
+    also: Sequence[str] = (),
+) -> dict[str, Any]:
+    """
+    The resolved options of a run in the folder `name`; options that were added since then have their defaults.
+
+    `config` has options to read in place of the record's, such as those of a checkpoint. `repeated` takes only the options
+    that start the same run again, and `also` others, without those that are `None`, and with the commit of the weights that
+    it started from. Raises a `LabError` for an option that was in use and that this version does not know.
+    """
+    saved = dict(record["config"] if config is None else config)
+    known = {field.name for field in dataclasses.fields(TrainingConfig)}
+    # An option that has left since then decided nothing if it was off, or asked for what is always done now.
+    saved = {key: value for key, value in saved.items() if key in known or (value and value != _ALWAYS.get(key))}
+    if unknown := sorted(saved.keys() - known):
+        made_by = record.get("meta", {}).get("versions", {}).get("diffusers_lrlab", "of then")
+        raise LabError(
+            f"The record of {name!r} has {unknown[0]!r}, which this version does not know. Use the version that made it, "
+            f"diffusers_lrlab {made_by}."
+        )
+    if not repeated:
+        return complete_options(saved)
+    taken = (*names_where(TrainingConfig, is_repeated=True), *also)
+    options = {key: value for key, value in saved.items() if key in taken and value is not None}
+    commit = record["train"].get("started_from", {}).get("commit")
+    return options | ({} if commit is None else {"revision": commit})
+
+
+def references_of(folder: Path) -> dict[str, Reference]:
+    """The parts of a saved pipeline that are elsewhere, by name."""
+    index = folder / "model_index.json"
+    data = read_json(index) if index.is_file() else {}
+    try:
+        return saved_references(data)
+    except (ValueError, AttributeError) as error:
+        raise LabError(f"{str(index)!r} is not the index of a pipeline: {error}.") from None
+
+
+def check_pipeline(folder: Path) -> None:
+    """Raises a `LabError` unless all parts of a pipeline have readable configurations and weights."""
+    references = references_of(folder)
+    for name, value in read_json(folder / "model_index.json").items():
+        if isinstance(value, list) and any(value) and name not in references:
+            if not is_plain_name(name):
+                raise LabError(f"{str(folder / 'model_index.json')!r} names {name!r}, which is not a folder beside it.")
+            _check_part(folder / name)
+
+
+def _check_part(part: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    configurations = {file.name: read_json(file) for file in sorted(part.glob("*.json"))}
+    if not configurations:
+        raise LabError(f"{str(part)!r} is missing, or has no configuration.")
+    weights, shards = {file.name for file in part.glob("*.safetensors")}, set[str]()
+    for name, index in configurations.items():
+        if name.endswith(".index.json"):
+            if not isinstance(index, dict) or not isinstance(index.get("weight_map"), dict):
+                raise LabError(f"{str(part / name)!r} is not an index of weights.")
+            shards |= set(map(str, index["weight_map"].values()))
+    if missing := sorted(shards - weights):
+        raise LabError(f"{str(part / missing[0])!r} is missing: weights that its index names.")
+    # A model has weights, a scheduler has none: diffusers names their configurations differently.
+    if "config.json" in configurations and not weights:
+        raise LabError(f"{str(part)!r} has no weights (*.safetensors).")
+    for name in weights:
+        try:
+            with safe_open(part / name, "np"):  # reads the header, which has the size of the rest
+                pass
+        except SafetensorError as error:
+            raise LabError(f"{str(part / name)!r} is damaged ({error}).") from None

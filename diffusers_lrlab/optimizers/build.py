@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import FAILURES, LabError, must_be
+from ..core.errors import FAILURES, LabError
 from ..core.extras import require_version
 from ..core.registry import Entry
 from ..core.signatures import checked
@@ -53,17 +53,9 @@ def get_optimizer(
     entry, groups = OPTIMIZERS[name], [_with_a_list(each) for each in params]
     if "named" not in entry.traits:
         groups = [_without_names(each) for each in groups]
-    if resolved.get("cautious"):
-        _check_decays(name, resolved["weight_decay"], groups)
     if entry.is_foreign:
         _check_step(entry, lr, resolved)
     return entry(groups, lr, **resolved)
-
-
-def _check_decays(name: str, weight_decay: float, groups: list[Any]) -> None:
-    """Raises a `LabError` if no group has weight decay that could be cautious."""
-    if not weight_decay and not any(each.get("weight_decay") for each in groups if isinstance(each, dict)):
-        raise must_be("cautious", True, "left out without weight decay", "give weight_decay or tau, too", of=repr(name))
 
 
 def _check_step(entry: Entry, lr: float, kwargs: dict[str, Any]) -> None:

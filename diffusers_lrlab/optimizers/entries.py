@@ -49,13 +49,6 @@ register_optimizer = OPTIMIZERS.register
 
 _BETA2 = Parameter("beta2", float, 0.999, "decay of the mean of squared gradients", "[0, 1)")
 _EPS = Parameter("eps", float, 1e-8, "added to the root of that mean", "(0, inf)")
-_CAUTIOUS = Parameter(
-    "cautious",
-    bool,
-    False,
-    "decay only weights that the update brings closer to 0 (arXiv 2510.12402)",
-    is_added=True,
-)
 _SQUARES_IN_IMAGES = (BETA2_HALF_LIFE, IMAGES)
 _ALL_IN_IMAGES = (BETA2_HALF_LIFE, TAU, IMAGES)
 _TORCH = "torch.optim"
@@ -71,22 +64,16 @@ def _weight_decay(default: float = 0.0, decoupled: bool = True) -> Parameter:
     return Parameter("weight_decay", float, default, help, "[0, inf)")
 
 
-def _made_by(path: str, can_fuse: bool = False, cautious: str | None = None, **fixed: Any) -> Callable[..., Optimizer]:
-    """
-    A factory for a class "module:Class", imported on use; `cautious` is that with cautious weight decay, and `fixed` are
-    further arguments of both.
-    """
+def _made_by(path: str, can_fuse: bool = False, **fixed: Any) -> Callable[..., Optimizer]:
+    """A factory for a class "module:Class", imported on use, with these further arguments."""
 
     def make(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
         if "beta2" in kwargs:
             kwargs["betas"] = (kwargs.pop("beta1"), kwargs.pop("beta2"))
-        chosen = path
-        if cautious is not None and kwargs.pop("cautious", False):
-            chosen = cautious
         if can_fuse:
             groups = (each["params"] if isinstance(each, dict) else [each] for each in params)
             kwargs["fused"] = all(parameter.device.type in ("cpu", "cuda") for group in groups for parameter in group)
-        return pkgutil.resolve_name(chosen)(params, lr=lr, **fixed, **kwargs)
+        return pkgutil.resolve_name(path)(params, lr=lr, **fixed, **kwargs)
 
     return make
 
@@ -95,10 +82,10 @@ OPTIMIZERS.register(
     "adamw",
     description="Adam with decoupled weight decay",
     source=f"{_TORCH}.AdamW; arXiv 1711.05101",
-    parameters=(_beta1(), _BETA2, _EPS, _weight_decay(0.01), _CAUTIOUS, *_ALL_IN_IMAGES),
+    parameters=(_beta1(), _BETA2, _EPS, _weight_decay(0.01), *_ALL_IN_IMAGES),
     traits=("adam", "decoupled", "width_rule"),
     facts={"state_bytes": 8, "elementwise": f"{_RULES}:adamw"},
-)(_made_by("torch.optim:AdamW", can_fuse=True, cautious="diffusers_lrlab.optimizers.cautious:CautiousAdamW"))
+)(_made_by("torch.optim:AdamW", can_fuse=True))
 
 OPTIMIZERS.register(
     "adam",
@@ -167,13 +154,12 @@ OPTIMIZERS.register(
         _beta1(0.9, "weight of the mean of gradients against the newest gradient"),
         Parameter("beta2", float, 0.99, "decay of the mean of gradients", "[0, 1)"),
         _weight_decay(),
-        _CAUTIOUS,
         TAU,
         IMAGES,
     ),
     traits=("decoupled", "width_rule"),
     facts={"state_bytes": 4, "package": "lion-pytorch", "learning_rate_factor": 0.2, "elementwise": f"{_RULES}:lion"},
-)(_made_by("lion_pytorch:Lion", cautious="diffusers_lrlab.optimizers.cautious_lion:CautiousLion"))
+)(_made_by("lion_pytorch:Lion"))
 
 OPTIMIZERS.register(
     "muon",
@@ -187,7 +173,6 @@ OPTIMIZERS.register(
         Parameter("chunks", bool, True, "orthogonalise each block of a fused projection separately"),
         Parameter("hidden", list, (), "patterns of names to orthogonalise, in any layer", items=str),
         Parameter("adamw", list, (), "patterns of names for AdamW to train", items=str),
-        _CAUTIOUS,
         *_ALL_IN_IMAGES,
     ),
     traits=("decoupled", "named"),
@@ -198,30 +183,20 @@ OPTIMIZERS.register(
 @OPTIMIZERS.register(
     "schedulefree_adamw",
     description="AdamW that averages the weights instead of lowering the rate; takes no schedule but warm-up, and no EMA",
-    source="schedulefree; arXiv 2405.15682, decoupling arXiv 2507.09846",
+    source="schedulefree; arXiv 2405.15682",
     parameters=(
         _beta1(0.9, "weight of the averaged weights in the point where gradients are taken"),
         _BETA2,
         _EPS,
         _weight_decay(),
-        Parameter(
-            "decoupling",
-            float,
-            None,
-            "C of arXiv 2507.09846, the pace of the average; 1 / (1 - beta1) if not given",
-            "(0, inf)",
-        ),
         *_SQUARES_IN_IMAGES,
     ),
     traits=("averages",),
     facts={"state_bytes": 8, "package": "schedulefree"},
 )
-def schedulefree_adamw(params: list[Any], lr: float, decoupling: float | None, **kwargs: Any) -> Optimizer:
+def schedulefree_adamw(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
     """In train mode; call `eval()` before the weights are evaluated."""
-    path = "schedulefree:AdamWScheduleFree"
-    if decoupling is not None:
-        path, kwargs["decoupling"] = "diffusers_lrlab.optimizers.refined_schedule_free:RefinedAdamWScheduleFree", decoupling
-    optimizer: Any = _made_by(path)(params, lr, **kwargs)
+    optimizer: Any = _made_by("schedulefree:AdamWScheduleFree")(params, lr, **kwargs)
     optimizer.train()
     return optimizer
 

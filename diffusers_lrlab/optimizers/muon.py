@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from ..core.errors import LabError
-from .cautious import CautiousAdamW, decay_cautiously
 from .layers import HIDDEN, layers_of, parts_of
-from .newton_schulz import orthogonalised
 
 _RMS = 0.2  # of AdamW's updates
+# Keller Jordan's quintic iteration, as in torch.optim.Muon.
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+_STEPS, _EPS = 5, 1e-7
+_MOST_NUMBERS = 2**26  # of matrices that are stacked: their copies take memory
+_WIDE = 1.5  # columns over rows from which the iteration on Gram matrices takes fewer operations
 
 
 class MuonWithAdamW(Optimizer):
@@ -31,7 +33,6 @@ class MuonWithAdamW(Optimizer):
         betas (`tuple` of `float`): Those of AdamW.
         weight_decay (`float`): Decoupled weight decay of all parameters.
         chunks, hidden, adamw: As in [`layers_of`].
-        cautious (`bool`): Whether weight decay is cautious, as in [`decay_cautiously`].
     """
 
     parts: dict[str, Any]  # what each of the two trains, by [`parts_of`]
@@ -46,7 +47,6 @@ class MuonWithAdamW(Optimizer):
         chunks: bool = True,
         hidden: Sequence[str] = (),
         adamw: Sequence[str] = (),
-        cautious: bool = False,
     ):
         given = params if isinstance(params[0], dict) else [{"params": params}]
         named = [_named(each) for group in given for each in group["params"]]
@@ -61,8 +61,7 @@ class MuonWithAdamW(Optimizer):
             parts = ({"params": matrices, "momentum": momentum}, {"params": rest, "betas": betas, "fused": _can_fuse(rest)})
             groups += [{**group, **part} for part in parts if part["params"]]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
-        self.cautious, made = cautious, CautiousAdamW if cautious else AdamW
-        self._adamw = [None if "momentum" in group else _adamw(made, group) for group in self.param_groups]
+        self._adamw = [None if "momentum" in group else _adamw(group) for group in self.param_groups]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -83,8 +82,6 @@ class MuonWithAdamW(Optimizer):
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         if not parameters:
             return
-        if any(parameter not in self._chunks for parameter in parameters):  # FSDP 2 puts shards in their places
-            raise LabError("'muon' orthogonalises whole matrices, and these are sharded. Hint: use 'adamw' with FSDP.")
         gradients: list[Any] = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             if "momentum_buffer" not in self.state[parameter]:
@@ -93,9 +90,7 @@ class MuonWithAdamW(Optimizer):
         lr, momentum = float(group["lr"]), float(group["momentum"])
         torch._foreach_lerp_(means, gradients, 1 - momentum)
         updates = self._orthogonalised(parameters, torch._foreach_lerp(gradients, means, momentum))
-        if group["weight_decay"] and self.cautious:
-            decay_cautiously(parameters, updates, lr * group["weight_decay"])
-        elif group["weight_decay"]:
+        if group["weight_decay"]:
             torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
         torch._foreach_add_(parameters, updates, alpha=-lr)
 
@@ -122,5 +117,82 @@ def _can_fuse(parameters: list[Tensor]) -> bool:
     return all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
 
 
-def _adamw(made: type[AdamW], group: dict[str, Any]) -> AdamW:
-    return made(group["params"], **{key: group[key] for key in ("lr", "betas", "weight_decay", "fused")})
+def _adamw(group: dict[str, Any]) -> AdamW:
+    return AdamW(group["params"], **{key: group[key] for key in ("lr", "betas", "weight_decay", "fused")})
+
+
+# --- the Newton-Schulz iteration, for many matrices at once ----------------------------------------------------------
+
+
+def orthogonalised(matrices: Sequence[Tensor]) -> list[Tensor]:
+    """
+    Each matrix `(rows, columns)` with singular values near 1, as `torch.optim.Muon` makes it.
+
+    Matrices of one shape are computed together, transposed ones among them. On a CPU, the precision is that of the
+    matrices, float32 at least; elsewhere it is bfloat16, but float64 stays.
+    """
+    results: list[Tensor] = [torch.empty(0)] * len(matrices)
+    for stack in _stacks(matrices):
+        wide = torch.stack([_as_wide(matrices[index]).to(_precision(matrices[index])) for index in stack])
+        for index, result in zip(stack, newton_schulz(wide), strict=True):
+            matrix = matrices[index]
+            results[index] = (result if matrix.shape[0] <= matrix.shape[1] else result.T).to(matrix.dtype)
+    return results
+
+
+def _stacks(matrices: Sequence[Tensor]) -> list[list[int]]:
+    """The places of matrices that are computed together."""
+    found: dict[tuple[object, ...], list[list[int]]] = {}
+    for index, matrix in enumerate(matrices):
+        stacks = found.setdefault((*sorted(matrix.shape), matrix.dtype, matrix.device), [])
+        if not stacks or (len(stacks[-1]) + 1) * matrix.numel() > _MOST_NUMBERS:
+            stacks.append([])
+        stacks[-1].append(index)
+    return [stack for stacks in found.values() for stack in stacks]
+
+
+def _as_wide(matrix: Tensor) -> Tensor:
+    return matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+
+
+def _precision(matrix: Tensor) -> torch.dtype:
+    """bfloat16 is slow on CPUs without instructions for it."""
+    if matrix.dtype == torch.float64:
+        return torch.float64
+    return torch.float32 if matrix.device.type == "cpu" else torch.bfloat16
+
+
+def newton_schulz(matrices: Tensor) -> Tensor:
+    """The iteration for wide matrices `(n, rows, columns)`, rows <= columns."""
+    matrices = matrices / torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True).clamp(min=_EPS)
+    if matrices.dtype == torch.bfloat16 or matrices.shape[2] <= _WIDE * matrices.shape[1]:
+        return _on_matrices(matrices)
+    return _on_gram(matrices)
+
+
+def _on_matrices(matrices: Tensor) -> Tensor:
+    for _ in range(_STEPS):
+        gram = matrices @ matrices.mT
+        matrices = torch.baddbmm(matrices, _polynomial(gram), matrices, beta=_A)
+    return matrices
+
+
+def _polynomial(gram: Tensor) -> Tensor:
+    return torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C)
+
+
+def _on_gram(matrices: Tensor) -> Tensor:
+    """
+    The same by square matrices alone, for much fewer operations where columns are many: each step multiplies from the left
+    by P = a + b G + c G^2 and so makes P G P of the Gram matrix G, with which P commutes. bfloat16 is too coarse for it.
+    """
+    gram = matrices @ matrices.mT
+    factor = None
+    for step in range(_STEPS):
+        change = _polynomial(gram)
+        change.diagonal(dim1=1, dim2=2).add_(_A)
+        factor = change if factor is None else change @ factor
+        if step < _STEPS - 1:
+            gram = change @ (gram @ change)
+    assert factor is not None
+    return factor @ matrices

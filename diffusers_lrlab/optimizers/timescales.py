@@ -1,5 +1,5 @@
 """
-Settings of optimizers by their timescales, in images: what stays the same in runs with other batches.
+Settings of optimizers in images, for runs with other batches: timescales, which stay the same, and learning rates.
 
 The decay of a mean is given by its half-life, so that it covers the same number of images at any batch size (arXiv
 2507.07101): beta = 2^(-images_per_update / half_life). Decoupled weight decay shrinks weights by the learning rate
@@ -116,6 +116,22 @@ def per_update(
     return found
 
 
+def scaled_learning_rate(learning_rate: float, rule: str, batch: int, base_batch: int) -> float:
+    """The learning rate for a global batch by a rule of `--scale_lr`, given that for the base batch."""
+    ratio = batch / base_batch
+    return learning_rate * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]
+
+
+def scaling_warning(rule: str, optimizer: Entry) -> str | None:
+    """A warning if the rule was derived for another type of optimizer, else `None`."""
+    if rule != "linear" or "sgd" in optimizer.traits:
+        return None
+    return (
+        f"--scale_lr linear is a rule for SGD (arXiv 1706.02677). For {optimizer.name}, which normalises gradients, the "
+        "derived rule is sqrt (arXiv 2205.10287)."
+    )
+
+
 class DecayTimescale(NamedTuple):
     """What decoupled weight decay does in a run."""
 
@@ -132,14 +148,10 @@ class DecayTimescale(NamedTuple):
 
     def in_words(self, num_updates: int) -> str:
         """The number of updates over which weights are forgotten, and its effect in a run, in words."""
-        words = f"weights are forgotten over {rounded_updates(self.updates)}, in a run of {num_updates:,}"
+        updates = round(float(f"{self.updates:.4g}"))  # rates and decays are rarely known better
+        words = f"weights are forgotten over {counted(updates, 'update', ',')}, in a run of {num_updates:,}"
         if self.removed < NO_EFFECT:
             return f"{words}: the decay does nothing"
         if self.updates < SHORT * num_updates:
             return f"{words}: they remember only its last updates"
         return f"{words}: the decay removes {100 * self.removed:.2g} % of the first weights"
-
-
-def rounded_updates(updates: float) -> str:
-    """Updates to four digits, since rates and decays are rarely known better."""
-    return counted(round(float(f"{updates:.4g}")), "update", ",")

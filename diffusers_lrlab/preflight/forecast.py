@@ -20,7 +20,7 @@ from ..core.errors import Diverged
 from ..core.streams import stream_generator
 from ..core.words import counted, duration
 from ..optimizers.build import optimizer_state_bytes
-from ..optimizers.scaling import scaled_learning_rate
+from ..optimizers.timescales import scaled_learning_rate
 from ..training.pipeline import make_pipeline
 from ..training.results.base import results_of
 from ..training.run_folder import RunFolder

@@ -9,8 +9,7 @@ import torch
 from ..averaging.posthoc import Combination, Profiles, check_target, combine
 from ..averaging.snapshots import Snapshot, profiles_of, read_snapshots
 from ..core.errors import LabError, must_be, warn
-from ..hub.recorded_options import recorded_options
-from ..hub.records import open_run
+from ..hub.records import open_run, recorded_options
 from ..training.run_files import LAB, SNAPSHOTS
 from ..training.saved_pipeline import SavedPipeline
 from ..training.snapshots import identity_of

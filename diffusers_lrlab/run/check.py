@@ -12,8 +12,7 @@ from ..core.manifest import MANIFEST, each_damage
 from ..core.words import counted
 from ..data.latents.manifest import LATENTS_FILE, ROWS_FILE, check_rows, is_latents_folder, read_latents_manifest
 from ..hub.contents import type_of_folder
-from ..hub.pipeline_folder import check_pipeline
-from ..hub.records import read_log, read_record
+from ..hub.records import check_pipeline, read_log, read_record
 from ..training.run_files import RECORD, SNAPSHOTS
 from ..training.run_folder import RunFolder
 

@@ -15,7 +15,7 @@ from ..core.options import names_where
 from ..core.ranges import Range
 from ..core.signatures import checked
 from ..core.words import counted
-from ..schedules.continued import RunCurve, agreeing_updates
+from ..schedules.expected import RunCurve, agreeing_updates
 from ..schedules.registries import COOLDOWNS
 from ..training.config import ResolvedConfig, TrainingConfig
 from ..training.resolve import resolve_config

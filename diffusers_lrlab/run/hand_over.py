@@ -17,7 +17,7 @@ from ..training.run_folder import FINDER_FILES, RunFolder
 from ..training.snapshots import inherit_snapshots
 
 if TYPE_CHECKING:
-    from ..schedules.continued import RunCurve
+    from ..schedules.expected import RunCurve
     from ..training.config import ResolvedConfig
     from .parent import Parent
 

@@ -12,9 +12,8 @@ from ..core.manifest import find_damage
 from ..core.options import names_where
 from ..core.words import counted
 from ..data.layout import BatchLayout
-from ..hub.recorded_options import recorded_options
-from ..hub.records import open_run
-from ..schedules.continued import RunCurve
+from ..hub.records import open_run, recorded_options
+from ..schedules.expected import RunCurve
 from ..training.config import ResolvedConfig, TrainingConfig
 from ..training.plan import updates_between_validations
 from ..training.resolve import resolve_config

@@ -55,7 +55,7 @@ def run_training(config: TrainingConfig) -> Path | None:
         # All processes look before any writes: building the Accelerator synchronizes them.
         resolved, checkpoint = choose_start(resolved)
         if resolved.push_to_hub and is_first_process():
-            from ..hub.publish import check_can_push
+            from ..hub.transfer import check_can_push
 
             resolved = dataclasses.replace(resolved, hub_model_id=check_can_push(resolved))
         plan, data, accelerator = prepare_resolved(resolved, checkpoint)
@@ -77,7 +77,7 @@ def run_training(config: TrainingConfig) -> Path | None:
         folder = _open_folder(plan.config, checkpoint, found, accelerator)
         _train_and_record(config, plan, data, accelerator, folder, checkpoint)
         if resolved.push_to_hub and accelerator.is_main_process:
-            from ..hub.publish import push_run
+            from ..hub.transfer import push_run
 
             accelerator.print(f"Uploaded: {push_run(folder.path, plan.config)}")
         return folder.path

@@ -1,5 +1,8 @@
-"""The learning rate and momentum at each update of a run, without a model, an optimizer or torch."""
+"""The learning rate and momentum at each update of a run, and of runs that continue others, without a model or torch."""
 
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -9,11 +12,13 @@ from ..core.progress import Progress, resolve_warmup_updates
 from ..core.ranges import Range
 from ..core.registry import Entry
 from ..core.signatures import checked
+from ..core.spec import format_spec
 from .registries import MOMENTUM_SCHEDULERS
-from .resolve import resolve_schedule
+from .resolve import describe_schedule, resolve_schedule
 from .schedule import ENDLESS, Schedule
 
 _LENGTH = Range(f"[1, {ENDLESS}]")
+_KEPT_BY_COOLDOWN = ("min_lr", "min_lr_ratio", "warmup_type", "warmup_start_ratio")
 
 
 def resolve_length(schedule: Schedule, num_warmup_steps: float, num_training_steps: int | None) -> tuple[int, int]:
@@ -96,3 +101,61 @@ def _check_values(entry: Entry, what: str, values: np.ndarray, below: float) -> 
         raise LabError(
             f"{entry.title} gives a {what} of {values[update]:g} at update {update}: must be in [0, {below:g}).{entry.where}"
         )
+
+
+@dataclass(frozen=True)
+class RunCurve:
+    """The learning rate and momentum of each update of a run."""
+
+    schedule: Schedule
+    lr: float  # the peak
+    momentum: float | None
+    warmup_updates: int
+    num_updates: int
+
+    @cached_property
+    def _curves(self) -> tuple[np.ndarray, np.ndarray]:
+        return schedule_curves(self.schedule, self.lr, self.momentum, self.warmup_updates, self.num_updates)
+
+    @property
+    def lrs(self) -> np.ndarray:
+        """float64 `(num_updates,)`."""
+        return self._curves[0]
+
+    @property
+    def momenta(self) -> np.ndarray:
+        """float64 `(num_updates,)`; NaN if the schedule does not set the momentum."""
+        return self._curves[1]
+
+    @property
+    def text(self) -> str:
+        return describe_schedule(self.schedule)
+
+    def lasting(self, num_updates: int) -> "RunCurve":
+        """The curve of the same schedule over another number of updates."""
+        return dataclasses.replace(self, num_updates=num_updates)
+
+    def cooled_down(self, at: int, num_decay: int, decay_type: str) -> "RunCurve":
+        """The curve of a `warmup_stable_decay` that begins to decay after `at` updates, with this momentum schedule."""
+        given = {key: self.schedule.kwargs.get(key) for key in _KEPT_BY_COOLDOWN}
+        given |= {"num_decay_steps": num_decay, "decay_type": decay_type}
+        named = resolve_schedule(format_spec("warmup_stable_decay", given))
+        schedule = dataclasses.replace(self.schedule, name=named.name, kwargs=named.kwargs)
+        return dataclasses.replace(self, schedule=schedule, num_updates=at + num_decay)
+
+    def in_words(self, at: int) -> str:
+        """The first, highest and last rate from an update on, and the one before."""
+        rest = self.lrs[at:]
+        highest = at + int(rest.argmax())
+        return (
+            f"{rest[0]:.4g} first (update {at}), {rest.max():.4g} highest (update {highest}), {rest[-1]:.4g} last "
+            f"(update {self.num_updates - 1}); {self.lrs[at - 1]:.4g} before"
+        )
+
+
+def agreeing_updates(one: RunCurve, other: RunCurve) -> int:
+    """Updates from the start in which the rates and momenta of two curves are equal."""
+    num = min(one.num_updates, other.num_updates)
+    momenta = one.momenta[:num], other.momenta[:num]
+    differ = (one.lrs[:num] != other.lrs[:num]) | ((momenta[0] != momenta[1]) & ~np.isnan(momenta[0]))
+    return int(np.argmax(differ)) if differ.any() else num

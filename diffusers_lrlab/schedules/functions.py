@@ -35,21 +35,13 @@ def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empt
     return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
 
 
-def own_parameters(entry: Entry) -> list[inspect.Parameter]:
-    """The parameters of a schedule as parameters of a function."""
-    parameters = []
+def _signature(entry: Entry) -> inspect.Signature:
+    length = _parameter("num_training_steps", int | None if "endless" in entry.traits else int, None)
+    parameters = [_parameter("optimizer", Optimizer), _parameter("num_warmup_steps", float, 0), length]
     for own in (*entry.parameters, *entry.common):
         default = list(own.default) if isinstance(own.default, tuple) else own.default
         parameters.append(_parameter(own.name, own.kind | None if default is None else own.kind, default))
-    return parameters
-
-
-def _signature(entry: Entry) -> inspect.Signature:
-    length = _parameter("num_training_steps", int | None if "endless" in entry.traits else int, None)
-    before = [_parameter("optimizer", Optimizer), _parameter("num_warmup_steps", float, 0), length]
-    return inspect.Signature(
-        [*before, *own_parameters(entry), _parameter("last_epoch", int, -1)], return_annotation=LRScheduler
-    )
+    return inspect.Signature([*parameters, _parameter("last_epoch", int, -1)], return_annotation=LRScheduler)
 
 
 def _documentation(entry: Entry) -> str:

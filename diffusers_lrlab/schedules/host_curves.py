@@ -10,7 +10,7 @@ from ..core.progress import Progress, resolve_updates
 from ..core.ranges import Range
 from ..core.registry import Parameter
 from ..core.words import counted
-from .registries import COOLDOWNS, SCHEDULERS, half_cosine
+from .registries import COOLDOWNS, METRIC_MODE, NO_SHAPE, SCHEDULERS, THRESHOLD_MODES, half_cosine
 
 DIFFUSERS = "diffusers.optimization"
 TRANSFORMERS = "transformers.optimization"
@@ -253,3 +253,30 @@ def _stable_and_decay(progress: Progress, decay: float | None, stable: float | N
 )
 def trapezoid(progress: Progress, num_decay_steps: float | None) -> Any:
     return warmup_stable_decay(progress, num_decay_steps, None, "linear", 0.5)
+
+
+SCHEDULERS.register(
+    "greedy",
+    description="divided by `factor` while the validation loss keeps improving, multiplied by it when it does not",
+    source=f"{TRANSFORMERS}.GreedyLR; arXiv 2512.14527",
+    parameters=(
+        METRIC_MODE,
+        Parameter("factor", float, 0.95, "factor of a step down; a step up divides by it", "(0, 1)"),
+        Parameter("patience", int, 10, "consecutive validations of one kind before a step", "[0, inf)"),
+        Parameter("threshold", float, 1e-6, "smallest change that counts as improvement", "[0, inf)"),
+        Parameter("threshold_mode", str, "abs", "whether `threshold` is relative", choices=THRESHOLD_MODES),
+        Parameter("cooldown", int, 0, "validations ignored after a step down", "[0, inf)"),
+        Parameter("warmup", int, 0, "validations ignored after a step up", "[0, inf)"),
+        Parameter(
+            "min_lr", float, None, "floor; derived: transformers' 1e-3, or a hundredth of the peak if that is lower",
+            "[0, inf)",
+        ),
+        Parameter("max_lr", float, 1.0, "ceiling of the learning rate", "(0, inf)"),
+        Parameter("eps", float, 1e-8, "smaller changes of the learning rate are ignored", "[0, inf)"),
+        Parameter("smooth", bool, False, "judge the mean of the last `window_size` values instead of the last one"),
+        Parameter("window_size", int, 50, "values in that mean", "[1, inf)"),
+        Parameter("reset_start", int, 500, "steps down at the floor before it restarts at the peak", "[1, inf)"),
+    ),
+    without=NO_SHAPE,
+    traits=("feedback",),
+)("diffusers_lrlab.schedules.greedy_lr:GreedyWithWarmup")  # fmt: skip

@@ -79,6 +79,11 @@ SCHEDULERS = Registry(
     },
 )
 
+# Of schedules that follow a metric; their classes are in modules that need torch.
+NO_SHAPE = ("min_lr", "min_lr_ratio", "warmup_type", "warmup_start_ratio")  # common parameters that they do not take
+METRIC_MODE = Parameter("mode", str, "min", "whether the metric should fall or rise", choices=("min", "max"))
+THRESHOLD_MODES = ("rel", "abs")
+
 register_schedule = SCHEDULERS.register
 """Registers a learning-rate schedule, `f(progress, **parameters) -> factor`, with the arguments of [`Registry.register`]."""
 

@@ -67,11 +67,6 @@ class Schedule:
         return self.momentum_schedule is not None
 
     @property
-    def more_than_a_curve(self) -> str:
-        """What it does beyond setting a learning rate by the clock, for errors; an empty string if nothing."""
-        return "follows a metric" if self.follows_metric else "also sets the momentum" if self.sets_momentum else ""
-
-    @property
     def sets_lr(self) -> bool:
         """Whether it sets the learning rate, which a momentum schedule alone may not."""
         return self.name is not None or self.compensates

@@ -11,7 +11,7 @@ from ..core.errors import LabError
 from ..core.progress import Progress, clip, resolve_updates
 from ..core.registry import Parameter
 from ..core.words import counted
-from .registries import SCHEDULERS, half_cosine
+from .registries import METRIC_MODE, NO_SHAPE, SCHEDULERS, THRESHOLD_MODES, half_cosine
 
 TORCH = "torch.optim.lr_scheduler"
 # Unlike diffusers and transformers, torch has one floor for groups of any rate: the trait "floor_of_all".
@@ -209,3 +209,22 @@ def one_cycle(
     r"""\(1/d \to 1 \to 1/(d f)\); torch's `max_lr` is the optimizer's learning rate."""
     levels = (1 / div_factor, 1.0, 1 / div_factor / final_div_factor)
     return one_cycle_curve(progress, levels, pct_start, anneal_strategy, three_phase)
+
+
+SCHEDULERS.register(
+    "reduce_lr_on_plateau",
+    description="multiplied by `factor` when the validation loss has stopped improving",
+    source=f"{TORCH}.ReduceLROnPlateau",
+    parameters=(
+        METRIC_MODE,
+        Parameter("factor", float, 0.1, "factor at each reduction", "(0, 1)"),
+        Parameter("patience", int, 10, "validations without improvement before a reduction", "[0, inf)"),
+        Parameter("threshold", float, 1e-4, "smallest change that counts as improvement", "[0, inf)"),
+        Parameter("threshold_mode", str, "rel", "whether `threshold` is relative", choices=THRESHOLD_MODES),
+        Parameter("cooldown", int, 0, "validations ignored after a reduction", "[0, inf)"),
+        Parameter("min_lr", float, 0.0, "floor of the learning rate", "[0, inf)"),
+        Parameter("eps", float, 1e-8, "smaller changes of the learning rate are ignored", "[0, inf)"),
+    ),
+    without=NO_SHAPE,
+    traits=("feedback",),
+)("diffusers_lrlab.schedules.feedback:PlateauWithWarmup")

@@ -11,7 +11,7 @@ from ..core.errors import LabError
 from ..core.options import check_types, defaults_of
 from ..data.layout import BatchLayout
 from ..data.options import DataConfig
-from ..optimizers.scaling import scaled_learning_rate
+from ..optimizers.timescales import scaled_learning_rate
 from ..schedules.schedule import Schedule
 from ..timesteps.bands import TimestepLR
 from .learning_options import ModelConfig, TimestepConfig

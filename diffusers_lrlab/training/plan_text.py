@@ -9,8 +9,8 @@ from ..core.spec import shown_spec
 from ..core.words import counted, plural, singular, times
 from ..data.labels import describe_classes
 from ..diagnostics.observer import NUM_PROBES
-from ..optimizers.scaling import scaling_warning
-from ..optimizers.timescales import NO_EFFECT
+from ..optimizers.entries import OPTIMIZERS
+from ..optimizers.timescales import NO_EFFECT, scaling_warning
 from ..schedules.resolve import double_decay
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from ..timesteps.sampling import contradiction
@@ -134,7 +134,11 @@ def _samples_in_words(plan: Plan) -> str:
 
 def _warnings(plan: Plan) -> list[str]:
     config = plan.config
-    warnings = [*plan.data_warnings, *_timestep_warnings(plan), scaling_warning(config.scale_lr, config.optimizer)]
+    warnings = [
+        *plan.data_warnings,
+        *_timestep_warnings(plan),
+        scaling_warning(config.scale_lr, OPTIMIZERS[config.optimizer]),
+    ]
     if not plan.follows_metric:
         start = config.start_momentum
         warnings.append(double_decay(plan.schedule, plan.learning_rate, start, plan.warmup_updates, plan.num_updates))

@@ -6,7 +6,7 @@ from typing import Literal
 from ..core.options import THIS_START, UPDATE, WHOLE_RUN, Need, option
 from .learning_options import NO_START, Kwargs, parameters_of
 
-SCALING = Need("--scale_lr linear, sqrt or guide", lambda config: config.scale_lr != "none")
+SCALING = Need("--scale_lr linear or sqrt", lambda config: config.scale_lr != "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +24,10 @@ class ScheduleConfig:
         is_first=True,
     )
     auto_learning_rate: bool = option(False, "The same as --learning_rate auto.", THIS_START)
-    scale_lr: Literal["none", "linear", "sqrt", "guide"] = option(
+    scale_lr: Literal["none", "linear", "sqrt"] = option(
         "none",
-        "Rule by which the learning rate grows with the images per update, over all micro-batches and processes; `lrlab "
-        "scale` shows the rules.",
+        "Rule by which the learning rate grows with the images per update, over all micro-batches and processes: linear, "
+        "for SGD, or sqrt, for Adam.",
         WHOLE_RUN,
         finder="refuses",
     )

@@ -133,7 +133,6 @@ VALID = {
     "get_momentum_scheduler": SCHEDULER | {"name": "demon"},
     "get_optimizer": {"name": "adamw", "params": lambda: [torch.nn.Parameter(torch.zeros(2, 2))], "lr": 1e-3},
     "extend": {"run": "no run", "max_train_steps": 10},
-    "Curve": {"spec": "rex:d=0.9"},
     "get_scheduler": SCHEDULER,
     "get_timestep_sampler": {"name": "uniform", "num_train_timesteps": 100},
     "load_image_dataset": {"name": "shapes", "n": 2},

@@ -55,26 +55,6 @@ def test_every_figure_of_a_finding_is_in_its_cards(title):
     assert unknown(text, [*numbers(list(map(summary_of, cards))), *of_paper()]) == []
 
 
-def test_the_table_of_optimizers_is_that_of_the_card():
-    summary = summary_of("optimizers-2d")
-    (text,) = [text for cards, text in sections().values() if cards == ["optimizers-2d"]]
-    shown = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", text, flags=re.MULTILINE))
-    assert [*shown] == [*summary["study"]["arms"]]
-    for arm, line in shown.items():
-        expected = []
-        for dataset in summary["study"]["datasets"]:
-            (rate,) = [row for row in summary["tuning"] if row["chosen"] and (row["arm"], row["dataset"]) == (arm, dataset)]
-            expected.append(f"{rate['learning_rate']:g}" + (", at the edge" if rate["at_edge"] else ""))
-            for metric, digits in (("kl", 3 if dataset == "dino" else 4), ("validation_loss_ema", 4)):
-                (row,) = [
-                    row for row in summary["rows"] if (row["arm"], row["dataset"], row["metric"]) == (arm, dataset, metric)
-                ]
-                figures = f"{row['mean']:.{digits}f} ± {row['std']:.{digits}f}"
-                differs = row["p_adjusted"] is not None and row["p_adjusted"] < 0.05
-                expected.append(f"**{figures}**" if differs else figures)
-        assert line.split(" | ") == expected
-
-
 def test_a_figure_that_is_not_in_the_card_is_found():
     assert unknown("2.36 instead of 3.31, by 12.5 %", [2.36453, 3.31278, 0.125]) == []
     assert unknown("2.37 instead of 3.31", [2.36453, 3.31278]) == ["2.37"]

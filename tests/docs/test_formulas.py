@@ -1,13 +1,13 @@
 r"""Formulas on the site: those of docstrings are what the code computes, and each is drawn without scripts."""
 
 import importlib
+import math
 import re
 from types import SimpleNamespace
 
 import numpy as np
 import printed
 import pytest
-from latex import evaluate
 
 from diffusers_lrlab import Progress
 from diffusers_lrlab.averaging.forms import EMA_FORMS
@@ -19,6 +19,21 @@ N, W = 1000, 100
 CLOCK = Progress(np.arange(W, N), total_updates=N, warmup_updates=W)
 P = (CLOCK.update - W) / (N - W)
 AFTER = CLOCK.update - W
+
+
+FUNCTIONS = {"cos": np.cos, "exp": np.exp, "ln": np.log, "min": np.minimum, "max": np.maximum, "sqrt": np.sqrt}
+FUNCTIONS |= {"floor": np.floor, "abs": np.abs, "pi": math.pi}
+PYTHON = {r"\lfloor": "floor(", r"\rfloor": ")", r"\lvert": "abs(", r"\rvert": ")", r"\bmod": "%", "^": "**"}
+PYTHON |= {"{": "(", "}": ")", "\\": " "}
+
+
+def evaluate(latex, symbols):
+    """The value of a formula in LaTeX with these symbols by name (`gamma`, `b_0`, `SNR`), numbers or arrays."""
+    text = re.sub(r"\\text\{(\w+)\}", r"\1", latex)
+    for sign, python in PYTHON.items():
+        text = text.replace(sign, python)
+    text = re.sub(r"\bln +(\w+)", r"ln(\1)", text)
+    return eval(re.sub(r"(?<=[\w)])\s+(?=[\w(])", "*", text).strip(), {**FUNCTIONS, **symbols})
 
 
 def formula(entry, left):

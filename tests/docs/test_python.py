@@ -23,7 +23,7 @@ from pyarrow import parquet
 from tables import cases
 
 import diffusers_lrlab
-from diffusers_lrlab.hub import publish
+from diffusers_lrlab.hub import transfer
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.resolve import resolve_config
@@ -79,7 +79,7 @@ def without_training(monkeypatch):
     monkeypatch.setattr(diffusers_lrlab, "read_study", lambda folder: pandas.DataFrame(read), raising=False)
     bound = inspect.signature(diffusers_lrlab.extend).bind
     monkeypatch.setattr(diffusers_lrlab, "extend", bound, raising=False)
-    monkeypatch.setattr(publish, "push_folder", lambda folder, target: target.repo_id)
+    monkeypatch.setattr(transfer, "push_folder", lambda folder, target: target.repo_id)
 
 
 @cases("block", BLOCKS, ids=str)

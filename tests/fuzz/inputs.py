@@ -142,28 +142,6 @@ def argument_lists(draw):
     return arguments
 
 
-_LIGHT = {  # commands that only show something, and their options
-    "scale": ("learning_rate", "base_batch_size", "train_batch_size", "gradient_accumulation_steps", "num_processes"),
-    "preview": ("num_training_steps", "num_warmup_steps", "learning_rate", "beta1", "num_processes", "ddpm_num_steps"),
-}
-
-
-@st.composite
-def commands(draw):
-    """A command of `lrlab` that only shows something."""
-    name = draw(st.sampled_from([*_LIGHT, "list"]))
-    if name == "list":
-        return [name, draw(st.one_of(st.sampled_from(["schedulers", "optimizers"]), _WORDS)).replace("\0", "")]
-    number = st.one_of(st.integers(1, 300).map(str), st.floats(0, 1).map(repr), _ODD_NUMBERS)
-    given = draw(st.dictionaries(st.sampled_from(_LIGHT[name]), number, max_size=4))
-    arguments = [name, *(f"--{option}={value}" for option, value in given.items())]
-    if name == "scale":
-        return [name, "--learning_rate=1e-3", *arguments[1:]]
-    kind = draw(st.sampled_from(["lr_scheduler", "momentum_scheduler", "timestep_sampler", "loss_weighting"]))
-    chosen = [f"--{kind}={draw(specs(OPTIONS[kind].entries))}"] + ["--lr_scheduler=cosine"] * (kind == "momentum_scheduler")
-    return [argument.replace("\0", "") for argument in [*arguments[:1], "--num_training_steps=50", *chosen, *arguments[1:]]]
-
-
 @st.composite
 def configurations(draw):
     """The text of a YAML file of options."""
@@ -194,7 +172,7 @@ def studies(draw):
     )
     spec = {"base": {"max_train_steps": 10}, "arms": arms, "datasets": ["dino"]}
     keys = ["title", "base", "arms", "datasets", "seeds", "learning_rates", "baseline", "metrics", "primary_metric"]
-    keys += ["tune", "evaluation_points", "speedup_metric", "paper", "x"]
+    keys += ["tune", "evaluation_points", "speedup_metric", "x"]
     spec |= draw(st.dictionaries(st.sampled_from(keys), _values(), max_size=3))
     return draw(_mutated(yaml.safe_dump(spec, sort_keys=False)))
 
@@ -226,12 +204,6 @@ def cards(draw):
     return draw(_mutated(f"---\n{yaml.safe_dump(data)}---\n\n# Title\n\ntext\n"))
 
 
-def rows_of_points():
-    """A column of points."""
-    point = st.lists(st.one_of(st.floats(-3, 3), st.floats(), st.none()), max_size=3)
-    return st.lists(st.one_of(st.lists(st.floats(-3, 3), min_size=2, max_size=2), point, st.none()), max_size=5)
-
-
 @st.composite
 def image_bytes(draw):
     """The bytes of an image file, as base64, which may be damaged."""
@@ -248,8 +220,3 @@ def image_bytes(draw):
     for _ in range(draw(st.integers(0, 3))):
         data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
     return base64.b64encode(bytes(data[: draw(st.integers(1, len(data)))] if draw(st.booleans()) else data)).decode()
-
-
-def is_plain(text):
-    """Whether a text can be an argument of a program."""
-    return re.search(r"[\0\ud800-\udfff]", text) is None

@@ -6,7 +6,6 @@ than a minute, an option that was given and is not there.
 
 import base64
 import contextlib
-import io
 import json
 import shlex
 import signal
@@ -14,39 +13,27 @@ import tempfile
 import warnings
 from pathlib import Path
 
-import numpy as np
 import yaml
 from continued_runs import repeated_options
 from fuzz import inputs
 from hypothesis import strategies as st
 
-from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.core.options import options_of
-from diffusers_lrlab.core.spec import parse_spec
 from diffusers_lrlab.data.images import ImageTransform
-from diffusers_lrlab.data.points import PointTransform, read_points
 from diffusers_lrlab.finder.range_test import FinderConfig
-from diffusers_lrlab.hub.cards import parsed_card
-from diffusers_lrlab.hub.fetch import files_to_take
+from diffusers_lrlab.hub.contents import parsed_card
 from diffusers_lrlab.hub.records import read_log, updates_done
+from diffusers_lrlab.hub.transfer import files_to_take
 from diffusers_lrlab.run.check import check_folder
-from diffusers_lrlab.schedules.expected import schedule_curves
 from diffusers_lrlab.study.spec.expansion import expand, expand_tuning
-from diffusers_lrlab.study.spec.reading import load_spec, read_spec
+from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.arguments import parse_arguments, parse_with, read_yaml
-from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.explicit_options import as_command
 from diffusers_lrlab.training.prepare import resolve_and_check
 from diffusers_lrlab.training.resume import check_fresh
 from diffusers_lrlab.training.run_folder import RunFolder
 
 FIXTURE = Path(__file__).parents[1] / "compatibility" / "v0.1.0"
-CHOICES = [
-    name
-    for name, known in options_of(TrainingConfig).items()
-    if known.registry and name not in ("dataset_name", "data_kind")
-]
 SECONDS = 60  # that a case may take
 
 
@@ -148,35 +135,10 @@ def _number_in(value):
     return None
 
 
-def _spec(given):
-    option, text = given
-    fields = {option: text, "max_train_steps": 50, "learning_rate": 1e-3}
-    resolved = resolve_and_check(TrainingConfig(**fields))
-    _, kwargs = parse_spec(text)
-    taken = getattr(resolved, f"{option}_kwargs", None)
-    taken = parse_spec(getattr(resolved, option))[1] if taken is None else taken
-    for name, value in kwargs.items():
-        assert value is None or name not in taken or taken[name] is not None, f"{name}={value!r} has no effect"
-    if option == "lr_scheduler":
-        curves = schedule_curves(resolved.schedule, 50, resolved.lr_warmup_steps, 1e-3, 0.9)
-        assert np.isfinite(np.asarray(curves.lr if hasattr(curves, "lr") else curves[0], np.float64)).all(), (
-            "the rate is not finite"
-        )
-
-
 def _study(text):
     spec = load_spec(str(_write("study.yaml", text)))
     expand_tuning(spec)
     expand(spec)
-
-
-def _command(arguments):
-    out, error = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-        status = main(arguments)
-    if status:
-        assert status == 2, f"exit status {status}"
-        raise LabError(error.getvalue())
 
 
 # --- records and what was downloaded --------------------------------------------------------------------------------------
@@ -205,27 +167,12 @@ def _logged(text):
     return _write("lrlab/metrics.jsonl", text).parents[1]
 
 
-def _saved_study(text):
-    expand(load_spec(str(_write("spec.yaml", text))))
-
-
 def _downloaded(given):
     name, text = given
     if files_to_take("user/name", [name]):
         _write(name, text)
     if name == "README.md":
         parsed_card(text, name)
-
-
-def _points(rows):
-    import datasets
-
-    column = datasets.List(datasets.Value("float64"))
-    dataset = datasets.Dataset.from_dict({"x": rows}, datasets.Features({"x": column}))
-    points = read_points(dataset, "x")
-    assert points.isfinite().all()
-    for row in rows:
-        assert PointTransform(points.shape[1], "x").read(row).shape == points.shape[1:]
 
 
 def _image(text):
@@ -243,12 +190,6 @@ def _texts(name):
 _RECORD = json.loads(_texts("run/lrlab/run.json"))
 _ROW = {"update": 1, "loss": 0.5, "lr": 1e-3, "beta1": 0.9, "grad_norm": 0.1}
 _INDEX = json.loads(_texts("run/model_index.json"))
-_STUDY = {
-    "base": {"max_train_steps": 10},
-    "arms": {"a": {"lr_scheduler": "cosine"}, "b": {"lr_scheduler": "rex"}},
-    "datasets": ["dino"],
-}
-_SPEC = {"command": "lrlab study run x", "spec": {**read_spec(_STUDY, "x").to_dict(), "folder": "."}}
 
 
 def _files():
@@ -266,23 +207,13 @@ def _can_be_file(name):
     return "\0" not in name and not name.endswith("/") and ".." not in Path(name).parts[1:]
 
 
-def _spec_inputs():
-    return st.sampled_from(CHOICES).flatmap(
-        lambda option: st.tuples(st.just(option), inputs.specs(options_of(TrainingConfig)[option].entries))
-    )
-
-
 # Kind -> its inputs, and what is done with one.
 TARGETS = {
     "argument lists": (inputs.argument_lists(), _arguments),
     "configurations": (inputs.configurations(), _configuration),
-    "spec strings": (_spec_inputs(), _spec),
-    "commands": (inputs.commands(), _command),
     "studies": (inputs.studies(), _study),
     "records": (inputs.damaged_json(_RECORD), _record),
     "logs": (st.lists(inputs.damaged_json(_ROW), max_size=4).map("\n".join), _log),
-    "saved studies": (inputs.damaged_json(_SPEC), _saved_study),
     "files of repositories": (_files(), _downloaded),
-    "points": (inputs.rows_of_points(), _points),
     "images": (inputs.image_bytes(), _image),
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import started
-from hub_server import HubServer, metadata_errors
+from hub_server import Fault, HubServer, metadata_errors
 from huggingface_hub import ModelCard
 from published import wait_briefly
 
@@ -34,10 +34,10 @@ def run(*command, env, cwd, status=0):
     return result
 
 
-def run_fresh(*command, env, cwd, status=0):
+def run_fresh(*command, env, cwd):
     """The same in an interpreter that has imported nothing yet."""
     result = subprocess.run([sys.executable, *command], env=env, cwd=cwd, capture_output=True, text=True, timeout=300)
-    assert result.returncode == status, result.stdout + result.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     return result
 
 
@@ -90,16 +90,6 @@ print(pipeline(num_points=3, generator=torch.Generator().manual_seed(0)).points.
         assert made[0] == made[1]
 
 
-@pytest.fixture
-def kept(pushed, tmp_path):
-    """The folder in which the same run is called `runs/digits`, as if it had not been pushed."""
-    shutil.copytree(pushed[0], tmp_path / "runs" / "digits")
-    record = json.loads((tmp_path / "runs" / "digits" / "lrlab" / "run.json").read_text())
-    record["config"] |= {"push_to_hub": False, "hub_model_id": None}
-    (tmp_path / "runs" / "digits" / "lrlab" / "run.json").write_text(json.dumps(record))
-    return tmp_path
-
-
 def test_pushes_what_a_user_needs_and_nothing_else(pushed):
     folder, hub, _ = pushed
     repo = hub.model("user/digits")
@@ -121,17 +111,11 @@ def test_pushes_what_a_user_needs_and_nothing_else(pushed):
         assert name in left
     for path in set(repo.files) - {".gitattributes", "README.md", "manifest.json"}:
         assert repo.files[path] == (folder / path).read_bytes(), path
+    assert json.loads(repo.files["lrlab/run.json"])["run"]["status"] == "finished"
     here, there = (folder / "README.md").read_text().splitlines(), repo.files["README.md"].decode().splitlines()
     assert [line for line in here if line not in there] == []
     url = "https://huggingface.co/user/digits/blob/main/lrlab/run.json"
     assert [line.strip() for line in there if line not in here] == ["source:", f"url: {url}", "name: lrlab/run.json"]
-
-
-def test_pushes_the_record_of_a_finished_run(pushed):
-    folder, hub, _ = pushed
-    record = json.loads(hub.model("user/digits").files["lrlab/run.json"])
-    assert record["run"]["status"] == "finished"
-    assert record == json.loads((folder / "lrlab" / "run.json").read_text())
 
 
 @pytest.mark.slow
@@ -177,7 +161,7 @@ def test_the_token_is_written_nowhere(pushed):
 CHECK = """
 import sys
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.hub.publish import check_can_push
+from diffusers_lrlab.hub.transfer import check_can_push
 from diffusers_lrlab.training.config import TrainingConfig
 flags = sys.argv[1:]
 given = dict(zip((flag.removeprefix("--") for flag in flags[::2]), flags[1::2]))
@@ -193,15 +177,13 @@ except LabError as error:
     ("env", "arguments", "message"),
     [
         ({"HF_TOKEN": ""}, [], "needs a token with write permission. Run `hf auth login`"),
-        ({"HF_TOKEN": "hf_wrong"}, [], "does not accept the token"),
         ({}, ["--hub_token", "hf_wrong"], "Invalid user token"),
         ({"HF_ENDPOINT": "http://127.0.0.1:9"}, [], "cannot be reached"),
-        ({"HF_HUB_OFFLINE": "1"}, [], "cannot be reached"),
         ({}, ["--hub_model_id", "a/b/c"], "Repo id must be in the form"),
         ({}, ["--hub_model_id", "somebody/else"], "check --hub_model_id"),
         ({}, ["--hub_license", "my own"], "license"),
     ],
-    ids=["no-token", "wrong-token", "wrong-hub_token", "unreachable", "offline", "invalid-id", "foreign-id", "license"],
+    ids=["no-token", "wrong-token", "unreachable", "invalid-id", "foreign-id", "license"],
 )
 def test_refuses_before_training(hub, tmp_path, env, arguments, message):
     output = tmp_path / "run"
@@ -228,7 +210,7 @@ PUSH_AGAIN = """
 import dataclasses, sys
 from pathlib import Path
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.hub.publish import check_can_push, push_run
+from diffusers_lrlab.hub.transfer import check_can_push, push_run
 from diffusers_lrlab.training.config import TrainingConfig
 
 config = TrainingConfig(output_dir="digits", push_to_hub=True)
@@ -253,12 +235,12 @@ def test_completes_the_id_and_uses_a_repository_that_exists(pushed, hub, tmp_pat
 
 def test_a_failed_upload_tells_how_to_repeat_it(pushed, hub, tmp_path):
     shutil.copytree(pushed[0], tmp_path / "a run")
-    hub.broken.add("commit")
+    hub.faults.append(Fault("^POST .*/commit/", 500, times=9))
     error = run("-c", PUSH_AGAIN, "a run", env=hub.env, cwd=tmp_path, status=1).stderr
     assert "Traceback" not in error
     assert set(hub.model("user/digits").files) == {".gitattributes"}
 
-    hub.broken.clear()
+    hub.faults.clear()
     program, *arguments = shlex.split(re.search(r"`(lrlab push .*)`", error).group(1))
     run("-m", "diffusers_lrlab.cli.main", *arguments, env=hub.env, cwd=tmp_path)
     assert set(hub.model("user/digits").files) == set(pushed[1].model("user/digits").files)
@@ -268,9 +250,9 @@ def test_the_card_is_valid_and_complete(pushed, tmp_path):
     folder, hub, _ = pushed
     code = "import sys; from huggingface_hub import ModelCard; ModelCard.load(sys.argv[1]).validate()"
     before = hub.requests.count(("POST", "/api/validate-yaml"))
-    for source in ("user/digits", folder / "README.md"):
-        run("-c", code, source, env=hub.env, cwd=tmp_path)
-    assert hub.requests.count(("POST", "/api/validate-yaml")) == before + 2
+    run("-c", code, "user/digits", env=hub.env, cwd=tmp_path)
+    assert hub.requests.count(("POST", "/api/validate-yaml")) == before + 1
+    assert metadata_errors("# no metadata")  # or a card that passes would prove nothing
 
     card = ModelCard.load(folder / "README.md")
     assert re.search(r"\{\{ |\{%", card.text) is None
@@ -295,35 +277,21 @@ def test_the_cards_results_are_those_of_the_run(pushed):
     assert {(each.task_type, each.dataset_type) for each in evaluations} == {("unconditional-image-generation", "digits")}
 
 
-def test_an_invalid_card_is_refused(hub, tmp_path):
-    """The server's side of `validate`: without this, a card that passes would prove nothing."""
-    code = "from huggingface_hub import ModelCard; ModelCard('# no metadata').validate()"
-    assert "ValueError" in run("-c", code, env=hub.env, cwd=tmp_path, status=1).stderr
-
-
-def test_the_cards_example_runs_for_a_run_that_stayed_here(kept, hub, monkeypatch):
-    monkeypatch.chdir(kept)
-    folder = Path("runs/digits")
-    write_model_card(folder, json.loads((folder / "lrlab" / "run.json").read_text()))
-    example = example_in((kept / "runs" / "digits" / "README.md").read_text())
-    run("-c", f"{example}\nassert len(images) == 16 and images[0].size == (8, 8)", env=hub.env, cwd=kept)
-    assert hub.requests == []
-
-
-@pytest.mark.parametrize(
-    ("data", "is_on_hub"),
-    [
-        ({"dataset_name": "huggan/flowers"}, True),
-        ({"dataset_name": "data/photos"}, False),
-        ({"dataset_name": None, "train_data_dir": "data/photos"}, False),
-    ],
-)
-def test_the_card_links_to_a_data_set_only_where_there_is_one(kept, tmp_path, monkeypatch, data, is_on_hub):
+def test_the_card_of_a_run_that_stayed_here(pushed, hub, tmp_path, monkeypatch):
+    """Its example runs, and it links to a data set only where there is one."""
     monkeypatch.chdir(tmp_path)
+    folder = Path("runs/digits")
+    shutil.copytree(pushed[0], folder)
+    record = json.loads((folder / "lrlab" / "run.json").read_text())
+    record["config"] |= {"push_to_hub": False, "hub_model_id": None}
+    write_model_card(folder, record)
+    example = example_in((folder / "README.md").read_text())
+    run("-c", f"{example}\nassert len(images) == 16 and images[0].size == (8, 8)", env=hub.env, cwd=tmp_path)
+    assert hub.requests == []
     Path("data/photos").mkdir(parents=True)
-    record = json.loads((kept / "runs" / "digits" / "lrlab" / "run.json").read_text())
-    record["config"] |= data
-    write_model_card(tmp_path, record)
-    card = ModelCard.load(tmp_path / "README.md")
-    assert card.data.datasets == (["huggan/flowers"] if is_on_hub else None)
-    assert ("https://huggingface.co/datasets/" in card.text) == is_on_hub
+    for data, on_hub in (("huggan/flowers", ["huggan/flowers"]), ("data/photos", None)):
+        record["config"]["dataset_name"] = data
+        write_model_card(folder, record)
+        card = ModelCard.load(folder / "README.md")
+        assert card.data.datasets == on_hub
+        assert ("https://huggingface.co/datasets/" in card.text) == bool(on_hub)

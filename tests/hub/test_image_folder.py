@@ -31,9 +31,6 @@ def test_it_loads_without_the_package(folder, tmp_path):
         for first, second in zip(loaded[split], made, strict=True):
             assert np.array_equal(first.pop("image"), second.pop("image"))
             assert first == second
-
-
-def test_it_streams_with_labels(folder, tmp_path):
     row = next(iter(load_dataset(str(folder), split="train", streaming=True, cache_dir=str(tmp_path))))
     assert row["image"].size == (32, 32)
     assert 0 <= row["label"] < 4
@@ -56,16 +53,10 @@ def test_its_card_and_picture(folder):
 
 @pytest.mark.slow
 def test_a_run_streams_it(folder, tmp_path):
-    options = ["--resolution", "16", "--max_train_steps", "2", "--train_batch_size", "4", "--num_validation_images", "4"]
-    options += [
-        "--eval_batch_size",
-        "1",
-        "--num_inference_steps",
-        "1",
-        "--streaming",
-        "--cache_dir",
-        str(tmp_path / "cache"),
-    ]
+    options = (
+        "--resolution 16 --max_train_steps 2 --train_batch_size 4 --num_validation_images 4 --eval_batch_size 1".split()
+    )
+    options += ["--num_inference_steps", "1", "--streaming", "--cache_dir", str(tmp_path / "cache")]
     assert main(["train", "--dataset_name", str(folder), "--output_dir", str(tmp_path / "run"), *options]) in (0, None)
     assert (tmp_path / "run" / "model_index.json").is_file()
 

@@ -6,7 +6,7 @@ import pytest
 from published import ROOT
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.hub.recorded_options import recorded_options
+from diffusers_lrlab.hub.records import recorded_options
 from diffusers_lrlab.training.config import complete_options
 
 

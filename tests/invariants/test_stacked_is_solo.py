@@ -182,11 +182,12 @@ def optimizer_arms():
         if is_installed(name):
             averages = {"use_ema": False, "lr_scheduler": "constant"} if "averages" in entry.traits else {}
             yield {"optimizer": name, **averages}
-    # Settings of each in a stack with others, in images, and of which rules know nothing.
+    # Settings of each in a stack with others, and in images.
     yield {"optimizer": "adamw:beta2_half_life=3000,tau=4000"}
     yield {"optimizer": "adamw:beta2_half_life=300,tau=4000", "gradient_accumulation_steps": 2, "train_batch_size": 16}
     yield {"optimizer": "adam:beta2_half_life=3000"}
-    yield from ({"optimizer": f"{name}:cautious=true,tau=4000"} for name in ("adamw", "lion") if is_installed(name))
+    if is_installed("lion"):
+        yield {"optimizer": "lion:tau=4000"}
 
 
 def choices():

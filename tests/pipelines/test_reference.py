@@ -8,8 +8,8 @@ from accelerate.state import AcceleratorState
 from diffusers import AutoencoderKL
 
 from diffusers_lrlab import LabError, TrainingConfig, train
-from diffusers_lrlab.hub.cards import located_card
-from diffusers_lrlab.hub.pipeline_folder import check_pipeline
+from diffusers_lrlab.hub.contents import located_card
+from diffusers_lrlab.hub.records import check_pipeline
 from diffusers_lrlab.pipelines.point_ddpm import PointDDPMPipeline
 from diffusers_lrlab.pipelines.reference import REFERENCES, Reference, saved_references
 from diffusers_lrlab.training.kinds.points import KINDS, Points

@@ -1,4 +1,4 @@
-"""Runs with settings in images and cautious weight decay: recorded, and resumed to the bit."""
+"""Runs with settings in images: recorded, and resumed to the bit."""
 
 import json
 import shutil
@@ -11,10 +11,10 @@ from helpers import is_installed
 from tables import cases
 
 SPECS = {
-    "adamw": "adamw:beta2_half_life=3000,tau=20000,cautious=true",
+    "adamw": "adamw:beta2_half_life=3000,tau=20000",
     "adam": "adam:beta2_half_life=3000",
-    "muon": "muon:beta2_half_life=3000,tau=20000,cautious=true",
-    "lion": "lion:tau=20000,cautious=true",
+    "muon": "muon:beta2_half_life=3000,tau=20000",
+    "lion": "lion:tau=20000",
 }
 
 

@@ -35,14 +35,6 @@ def alone(spec, total):
 
 
 @cases("row", PARTS)
-def test_any_schedule_can_be_the_last_part(row):
-    spec = format_spec(row.name, row.kwargs)
-    lrs = join(["constant", spec], [BOUNDARY])
-    close(lrs[:BOUNDARY], BASE * np.ones(BOUNDARY))
-    close(lrs[BOUNDARY:], alone(spec, TOTAL - BOUNDARY))
-
-
-@cases("row", PARTS)
 def test_any_schedule_can_be_the_first_part_behind_the_warm_up(row):
     spec = format_spec(row.name, row.kwargs)
     lrs = join([spec, "constant"], [BOUNDARY], warmup=WARMUP)
@@ -80,12 +72,6 @@ def test_boundaries_are_updates_or_fractions_of_the_run():
     np.testing.assert_array_equal(join(parts, [0.25, 0.75], warmup=6)[6:], join(parts, [15, 45], warmup=6)[6:])
 
 
-@pytest.mark.parametrize("boundary", [1, 2, 59])
-def test_a_part_may_last_one_update(boundary):
-    lrs = join(["constant", "constant"], [boundary], scales=[1.0, 0.5])
-    close(lrs, np.where(np.arange(TOTAL) < boundary, BASE, BASE / 2))
-
-
 @given(st.integers(3, 300), st.data())
 def test_each_part_has_a_clock_of_its_own(total, data):
     first = data.draw(st.integers(1, total - 2))
@@ -105,30 +91,25 @@ def test_floors_of_the_whole_and_of_a_part():
     close(join(["constant", "linear"], [BOUNDARY], min_lr_ratio=0.25), BASE / 4 + 0.75 * plain)
 
 
-INNER = {"schedules": ["linear", "constant"], "boundaries": [0.5], "scales": [1.0, 0.5]}
-NESTED = {
-    "json": f"join:{json.dumps({'schedules': ['constant', f'join:{json.dumps(INNER)}'], 'boundaries': [30]})}",
-    "bars": "join:schedules=[constant|join:schedules=[linear|constant],boundaries=[0.5],scales=[1|0.5]],boundaries=[30]",
-}
+FORMS = [
+    "join:schedules=[constant|join:schedules=[linear|rex:d=0.9],boundaries=[0.5],scales=[1|0.5]],boundaries=[30]",
+    "join:"
+    + json.dumps(
+        {
+            "schedules": [
+                "constant",
+                'join:{"schedules": ["linear", "rex:d=0.9"], "boundaries": [15], "scales": [1.0, 0.5]}',
+            ],
+            "boundaries": [0.5],
+        }
+    ),
+]
 
 
-@pytest.mark.parametrize("form", NESTED)
-def test_joins_nest(form):
-    expected = np.concatenate([BASE * np.ones(30), alone("linear", 15), BASE * np.ones(15) / 2])
-    close(lr_curve(NESTED[form], BASE, 0, TOTAL), expected)
-
-
-def test_the_forms_of_writing_it_are_one():
-    texts = [
-        "join:schedules=[constant|rex:d=0.9],boundaries=[0.5],scales=[1|0.5]",
-        'join:schedules=["constant","rex:d=0.9"],boundaries=[30],scales=[1.0,0.5]',
-        'join:{"schedules": ["constant", "rex:d=0.9"], "boundaries": [0.5], "scales": [1, 0.5]}',
-        'join:{"schedules": ["constant", "rex:{\\"d\\": 0.9}"], "boundaries": [30], "scales": [1, 0.5]}',
-    ]
-    curves = [lr_curve(text, BASE, 3, TOTAL) for text in texts]
-    for curve in curves[1:]:
-        np.testing.assert_array_equal(curve, curves[0])
-    np.testing.assert_array_equal(join(["constant", "rex:d=0.9"], [30], warmup=3, scales=[1, 0.5]), curves[0])
+@cases("text", FORMS)
+def test_joins_nest_in_either_form(text):
+    expected = np.concatenate([BASE * np.ones(30), alone("linear", 15), alone("rex:d=0.9", 15) / 2])
+    close(lr_curve(text, BASE, 0, TOTAL), expected)
 
 
 def test_a_part_is_evaluated_alone_or_within_an_array_alike():
@@ -141,25 +122,13 @@ def test_a_part_is_evaluated_alone_or_within_an_array_alike():
     ("kwargs", "message"),
     [
         ({"boundaries": []}, "join got 2 schedules, 0 boundaries and 2 scales; 2 schedules take 1 boundaries and 2 scales"),
-        ({"boundaries": [0.3, 0.6]}, "join got 2 schedules, 2 boundaries"),
-        ({"scales": [1.0]}, "join got 2 schedules, 1 boundaries and 1 scales"),
         ({"schedules": ["linear"] * 3, "boundaries": [40, 20]}, "at the updates [40, 20]; they must increase"),
-        ({"schedules": ["linear"] * 3, "boundaries": [20, 20]}, "at the updates [20, 20]; they must increase"),
-        ({"schedules": ["linear"] * 3, "boundaries": [0.5, 20]}, "at the updates [30, 20]; they must increase"),
         ({"boundaries": [61]}, "boundaries at the updates [61]; they must increase and lie inside the run of 60"),
         ({"boundaries": [60]}, "the last before the end at 60"),
-        ({"boundaries": [6]}, "the first must come after the 6 updates of warm-up"),
         ({"boundaries": [0.05]}, "boundaries at the updates [3]; the first must come after the 6 updates of warm-up"),
         ({"boundaries": [10.5]}, "A boundary of join 10.5 is neither a whole number of updates"),
-        ({"boundaries": [0]}, "boundaries=[0] of 'join': must be a list of numbers in (0, inf)"),
-        ({"scales": [1, 2]}, "scales=[1, 2] of 'join': must be a list of numbers in [0, 1]"),
-        ({"schedules": "constant"}, "schedules='constant' of 'join': must be a list of texts"),
-        ({"schedules": ["constant", "cosin"]}, "Did you mean 'cosine'"),
         ({"schedules": ["constant", "rex:d=2"]}, "d=2 of 'rex': must be a number in [0, 1)"),
-        ({"schedules": ["constant", "rex:"]}, "key=value is missing here"),
         ({"schedules": ["constant", "cosine:min_lr=1e-5"]}, "join cannot take min_lr inside 'cosine:min_lr=1e-5'"),
-        ({"schedules": ["constant", "cosine_annealing:eta_min=1e-5"]}, "join cannot take min_lr inside"),
-        ({"schedules": ["constant", "polynomial:lr_end=1e-5"]}, "join cannot take min_lr inside"),
         ({"schedules": ["constant", "cosine:warmup_type=cosine"]}, "warmup_type"),
     ],
 )
@@ -209,13 +178,8 @@ def test_one_is_the_end_of_the_run_after_fractions_only(updates, counts):
     ("kwargs", "message"),
     [
         ({"updates": [1, 2, 3]}, "piecewise got 3 updates and 2 values; give equally many"),
-        ({"updates": [], "values": []}, "piecewise got 0 updates and 0 values"),
         ({"updates": [5, 5]}, "piecewise has boundaries at the updates [5, 5]; they must increase"),
-        ({"updates": [0.9, 5]}, "piecewise has boundaries at the updates [9, 5]; they must increase"),
-        ({"updates": [5, 11]}, "they must increase and lie inside the run of 10 updates"),
         ({"updates": [2.5, 5]}, "A boundary of piecewise 2.5 is neither a whole number of updates"),
-        ({"updates": [-1, 5]}, "updates=[-1, 5] of 'piecewise': must be a list of numbers in [0, inf)"),
-        ({"values": [1, 1.5]}, "values=[1, 1.5] of 'piecewise': must be a list of numbers in [0, 1]"),
     ],
 )
 def test_piecewise_that_cannot_be(kwargs, message):

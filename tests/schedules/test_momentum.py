@@ -39,9 +39,7 @@ def demon(beta, p):
 
 # Progress, momentum and learning rate over its peak.
 VECTORS = [
-    (0.9, [0, 0.1, 0.25, 0.5], [0.9, 0.890110, 0.870968, 0.818182], [1, 0.91, 0.775, 0.55]),
-    (0.9, [0.75, 0.9, 1], [0.692308, 0.473684, 0], [0.325, 0.19, 0.1]),
-    (0.95, [0.25, 0.5, 0.75, 1], [0.93443, 0.90476, 0.82609, 0], [0.7625, 0.525, 0.2875, 0.05]),
+    (0.9, [0, 0.1, 0.5, 0.9, 1], [0.9, 0.890110, 0.818182, 0.473684, 0], [1, 0.91, 0.55, 0.19, 0.1]),
     (0.99, [0.25, 0.5, 0.75, 1], [0.98671, 0.98020, 0.96117, 0], [0.7525, 0.505, 0.2575, 0.01]),
 ]
 
@@ -178,10 +176,6 @@ def stand_in(name):
     return type(name, (torch.optim.AdamW,), {})(weights(), lr=BASE)
 
 
-def from_package(package, name):
-    return getattr(pytest.importorskip(package), name)(weights(), lr=BASE)
-
-
 NONE = "needs an optimizer with momentum, and this"
 SIGN = "the compensation would have the wrong sign. Give momentum_form="
 
@@ -189,24 +183,15 @@ SIGN = "the compensation would have the wrong sign. Give momentum_form="
 @cases(
     ("make", "spec", "message"),
     [
-        (lambda: torch.optim.Adafactor(weights()), "demon", f"{NONE} Adafactor has none: use one that has it"),
         (lambda: torch.optim.Adagrad(weights()), "demon", f"{NONE} Adagrad has none: use one that has it, such as AdamW"),
         (lambda: HFAdafactor(weights(), **ADAFACTOR), "mdlrc", "this Adafactor has none: give it one, such as beta1=0.9."),
-        (lambda: torch.optim.SGD(weights()), "demon", f"{NONE} SGD has none: give it one, such as momentum=0.9."),
         (lambda: adamw(0.0), "demon", f"{NONE} AdamW has none: give it one, such as beta1=0.9."),
         (lambda: stand_in("Lion"), "demon", "cannot drive Lion: its beta1 weighs the gradient against its running mean"),
-        (lambda: stand_in("PagedLion8bit"), "mdlrc", "cannot drive PagedLion8bit"),
         (lambda: stand_in("AdamWScheduleFree"), "demon", "its beta1 interpolates between two sequences of weights"),
-        (lambda: from_package("lion_pytorch", "Lion"), "mdlrc", "cannot drive Lion"),
-        (lambda: from_package("schedulefree", "AdamWScheduleFree"), "demon", "cannot drive AdamWScheduleFree"),
         (muon, "mdlrc", "which Muon normalises away. Use 'demon'."),
         (lambda: torch.optim.SGD(weights(), momentum=0.9), "mdlrc", f"does not suit SGD, .* {SIGN}heavy_ball"),
-        (lambda: torch.optim.SGD(weights(), momentum=0.9), "mdlrc_lr_only", f"{SIGN}heavy_ball, which raises the rate"),
         (lambda: torch.optim.RMSprop(weights(), momentum=0.9), "mdlrc", f"does not suit RMSprop, .* {SIGN}heavy_ball"),
         (lambda: torch.optim.Adam(weights()), "mdlrc:momentum_form=heavy_ball", f"does not suit Adam, .* {SIGN}ema."),
-        (adamw, "demn", "Unknown momentum schedule 'demn'. Did you mean 'demon'? Known: constant, demon"),
-        (adamw, "demon:min_momentum=1", "min_momentum=1 of 'demon': must be a number in [0, 1)"),
-        (adamw, "demon:min_lr=0.1", "'demon' does not take 'min_lr': it takes min_momentum"),
     ],
 )
 def test_what_has_no_meaning_is_refused_with_the_reason(make, spec, message):
@@ -223,7 +208,6 @@ def test_what_has_no_meaning_is_refused_with_the_reason(make, spec, message):
     [
         ("demon", "one_cycle", "'one_cycle' sets the momentum, and so does .*'demon'. Give it cycle_momentum=false"),
         ("demon", "mdlrc", "'mdlrc' sets the momentum, and so does .*'demon'. Drop one"),
-        ("constant", "demon", "'demon' sets the momentum, and so does .*'constant'. Drop one"),
         ("mdlrc", "reduce_lr_on_plateau", "'mdlrc' sets the learning rate, and so does 'reduce_lr_on_plateau'"),
         ("demon", "greedy", "follows a metric: build a momentum scheduler beside it, without lr_scheduler"),
     ],
@@ -236,8 +220,7 @@ def test_two_things_that_drive_one_number_are_refused(momentum, lr_scheduler, me
 # --- beside and together with a schedule of the learning rate --------------------------------------------------------
 
 
-@cases("spec", ["demon", "one_cycle", "constant"])
-@cases("first", [True, False])
+@cases("spec, first", [("demon", True), ("one_cycle", False), ("constant", True)])
 def test_a_momentum_schedule_leaves_the_rate_to_a_foreign_scheduler(spec, first):
     optimizer, alone, n = adamw(), adamw(), np.arange(8)
     makers = [
@@ -255,19 +238,6 @@ def test_a_momentum_schedule_leaves_the_rate_to_a_foreign_scheduler(spec, first)
     else:
         momenta = np.ones(8) * EXPECTED[spec](0.9, n / 8)[0]
     close([momentum for _, momentum in seen], momenta)
-
-
-def test_without_a_schedule_of_the_rate_mdlrc_multiplies_the_optimizers():
-    optimizer, p = adamw(), np.maximum(np.arange(10) - 2, 0) / 8
-    applied = run(get_momentum_scheduler("mdlrc", optimizer, 2, 10), optimizer, 10)[:, 0]
-    close(applied, np.stack([BASE * (1 - 0.9 * p), demon(0.9, p)], axis=1))
-
-
-@cases("rate", ["constant", "piecewise_constant", "constant_with_warmup", "cosine"])
-def test_momentum_decays_after_warm_up_beside_any_rate(rate):
-    optimizer = adamw()
-    applied = run(get_momentum_scheduler("demon", optimizer, 2, 10, lr_scheduler=rate), optimizer, 10)
-    close(applied[:, 0, 1], demon(0.9, np.maximum(np.arange(10) - 2, 0) / 8))
 
 
 @pytest.mark.parametrize(
@@ -289,10 +259,9 @@ def test_a_product_of_two_decays_warns_with_both_ends(lr_scheduler, together, al
 
 @pytest.mark.slow
 @cases("spec", ["demon", "mdlrc", "mdlrc_lr_only", "mdlrc_linear", "one_cycle", "constant"])
-@cases("beta", [0.9, 0.95])
-def test_the_base_momentum_survives_a_resume_at_any_update(spec, beta):
+def test_the_base_momentum_survives_a_resume_at_any_update(spec):
     def build():
-        optimizer = adamw(beta)
+        optimizer = adamw(0.95)
         return get_momentum_scheduler(spec, optimizer, 2, 8), optimizer
 
     whole = run(*build(), 10)
@@ -303,5 +272,5 @@ def test_the_base_momentum_survives_a_resume_at_any_update(spec, beta):
             optimizer.load_state_dict(copy.deepcopy(first_optimizer.state_dict()))
             second.load_state_dict(through(first.state_dict()))
             np.testing.assert_array_equal(run(second, optimizer, 10 - stop), whole[stop:])
-            assert optimizer.param_groups[0]["initial_momentum"] == beta
+            assert optimizer.param_groups[0]["initial_momentum"] == 0.95
         run(first, first_optimizer, 1)

@@ -99,29 +99,18 @@ TRANSFORMERS = [
     ("polynomial", {"lr_end": 1e-5, "power": 3.0}),
     ("inverse_sqrt", {}),
     *(("inverse_sqrt", {"timescale": scale}) for scale in (50, 100_000) if at_least("transformers", 5, 0)),  # ignored before
-    *(
-        ("cosine_with_min_lr", {**floor, "num_cycles": cycles})
-        for floor in ({"min_lr_rate": 0.1}, {"min_lr_rate": 0.0}, {"min_lr": BASE / 3}, {"min_lr": BASE})
-        for cycles in (0.5, 1.3)
-    ),
-    *(
-        ("cosine_warmup_with_min_lr", {**floor, **start, "num_cycles": cycles})
-        for floor in ({"min_lr_rate": 0.2}, {"min_lr": BASE / 7})
-        for start in ({}, {"warmup_lr_rate": 0.0}, {"warmup_lr_rate": 0.3}, {"warmup_lr_rate": 1.0})
-        for cycles in (0.5, 1.3)
-    ),
+    ("cosine_with_min_lr", {"min_lr_rate": 0.1, "num_cycles": 0.5}),
+    ("cosine_with_min_lr", {"min_lr": BASE / 3, "num_cycles": 1.3}),
+    ("cosine_with_min_lr", {"min_lr": BASE, "num_cycles": 0.5}),
+    ("cosine_warmup_with_min_lr", {"min_lr_rate": 0.2, "num_cycles": 0.5}),
+    ("cosine_warmup_with_min_lr", {"min_lr_rate": 0.2, "warmup_lr_rate": 0.0, "num_cycles": 1.3}),
+    ("cosine_warmup_with_min_lr", {"min_lr": BASE / 7, "warmup_lr_rate": 0.3, "num_cycles": 0.5}),
+    ("cosine_warmup_with_min_lr", {"min_lr": BASE / 7, "warmup_lr_rate": 1.0, "num_cycles": 1.3}),
 ]
 WSD = [
     {"num_decay_steps": steps, "warmup_type": warmup, "decay_type": decay, "min_lr_ratio": ratio, "num_cycles": cycles}
     for warmup, decay in itertools.product(("linear", "cosine", "1-sqrt"), repeat=2)
-    for steps, ratio, cycles in (
-        (1, 0.0, 0.5),
-        (10, 0.1, 0.5),
-        (30, 0.5, 0.5),
-        (10, 0.1, 1.5),
-        (10, 0.1, 1.3),
-        (7, 1.0, 0.3),
-    )
+    for steps, ratio, cycles in ((1, 0.0, 0.5), (30, 0.5, 0.5), (10, 0.1, 1.3))
     if decay == "cosine" or cycles == 0.5  # which has no effect on the others, and is an error there
 ]
 
@@ -157,16 +146,16 @@ def test_warmup_stable_decay_may_have_no_decay():
 # --- torch -----------------------------------------------------------------------------------------------------------
 
 TORCH = [
-    *(("step", "StepLR", {"step_size": size, "gamma": gamma}) for size, gamma in ((7, 0.5), (1, 1.0), (100, 0.1), (3, 0.9))),
-    *(("multistep", "MultiStepLR", {"milestones": at, "gamma": 0.3}) for at in ([1], [10, 20, 49], [30, 5], [8, 8, 90])),
-    *(("exponential", "ExponentialLR", {"gamma": gamma}) for gamma in (0.97, 0.5, 1.0)),
+    *(("step", "StepLR", {"step_size": size, "gamma": gamma}) for size, gamma in ((7, 0.5), (1, 1.0), (100, 0.1))),
+    *(("multistep", "MultiStepLR", {"milestones": at, "gamma": 0.3}) for at in ([1], [30, 5], [8, 8, 90])),
+    *(("exponential", "ExponentialLR", {"gamma": gamma}) for gamma in (0.97, 1.0)),
     *(
         ("cosine_annealing", "CosineAnnealingLR", {"T_max": period, "eta_min": floor})
-        for period, floor in ((50, 0.0), (50, 1e-5), (20, 1e-4), (7, 0.0), (200, 0.0), (1, 0.0))
+        for period, floor in ((50, 1e-5), (20, 1e-4), (200, 0.0), (1, 0.0))
     ),
     *(
         ("cosine_annealing_warm_restarts", "CosineAnnealingWarmRestarts", {"T_0": first, "T_mult": factor, "eta_min": floor})
-        for first, factor, floor in itertools.product((1, 2, 7, 60), (1, 2, 3), (0.0, 1e-4))
+        for first, factor, floor in ((1, 1, 0.0), (2, 3, 1e-4), (7, 2, 0.0), (60, 2, 1e-4))
     ),
 ]
 
@@ -182,28 +171,27 @@ def test_torchs_names_have_torchs_values_once_warm_up_is_over(name, torch_class,
 
 
 @cases("mode", ["triangular", "triangular2", "exp_range"])
-@cases("sizes", [(8, 8), (5, 11), (1, 1), (60, 3)])
+@cases("sizes", [(5, 11), (1, 1), (60, 3)])
 @cases("floor", [0.0, 2e-4])
 def test_cyclic_is_torchs(mode, sizes, floor):
-    kwargs = {
-        "step_size_up": sizes[0],
-        "step_size_down": sizes[1],
-        "mode": mode,
-        "gamma": 0.95 if mode == "exp_range" else 1.0,
-    }
+    kwargs = {"step_size_up": sizes[0], "step_size_down": sizes[1], "mode": mode}
+    kwargs |= {"gamma": 0.95} if mode == "exp_range" else {}
     theirs = applied(lambda optimizer: lr_scheduler.CyclicLR(optimizer, floor, BASE, cycle_momentum=False, **kwargs), 50)
     close(lr_curve("cyclic", BASE, 0, 50, {"min_lr": floor, **kwargs}), theirs)
 
 
-@pytest.mark.slow
-@cases("anneal_strategy", ["cos", "linear"])
-@cases("three_phase", [False, True])
-@cases("pct_start", [0.3, 0.17, 0.5])
-@cases("factors", [{}, {"div_factor": 10.0, "final_div_factor": 3.0}, {"div_factor": 1.0}])
-@cases("momenta", [{}, {"base_momentum": 0.5, "max_momentum": 0.99}, {"cycle_momentum": False}])
+@cases(
+    "kwargs",
+    [
+        {},
+        {"pct_start": 0.17, "anneal_strategy": "linear", "div_factor": 10.0, "final_div_factor": 3.0},
+        {"pct_start": 0.5, "three_phase": True, "base_momentum": 0.5, "max_momentum": 0.99},
+        {"pct_start": 0.17, "three_phase": True, "anneal_strategy": "linear", "cycle_momentum": False},
+        {"div_factor": 1.0, "three_phase": True},
+    ],
+)
 @cases("total", [3, 50])
-def test_one_cycle_is_torchs_with_its_momentum(anneal_strategy, three_phase, pct_start, factors, momenta, total):
-    kwargs = {"anneal_strategy": anneal_strategy, "three_phase": three_phase, "pct_start": pct_start, **factors, **momenta}
+def test_one_cycle_is_torchs_with_its_momentum(kwargs, total):
     ours, theirs = (torch.optim.AdamW([torch.zeros(1)], lr=BASE) for _ in range(2))
     expected = run(lr_scheduler.OneCycleLR(theirs, BASE, total, **kwargs), theirs, total)
     close(run(get_scheduler("one_cycle", ours, 0, total, kwargs), ours, total), expected)
@@ -264,18 +252,8 @@ def test_feedback_resumed_at_any_update_is_the_same(row, loaded_before_the_sched
 
 
 @each_feedback_name
-def test_feedback_without_a_metric_says_what_to_do(row):
-    with pytest.raises(LabError, match=r"needs a metric: call advance\(\) .*step\(validation_loss\)"):
-        row.build(10, 0)[0].step()
-
-
-@each_feedback_name
-def test_the_state_of_feedback_is_json_for_every_reader(row):
-    json.dumps(row.build(10, 0)[0].state_dict(), allow_nan=False)
-
-
-@each_feedback_name
 def test_feedback_keeps_a_tensor_learning_rate_and_a_state_of_numbers(row):
+    json.dumps(row.build(10, 0)[0].state_dict(), allow_nan=False)
     optimizer = row.optimizer()
     lr = optimizer.param_groups[0]["lr"] = torch.tensor(BASE, dtype=torch.float64)
     scheduler = get_scheduler(row.name, optimizer, 3, 100, row.kwargs)
@@ -329,12 +307,9 @@ def test_adaptive_follows_its_docstring_to_the_number(mode):
     close(lrs[1:], BASE * np.array(factors))
 
 
-def test_adaptive_stays_at_a_change_of_just_the_threshold():
-    lrs = feed(*Row("adaptive", {"threshold": 0.5}).build(100, 0), [1.0, 0.5, 0.75, 0.0])
-    assert lrs == [BASE] * 4
-
-
 @each_feedback_name
-def test_feedback_cannot_start_from_a_count_alone(row):
+def test_feedback_needs_a_metric_and_more_than_a_count(row):
+    with pytest.raises(LabError, match=r"needs a metric: call advance\(\) .*step\(validation_loss\)"):
+        row.build(10, 0)[0].step()
     with pytest.raises(LabError, match="restore it by load_state_dict"):
         get_scheduler(row.name, sgd(), 0, 10, last_epoch=3)

@@ -69,21 +69,15 @@ def test_it_stays_between_floor_and_peak_and_reaches_the_peak(row, warmup):
 
 
 @each_row
-def test_past_the_end_it_stays_where_it_was_at_the_end(row):
-    scheduler, optimizer = row.build(10, 2)
-    applied = run(scheduler, optimizer, 30)
-    assert (applied[10:] == applied[10]).all()
-    close(scheduler.values(np.array([10, 11, 10**6]))[0], applied[10, 0, 0])
-
-
-@each_row
-def test_an_array_is_the_scalars(row):
+def test_an_array_is_the_scalars_and_stays_at_its_end(row):
     scheduler, _ = row.build(40, 7)
     arrays = scheduler.values(np.arange(45))
     scalars = zip(*(scheduler.values(update) for update in range(45)), strict=True)
     for array, values in zip(arrays, scalars, strict=True):
         if array is not None:
-            close(np.ones(45) * array, np.array(values, float), scale=1e-3 * BASE)
+            array = np.ones(45) * array
+            close(array, np.array(values, float), scale=1e-3 * BASE)
+            assert (array[40:] == array[40]).all()
 
 
 @each_row
@@ -123,12 +117,6 @@ def test_it_is_continuous_where_the_warm_up_ends(row):
         assert np.abs(np.diff(lrs)).max() <= 1.001 * BASE / np.sqrt(warmup)
 
 
-@each_row_with_warmup
-def test_a_fraction_is_the_count_it_rounds_to(row):
-    np.testing.assert_array_equal(row.curve(50, 0.2), row.curve(50, 10))
-    np.testing.assert_array_equal(row.curve(50, 0.113), row.curve(50, 6))
-
-
 # --- state -----------------------------------------------------------------------------------------------------------
 
 
@@ -147,7 +135,7 @@ def test_resumed_at_any_update_it_is_the_same(row):
 
 
 @cases("name", ["cosine", "one_cycle", "mdlrc"])
-@cases(("stop", "by"), [*itertools.product([0, 5, 9], ["state", "last_epoch"])])
+@cases(("stop", "by"), [(0, "state"), (5, "state"), (5, "last_epoch"), (9, "last_epoch")])
 def test_resumed_into_an_optimizer_that_was_loaded_before_the_scheduler_was_built(name, stop, by):
     row = Row(name, {})
     first, optimizer = row.build(9, 3)
@@ -178,12 +166,6 @@ def test_another_plan_is_refused_on_load(row):
 # --- tensors ---------------------------------------------------------------------------------------------------------
 
 
-def test_reads_of_tensors_are_counted():
-    with CountSyncs() as syncs:
-        float(torch.ones(()))
-    assert syncs.count == 1
-
-
 @each_row
 def test_a_tensor_learning_rate_is_filled_in_place_and_never_read(row):
     optimizer = row.optimizer()
@@ -199,32 +181,30 @@ def test_a_tensor_learning_rate_is_filled_in_place_and_never_read(row):
     json.dumps(scheduler.state_dict())
 
 
-@pytest.mark.parametrize(
-    ("momentum", "told"), [(None, "expects 0.0002 \\("), (0.9, "0.0002, momentum 0.8 instead of 0.9 \\(")]
-)
-def test_a_strict_audit_tells_both_values(momentum, told):
-    with pytest.raises(LabError, match=f"At update 7 the optimizer has a learning rate of 0.0001 where .*{told}"):
-        ScheduleAudit(strict=True).check(7, [(1e-4, 0.8)], [(2e-4, momentum)], [1e-3])
+def test_a_strict_audit_tells_both_values():
+    for momentum, told in ((None, "expects 0.0002 \\("), (0.9, "0.0002, momentum 0.8 instead of 0.9 \\(")):
+        with pytest.raises(LabError, match=f"At update 7 the optimizer has a learning rate of 0.0001 where .*{told}"):
+            ScheduleAudit(strict=True).check(7, [(1e-4, 0.8)], [(2e-4, momentum)], [1e-3])
 
 
 def test_the_audit_knows_the_rounding_of_rates_in_tensors():
     group = {"lr": torch.tensor(1e-4), "betas": (torch.tensor(0.9, dtype=torch.float64), 0.999)}
     assert rounding_of([{"lr": 1e-4}, {"lr": 1e-4, "momentum": 0.9}]) == 0.0
     assert rounding_of([{"lr": 1e-4}, group]) == 2**-23
-    exact, rounded, wrong = ScheduleAudit(), ScheduleAudit(), ScheduleAudit()
-    for audit, lr, rounding in (
-        (exact, float(group["lr"]), 0.0),
-        (rounded, float(group["lr"]), 2**-23),
-        (wrong, 1.001e-4, 2**-23),
+    for lr, rounding, passes in (
+        (float(group["lr"]), 0.0, False),
+        (float(group["lr"]), 2**-23, True),
+        (1.001e-4, 2**-23, False),
     ):
+        audit = ScheduleAudit()
         audit.check(0, [(lr, None)], [(1e-4, None)], [1e-4], rounding)
-    assert (exact.passed, rounded.passed, wrong.passed) == (False, True, False)
-    assert rounded.summary().endswith("was as expected, within the rounding of the optimizer's tensors (1.2e-07).")
+        assert audit.passed == passes
+        assert audit.summary().endswith("within the rounding of the optimizer's tensors (1.2e-07).") == passes
 
 
 def test_the_audit_measures_learning_rates_by_their_peak_and_momenta_as_they_are():
     audit = ScheduleAudit()
-    audit.check(2, [(2e-4, 0.9)], [(2e-4, 0.9)], [1e-3])
+    audit.check(2, [(2e-4, 0.9), (0.0, None)], [(2e-4, 0.9), (0.0, None)], [1e-3, 0.0])  # a frozen group, too
     assert audit.passed
     audit.check(3, [(3e-4, 0.9), (1e-4, None)], [(2e-4, 0.8), (None, None)], [1e-3, 1e-5])
     audit.check(4, [(2e-4, 0.9)], [(1.9e-4, 0.9)], [1e-3])

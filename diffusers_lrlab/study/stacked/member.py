@@ -33,8 +33,6 @@ class Member:
         self.curves = Curves(plan.num_updates)
         self.error: str | None = None
         path = OPTIMIZERS[plan.config.optimizer].facts.get("elementwise")
-        if plan.optimizer_kwargs.get("cautious"):
-            path = None  # rules know plain weight decay only
         self.rule: Rule | None = pkgutil.resolve_name(path) if path else None
 
     @property

@@ -105,7 +105,7 @@ def test_weight_decay_that_is_asked_for_goes_for_all_groups(run_hooked):
 def test_settings_in_images_wait_for_the_data(run_hooked, name):
     """Those of the first update are for its images, whatever a checkpoint has loaded before; the script's are not used."""
     has_half_life = name != "lion"
-    spec = f"{name}:tau=6000,cautious=true" + ",beta2_half_life=900" * has_half_life
+    spec = f"{name}:tau=6000" + ",beta2_half_life=900" * has_half_life
     variables, hook, said = run_hooked(spec)
     assert "weight_decay 0.02" in said[0]
     assert "weight_decay 0.02" in said[0].partition("Not used:")[2]
@@ -183,10 +183,10 @@ def test_a_run_with_another_optimizer_resumes_to_the_bit(tmp_path):
     Its schedule follows the script's clock in every group; the norms that the script clips by are summed up. Settings in
     images know those of an update.
     """
-    optimizer = "--optimizer=adamw:beta2_half_life=500,tau=2000,cautious=true"
+    optimizer = "--optimizer=adamw:beta2_half_life=500,tau=2000"
     options = [optimizer, "--strict", "--strict_lr_audit"]
     (whole,), stderr = run(tmp_path / "whole", "--checkpointing_steps=4", options=options)
-    assert whole["optimizer"] == "CautiousAdamW"
+    assert whole["optimizer"] == "AdamW"
     assert f"beta2 {0.5 ** (4 / 500):.6g} and weight decay 0.2 for 4 images an update." in stderr
     saved = tmp_path / "whole" / "checkpoint-4"
     group = torch.load(saved / "optimizer.bin", weights_only=True)["param_groups"][0]
