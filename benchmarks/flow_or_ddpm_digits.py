@@ -25,8 +25,7 @@ from diffusers.utils.logging import disable_progress_bar
 import diffusers_lrlab  # noqa: F401  the pipelines of its runs
 from diffusers_lrlab.core.plotting import new_figure, save_figure
 from diffusers_lrlab.data.image_loading import load_image_data
-from diffusers_lrlab.evaluation.classifier import class_reader
-from diffusers_lrlab.evaluation.frechet import frechet_distance, image_features
+from diffusers_lrlab.evaluation.features import class_reader, frechet_distance, image_features
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.resolve import resolve_config
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 
 from diffusers_lrlab.study.analysis.findings import findings
-from diffusers_lrlab.study.analysis.ranks import ranks
 from diffusers_lrlab.study.analysis.statistics import compare
 
 PAPER_ARMS = ("constant", "paper_baseline", "step", "exponential", "plateau", "cosine")
@@ -53,7 +52,7 @@ def summary_of(results, arms, baseline, **study):
     finished = [run for run in results if run.status == "finished" and run.stage == "compare"]
     datasets = list(dict.fromkeys(run.dataset for run in results))
     metrics = list(dict.fromkeys(name for run in results for name in run.results))
-    rows, told, ranked = [], {}, {}
+    rows, told = [], {}
     for metric in metrics:
         values = {arm: {dataset: {} for dataset in datasets} for arm in arms}
         for run in finished:
@@ -66,7 +65,6 @@ def summary_of(results, arms, baseline, **study):
             row["floor"] = 0.02 if metric == "kl" else None
         rows += of_metric
         told[metric] = list(map(asdict, findings(of_metric, metric, baseline)))
-        ranked[metric] = ranks(values, metric)
     described = {
         "name": "made-up", "title": "A made-up study", "baseline": baseline, "datasets": datasets, "metrics": metrics,
         "arms": {arm: {"description": f"The arm {arm}", "lr_scheduler": "constant"} for arm in arms},
@@ -74,7 +72,7 @@ def summary_of(results, arms, baseline, **study):
         "runs": {"finished": len(finished), "diverged": sum(run.status == "diverged" for run in results)},
     }  # fmt: skip
     meta = {"versions": {"python": "3.12.1", "torch": "2.13.0"}, "processor": "A processor", "cpu_cores": 2}
-    return {"study": {**described, "meta": meta, **study}, "rows": rows, "ranks": ranked, "findings": told}
+    return {"study": {**described, "meta": meta, **study}, "rows": rows, "findings": told}
 
 
 def made_up_study(arms=PAPER_ARMS, datasets=PAPER_DATASETS, seeds=5, change=lambda run: run, **study):

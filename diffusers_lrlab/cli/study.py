@@ -1,9 +1,8 @@
-"""`lrlab study list`, `run`, `report` and `card`; `training_scripts/run_study.py` shares `run`."""
+"""`lrlab study list`, `run` and `report`; `training_scripts/run_study.py` shares `run`."""
 
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from ..core.errors import LabError, did_you_mean
 from ..core.extras import require_extra
@@ -14,47 +13,26 @@ from .output import say
 
 _HOW = ("executor", "stack_size", "workers", "address", "precision")
 # Of each action its form and the options that it takes.
-_FIGURES = ("figures", "figure_width", "dpi")
 ACTIONS = {
     "list": ("list", ()),
     "run": ("run SPEC --out DIR", ("out", "dataset_name", *_HOW, "dry_run")),
-    "report": ("report DIR", _FIGURES),
-    "card": ("card DIR --out CARD", ("out",)),
+    "report": ("report DIR", ()),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = (
-        "list (show the presets), run (start or continue a study), report (write its report again) or card (write its "
-        "folder for the Hub)."
-    )
+    actions = "list (show the presets), run (start or continue a study) or report (write its report again)."
     parser.add_argument("action", metavar="ACTION", help=actions)
     parser.add_argument(
-        "what", nargs="?", metavar="WHAT", help="For run, a YAML file or preset; for report and card, the folder of a study."
+        "what", nargs="?", metavar="WHAT", help="For run, a YAML file or preset; for report, the folder of a study."
     )
     add_run_arguments(parser.add_argument_group("options of run"))
-    add = parser.add_argument_group("options of report").add_argument
-    add(
-        "--figures",
-        metavar="FORMAT",
-        help="Also save every plot in report/figures/, in a format for papers: pdf, png or svg.",
-    )
-    add("--figure_width", type=float, metavar="INCHES", help="Width of these plots (default: that of the report).")
-    add("--dpi", type=int, metavar="N", help="Dots per inch of PNGs, and of samples in the other formats (default: 300).")
 
 
 def add_run_arguments(parser: argparse._ActionsContainer) -> None:
     """The options of `run`, which `training_scripts/run_study.py` takes too."""
     add = parser.add_argument
-    add(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help=(
-            "Folder of the study, in which finished results are kept; for card, folder of the card (default: WHAT, if it "
-            "is a folder)."
-        ),
-    )
+    add("--out", type=Path, metavar="DIR", help="Folder of the study, in which finished results are kept.")
     datasets = (
         "Datasets in place of those of the study, separated by commas or in repeated flags: embedded ones, local folders "
         "or Hub ids."
@@ -88,17 +66,10 @@ def command(options: argparse.Namespace) -> None:
         from ..study.spec.presets_table import presets_text
 
         say(presets_text())
-    elif options.action == "card":
-        from ..study.report.card import is_study_card, write_study_card
-
-        folder = Path(options.what)
-        if options.out is None and not is_study_card(folder):
-            raise _form_error(options.action)
-        say(f"Wrote {write_study_card(folder, options.out or folder)}.")
     else:
         from ..study.run import report_study
 
-        say(f"Wrote {report_study(Path(options.what), _figures(options))}.")
+        say(f"Wrote {report_study(Path(options.what))}.")
 
 
 def _check_form(options: argparse.Namespace) -> None:
@@ -107,29 +78,11 @@ def _check_form(options: argparse.Namespace) -> None:
     if action not in ACTIONS:
         raise LabError(f"There is no action {action!r}.{did_you_mean(action, ACTIONS)} Known: {', '.join(ACTIONS)}.")
     takes = ACTIONS[action][1]
-    for name in [*ACTIONS["run"][1], *_FIGURES]:
+    for name in ACTIONS["run"][1]:
         if getattr(options, name) not in (None, False) and name not in takes:
-            takers = ", ".join(f"`lrlab study {other}`" for other, (_, taken) in ACTIONS.items() if name in taken)
-            raise LabError(f"--{name} has no effect on `lrlab study {action}`. Leave it out; it is for {takers}.")
+            raise LabError(f"--{name} has no effect on `lrlab study {action}`. Leave it out; it is for `lrlab study run`.")
     if (options.what is None) != (action == "list"):
-        raise _form_error(action)
-
-
-def _form_error(action: str) -> LabError:
-    return LabError(f"The form is `lrlab study {ACTIONS[action][0]}`. See `lrlab study --help`.")
-
-
-def _figures(options: argparse.Namespace) -> Any:
-    """The requested `Figures`, if any."""
-    from ..study.report.plots import Figures
-
-    given = {"width": options.figure_width, "dpi": options.dpi}
-    given = {name: value for name, value in given.items() if value is not None}
-    if options.figures is not None:
-        return Figures(options.figures, **given)
-    if given:
-        raise LabError("--figure_width and --dpi have no effect without --figures. Add --figures pdf, png or svg.")
-    return None
+        raise LabError(f"The form is `lrlab study {ACTIONS[action][0]}`. See `lrlab study --help`.")
 
 
 def run(options: argparse.Namespace, program: str) -> None:

@@ -9,8 +9,7 @@ from tqdm.auto import tqdm
 
 from ..core.errors import LabError
 from .metrics import METRICS
-from .registry import Metric
-from .subject import MOST_REAL, NEIGHBOUR, Evaluation
+from .registry import MOST_REAL, NEIGHBOUR, Evaluation, Metric
 
 
 def evaluate(
@@ -20,8 +19,7 @@ def evaluate(
     as_samples: Callable[[torch.Tensor], np.ndarray] = torch.Tensor.numpy,
 ) -> dict[str, Any]:
     """
-    The metrics of a trained run (a [`RunState`]) besides those in its log: these `names`, or all but those that are computed
-    on request.
+    The metrics of a trained run (a [`RunState`]) besides those in its log: these `names`, or all.
 
     `samples` are of its averaged weights; without them, metrics that need some are omitted. `as_samples` converts data to
     arrays in the form of samples.
@@ -57,7 +55,7 @@ def metrics_of(run: Any, has_samples: bool, names: Collection[str] | None = None
     if run.data.classes is None:
         metrics = [metric for metric in metrics if "labels" not in metric.needs]
     measured = getattr(run.config, "distance_samples", None) or 0
-    return [metric for metric in metrics if not metric.on_request and metric.fewest_samples <= measured]
+    return [metric for metric in metrics if metric.fewest_samples <= measured]
 
 
 def compare_samples(
@@ -68,7 +66,7 @@ def compare_samples(
     form: str = "points",
 ) -> dict[str, float]:
     """
-    Every comparison of samples with data, or those with these `names`, that their numbers and dimensions allow.
+    Every comparison of samples with data, or those with these `names`; none for too few samples.
 
     Both are points `(num, dimension)`, or images `(num, height, width, channels)` in [0, 1], in random order. `progress` is
     the text of a progress bar in a terminal.
@@ -79,10 +77,8 @@ def compare_samples(
     if min(len(real), len(generated)) <= NEIGHBOUR:
         return results
     metrics = [metric for metric in METRICS.values() if metric.of == "samples" and metric.form in (None, form)]
-    chosen = [metric for metric in metrics if names is None or metric.name in names]
+    chosen = [metric for metric in metrics if metric.function and (names is None or metric.name in names)]
     for metric in tqdm(chosen, desc=progress, leave=False, disable=None if progress else True):
-        if metric.function is None or (metric.most_dimensions or real.shape[1]) < real.shape[1]:
-            continue
         num_real, num_generated = sizes_for(metric, len(real), len(generated))
         results |= metric(real[:num_real], generated[:num_generated])
     return results
@@ -90,21 +86,13 @@ def compare_samples(
 
 def _check_images(*sets: np.ndarray) -> None:
     for images in sets:
-        if images.ndim != 4 or images.shape[1:] != sets[0].shape[1:] or (images.size and not _is_in_unit_range(images)):
-            between = f", from {images.min():g} to {images.max():g}" if images.size else ""
-            raise LabError(
-                f"Expected images (num, height, width, channels) of one size in [0, 1], got {images.shape}{between}."
-            )
-
-
-def _is_in_unit_range(images: np.ndarray) -> bool:
-    return bool(images.min() >= 0 and images.max() <= 1)
+        lowest, highest = images.min(initial=1.0), images.max(initial=0.0)
+        if images.ndim != 4 or images.shape[1:] != sets[0].shape[1:] or not (lowest >= 0 and highest <= 1):
+            got = f"{images.shape}, from {lowest:g} to {highest:g}"
+            raise LabError(f"Expected images (num, height, width, channels) of one size in [0, 1], got {got}.")
 
 
 def sizes_for(metric: Metric, num_real: int, num_generated: int) -> tuple[int, int]:
     """How many of these real and generated samples a metric compares."""
     num_generated = min(num_generated, metric.num_generated or num_generated)
-    num_real = min(num_real, metric.num_real or num_generated)
-    if metric.equal_sizes:
-        num_real = num_generated = min(num_real, num_generated)
-    return num_real, num_generated
+    return min(num_real, metric.num_real or num_generated), num_generated

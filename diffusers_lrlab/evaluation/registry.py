@@ -1,20 +1,24 @@
-"""The registry of metrics: what each is called, how to read it, what it needs, and the function that computes it.
-
-Runs, studies, cards and the README take all they know about a metric from here.
-"""
+"""The registry of metrics: what each is called, how to read it, what it needs, the function that computes it, its input."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+import torch
+
 from ..core.errors import LabError
 from ..core.registered import Unusable, call_registered, note_registered, python_number
 from ..core.registry import markdown_table
 from ..core.signatures import checked
+from ..data.batch import Batch
 
 Of = Literal["samples", "run", "log"]
 Better = Literal["smaller", "larger", "neither"]
 ALL = 10**12
+MOST_REAL = 100_000  # samples of a stream, or of data that are not in memory, to compare with
+NEIGHBOUR = 5  # k of the nearest-neighbour estimates, as in the study
+FEATURES_OF_DECODED = "features of decoded latents"  # key of `TrainingData.known`, provided by results of latents
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,6 @@ class Metric:
     form: str | None = None  # of the data that have it (`form` of a kind); any form if `None`
     needs: tuple[str, ...] = ()  # some of "samples", "held_out", "ema", "density", "features", "labels"
     is_loss: bool = False  # runs that differ in target, noise schedule or data cannot be compared by it
-    on_request: bool = False  # computed only if it is named, as it takes long
     fewest_samples: int = 0  # unless it is named, it is computed only if this many samples are measured: after a long run
     on_hub: bool = False  # part of the results that a model card declares to the Hub
     hub_type: str = ""  # its name at huggingface.co/metrics, if it has one there; the Hub can only compare those
@@ -44,8 +47,6 @@ class Metric:
     notes: tuple[str, ...] = ()  # names of texts that the function returns beside its figures
     num_real: int | None = None  # most real samples for the function; as many as generated ones if `None`
     num_generated: int | None = None  # most generated samples; all if `None`
-    equal_sizes: bool = False  # the function gets equally many of both
-    most_dimensions: int | None = None  # of samples
 
     def __call__(self, *args: Any) -> dict[str, Any]:
         """Its figures by name, as Python's own numbers, and its notes; a `LabError` that names a function with others."""
@@ -93,7 +94,7 @@ def register_metric(
         name (`str`): Its name in files and options.
         description (`str`): Its title.
         source (`str`): The paper or formula that it comes from.
-        traits (`tuple` of `str`): Fields of [`Metric`] that are true: "on_hub", "is_loss", "on_request", "equal_sizes".
+        traits (`tuple` of `str`): Fields of [`Metric`] that are true: "on_hub", "is_loss".
         facts (`dict`, *optional*): Its other fields, with their values.
     """
     about = dict.fromkeys(traits, True) | dict(facts or {})
@@ -115,7 +116,7 @@ def register_metric(
 def measures_samples(form: str) -> bool:
     """Whether some metric is computed from samples of such data at the end of every run, wherever the data are from."""
     needing = (metric for metric in METRICS.values() if {"samples", "features", "labels"} & {*metric.needs} == {"samples"})
-    return any(metric.form in (None, form) and not metric.on_request for metric in needing)
+    return any(metric.form in (None, form) for metric in needing)
 
 
 def metric_label(name: str) -> str:
@@ -140,6 +141,28 @@ def metrics_table() -> str:
     """All metrics as a markdown table."""
     rows = [(f"`{m.name}`", m.label, m.better, m.form or "all data") for m in METRICS.values()]
     return markdown_table(("metric", "what it is", "better", "of"), rows)
+
+
+class Evaluation:
+    """Input of metrics of a run: the trained [`RunState`], and samples of its averaged weights if any were drawn."""
+
+    def __init__(self, run: Any, samples: np.ndarray | None):
+        self.run = run
+        self.samples = np.empty(0) if samples is None else samples  # metrics that need some are not asked without
+
+    def some_real(self, num: int) -> Batch:
+        """The first of these images with their conditions; no others are decoded."""
+        data = self.run.data
+        return data.random_sample(len(data.in_memory) if data.in_memory is not None else num, MOST_REAL)
+
+    @property
+    def samples_as_data(self) -> torch.Tensor:
+        """Images `(num, height, width, channels)` in [0, 1] as the tensors of training."""
+        return torch.from_numpy(self.samples).permute(0, 3, 1, 2) * 2 - 1
+
+    @property
+    def held_out(self) -> np.ndarray:
+        return self.run.data.held_out.data.numpy()
 
 
 # --- what validation logs, and no function computes ---------------------------------------------------------------------

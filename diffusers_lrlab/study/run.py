@@ -4,7 +4,7 @@ import dataclasses
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.errors import LabError, warn
 from ..core.held import damage_named, refuse_damaged
@@ -32,9 +32,6 @@ from .spec.other_data import with_datasets
 from .spec.reading import load_spec, spec_from_dict
 from .spec.spec import RunSpec, StudySpec
 from .stacked.stacks import check_stackable
-
-if TYPE_CHECKING:
-    from .report.plots import Figures
 
 
 @checked
@@ -144,16 +141,12 @@ def _depend_on_text_alone(runs: list[RunSpec]) -> bool:
     )
 
 
-def report_study(out: Path, figures: "Figures | None" = None) -> Path:
+def report_study(out: Path) -> Path:
     """
     Rewrites summary and report of a study from the results in its folder; raises a `LabError` if there are none.
 
-    The folder may be a card, which has `runs.parquet` in place of the results. `figures` also saves the plots for a paper.
+    The folder may be a card, which has `runs.parquet` in place of the results.
     """
-    if figures is not None:
-        from .report.plots import check_figures
-
-        check_figures(figures)
     folder = StudyFolder(out)
     saved, command = folder.read_spec()
     is_card = not (out / "runs").exists()
@@ -173,11 +166,11 @@ def report_study(out: Path, figures: "Figures | None" = None) -> Path:
     if is_card and (out / RUNS_TABLE).exists():
         with folder.locked(), damage_named(out, "study"):
             results, notes = read_runs(out)
-            return _write_results(spec, results, notes, folder, StudyProgress(), command, figures)
+            return _write_results(spec, results, notes, folder, StudyProgress(), command)
     if is_card and (out / "summary.json").exists():
         raise LabError(
             f"{str(out)!r} is a card without {RUNS_TABLE}, so its tables cannot be rewritten. Give the folder of the "
-            "study, or write the card again: lrlab study card STUDY --out CARD"
+            "study, or download the card again."
         )
     study = StudyContext(folder)  # in any precision
     with names_code(code):
@@ -188,23 +181,16 @@ def report_study(out: Path, figures: "Figures | None" = None) -> Path:
     if not folder.results(runs):
         raise no_result(folder)
     with folder.locked():
-        return _write_all(spec, runs, tuning, study, command, figures)
+        return _write_all(spec, runs, tuning, study, command)
 
 
-def _write_all(
-    spec: StudySpec,
-    runs: list[RunSpec],
-    tuning: list[RunSpec],
-    study: StudyContext,
-    command: str,
-    figures: "Figures | None" = None,
-) -> Path:
+def _write_all(spec: StudySpec, runs: list[RunSpec], tuning: list[RunSpec], study: StudyContext, command: str) -> Path:
     """Writes the table of runs, summary and report."""
     study.folder.reopen()
     results = study.folder.results([*runs, *tuning])
     notes = notes_on(runs)
     write_runs(results, notes, study.folder.path)
-    return _write_results(spec, results, notes, study.folder, study.progress, command, figures)
+    return _write_results(spec, results, notes, study.folder, study.progress, command)
 
 
 def _write_results(
@@ -214,18 +200,17 @@ def _write_results(
     folder: StudyFolder,
     progress: StudyProgress,
     command: str,
-    figures: "Figures | None",
 ) -> Path:
     """Writes summary and report from the results of all runs."""
-    from .report.limitations import limitations
     from .report.report import write_report
+    from .report.sentences import limitations
 
     compared, tuning = ([result for result in results if result.stage == stage] for stage in ("compare", "tune"))
     summary = summarise(spec, compared, tuning, notes, progress, command)
     summary["limitations"] = limitations(results, summary)  # some need more than the table of runs
     open_manifest(folder.path)  # the summary refers to it
     write_summary(folder, summary)
-    page = write_report(folder.path, results, summary, progress, figures)
+    page = write_report(folder.path, results, summary, progress)
     folder.write_manifest(results)
     return page
 

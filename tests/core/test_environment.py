@@ -8,7 +8,7 @@ import torch
 
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core import environment
-from diffusers_lrlab.evaluation import kl
+from diffusers_lrlab.evaluation import distances
 from diffusers_lrlab.study.checks import use_all_cores
 from diffusers_lrlab.training.prepare import make_accelerator
 from diffusers_lrlab.training.resolve import resolve_config
@@ -78,15 +78,15 @@ def test_the_threads_of_a_study(as_if):
 
 
 def test_the_threads_of_a_search_for_neighbours(monkeypatch):
-    asked, tree = [], kl.cKDTree
+    asked, tree = [], distances.cKDTree
 
     def watched(points):
         return SimpleNamespace(
             query=lambda *given, workers, **more: asked.append(workers) or tree(points).query(*given, **more)
         )
 
-    monkeypatch.setattr(kl, "cKDTree", watched)
+    monkeypatch.setattr(distances, "cKDTree", watched)
     torch.set_num_threads(3)
     points = torch.randn(20, 2, generator=torch.Generator().manual_seed(0)).numpy()
-    kl.knn_kl(points[:10], points[10:])
+    distances.knn_kl(points[:10], points[10:])
     assert asked == [3, 3]

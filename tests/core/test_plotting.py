@@ -2,7 +2,6 @@
 
 import re
 
-import numpy as np
 import printed
 import pytest
 from PIL import Image
@@ -10,7 +9,6 @@ from tables import cases
 
 from diffusers_lrlab.core.plotting import SMALLEST_TEXT, new_figure, plain_log_scale, save_figure, smallest_text
 from diffusers_lrlab.study.report.plots import save_plot
-from diffusers_lrlab.study.report.sample_grid import _panels_of_arms
 
 DRAWS = sorted(
     path.relative_to(printed.ROOT).as_posix()
@@ -40,13 +38,6 @@ def test_a_plot_names_its_smallest_text(save, tmp_path):
     with Image.open(tmp_path / "plot.png") as image:
         assert image.info[SMALLEST_TEXT] == "8.5"
         assert round(image.info["dpi"][0]) == 100
-
-
-def test_arms_beyond_the_fourth_follow_below():
-    panels = _panels_of_arms(new_figure(6, 6, dpi=50), num_datasets=2, num_arms=6, columns=4)
-    assert panels.shape == (2, 6)
-    rows = np.array([[axes.get_subplotspec().rowspan.start for axes in row] for row in panels])
-    assert rows.tolist() == [[0, 0, 0, 0, 2, 2], [1, 1, 1, 1, 3, 3]]
 
 
 @pytest.mark.pictures

@@ -29,7 +29,7 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.registry import Parameter
 from diffusers_lrlab.core.signatures import checked
 from diffusers_lrlab.data.toy2d import toy_log_prob, toy_points
-from diffusers_lrlab.evaluation import distances, frechet, kl
+from diffusers_lrlab.evaluation import distances, features
 from diffusers_lrlab.preview.schedules import Run, preview
 from diffusers_lrlab.preview.timesteps import preview_timesteps
 from diffusers_lrlab.schedules import functions
@@ -177,15 +177,11 @@ BESIDE = {
     ),
     "toy_points": (lambda: toy_points, {"name": "moons", "n": 10}),
     "toy_log_prob": (lambda: toy_log_prob, {"name": "moons"}),
-    "knn_kl": (lambda: kl.knn_kl, REAL),
-    "histogram_kl": (lambda: kl.histogram_kl, REAL),
+    "knn_kl": (lambda: distances.knn_kl, REAL),
     "energy_distance": (lambda: distances.energy_distance, SETS),
-    "squared_mmd": (lambda: distances.squared_mmd, SETS),
     "sliced_wasserstein": (lambda: distances.sliced_wasserstein, SETS),
-    "exact_wasserstein": (lambda: distances.exact_wasserstein, SETS),
-    "median_bandwidth": (lambda: distances.median_bandwidth, {"points": points}),
     "density_and_coverage": (lambda: distances.density_and_coverage, REAL),
-    "frechet_distance": (lambda: frechet.frechet_distance, SETS),
+    "frechet_distance": (lambda: features.frechet_distance, SETS),
     "preview.Run": (lambda: Run, {"num_updates": 20}),
     "preview": (lambda: preview, {"spec": "cosine", "run": lambda: Run(20)}),
     "preview_timesteps": (
@@ -316,7 +312,7 @@ def test_what_stands_for_a_type_is_taken_as_it():
         {"base_lr": np.float32(1e-3)},
     ):
         assert np.allclose(lab.lr_curve(**CURVE | stands), curve)
-    assert kl.knn_kl(points().tolist(), points() + 1) == kl.knn_kl(points(), points() + 1)
+    assert distances.knn_kl(points().tolist(), points() + 1) == distances.knn_kl(points(), points() + 1)
 
 
 KINDS = [(int, int), (float, (int, float)), (str, str), (bool, bool), (list[int], list), (int | None, (int, type(None)))]

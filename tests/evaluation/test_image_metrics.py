@@ -1,4 +1,4 @@
-"""Metrics of images, and features of one's own for the Fréchet distance: on an image folder, in runs and in a study."""
+"""Metrics of images: of embedded sets by their classifiers, and of one's own on an image folder, in runs and in a study."""
 
 import json
 
@@ -7,16 +7,20 @@ import pytest
 import runs
 import torch
 from accelerate.state import AcceleratorState
-from helpers import image_folder
+from helpers import image_folder, load_data
 from tables import cases
 
 from diffusers_lrlab import read_study, register_features, register_metric, run_study
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.registry import restored
+from diffusers_lrlab.data.image_sets import IMAGE_DATASETS, load_image_dataset
+from diffusers_lrlab.data.images import normalise
 from diffusers_lrlab.evaluation.evaluate import compare_samples
-from diffusers_lrlab.evaluation.frechet import frechet_distance
+from diffusers_lrlab.evaluation.features import class_reader, frechet_distance, image_features
 from diffusers_lrlab.evaluation.metrics import METRICS
+from diffusers_lrlab.study.spec.expansion import expand
+from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.resolve import resolve_config
 
@@ -33,19 +37,15 @@ def nothing_stays():
 
 @pytest.fixture
 def seen():
-    """What a registered metric and registered features were given."""
-    given = {"metric": [], "features": []}
+    """What a registered metric was given, beside registered features."""
+    given = []
 
     @register_metric("brightness", **ABOUT, facts={"form": "images", "better": "neither"})
     def brightness(real, generated):
-        given["metric"].append((real, generated))
+        given.append((real, generated))
         return generated.mean() - real.mean()
 
-    @register_features("rows", **ABOUT)
-    def rows(images):
-        given["features"].append(images)
-        return torch.from_numpy(images.mean(axis=(2, 3)))
-
+    register_features("rows", **ABOUT)(lambda images: torch.from_numpy(images.mean(axis=(2, 3))))
     return given
 
 
@@ -65,44 +65,43 @@ def options_of(folder):
     }  # fmt: skip
 
 
-def spec_parts(folder):
-    """The base of a study on these images, and its data sets."""
+def study_of(folder, **keys):
+    """A study on these images."""
     base = {**options_of(folder), "lr_warmup_steps": 0}
-    return base, {"grey": {"train_data_dir": base.pop("train_data_dir")}}
-
-
-def train(folder, out, **options):
-    given = {**options_of(folder), "cpu_threads": 1, "output_dir": out, "eval_batch_size": 4, **options}
-    assert main(["train", *(f"--{name}={value}" for name, value in given.items()), "--no_preflight"]) == 0
-    return json.loads((out / "lrlab" / "run.json").read_text())["train"]["results"]
+    datasets = {"grey": {"train_data_dir": base.pop("train_data_dir")}}
+    return {"base": base, "arms": {"constant": {}, "rex": {"lr_scheduler": "rex"}}, "datasets": datasets, **keys}
 
 
 def test_a_run_on_images_is_measured_by_them(folder, tmp_path, seen):
-    results = train(folder, tmp_path / "run", frechet_samples=20)
-    (real, samples), (again, held_out) = seen["metric"]
+    out = tmp_path / "run"
+    given = {**options_of(folder), "cpu_threads": 1, "output_dir": out, "eval_batch_size": 4, "frechet_samples": 20}
+    assert main(["train", *(f"--{name}={value}" for name, value in given.items()), "--no_preflight"]) == 0
+    results = json.loads((out / "lrlab" / "run.json").read_text())["train"]["results"]
+    (real, samples), (again, held_out) = seen
     assert real.shape == samples.shape == (20, 8, 8, 1)
     assert held_out.shape == (10, 8, 8, 1)
     for images in (real, samples, held_out):
         assert 0 <= images.min() <= images.max() <= 1
     levels = {round(float(image[0, 0, 0]) * 255) for image in (*real, *held_out)}
     assert len(levels) == 30  # these images as they are in their files, and none is in both
-    assert levels <= {*range(256)}
     assert results["brightness"] == pytest.approx(float(samples.mean() - real.mean()))
     assert results["brightness_of_held_out_images"] == pytest.approx(float(held_out.mean() - again.mean()))
     rows = [images.mean(axis=(2, 3)) for images in (real, samples)]
     assert results["frechet_rows"] == pytest.approx(frechet_distance(*rows))
-    assert results["frechet_rows_of_held_out_images"] >= 0
     assert results["distance_samples"] == 20
+    assert results.keys() >= {"frechet_rows_of_held_out_images"}
     assert "frechet_distance" not in results
-    card = (tmp_path / "run" / "README.md").read_text()
+    card = (out / "README.md").read_text()
     assert "20 samples against the training images" in card
     assert "| distance | samples | held-out images |" in card
 
 
-def test_samples_are_drawn_for_them_as_for_digits(folder, seen, monkeypatch):
-    config = resolve_config(TrainingConfig(**options_of(folder), output_dir="run"))
-    assert config.frechet_samples is None  # as many as the length of the run allows
+def test_samples_are_drawn_for_them_and_a_study_that_names_none_stays_as_it_is(folder, seen):
+    spec = load_spec(study_of(folder, seeds=1, metrics=["validation_loss_ema"]))
+    assert resolve_config(TrainingConfig(**options_of(folder), output_dir="run")).frechet_samples is None  # by the length
+    with_them = expand(spec)[0].digest
     METRICS.pop("brightness"), METRICS.pop("frechet_rows")
+    assert expand(spec)[0].digest == with_them
     assert resolve_config(TrainingConfig(**options_of(folder), output_dir="run")).frechet_samples == 0
     with pytest.raises(LabError, match=r"or register features or a metric of images by --import"):
         resolve_config(TrainingConfig(**options_of(folder), output_dir="run", frechet_samples=20))
@@ -110,51 +109,35 @@ def test_samples_are_drawn_for_them_as_for_digits(folder, seen, monkeypatch):
 
 @pytest.mark.slow
 def test_a_study_measures_images_by_them(folder, tmp_path, seen):
-    arms = {"constant": {"lr_scheduler": "constant"}, "rex": {"lr_scheduler": "rex"}}
-    base, datasets = spec_parts(folder)
-    base["frechet_samples"] = 20
-    spec = {"base": base, "arms": arms, "datasets": datasets, "seeds": 2, "metrics": ["frechet_rows", "brightness"]}
+    spec = study_of(folder, seeds=2, metrics=["frechet_rows", "brightness"])
+    spec["base"]["frechet_samples"] = 20
     run_study(spec, tmp_path / "study", quiet=True)
     frame = read_study(tmp_path / "study")
-    assert len(frame) == 4
-    assert np.isfinite(frame[["frechet_rows", "brightness", "frechet_rows_of_held_out_images"]].to_numpy()).all()
+    assert np.isfinite(frame[["frechet_rows", "brightness"]].to_numpy()).all()
     rows = json.loads((tmp_path / "study" / "summary.json").read_text())["rows"]
-    floors = {row["floor"] for row in rows if row["metric"] == "frechet_rows"}
-    assert floors <= {*frame.frechet_rows_of_held_out_images}
+    assert {row["floor"] for row in rows if row["metric"] == "frechet_rows"} <= {*frame.frechet_rows_of_held_out_images}
     with pytest.raises(LabError, match=r"'frechet_distance' needs features .*register_features gives others"):
         run_study({**spec, "metrics": ["frechet_distance"]}, tmp_path / "other", quiet=True)
-    arms["rex"]["frechet_samples"] = 30
+    with pytest.raises(LabError, match="'class_accuracy' needs class labels: give label_column"):
+        run_study({**spec, "datasets": ["digits"], "metrics": ["class_accuracy"]}, tmp_path / "other", quiet=True)
+    spec["arms"]["rex"]["frechet_samples"] = 30
     with pytest.raises(LabError, match=r"different numbers of samples \(20, 30"):
         run_study(spec, tmp_path / "other", quiet=True)
 
 
-def test_a_metric_that_no_study_names_changes_no_run(folder, seen):
-    from diffusers_lrlab.study.spec.expansion import expand
-    from diffusers_lrlab.study.spec.reading import load_spec
-
-    base, datasets = spec_parts(folder)
-    spec = {"base": base, "arms": {"a": {}}, "datasets": datasets, "seeds": 1, "metrics": ["validation_loss_ema"]}
-    with_it = expand(load_spec(spec))[0].digest
-    METRICS.pop("brightness"), METRICS.pop("frechet_rows")
-    assert expand(load_spec(spec))[0].digest == with_it
-
-
 @cases("real, generated", [
-    (IMAGES.reshape(30, 64), IMAGES.reshape(30, 64)),
-    (IMAGES, IMAGES[:, :4]),
-    (IMAGES, 2 * IMAGES - 1),
-    (IMAGES, IMAGES * 255),
+    (IMAGES.reshape(30, 64), IMAGES.reshape(30, 64)), (IMAGES, IMAGES[:, :4]), (IMAGES, 2 * IMAGES - 1),
+    (IMAGES * np.nan, IMAGES),
 ])  # fmt: skip
 def test_images_are_checked(seen, real, generated):
     with pytest.raises(LabError, match=r"Expected images \(num, height, width, channels\) of one size in \[0, 1\], got"):
         compare_samples(real, generated, form="images")
-    assert not seen["metric"]
+    assert not seen
 
 
 @cases("value, expected", [
     (lambda images: images, "(30, dimension), not an array of float32 of shape (30, 8, 8, 1)"),
     (lambda images: images[1:, 0, :, 0], "must return finite numbers of shape (30, dimension), not an array"),
-    (lambda images: None, "must return finite numbers of shape (30, dimension), not None"),
     (lambda images: images[:, 0, :, 0] * np.nan, "some are not finite"),
     (lambda images: images.nothing, "'numpy.ndarray' object has no attribute 'nothing'"),
 ])  # fmt: skip
@@ -163,6 +146,39 @@ def test_features_that_cannot_be_used_are_named_with_their_line(value, expected)
     register_features("mine", **ABOUT)(value)
     with pytest.raises(LabError) as error:
         compare_samples(IMAGES, IMAGES, names=["frechet_mine"], form="images")
-    assert "The features 'mine'" in str(error.value)
-    assert expected in str(error.value)
-    assert "test_image_metrics.py" in str(error.value)
+    for part in ("The features 'mine'", expected, "test_image_metrics.py"):
+        assert part in str(error.value)
+
+
+# --- embedded sets ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IMAGE_DATASETS)
+def test_real_images_are_nearer_than_blurred_and_random_ones(name):
+    is_made = "made" in IMAGE_DATASETS[name].traits
+    dataset = load_image_dataset(name, n=600 if is_made else None, resolution=16 if is_made else None)
+    images = np.stack([np.asarray(image) for image in dataset["image"]])
+    images = normalise(torch.from_numpy(images.reshape(*images.shape[:3], -1)).permute(0, 3, 1, 2))
+    images = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:600]]
+    features = image_features(name)
+    real, other = features(images[:300]), features(images[300:])
+    assert real.shape == (300, 32)
+    blurred = features(torch.nn.functional.avg_pool2d(images[300:], 3, stride=1, padding=1))
+    noise = features(torch.rand(300, *images.shape[1:], generator=torch.Generator().manual_seed(1)) * 2 - 1)
+    nearest = frechet_distance(real, other)
+    assert nearest < 0.5 * frechet_distance(real, blurred)
+    assert nearest < 0.1 * frechet_distance(real, noise)
+    assert name in features.description
+
+
+@pytest.mark.slow
+def test_the_reader_of_classes_has_not_seen_held_out_images():
+    """The digits' is right for nearly all held-out images, and for none whose labels are moved on by one."""
+    data = load_data(resolve_config(TrainingConfig(dataset_name="digits", label_column="label")))
+    reader = class_reader("digits", data.in_memory, data.held_out)
+    labels = data.held_out.conditions["class_labels"].numpy()
+    assert reader.error < 0.06
+    assert reader.accuracy(data.held_out.data, labels) == 1 - reader.error
+    assert reader.accuracy(data.held_out.data, (labels + 1) % 10) < 0.03
+    assert "1,541 training images" in reader.description

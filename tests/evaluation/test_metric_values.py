@@ -6,18 +6,16 @@ Through the end of a small training and of a small study, where a value that JSO
 import json
 import math
 from fractions import Fraction
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from accelerate.state import AcceleratorState
 from tables import cases
 
 import diffusers_lrlab.study.report.report as report
-from diffusers_lrlab import register_metric
+from diffusers_lrlab import register_metric, run_study
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.registry import restored
@@ -28,61 +26,29 @@ from diffusers_lrlab.run import record as records
 
 POINTS = np.random.default_rng(0).standard_normal((16, 2)).astype(np.float32)
 RUN = {
-    "max_train_steps": 2,
-    "train_batch_size": 8,
-    "num_validation_images": 16,
-    "distance_samples": 16,
-    "ddpm_num_steps": 10,
-    "lr_warmup_steps": 0,
-}
-HALF = np.float32(0.5)
-# name -> what the metric returns; each is half
-NUMBERS = {
-    "float": 0.5,
-    "float32": HALF,
-    "float64": np.float64(0.5),
-    "float16": np.float16(0.5),
-    "norm": np.linalg.norm(np.array([0.3, 0.4], np.float32)),
-    "fraction": Fraction(1, 2),
-    "scalar_array": np.array(0.5),
-    "array_of_one": np.array([0.5], np.float32),
-    "matrix_of_one": np.array([[0.5]]),
-    "tensor": torch.tensor(0.5),
-    "tensor_of_one": torch.tensor([0.5]),
-    "tensor_with_gradient": torch.tensor(0.5, requires_grad=True),
-    "half_tensor": torch.tensor(0.5, dtype=torch.bfloat16),
-}
-WHOLE = {"int": 3, "int64": np.int64(3), "tensor_of_ints": torch.tensor(3), "array_of_ints": np.array([3], np.uint8)}
-NOT_FINITE = {"nan": math.nan, "nan32": np.float32("nan"), "infinite": math.inf}
-# name -> what the metric returns, and how the error calls it
-REFUSED = {
-    "none": (None, "None"),
-    "text": ("0.5", "the text '0.5'"),
-    "list": ([0.5], "a list of 1"),
-    "tuple": ((0.5, 0.1), "a tuple of 2"),
-    "dict": ({"refused": 0.5}, "a dict of 1"),
-    "complex": (0.5 + 1j, "(0.5+1j)"),
-    "complex64": (np.complex64(1j), "an array of complex64 of shape ()"),
-    "bool": (True, "True"),
-    "numpy_bool": (np.True_, "an array of bool of shape ()"),
-    "two": (np.ones(2), "an array of float64 of shape (2,)"),
-    "nothing": (np.ones(0), "an array of float64 of shape (0,)"),
-    "two_in_a_tensor": (torch.ones(2), "a tensor of torch.float32 of shape (2,)"),
-    "array_of_texts": (np.array(["0.5"]), "an array of <U3 of shape (1,)"),
-    "object": (Path("."), "an object of pathlib."),
-    "function": (math.sin, "an object of builtins.builtin_function_or_method"),
-}
+    "max_train_steps": 2, "train_batch_size": 8, "num_validation_images": 16, "distance_samples": 16, "ddpm_num_steps": 10,
+    "lr_warmup_steps": 0, "denoiser": "mlp:hidden_size=16,num_layers=1,embedding_size=8",
+}  # fmt: skip
+# What a metric may return, and the number of Python that it becomes.
+NUMBERS = [
+    (0.5, 0.5), (np.float32(0.5), 0.5), (Fraction(1, 2), 0.5), (np.array([[0.5]]), 0.5), (torch.tensor(0.5), 0.5),
+    (torch.tensor([0.5], requires_grad=True), 0.5), (torch.tensor(0.5, dtype=torch.bfloat16), 0.5),
+    (3, 3), (np.int64(3), 3), (torch.tensor(3), 3), (math.nan, math.nan), (np.float32("inf"), math.inf),
+]  # fmt: skip
+# What is refused, and how the error calls it.
+REFUSED = [
+    (None, "None"), ("0.5", "the text '0.5'"), ([0.5], "a list of 1"), ({"refused": 0.5}, "a dict of 1"),
+    (0.5 + 1j, "(0.5+1j)"), (True, "True"), (np.True_, "an array of bool of shape ()"), (np.ones(2), "an array of float64"),
+    (torch.ones(2), "a tensor of torch.float32 of shape (2,)"), (np.array(["0.5"]), "an array of <U3 of shape (1,)"),
+    (math.sin, "an object of builtins.builtin_function_or_method"),
+]  # fmt: skip
 # The same of a metric of a run, which may give several figures.
-REFUSED_OF_RUNS = {
-    "text": ("0.5", "must return a number or a dict of numbers, not the text '0.5'"),
-    "text_in_a_dict": (
-        {"refused": 1.0, "refused_more": "0.5"},
-        "must return a number as 'refused_more', not the text '0.5'",
-    ),
-    "list_in_a_dict": ({"refused": [1.0]}, "must return a number as 'refused', not a list of 1"),
-    "name_of_another": ({"energy_distance": 0.0}, "under names of its own, not under 'energy_distance'"),
-    "no_name": ({1: 0.0}, "under names of its own, not under 1"),
-}
+REFUSED_OF_RUNS = [
+    ("0.5", "must return a number or a dict of numbers, not the text '0.5'"),
+    ({"refused": [1.0]}, "must return a number as 'refused', not a list of 1"),
+    ({"energy_distance": 0.0}, "under names of its own, not under 'energy_distance'"),
+    ({1: 0.0}, "under names of its own, not under 1"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -95,34 +61,40 @@ def nothing_stays():
 def register(name, value, **facts):
     METRICS.pop(name, None)
     facts = {"form": "points", "better": "neither", **facts}
-    register_metric(name, description=f"returns {name}", source="a test", facts=facts)(lambda *_: value)
+    function = value if callable(value) and value is not math.sin else lambda *_: value
+    register_metric(name, description=f"returns {name}", source="a test", facts=facts)(function)
 
 
-def train(folder, **options):
+def train(folder, *options):
     AcceleratorState._reset_state(reset_partial_state=True)
-    more = {"dataset_name": "dino", "output_dir": folder, "eval_batch_size": 16, "num_inference_steps": 2}
-    tiny = "mlp:hidden_size=16,num_layers=1,embedding_size=8"
-    given = {**RUN, **more, "denoiser": tiny, "cpu_threads": 1, **options}
-    return main(["train", *(f"--{name}={value}" for name, value in given.items()), "--no_preflight"])
+    given = {**RUN, "dataset_name": "dino", "output_dir": folder, "num_inference_steps": 2, "cpu_threads": 1}
+    return main(["train", *(f"--{name}={value}" for name, value in given.items()), "--no_preflight", *options])
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A finished run of no metrics of anybody's own."""
-    folder = tmp_path_factory.mktemp("metrics") / "run"
-    assert train(folder) == 0
-    return folder
-
-
-@cases("name, value", [*NUMBERS.items(), *WHOLE.items(), *NOT_FINITE.items()])
-def test_numbers_become_those_of_python(name, value):
+@cases("value, expected", NUMBERS)
+def test_numbers_become_those_of_python(value, expected):
     register("mine", value)
     found = compare_samples(POINTS, POINTS, names=["mine"])["mine"]
-    assert type(found) is (int if name in WHOLE else float)
-    if name in NOT_FINITE:
-        assert not math.isfinite(found)
-    else:
-        assert found == (3 if name in WHOLE else 0.5)
+    assert type(found) is type(expected)
+    assert found == expected or (math.isnan(found) and math.isnan(expected))
+
+
+@cases("value, called", REFUSED)
+def test_anything_else_is_refused(value, called):
+    register("refused", value)
+    with pytest.raises(LabError) as error:
+        compare_samples(POINTS, POINTS, names=["refused"])
+    assert str(error.value).startswith(f"The metric 'refused' must return a number, not {called}")
+    assert "test_metric_values.py:" in str(error.value)
+
+
+@cases("value, called", REFUSED_OF_RUNS)
+def test_a_metric_of_a_run_gives_numbers_by_name(value, called):
+    register("refused", value, of="run")
+    with pytest.raises(LabError) as error:
+        evaluate(SimpleNamespace(kind=SimpleNamespace(form="points")), None, ["refused"])
+    assert called in str(error.value)
+    assert "test_metric_values.py:" in str(error.value)
 
 
 @cases("form, items", [("points", "points"), ("latents", "data")])
@@ -135,76 +107,40 @@ def test_the_score_of_held_out_data_is_named_after_the_kind_of_data(form, items)
     assert evaluate(run, POINTS, names=["mine"]) == {"mine": 0.5, f"mine_of_held_out_{items}": 0.5}
 
 
-@cases("value, called", REFUSED.values(), ids=REFUSED)
-def test_anything_else_is_refused(value, called):
-    register("refused", value)
-    with pytest.raises(LabError) as error:
-        compare_samples(POINTS, POINTS, names=["refused"])
-    assert str(error.value).startswith(f"The metric 'refused' must return a number, not {called}")
-    assert "test_metric_values.py:" in str(error.value)
-
-
-@pytest.mark.slow
-def test_a_run_keeps_every_finite_number(finished, capsys):
-    for name, value in (NUMBERS | WHOLE | NOT_FINITE).items():
-        register(f"m_{name}", value)
-    register("of_run", {"of_run": HALF, "of_run_error": np.float32(0.25)}, of="run")
-    assert train(finished, resume_from_checkpoint="latest") == 0
-    record = json.loads((finished / "lrlab" / "run.json").read_text())
-    results = record["train"]["results"]
-    assert record["run"]["status"] == "finished"
-    assert {name: results[f"m_{name}"] for name in NUMBERS} == dict.fromkeys(NUMBERS, 0.5)
-    assert {name: results[f"m_{name}_of_held_out_points"] for name in WHOLE} == dict.fromkeys(WHOLE, 3)
-    assert (results["of_run"], results["of_run_error"]) == (0.5, 0.25)
-    assert not results.keys() & {f"m_{name}" for name in NOT_FINITE}
-    assert "the metric 'm_nan32' is nan, and is left out of the record" in capsys.readouterr().err
-
-
-def fails(_):
+def fails(*_):
     raise RuntimeError("no figure today")
 
 
-@cases("value, called", REFUSED_OF_RUNS.values(), ids=REFUSED_OF_RUNS)
-def test_a_metric_of_a_run_gives_numbers_by_name(value, called):
-    register("refused", value, of="run")
-    with pytest.raises(LabError) as error:
-        evaluate(SimpleNamespace(kind=SimpleNamespace(form="points")), None, ["refused"])
-    assert called in str(error.value)
-    assert "test_metric_values.py:" in str(error.value)
-
-
 @pytest.mark.slow
-@cases("value, called, of", [(*REFUSED["text"], "samples"), (*REFUSED_OF_RUNS["list_in_a_dict"], "run")])
-def test_a_run_names_the_metric_however_often_it_is_resumed(value, called, of, finished, capsys):
-    register("refused", value, of=of)
-    for _ in range(2):
-        assert train(finished, resume_from_checkpoint="latest") == 2
-        error = capsys.readouterr().err
-        assert "error: The metric 'refused' must return" in error
-        assert called in error
-        run = json.loads((finished / "lrlab" / "run.json").read_text())["run"]
-        assert run["status"] == "failed"
-        assert "The metric 'refused' must return" in run["error"]
+def test_a_run_keeps_every_finite_number_and_names_a_metric_that_cannot_be_used(tmp_path, monkeypatch, capsys):
+    """However often it is resumed: it has saved its weights, and only measures."""
+    folder = tmp_path / "run"
+    for index, (value, _) in enumerate(NUMBERS):
+        register(f"m_{index}", value)
+    register("of_run", {"of_run": np.float32(0.5), "of_run_error": np.float32(0.25)}, of="run")
+    assert train(folder) == 0
+    results = json.loads((folder / "lrlab" / "run.json").read_text())["train"]["results"]
+    expected = {f"m_{index}": number for index, (_, number) in enumerate(NUMBERS) if math.isfinite(number)}
+    expected |= {"of_run": 0.5, "of_run_error": 0.25} | {f"{name}_of_held_out_points": x for name, x in expected.items()}
+    assert {name: value for name, value in results.items() if name.startswith(("m_", "of_run"))} == expected
+    assert "the metric 'm_10' is nan, and is left out of the record" in capsys.readouterr().err
 
+    def again(*expected):
+        assert train(folder, "--resume_from_checkpoint=latest") == 2
+        record, error = json.loads((folder / "lrlab" / "run.json").read_text()), capsys.readouterr().err
+        assert record["run"]["status"] == "failed"
+        for part in expected:
+            assert part in error
+        return record
 
-@pytest.mark.slow
-def test_a_run_whose_metric_fails_says_where(finished, capsys):
-    register_metric("refused", description="fails", source="a test", facts={"form": "points", "of": "run"})(fails)
-    assert train(finished, resume_from_checkpoint="latest") == 2
-    assert "The metric 'refused' failed at" in (error := capsys.readouterr().err)
-    assert "test_metric_values.py:" in error
-    assert "RuntimeError: no figure today" in error
-
-
-@pytest.mark.slow
-def test_a_record_that_json_cannot_hold_has_its_status(finished, monkeypatch, capsys):
-    """By anything else than a metric."""
-    monkeypatch.setattr(records, "peak_memory_mb", lambda: np.float32(0.5))
-    assert train(finished, resume_from_checkpoint="latest") == 2
-    record = json.loads((finished / "lrlab" / "run.json").read_text())
-    assert record["run"]["status"] == "failed"
-    assert record["run"]["error"] in capsys.readouterr().err
-    assert "JSON cannot hold train.peak_memory_mb, which the record has as text" in record["run"]["error"]
+    for value, of, expected in (("0.5", "samples", "the text '0.5'"), ({"refused": [1.0]}, "run", "a list of 1")):
+        register("refused", value, of=of)
+        assert "'refused' must return" in again("error: The metric 'refused' must return", expected)["run"]["error"]
+    register("refused", fails, of="run")
+    again("The metric 'refused' failed at", "test_metric_values.py:", "RuntimeError: no figure today")
+    METRICS.pop("refused")
+    monkeypatch.setattr(records, "peak_memory_mb", lambda: np.float32(0.5))  # anything else than a metric
+    record = again("JSON cannot hold train.peak_memory_mb, which the record has as text")
     assert record["train"]["peak_memory_mb"].startswith("'")
 
 
@@ -214,50 +150,23 @@ def test_a_record_is_made_writable_wherever_it_is_not():
     record = {"a": {"b": np.float32(1), 3: 1.0, "c": [1, 2]}, "d": itself, "e": {"f": {1}}, "g": math.nan}
     assert records.make_writable(record) == ["a.b", "d", "e.f"]
     json.dumps(record)
-    assert record["a"]["3"] == 1.0
-    assert record["a"]["c"] == [1, 2]
+    assert (record["a"]["3"], record["a"]["c"]) == (1.0, [1, 2])
 
 
-def study(home, *metrics):
-    """The exit status of a study of one run, with these metrics."""
-    model = {"_class_name": "MLPDenoiser", "dimension": 2, "hidden_size": 16, "embedding_size": 8, "num_layers": 1}
-    (home / "model").mkdir()
-    (home / "model" / "config.json").write_text(json.dumps(model))
-    base = {**RUN, "model_config_name_or_path": "model", "learning_rate": 1e-3}
-    arms = {"constant": {"lr_scheduler": "constant"}, "cosine": {"lr_scheduler": "cosine"}}
-    spec = {"title": "Of a test", "base": base, "arms": arms, "datasets": ["dino"], "seeds": 2, "metrics": [*metrics]}
-    (home / "study.yaml").write_text(yaml.safe_dump(spec))
-    return main(["study", "run", str(home / "study.yaml"), "--out", str(home / "out")])
-
-
-@pytest.fixture
-def no_report(monkeypatch):
+def test_a_study_keeps_every_number_and_names_a_metric_that_cannot_be_used(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "write_report", lambda folder, *_: folder / "report" / "index.html")
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-
-
-@pytest.mark.slow
-def test_a_study_keeps_every_number(tmp_path, no_report):
-    given = NUMBERS | WHOLE | {"nan": math.nan}
-    for name, value in given.items():
-        register(f"m_{name}", value)
-    assert study(tmp_path, *(f"m_{name}" for name in given)) == 0
+    names = [f"m_{index}" for index in range(len(NUMBERS) - 1)]  # an infinity would be no JSON
+    for name, (value, _) in zip(names, NUMBERS, strict=False):
+        register(name, value)
+    spec = {"base": RUN, "arms": {"constant": {}}, "datasets": ["dino"], "seeds": 2, "metrics": names}
+    run_study(spec, tmp_path / "out", quiet=True)
+    expected = {name: None if math.isnan(x) else x for name, (_, x) in zip(names, NUMBERS, strict=False)}
     files = sorted((tmp_path / "out" / "runs").glob("*.json"))
-    assert len(files) == 4
+    assert len(files) == 2
     for file in files:
-        record = json.loads(file.read_text())
-        assert record["run"]["status"] == "finished"
-        results = record["train"]["results"]
-        assert {name: results[f"m_{name}"] for name in NUMBERS} == dict.fromkeys(NUMBERS, 0.5)
-        assert {name: results[f"m_{name}"] for name in WHOLE} == dict.fromkeys(WHOLE, 3)
-        assert results["m_nan"] is None
-
-
-@cases("value, called", [REFUSED["text"], REFUSED["dict"]])
-def test_a_study_names_the_metric(value, called, tmp_path, capsys, no_report):
-    register("refused", value)
-    assert study(tmp_path, "refused") == 2
-    error = capsys.readouterr().err
-    assert f"error: The metric 'refused' must return a number, not {called}" in error
-    assert "test_metric_values.py:" in error
-    assert not list((tmp_path / "out" / "runs").glob("*.json"))
+        assert expected.items() <= json.loads(file.read_text())["train"]["results"].items()
+    register("refused", "0.5")
+    with pytest.raises(LabError, match="The metric 'refused' must return a number, not the text '0.5'"):
+        run_study({**spec, "metrics": ["refused"]}, tmp_path / "other", quiet=True)
+    assert not list((tmp_path / "other" / "runs").glob("*.json"))

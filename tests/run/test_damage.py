@@ -11,6 +11,7 @@ from faults.cases import MODEL, OPTIONS, STUDY
 from faults.injected import DAMAGE
 
 from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.study.report.card import write_study_card
 
 pytestmark = pytest.mark.slow
 
@@ -22,10 +23,10 @@ def made(tmp_path_factory):
     (base / "config.json").write_text(json.dumps(MODEL))
     (base / "study.yaml").write_text(yaml.safe_dump(STUDY))
     runs.run(*OPTIONS, f"--model_config_name_or_path={base / 'config.json'}", f"--output_dir={base / 'run'}")
-    lrlab = ("-m", "diffusers_lrlab.cli.main", "study")
-    for command in (("run", base / "study.yaml", "--out", base / "study"), ("card", base / "study", "--out", base / "card")):
-        status, _, error = started.run(*lrlab, *command, env=runs.environment())
-        assert status == 0, error
+    study = ("-m", "diffusers_lrlab.cli.main", "study", "run", base / "study.yaml", "--out", base / "study")
+    status, _, error = started.run(*study, env=runs.environment())
+    assert status == 0, error
+    write_study_card(base / "study", base / "card")
     return base
 
 

@@ -16,7 +16,7 @@ from tables import cases
 
 from diffusers_lrlab import LabError, TrainingConfig, get_timestep_sampler, register_loss_weighting
 from diffusers_lrlab.study.checks import check_plans
-from diffusers_lrlab.study.report.limitations import limitations
+from diffusers_lrlab.study.report.sentences import limitations
 from diffusers_lrlab.study.runs.context import StudyContext
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand

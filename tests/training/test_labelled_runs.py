@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.image_loading import load_image_data
 from diffusers_lrlab.diagnostics.observer import GradientProbes
-from diffusers_lrlab.evaluation.point_metrics import _training_set_loss
-from diffusers_lrlab.evaluation.subject import Evaluation
+from diffusers_lrlab.evaluation.metrics import _training_set_loss
+from diffusers_lrlab.evaluation.registry import Evaluation
 from diffusers_lrlab.finder.find import find_lr_of
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.preflight.model_checks import dead_parameters

@@ -297,7 +297,7 @@ def test_the_plan_trains_nothing(tmp_path):
 
 def test_frechet_distance_of_gaussians():
     """Closed form for independent coordinates: squared difference of means plus that of standard deviations."""
-    from diffusers_lrlab.evaluation.frechet import frechet_distance
+    from diffusers_lrlab.evaluation.features import frechet_distance
 
     rng = np.random.default_rng(0)
     base = rng.standard_normal((4000, 3))

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from .findings import Row
 from .statistics import LEVEL, POWER
-from .verdicts import Row
 
 _QUANTILES = 2000  # of the spread that seeds may have, by which the power is averaged
 

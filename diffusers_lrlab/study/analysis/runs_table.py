@@ -13,7 +13,7 @@ from pyarrow import parquet
 from ...core.errors import LabError
 from ...core.files import atomic_file
 from ..runs.results import RunResult, finite
-from .falling import has_end
+from .speedups import has_end
 
 RUNS_TABLE = "runs.parquet"
 _KEY = b"diffusers_lrlab"  # in the metadata of the file

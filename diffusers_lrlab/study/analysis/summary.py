@@ -1,4 +1,4 @@
-"""From the results of a study to its summary: rows, ranks, findings, cost."""
+"""From the results of a study to its summary: rows, findings, cost."""
 
 import json
 import math
@@ -8,33 +8,25 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
+from pyarrow import parquet
+
 from ...core.environment import describe_environment
 from ...core.files import atomic_file, write_text
 from ...core.manifest import MANIFEST
-from ...evaluation.metrics import better_of, metric_label
+from ...evaluation.metrics import metric_label
 from ..runs.progress import StudyProgress
 from ..runs.results import RunResult, StudyFolder, by_cell, finite
 from ..spec.spec import SPEEDUP, RunSpec, StudySpec, controlled
-from .findings import findings, speedup_findings
+from .findings import Verdict, findings, speedup_findings
 from .power import power_rows
-from .ranks import ranks
 from .speedups import speedups
 from .statistics import add_holm, compare
 from .tuning import tuning_rows
-from .verdicts import Verdict
 
 Rows = list[dict[str, Any]]
-Values = dict[str, dict[str, dict[int, float]]]
+Compared = tuple[Rows, Rows, list[Verdict]]  # rows against the baseline, rows against controls, verdicts on both
 _REAL_DATA = ("held_out_points", "held_out_images", "held_out_data", "training_images")  # scored in place of samples
-
-
-def values_of(spec: StudySpec, results: list[RunResult], metric: str) -> Values:
-    """Arm -> data set -> seed -> value, for all arms and data sets, of the runs that have a value."""
-    values: Values = {arm: {dataset: {} for dataset in spec.datasets} for arm in spec.arms}
-    for result in results:
-        if (value := result.results.get(metric)) is not None:
-            values[result.arm][result.dataset][result.seed] = value
-    return values
 
 
 def notes_on(runs: list[RunSpec]) -> dict[str, Any]:
@@ -60,15 +52,12 @@ def summarise(
     """
     metrics = list(spec.metrics) or [name for name in notes["metrics"] if any(name in run.results for run in results)]
     about = _study(spec, metrics, results, tuning, command) | {"meta": notes["meta"]}
-    summary: dict[str, Any] = {"study": about, "rows": [], "ranks": {}}
+    summary: dict[str, Any] = {"study": about, "rows": []}
     controls: dict[str, Rows] = {}
     verdicts: dict[str, list[Verdict]] = {}
     for metric in progress.steps(metrics, "statistics"):
-        values = values_of(spec, results, metric)
-        rows, controls[metric], verdicts[metric] = _compare_metric(spec, results, metric, values)
+        rows, controls[metric], verdicts[metric] = _compare_metric(spec, results, metric)
         summary["rows"] += rows
-        if better_of(metric) != "neither":
-            summary["ranks"][metric] = ranks(values, metric)
     if spec.speedup_metric:
         summary["speedups"], controls[SPEEDUP], verdicts[SPEEDUP] = _compare_speed(spec, results)
     summary["findings"] = {metric: [asdict(verdict) for verdict in found] for metric, found in verdicts.items()}
@@ -80,13 +69,15 @@ def summarise(
     return finite(summary)
 
 
-def _compare_metric(
-    spec: StudySpec, results: list[RunResult], metric: str, values: Values
-) -> tuple[Rows, Rows, list[Verdict]]:
-    """Rows of arms against the baseline, rows of arms against their controls, and the verdicts on both."""
+def _compare_metric(spec: StudySpec, results: list[RunResult], metric: str) -> Compared:
     cells = by_cell(results)
+    values: dict[str, dict[str, dict[int, float]]] = {arm: {dataset: {} for dataset in spec.datasets} for arm in spec.arms}
+    for result in results:
+        if (value := result.results.get(metric)) is not None:
+            values[result.arm][result.dataset][result.seed] = value
 
-    def compare_with(reference: str, some: Values, num_resamples: int = 9999) -> Rows:
+    def compare_with(reference: str, arms: Iterable[str], num_resamples: int) -> Rows:
+        some = {arm: values[arm] for arm in arms}
         rows = _with_diverged(compare(some, reference, metric, num_resamples), results)
         for row in rows:
             runs = cells.get((row["arm"], row["dataset"]), [])
@@ -95,25 +86,15 @@ def _compare_metric(
         return rows
 
     def compare_pair(arm: str, control: str) -> Rows:  # intervals of their means by bootstrap are among the rows of all arms
-        return compare_with(control, {control: values[control], arm: values[arm]}, num_resamples=0)
+        return compare_with(control, (control, arm), 0)
 
-    def judge(rows: Rows, reference: str) -> list[Verdict]:
-        return findings(rows, metric, reference, metric_label(metric))
-
-    rows = compare_with(spec.baseline, values)
+    judge = partial(findings, metric=metric, label=metric_label(metric))
+    rows = compare_with(spec.baseline, spec.arms, 9999)
     of_controls, verdicts = against_controls(controlled(spec.arms), compare_pair, judge)
-    return rows, of_controls, judge(rows, spec.baseline) + verdicts
+    return rows, of_controls, judge(rows, baseline=spec.baseline) + verdicts
 
 
-def _with_diverged(rows: Rows, results: list[RunResult]) -> Rows:
-    diverged = Counter((result.arm, result.dataset) for result in results if result.status == "diverged")
-    for row in rows:
-        row["diverged"] = diverged[row["arm"], row["dataset"]]
-    return rows
-
-
-def _compare_speed(spec: StudySpec, results: list[RunResult]) -> tuple[Rows, Rows, list[Verdict]]:
-    """Rows of arms against the baseline, rows of arms against their controls, and the verdicts on both."""
+def _compare_speed(spec: StudySpec, results: list[RunResult]) -> Compared:
     label = metric_label(spec.speedup_metric or "")
     judge = partial(speedup_findings, quality=f"{label[0].lower()}{label[1:]}")
 
@@ -125,7 +106,12 @@ def _compare_speed(spec: StudySpec, results: list[RunResult]) -> tuple[Rows, Row
 
     rows = compare_with(spec.baseline, spec.arms)
     of_controls, verdicts = against_controls(controlled(spec.arms), compare_pair, partial(judge, common=True))
-    return rows, of_controls, judge(rows, spec.baseline) + verdicts
+    return rows, of_controls, judge(rows, baseline=spec.baseline) + verdicts
+
+
+def _with_diverged(rows: Rows, results: list[RunResult]) -> Rows:
+    diverged = Counter((result.arm, result.dataset) for result in results if result.status == "diverged")
+    return [row | {"diverged": diverged[row["arm"], row["dataset"]]} for row in rows]
 
 
 def _quality(spec: StudySpec, results: list[RunResult], arms: Iterable[str], reference: str) -> dict[str, Any]:
@@ -147,7 +133,7 @@ def _quality(spec: StudySpec, results: list[RunResult], arms: Iterable[str], ref
 
 
 def against_controls(
-    pairs: Iterable[tuple[str, str]], compare: Callable[[str, str], Rows], judge: Callable[[Rows, str], list[Verdict]]
+    pairs: Iterable[tuple[str, str]], compare: Callable[[str, str], Rows], judge: Callable[..., list[Verdict]]
 ) -> tuple[Rows, list[Verdict]]:
     """
     Compares arms with their controls instead of the baseline; returns rows, with the key "control", and verdicts.
@@ -159,18 +145,15 @@ def against_controls(
     found = [(control, compare(arm, control)) for arm, control in pairs]
     rows = []
     for control, of_pair in found:
-        of_arm = [row for row in of_pair if row["arm"] != control]
-        for row in of_arm:
-            row["control"] = control
-        rows += of_arm
+        for row in of_pair:
+            if row["arm"] != control:
+                row["control"] = control
+                rows.append(row)
     add_holm(rows)
-    return rows, [verdict for control, of_pair in found for verdict in judge(of_pair, control)]
+    return rows, [verdict for control, of_pair in found for verdict in judge(of_pair, baseline=control)]
 
 
 def write_summary(folder: StudyFolder, summary: dict[str, Any]) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
     text = json.dumps({**summary, "manifest": MANIFEST}, indent=1, allow_nan=False)
     write_text(folder.path / "summary.json", text + "\n")
     flat = [{**row, "seeds_needed": json.dumps(row["seeds_needed"])} for row in summary["rows"]]

@@ -1,4 +1,4 @@
-"""The contents of a report, common to the page and to Markdown: sentences, tables and facts."""
+"""The contents of a report, common to the page, to Markdown and to the card: sentences, tables and facts."""
 
 from collections import Counter
 from pathlib import Path
@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from ...core.words import counted, duration
-from ...evaluation.metrics import metric_label
-from ..analysis.figures import probability
-from ..analysis.verdicts import Verdict
+from ...evaluation.metrics import better_of, metric_label
+from ..analysis.findings import Verdict
 from ..runs.results import RunResult
 from ..spec.spec import ARM_NOTES, SPEEDUP, controlled
-from . import answers, tables
+from . import tables
 from .curves import CURVE_KINDS, compared, final_values, is_told, mean_curves, styles
-from .formats import Table
-from .limitations import limitations
-from .reach import reach
+from .sentences import answers, different_losses, limitations, reach
+from .tables import Table
+
+_MOST_SENTENCES = 10
 
 
 class Conclusion(NamedTuple):
@@ -25,7 +25,6 @@ class Conclusion(NamedTuple):
     label: str
     meaning: str  # how to read the metric
     sentences: list[str]
-    table: Table | None = None  # of all answers, if there are more than sentences
 
 
 class ReportContents:
@@ -47,6 +46,7 @@ class ReportContents:
         self.others = tables.other_tables(results, summary)
         self.verdicts = {name: [Verdict(**verdict) for verdict in found] for name, found in summary["findings"].items()}
         self.limitations: list[str] = summary.get("limitations") or limitations(results, summary)
+        self.different_losses = different_losses(results)
         primary = next(iter(self.metrics), "")
         self.reach = reach(summary, primary, self.verdicts.get(primary, ()))
 
@@ -70,26 +70,33 @@ class ReportContents:
         found = []
         for metric in [*self.metrics[:1], *([SPEEDUP] if self.summary.get("speedups") else [])]:
             verdicts = self.verdicts.get(metric, [])
-            some = answers.answers(verdicts)
-            sentences = [answer.sentence for answer in some[: answers.MOST_SENTENCES]]
+            sentences = [answer.sentence for answer in answers(verdicts)]
             if not any(verdict.is_difference for verdict in verdicts):
                 sentences.insert(0, self._no_difference(verdicts))
-            speed = (
-                "The updates that an arm needs to reach the final quality of the arm it is compared with; fewer are better."
-            )
-            meaning = speed if metric == SPEEDUP else answers.meaning(metric, self.study["baseline"])
-            table = answers.answer_table(some, self.datasets) if len(some) > answers.MOST_SENTENCES else None
-            found.append(Conclusion(self.labels[metric], meaning, sentences, table))
+            found.append(Conclusion(self.labels[metric], self._meaning(metric), _first(sentences)))
         others = [
             f"{self.labels[metric]}: {answer.sentence}"
             for metric in self.metrics[1:]
-            for answer in answers.answers(self.verdicts.get(metric, ()))
-            if answer.differences
+            for answer in answers(self.verdicts.get(metric, ()))
+            if answer.has_difference
         ]
         if others:
             meaning = "Differences that a test shows; all other findings are listed below."
-            found.append(Conclusion("other metrics", meaning, others[: answers.MOST_SENTENCES]))
+            found.append(Conclusion("other metrics", meaning, _first(others)))
         return found
+
+    def _meaning(self, metric: str) -> str:
+        """How to read a metric, and differences in it."""
+        baseline = self.study["baseline"]
+        if metric == SPEEDUP:
+            return (
+                "The updates that an arm needs to reach the final quality of the arm it is compared with; fewer are better."
+            )
+        if better_of(metric) == "neither":
+            return f"Neither smaller nor larger is better. Differences are from {baseline}."
+        worse_side = "above" if better_of(metric) == "smaller" else "below"
+        better = better_of(metric).capitalize()
+        return f"{better} is better. Differences are from {baseline}; {worse_side} 0, the arm is worse."
 
     def _no_difference(self, verdicts: list[Verdict]) -> str:
         if all(verdict.p is None for verdict in verdicts):
@@ -97,13 +104,25 @@ class ReportContents:
         controls = " or from a control" if self.controlled else ""
         return f"No difference from {self.study['baseline']}{controls} passed the adjusted test."
 
-    def friedman(self, metric: str) -> str:
-        ranks = self.summary["ranks"][metric]
-        if ranks["p"] is None:
-            return ranks["reason"] or ""
-        p = probability(ranks["p"])
-        few = ", a rough value for so few data sets" if len(ranks["datasets"]) < 10 else ""
-        return f"Friedman's test that all arms are alike: p {p if p.startswith('<') else f'= {p}'}{few}."
+    def findings_table(self) -> Table | None:
+        """Every verdict in numbers: differences first, and speed-ups after all metrics."""
+        rows = []
+        for metric in dict.fromkeys([*self.metrics, *self.verdicts]):
+            label = self.labels.get(metric) or metric_label(metric)
+            for verdict in sorted(self.verdicts.get(metric, ()), key=lambda verdict: not verdict.is_difference):
+                rows.append([label, "a difference" if verdict.is_difference else "no difference", verdict.sentence])
+        frame = pd.DataFrame(rows, columns=["metric", "the test shows", "in numbers"])
+        return Table("findings", "All findings in numbers", frame, num_labels=3) if rows else None
+
+    def arms(self) -> list[dict[str, Any]]:
+        described = []
+        for arm, spec in self.study["arms"].items():
+            fields = [(key, str(value)) for key, value in spec.items() if key not in ARM_NOTES]
+            if spec.get("controls"):
+                fields.append(("compared with", ", ".join(spec["controls"])))
+            about = {"name": arm, "description": spec.get("description") or "", "fields": fields}
+            described.append({**about, "style": self.styles[arm], "is_baseline": arm == self.study["baseline"]})
+        return described
 
     def facts(self) -> list[tuple[str, str]]:
         """Executors, versions and hardware."""
@@ -128,25 +147,11 @@ class ReportContents:
             if value is not None and not str(value).startswith("/") and all(config.get(key) == value for config in configs)
         ]
 
-    def arms(self) -> list[dict[str, Any]]:
-        described = []
-        for arm, spec in self.study["arms"].items():
-            fields = [(key, str(value)) for key, value in spec.items() if key not in ARM_NOTES]
-            if spec.get("controls"):
-                fields.append(("compared with", ", ".join(spec["controls"])))
-            about = {"name": arm, "description": spec.get("description") or "", "fields": fields}
-            described.append({**about, "style": self.styles[arm], "is_baseline": arm == self.study["baseline"]})
-        return described
 
-    def findings_table(self) -> Table | None:
-        """Every verdict in numbers: differences first, and speed-ups after all metrics."""
-        rows = []
-        for metric in dict.fromkeys([*self.metrics, *self.verdicts]):
-            label = self.labels.get(metric) or metric_label(metric)
-            for verdict in sorted(self.verdicts.get(metric, ()), key=lambda verdict: not verdict.is_difference):
-                rows.append([label, "a difference" if verdict.is_difference else "no difference", verdict.sentence])
-        frame = pd.DataFrame(rows, columns=["metric", "the test shows", "in numbers"])
-        return Table("findings", "All findings in numbers", frame, num_labels=3) if rows else None
+def _first(sentences: list[str]) -> list[str]:
+    left_out = len(sentences) - _MOST_SENTENCES
+    more = [f"And {left_out} more, which are among all findings below."] if left_out > 0 else []
+    return sentences[:_MOST_SENTENCES] + more
 
 
 def _executor(result: RunResult) -> str:

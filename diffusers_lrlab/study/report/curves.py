@@ -1,34 +1,27 @@
-"""Data of the plots of a report: a style for each arm, and curves as means, bands and single seeds."""
+"""Data of the plots of a report: a style for each arm, curves as means with bands, and final values."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from ...core.plotting import COLORS
-from ...core.words import counted
 from ..runs.results import RunResult, by_cell
 from ..spec.spec import Cell
 
 *_COLORS, _BASELINE = COLORS  # the baseline is black
-# With more arms than colours, lines (in the notations of matplotlib and SVG) and markers differ too.
+# With more arms than colours, lines differ too: in the notations of matplotlib and SVG.
 _LINES = (("-", ""), ("--", "7 4"), (":", "2 3"), ("-.", "7 3 2 3"))
-_MARKERS = ("o", "D", "s", "^", "x")
 
 MOST_POINTS = 120  # of a mean curve: a plot is a few hundred pixels wide
-_MOST_SEED_POINTS = 60
-_MOST_SEED_LINES = 200  # of one data set, shared by the arms
-_MOST_LINES_OF_AN_ARM = 20
 
 
 class Style(NamedTuple):
-    """How all plots show an arm: colour, line style in the notations of matplotlib and SVG, and marker."""
+    """How all plots show an arm: colour, and line style in the notations of matplotlib and SVG."""
 
     color: str
     line: str
     dashes: str
-    marker: str
 
 
 class CurveKind(NamedTuple):
@@ -62,18 +55,14 @@ class MeanCurve(NamedTuple):
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    seeds: list[np.ndarray]  # empty if all are equal
-    seed_updates: np.ndarray
-    num_runs: int  # in the mean; more than `seeds` where those would crowd the plot
+    num_runs: int
 
 
-def styles(arms: Iterable[str], baseline: str | None) -> dict[str, Style]:
-    arms = list(arms)
-    chosen = {arm: Style(_BASELINE, *_LINES[0], _MARKERS[0]) for arm in arms}
-    for index, arm in enumerate(arm for arm in arms if arm != baseline):
-        turn, color = divmod(index, len(_COLORS))
-        chosen[arm] = Style(_COLORS[color], *_LINES[turn % len(_LINES)], _MARKERS[(turn + 1) % len(_MARKERS)])
-    return chosen
+def styles(arms: Collection[str], baseline: str | None) -> dict[str, Style]:
+    others = [arm for arm in arms if arm != baseline]
+    turns = ((arm, *divmod(index, len(_COLORS))) for index, arm in enumerate(others))
+    chosen = {arm: Style(_COLORS[color], *_LINES[turn % len(_LINES)]) for arm, turn, color in turns}
+    return {arm: chosen.get(arm, Style(_BASELINE, *_LINES[0])) for arm in arms}
 
 
 def compared(results: Iterable[RunResult]) -> list[RunResult]:
@@ -96,11 +85,9 @@ def mean_curves(results: Iterable[RunResult], kind: CurveKind) -> dict[Cell, Mea
     """Curves of one kind, by arm and data set, of finished runs that have one."""
     found = {}
     for cell, runs in by_cell(compared(results)).items():
-        if curves := {run.seed: curve for run in runs if (curve := curve_of(run.curves, kind)) is not None}:
-            found[cell] = curves
-    arms = len({arm for arm, _ in found})
-    most_lines = min(_MOST_LINES_OF_AN_ARM, max(3, _MOST_SEED_LINES // max(arms, 1)))
-    return {cell: _mean_curve(curves, most_lines) for cell, curves in found.items()}
+        if curves := [curve for run in runs if (curve := curve_of(run.curves, kind)) is not None]:
+            found[cell] = _mean_curve(curves)
+    return found
 
 
 def curve_of(curves: dict[str, Any], kind: CurveKind) -> tuple[np.ndarray, np.ndarray] | None:
@@ -114,74 +101,25 @@ def curve_of(curves: dict[str, Any], kind: CurveKind) -> tuple[np.ndarray, np.nd
     return (updates[finite], values[finite]) if finite.any() else None
 
 
-def _thin(updates: np.ndarray, most: int) -> np.ndarray:
-    return updates[np.unique(np.linspace(0, len(updates) - 1, min(len(updates), most)).round().astype(int))]
-
-
-def _mean_curve(by_seed: dict[int, tuple[np.ndarray, np.ndarray]], most_lines: int) -> MeanCurve:
+def _mean_curve(curves: list[tuple[np.ndarray, np.ndarray]]) -> MeanCurve:
     """Means over seeds, where all of them were still training."""
-    curves = [*by_seed.values()]
     start = max(updates[0] for updates, _ in curves)
     end = min(updates[-1] for updates, _ in curves)
     longest = max((updates for updates, _ in curves), key=len)
     inside = longest[(longest >= start) & (longest <= end)]
     inside = inside if len(inside) else longest  # seeds may share no update
-    grid, coarse = _thin(inside, MOST_POINTS), _thin(inside, _MOST_SEED_POINTS)
+    grid = inside[np.unique(np.linspace(0, len(inside) - 1, min(len(inside), MOST_POINTS)).round().astype(int))]
     values = np.stack([np.interp(grid, *curve) for curve in curves])
     mean = values.mean(axis=0)
     std = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
-    lowest, highest = values.min(axis=0), values.max(axis=0)
-    varies = not np.allclose(lowest, highest, rtol=1e-9, atol=0)
-    seeds = [np.interp(coarse, *curve) for curve in curves[:most_lines]] if varies else []
-    low, high = np.maximum(mean - std, lowest), np.minimum(mean + std, highest)
-    return MeanCurve(grid, mean, low, high, seeds, coarse, len(curves))
+    low, high = np.maximum(mean - std, values.min(axis=0)), np.minimum(mean + std, values.max(axis=0))
+    return MeanCurve(grid, mean, low, high, len(curves))
 
 
 def is_told(kind: CurveKind, shown: dict[Cell, MeanCurve]) -> bool:
     """Whether there are curves to plot: a momentum that no schedule moves, the same in all arms, says nothing."""
     values = {float(value) for curve in shown.values() for value in (curve.low.min(), curve.high.max())}
     return bool(shown) and not (kind.name == "beta1" and len(values) == 1)
-
-
-def spans_decades(values: dict[Cell, np.ndarray]) -> bool:
-    """Whether a linear scale would hide small values: all are positive, and one data set spans a factor of 20."""
-    sets: dict[str, list[np.ndarray]] = {}
-    for (_, dataset), found in values.items():
-        sets.setdefault(dataset, []).append(found)
-    spans = [(min(map(np.min, found)), max(map(np.max, found))) for found in sets.values()]
-    return all(low > 0 for low, _ in spans) and any(bool(high > 20 * low) for low, high in spans)
-
-
-def lines_left_out(shown: dict[Cell, MeanCurve]) -> str:
-    """A note on how many seeds are plotted as single lines; empty if all are."""
-    crowded = [curve for curve in shown.values() if len(curve.seeds) not in (0, curve.num_runs)]
-    if not crowded:
-        return ""
-    most, num_lines = max(curve.num_runs for curve in crowded), max(len(curve.seeds) for curve in crowded)
-    return (
-        f"Of up to {counted(most, 'seed')} per arm, the first {num_lines} are plotted as lines; means and bands are of all."
-    )
-
-
-def curves_as_csv(shown: dict[str, dict[Cell, MeanCurve]]) -> str:
-    """The plotted curves: the mean over seeds, and the ends of the band around it."""
-    rows = [
-        (name, dataset, arm, *point, curve.num_runs)
-        for name, of_kind in shown.items() for (arm, dataset), curve in of_kind.items()
-        for point in zip(curve.updates, curve.mean, curve.low, curve.high, strict=True)
-    ]  # fmt: skip
-    columns = ["curve", "data set", "arm", "update", "mean", "low", "high", "runs"]
-    return pd.DataFrame(rows, columns=columns).to_csv(index=False, float_format="%.6g", lineterminator="\n")
-
-
-def values_as_csv(values: dict[str, dict[Cell, list[tuple[int, float]]]]) -> str:
-    """The final value of every run by every metric."""
-    rows = [
-        (metric, dataset, arm, *value)
-        for metric, of_metric in values.items() for (arm, dataset), found in of_metric.items() for value in found
-    ]  # fmt: skip
-    columns = ["metric", "data set", "arm", "seed", "value"]
-    return pd.DataFrame(rows, columns=columns).to_csv(index=False, float_format="%.9g", lineterminator="\n")
 
 
 def final_values(results: Iterable[RunResult], metric: str) -> dict[Cell, list[tuple[int, float]]]:

@@ -1,23 +1,38 @@
-"""The tables of a report, from the rows of a summary and the records of runs."""
+"""The tables of a report: from the rows of a summary and the records of runs, as text for the page, Markdown and LaTeX."""
 
-import itertools
-from collections.abc import Iterable
-from typing import Any
+import math
+import re
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from ...core.registry import markdown_table
 from ...evaluation.metrics import better_of, metric_label
-from ..analysis.figures import NONE, probability
+from ..analysis.findings import DIFFERENCES, DIVERGED, NEVER, NONE, probability, word_of
 from ..analysis.statistics import LEVEL, PERCENTS
-from ..analysis.verdicts import CANNOT_TELL, word_of
 from ..runs.results import RunResult
-from ..spec.spec import SPEEDUP
-from .formats import Table, interval, number, plus_minus, without_empty
-from .reach import power_table
 
 Row = dict[str, Any]  # of a summary
-_BASELINE = "baseline"
+
+
+class Table(NamedTuple):
+    """A table of formatted text."""
+
+    name: str  # of its file and its link
+    title: str
+    frame: pd.DataFrame  # of strings
+    note: str = ""  # below the table
+    num_labels: int = 1  # leading columns that hold names, not numbers
+
+    @property
+    def headings(self) -> list[str]:
+        return list(self.frame.columns)
+
+
+def is_strong(text: str) -> bool:
+    """Whether a cell is emphasised: a difference that a test shows, and a choice."""
+    return text in (*DIFFERENCES, NEVER, DIVERGED) or text.startswith("chosen")
 
 
 def rows_of(summary: dict[str, Any], metric: str) -> list[Row]:
@@ -30,27 +45,19 @@ def rows_of(summary: dict[str, Any], metric: str) -> list[Row]:
 def other_tables(results: list[RunResult], summary: dict[str, Any]) -> list[Table]:
     """All tables except those of metrics, where there are data for them."""
     tables = [speedup_table(summary["speedups"])] if summary.get("speedups") else []
-    tables += control_tables(summary)
-    makers = {"power": power_table, "tuning": tuning_table}
-    tables += [make(summary[name]) for name, make in makers.items() if summary.get(name)]
+    tables += [tuning_table(summary["tuning"])] if summary.get("tuning") else []
     if diverged := [result for result in results if result.status == "diverged"]:
         tables.append(divergence_table(diverged))
     return [*tables, cost_table(summary["study"], results)]
 
 
-def _strong(words: Iterable[str | None], column: int) -> frozenset[tuple[int, int]]:
-    """The cells of this column that state a difference."""
-    return frozenset((row, column) for row, word in enumerate(words) if word not in (_BASELINE, CANNOT_TELL, None))
-
-
 def summary_table(summary: dict[str, Any], metric: str) -> Table:
-    baseline, rows = summary["study"]["baseline"], rows_of(summary, metric)
-    words = [_BASELINE if row["arm"] == baseline else word_of(row) for row in rows]
+    baseline = summary["study"]["baseline"]
     cells = [
         {
             "data set": row["dataset"],
             "arm": row["arm"],
-            "verdict": word or NONE,
+            "verdict": "baseline" if row["arm"] == baseline else word_of(row) or NONE,
             "runs": f"{row['n']}" + (f" + {row['diverged']} diverged" if row.get("diverged") else ""),
             "mean ± std": plus_minus(row["mean"], row["std"]),
             "95 % interval": interval(row["ci_low"], row["ci_high"]),
@@ -62,7 +69,7 @@ def summary_table(summary: dict[str, Any], metric: str) -> Table:
             f"seeds to see {' / '.join(map(str, PERCENTS))} %": _seeds_needed(row),
             "held-out data": number(row["floor"]),
         }
-        for row, word in zip(rows, words, strict=True)
+        for row in rows_of(summary, metric)
     ]
     better = {"neither": "", "larger": "Larger is better. ", "smaller": "Smaller is better. "}[better_of(metric)]
     note = (
@@ -70,8 +77,10 @@ def summary_table(summary: dict[str, Any], metric: str) -> Table:
         f"sets of this metric; verdicts name a difference where it is below {LEVEL:g}. Effect size: the mean of the paired "
         "differences over their standard deviation, with Hedges' correction for few seeds."
     )
-    frame = without_empty(pd.DataFrame(cells), 3)
-    return Table(f"summary_{metric}", metric_label(metric), frame, note, 3, _strong(words, 2))
+    frame = pd.DataFrame(cells)
+    has_numbers = frame.ne(NONE).any() | frame.empty
+    has_numbers.iloc[:3] = True
+    return Table(f"summary_{metric}", metric_label(metric), frame.loc[:, has_numbers], note, 3)
 
 
 def _seeds_needed(row: Row) -> str:
@@ -79,79 +88,39 @@ def _seeds_needed(row: Row) -> str:
     return " / ".join(f"{num:,}" if num else NONE for num in needed) if any(needed) else NONE
 
 
-_BOUNDS = (
-    "If some runs never reach it, the speed-up is an upper bound and has no interval; if none reaches it, there is no "
-    "speed-up."
-)
-
-
 def speedup_table(rows: list[Row]) -> Table:
     """Updates that each arm needs for the baseline's final quality."""
-    note = (
-        "Updates until a run is as good as the baseline is at its end, to within two standard deviations of the noise of an "
-        f"evaluation. Above 1, the arm is faster than the baseline. {_BOUNDS}"
-    )
-    return Table("speedups", "Speed-ups", _speedups(rows), note, 2)
-
-
-def _speedups(rows: list[Row]) -> pd.DataFrame:
     cells = []
     for row in rows:
         shown, between = number(row["speedup"]), interval(row["ci_low"], row["ci_high"])
         if row["censored"] and row["speedup"] is not None:  # a bound, without an interval
             shown, between = (NONE if row["censored"] == row["n"] else f"≤ {shown}"), NONE
-        control = {"control": row["control"]} if "control" in row else {}
         cells.append({
-            "data set": row["dataset"], "arm": row["arm"], **control, "seeds": f"{row['n']}",
+            "data set": row["dataset"], "arm": row["arm"], "seeds": f"{row['n']}",
             "never reached it": f"{row['censored']}", "ended worse": f"{row['ends_worse']}",
             "updates needed": number(row["updates_needed"]), "speed-up": shown, "95 % interval": between,
             "adjusted p": probability(row["p_adjusted"]),
         })  # fmt: skip
-    return pd.DataFrame(cells)
-
-
-def control_tables(summary: dict[str, Any]) -> list[Table]:
-    """Differences and speed-ups of arms compared with their controls; none where no arm has one."""
-    controls = dict(summary.get("controls") or {})
-    speedups = controls.pop(SPEEDUP, None)
-    tables = []
-    if rows := list(itertools.chain(*controls.values())):
-        cells = [
-            {
-                "data set": row["dataset"], "arm": row["arm"], "control": row["control"],
-                "metric": metric_label(row["metric"]), "verdict": word_of(row) or NONE, "seeds": f"{row['pairs']}",
-                "difference": number(row["diff"]), "its 95 % interval": interval(row["diff_low"], row["diff_high"]),
-                "adjusted p": probability(row["p_adjusted"]),
-            }
-            for row in rows
-        ]  # fmt: skip
-        note = (
-            "Differences of an arm from its control, paired by seed; p is adjusted by Holm's method over all of these "
-            "comparisons of a metric."
-        )
-        strong = _strong(map(word_of, rows), 4)
-        tables.append(Table("controls", "Comparisons with controls", pd.DataFrame(cells), note, 5, strong))
-    if speedups:
-        note = (
-            "Updates until a run is as good as the worse of arm and control is at its end, to within the noise of an "
-            "evaluation; both reach that, unless they diverge. Above 1, the arm is faster than its control. "
-            f"{_BOUNDS} p is adjusted by Holm's method over all of these comparisons."
-        )
-        tables.append(Table("control_speedups", "Speed-ups over controls", _speedups(speedups), note, 3))
-    return tables
+    note = (
+        "Updates until a run is as good as the baseline is at its end, to within two standard deviations of the noise of an "
+        "evaluation. Above 1, the arm is faster than the baseline. If some runs never reach it, the speed-up is an upper "
+        "bound and has no interval; if none reaches it, there is no speed-up."
+    )
+    return Table("speedups", "Speed-ups", pd.DataFrame(cells), note, 2)
 
 
 def tuning_table(rows: list[Row]) -> Table:
     """Learning rates that were tried for each arm, and the ones chosen."""
-    chosen = [("chosen" + ", at the edge of those tried" * row["at_edge"]) if row["chosen"] else "" for row in rows]
     cells = [
-        {"data set": row["dataset"], "arm": row["arm"], "": word, "learning rate": f"{row['learning_rate']:g}",
-         "score": number(row["score"])}
-        for row, word in zip(rows, chosen, strict=True)
+        {
+            "data set": row["dataset"], "arm": row["arm"],
+            "choice": ("chosen" + ", at the edge of those tried" * row["at_edge"]) * row["chosen"],
+            "learning rate": f"{row['learning_rate']:g}", "score": number(row["score"]),
+        }
+        for row in rows
     ]  # fmt: skip
-    strong = frozenset((index, 2) for index, word in enumerate(chosen) if word)
     note = "Chosen by seeds that the comparison does not use. At the edge, a rate beyond those tried may be better."
-    return Table("tuning", "The learning rate of each arm", pd.DataFrame(cells), note, 3, strong)
+    return Table("tuning", "The learning rate of each arm", pd.DataFrame(cells), note, 3)
 
 
 def divergence_table(diverged: list[RunResult]) -> Table:
@@ -181,5 +150,67 @@ def cost_table(study: dict[str, Any], results: list[RunResult]) -> Table:
         times = {f"{part}, s": f"{value:,.1f}" for part, value in zip(parts, seconds, strict=True)}
         cells.append({"arm": name, "runs": f"{runs:,.0f}", **times, "hours": f"{sum(seconds) / 3600:,.2f}"})
     note = "Tuning runs and diverged runs are included. Work done once for a whole stack is shared equally among its runs."
-    strong = frozenset((len(cells) - 1, column) for column in range(6))
-    return Table("cost", "Cost", pd.DataFrame(cells), note, strong=strong)
+    return Table("cost", "Cost", pd.DataFrame(cells), note)
+
+
+# --- numbers and tables as text --------------------------------------------------------------------------------------
+
+
+def number(value: float | None, spec: str = ".4g") -> str:
+    return NONE if value is None or not math.isfinite(value) else f"{value:{spec}}".replace("-", "−")
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """Both ends of an interval, to two digits of its width where that is readable."""
+    if low is None or high is None:
+        return NONE
+    spec = _two_digits_of(high - low, max(abs(low), abs(high))) or ".4g"
+    return f"{number(low, spec)} to {number(high, spec)}"
+
+
+def plus_minus(mean: float | None, std: float | None) -> str:
+    """A mean with its standard deviation, to two digits of the latter where that is readable."""
+    if mean is None or not math.isfinite(mean) or not std or not math.isfinite(std):
+        return number(mean)
+    spec = _two_digits_of(std, abs(mean))
+    return f"{number(mean, spec or '.4g')} ± {number(std, spec or '.2g')}"
+
+
+def _two_digits_of(width: float, value: float) -> str | None:
+    """The format that shows two digits of `width`; `None` if that takes over 6 decimals, or the value is large."""
+    if not (math.isfinite(value) and math.isfinite(width) and width > 0) or value >= 1e6:
+        return None
+    decimals = max(1 - math.floor(math.log10(width)), 0)
+    return f".{decimals}f" if decimals <= 6 else None
+
+
+def to_markdown(table: Table) -> str:
+    """A GitHub table with its note."""
+    cells = table.frame.map(lambda text: f"**{markdown_text(text)}**" if is_strong(text) else markdown_text(text))
+    text = markdown_table([*map(markdown_text, table.headings)], cells.to_numpy().tolist(), table.num_labels)
+    return text + (f"\n\n{markdown_text(table.note)}" if table.note else "")
+
+
+def to_latex(table: Table) -> str:
+    """A `tabular` for booktabs, without a float around it."""
+    alignment = "l" * table.num_labels + "r" * (len(table.headings) - table.num_labels)
+    tabular = table.frame.map(_one_line).to_latex(index=False, escape=True, column_format=alignment).translate(_LATEX)
+    note = f"% {_one_line(table.note)}\n" if table.note else ""
+    return f"% {_one_line(table.title)}; needs \\usepackage{{booktabs}}\n{tabular}{note}"
+
+
+# What pandas does not escape.
+_LATEX = str.maketrans({
+    **{"<": "$<$", ">": "$>$", "±": r"$\pm$", "−": "$-$", "×": r"$\times$", "≤": r"$\le$", "‖": r"$\|$"},
+    **{"–": "--", "“": "``", "”": "''"},
+})  # fmt: skip
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~&$])")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(str(text).split())
+
+
+def markdown_text(text: str) -> str:
+    """Text that Markdown shows literally, on one line."""
+    return _MARKDOWN.sub(r"\\\1", _one_line(text))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ...evaluation.registry import measures_samples
+from ...evaluation.registry import FEATURES_OF_DECODED, measures_samples
 from ..config import ResolvedConfig
 from ..pipeline import make_pipeline
 from ..run_state import RunState
@@ -68,8 +68,7 @@ class LatentResults(ImageResults):
 
     def evaluate(self, run: RunState, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
         """The metrics, which compare with the images themselves, and those of held-out images encoded and decoded."""
-        from ...evaluation.frechet import image_features  # needs scikit-learn, training does not
-        from ...evaluation.image_metrics import FEATURES_OF_DECODED
+        from ...evaluation.features import image_features  # needs scikit-learn, training does not
 
         name, known = run.data.image_set, run.data.known
         if name is not None and samples is not None and FEATURES_OF_DECODED not in known:

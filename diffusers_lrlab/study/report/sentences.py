@@ -1,16 +1,77 @@
-"""Limitations of a study: missing or short runs, few seeds, densities that never began, changed plug-ins, untuned rates."""
+"""The sentences of a report: what the tests show, what limits the study, and how strong its evidence is."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...core.words import agreeing, counted
-from ..analysis.falling import has_end, still_falling
+from ..analysis.findings import CANNOT_TELL, DIFFERENCES, DIVERGED, NEVER, Verdict, percent
+from ..analysis.speedups import has_end, still_falling
 from ..analysis.statistics import FEW_SEEDS
 from ..runs.results import RunResult, by_cell
 from ..spec.spec import ARM_NOTES
-from .answers import MOST_NAMES, listed
 from .curves import CURVE_KINDS, compared, curve_of
+
+_MOST_NAMES = 4  # in a sentence
+
+
+def listed(names: Sequence[str], thing: str | None = None) -> str:
+    """The names, or only the number of these things if there are many."""
+    if thing is not None and len(names) > _MOST_NAMES:
+        return counted(len(names), thing)
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+# --- what the tests show ---------------------------------------------------------------------------------------------
+
+
+_WORDS = {
+    CANNOT_TELL: "no difference shown",
+    NEVER: "final quality never reached",
+    DIVERGED: "every run diverged",
+    None: "no test possible",
+}
+
+
+class Answer(NamedTuple):
+    """The words of the verdicts on an arm compared with another, by data set."""
+
+    arm: str
+    reference: str
+    words: Mapping[str, str | None]
+
+    @property
+    def has_difference(self) -> bool:
+        return any(word in DIFFERENCES for word in self.words.values())
+
+    @property
+    def sentence(self) -> str:
+        """The words, differences first, each with its data sets."""
+        datasets: dict[str | None, list[str]] = {}
+        for dataset, word in self.words.items():
+            datasets.setdefault(word, []).append(dataset)
+        ordered = sorted(datasets, key=[*DIFFERENCES, *_WORDS].index)
+        parts = [f"{_WORDS.get(word, word)} {self._on(datasets[word])}" for word in ordered]
+        return f"{self.arm} against {self.reference}: {'; '.join(parts)}."
+
+    def _on(self, datasets: list[str]) -> str:
+        count = len(self.words)
+        if len(datasets) == count > 1:
+            return f"on all {counted(count, 'data set')}" if count > 2 else "on both data sets"
+        return "on " + (
+            listed(datasets) if len(datasets) <= _MOST_NAMES else f"{len(datasets)} of {counted(count, 'data set')}"
+        )
+
+
+def answers(verdicts: Iterable[Verdict]) -> list[Answer]:
+    """From the verdicts by one metric: every arm compared with the baseline, then with its controls."""
+    found: dict[tuple[str, str], dict[str, str | None]] = {}
+    for verdict in verdicts:
+        found.setdefault((verdict.arm, verdict.reference), {})[verdict.dataset] = verdict.word
+    return [Answer(*names, words) for names, words in found.items()]
+
+
+# --- limitations -----------------------------------------------------------------------------------------------------
 
 
 def limitations(results: list[RunResult], summary: dict[str, Any]) -> list[str]:
@@ -51,11 +112,6 @@ def _never_began(results: list[RunResult]) -> list[str]:
     return found
 
 
-def _short(names: Sequence[str], thing: str) -> str:
-    """The names, or only their number if there are many."""
-    return listed(names) if len(names) <= MOST_NAMES else counted(len(names), thing)
-
-
 def _changed_plugins(results: list[RunResult]) -> list[str]:
     """The digest of a run does not cover the code of plug-ins."""
     hashes: dict[str, set[str]] = {}
@@ -79,10 +135,10 @@ def _still_falling(runs: list[RunResult]) -> list[str]:
             arms_on.setdefault(dataset, []).append(arm)
     if not arms_on:
         return []
-    where = [f"{_short(arms, 'arm')} on {dataset}" for dataset, arms in arms_on.items()]
+    where = [f"{listed(arms, 'arm')} on {dataset}" for dataset, arms in arms_on.items()]
     return [
         f"Runs are short: the loss of {count} of {counted(len(runs), 'run')} was still falling at the end "
-        f"({_short(where, 'data set')}). Longer runs may lead to other answers."
+        f"({listed(where, 'data set')}). Longer runs may lead to other answers."
     ]
 
 
@@ -110,5 +166,37 @@ def _learning_rates(study: dict[str, Any], tuning: list[dict[str, Any]]) -> list
     chosen = sum(row["chosen"] for row in tuning)
     return [
         f"{len(edges)} of {counted(chosen, 'chosen learning rate')} {agreeing(len(edges), 'is', 'are')} the lowest or the "
-        f"highest of those tried ({_short(edges, 'choice')}): a rate beyond those may be better."
+        f"highest of those tried ({listed(edges, 'choice')}): a rate beyond those may be better."
     ]
+
+
+# --- strength of the evidence ----------------------------------------------------------------------------------------
+
+
+def reach(summary: dict[str, Any], metric: str, verdicts: Iterable[Verdict]) -> list[str]:
+    """Sentences on noise, power and data sets, by the primary metric; none where nothing was compared."""
+    rows = [row for row in summary.get("power") or [] if row["metric"] == metric]
+    num_seeds = max((row["seeds"] for row in rows), default=0)
+    sentences = []
+    if noise := _share_of(rows, "noise"):
+        sentences.append(f"Noise: between seeds, the standard deviation is {noise} of the mean, depending on the arm.")
+    if seen := _share_of(rows, "detectable"):
+        sentences.append(
+            f"Power: {counted(num_seeds, 'seed')} {agreeing(num_seeds, 'shows', 'show')} differences of {seen} with a "
+            "probability of 80 %, depending on arm and data set; smaller ones may be missed."
+        )
+    tested = [answer for answer in answers(verdicts) if any(answer.words.values())]
+    datasets = summary["study"]["datasets"]
+    if tested and len(datasets) == 1:
+        sentences.append(f"Data sets: one, {datasets[0]}. Whether the answers hold on others was not tested.")
+    elif tested:
+        same = sum(len({*answer.words.values()}) == 1 for answer in tested)
+        sentences.append(f"Data sets: the verdict is the same on all for {same} of {counted(len(tested), 'comparison')}.")
+    return sentences
+
+
+def _share_of(rows: Iterable[Mapping[str, Any]], name: str) -> str:
+    """The range of a share over rows of the summary's power, such as "1.8 to 6.8 %"; empty if none is known."""
+    found = [row[f"{name}_{end}"] for row in rows for end in ("low", "high") if row[f"{name}_{end}"] is not None]
+    low, high = (percent(value) for value in (min(found), max(found))) if found else ("", "")
+    return low if low == high else f"{low.removesuffix(' %')} to {high}"
