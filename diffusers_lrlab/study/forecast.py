@@ -145,7 +145,7 @@ def _probe_stack(specs: list[RunSpec], study: StudyContext) -> _StackProbe:
     plan = members[0].run.plan
     with worker_threads(study.device, len(specs)) as threads:
         stacks = ParallelStacks(members, study.device, threads)
-        memory: float = sum(stack.mlp.num_bytes for stack in stacks.stacks)
+        memory = 3.0 * sum(values.nbytes for stack in stacks.stacks for values in stack.weights)
         seconds = _seconds_per_update(partial(next, stacks.updates(), 0), plan.num_updates)
         memory += sum(map(_bytes_of, members))  # with optimizer states
         return _StackProbe(

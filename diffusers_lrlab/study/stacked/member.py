@@ -1,15 +1,12 @@
 """A member of a stack: a run whose network is computed there."""
 
 import math
-import pkgutil
 import time
 from typing import Any
 
 import torch
 
 from ...data.loading import TrainingData
-from ...optimizers.elementwise import Rule
-from ...optimizers.entries import OPTIMIZERS
 from ...schedules.feedback import FeedbackSchedule
 from ...schedules.scheduler import CurveLR
 from ...timesteps.bands import scaled_lr
@@ -22,8 +19,7 @@ class Member:
     """
     A run whose network is computed in a stack; it has its own model, optimizer, schedules and average.
 
-    The stack takes the steps of optimizers that have a `rule`, at the rates of the plan, and updates the average. The
-    tensors of this run are views of the stack's; [`catch_up`] updates its counters.
+    Its weights and its average are views of the stack's, which updates the average; [`catch_up`] updates its counters.
     """
 
     def __init__(self, plan: Plan, data: TrainingData, device: torch.device):
@@ -32,10 +28,6 @@ class Member:
         self.feedback = [scheduler for scheduler in self.run.schedulers if isinstance(scheduler, FeedbackSchedule)]
         self.curves = Curves(plan.num_updates)
         self.error: str | None = None
-        path = OPTIMIZERS[plan.config.optimizer].facts.get("elementwise")
-        if plan.optimizer_kwargs.get("cautious"):
-            path = None  # rules know plain weight decay only
-        self.rule: Rule | None = pkgutil.resolve_name(path) if path else None
 
     @property
     def is_done(self) -> bool:
@@ -48,12 +40,16 @@ class Member:
         factor = self.run.lr_factor
         return self.run.current_lr * (1.0 if factor is None else factor)
 
+    def set_rates(self) -> None:
+        """Moves the schedules to this update."""
+        for scheduler in self.run.schedulers:
+            if isinstance(scheduler, CurveLR) and scheduler.last_epoch != self.run.update:
+                scheduler.move_to(self.run.update)
+
     def catch_up(self) -> None:
         """Moves the schedules, the count of the audit and the clock of the average to this update."""
         run = self.run
-        for scheduler in run.schedulers:
-            if isinstance(scheduler, CurveLR) and scheduler.last_epoch != run.update:
-                scheduler.move_to(run.update)
+        self.set_rates()
         run.audit.num_updates = run.update
         if run.average is not None:
             run.average.move_to(run.update)
@@ -64,10 +60,12 @@ class Member:
         with scaled_lr(self.run.optimizer, self.run.lr_factor):
             self.run.check_schedules()
 
-    def take_step(self) -> None:
-        """A step of the optimizer itself with the current gradients."""
+    def take_step(self, gradients: list[torch.Tensor]) -> None:
+        """A step of the optimizer at the rates of this update."""
         started = time.perf_counter()
-        self.check_rates()
+        self.set_rates()
+        for parameter, gradient in zip(self.run.model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
         with scaled_lr(self.run.optimizer, self.run.lr_factor):
             self.run.optimizer.step()
         self.run.training_seconds += time.perf_counter() - started
@@ -83,9 +81,8 @@ class Member:
         run = self.run
         for parameter in run.model.parameters():
             parameter.data, parameter.grad = parameter.data.clone(), None
-        names = () if self.rule is None else self.rule.state(run.optimizer.defaults)
         for state in run.optimizer.state.values():
-            state.update({name: state[name].clone() for name in names})
+            state.update({name: value.clone() for name, value in state.items() if isinstance(value, torch.Tensor)})
         if run.average is not None:
             run.average.shadow_params = [value.clone() for value in run.average.shadow_params]
 

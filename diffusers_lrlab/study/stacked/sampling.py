@@ -14,7 +14,7 @@ from ...pipelines.point_ddpm import scaled_input
 from ..runs.measure import Drawing, Drawn, drawings_of
 from ..spec.spec import RunSpec
 from .member import Member
-from .stacked_mlp import StackedForward
+from .networks import predict, stack_parameters
 
 # Points of all members in a pass: on a CPU as many as fit its caches, elsewhere as many as fill the device.
 _POINTS_ON_CPU, _POINTS_ON_DEVICE = 1000, 262_144
@@ -31,47 +31,47 @@ def draw_together(runs: list[tuple[Member, RunSpec]], drawn: dict[str, Drawn]) -
         for name, drawing in drawings_of(member.run, spec).items():
             if drawing.num <= member.run.kind.sampling_batch:  # else the run samples by itself, in parts
                 alike.setdefault((name, drawing.num, drawing.num_steps), []).append((member, spec.id, name, drawing))
-    forward = StackedForward(runs[0][0].run.model)
     whole = sum(drawing.num * drawing.num_steps for some in alike.values() for *_, drawing in some)
     for some in alike.values():
         started = time.perf_counter()
         members, drawings = [member for member, *_ in some], [drawing for *_, drawing in some]
         share = sum(drawing.num for drawing in drawings) / whole
-        samples = yield from _sample(forward, members, drawings, share)
+        samples = yield from _sample(members, drawings, share)
         seconds = (time.perf_counter() - started) / len(some)
         for (member, run_id, name, _), own in zip(some, samples, strict=True):
             drawn.setdefault(run_id, {})[name] = own
             member.run.sampling_seconds = seconds
 
 
-def _sample(
-    forward: StackedForward, members: list[Member], drawings: list[Drawing], share: float
-) -> Generator[float, None, np.ndarray]:
-    matrix = forward.rows.gather([_averaged(member) for member in members])
+def _sample(members: list[Member], drawings: list[Drawing], share: float) -> Generator[float, None, np.ndarray]:
+    parameters = stack_parameters(_averaged(member) for member in members)
+    model, like = members[0].run.model, parameters[0]
     num, num_steps, _ = drawings[0]
     scheduler = members[0].run.process.sampling_scheduler()
-    scheduler.set_timesteps(num_steps, device=matrix.device)
-    generators = [stream_generator(*drawing.stream, device=matrix.device) for drawing in drawings]
-    shape = (len(members), num, forward.model.config.dimension)
-    points = randn_tensor(shape, generators, matrix.device, matrix.dtype) * getattr(scheduler, "init_noise_sigma", 1.0)
+    scheduler.set_timesteps(num_steps, device=like.device)
+    generators = [stream_generator(*drawing.stream, device=like.device) for drawing in drawings]
+    shape = (len(members), num, model.config.dimension)
+    points = randn_tensor(shape, generators, like.device, like.dtype) * getattr(scheduler, "init_noise_sigma", 1.0)
     draws_noise = "generator" in inspect.signature(scheduler.step).parameters
     arguments = {"generator": generators} if draws_noise else {}
     for timestep in scheduler.timesteps:
         with torch.no_grad():
-            prediction = _predict(forward, matrix, scaled_input(scheduler, points, timestep), timestep)
+            prediction = _predict(model, parameters, scaled_input(scheduler, points, timestep), timestep)
             points = scheduler.step(prediction, timestep, points, **arguments).prev_sample
         yield share
     return points.float().cpu().numpy()
 
 
-def _predict(forward: StackedForward, matrix: torch.Tensor, points: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+def _predict(model: Any, parameters: list[torch.Tensor], points: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
     most, num = _POINTS_ON_CPU if points.device.type == "cpu" else _POINTS_ON_DEVICE, points.shape[1]
     num_parts = -(-num // most)
     num_members = max(1, most * num_parts // num)
     predictions = []
-    for some, own in zip(matrix.split(num_members), points.split(num_members), strict=True):
-        parts = own.tensor_split(num_parts, 1)
-        predictions.append(torch.cat([forward.predict(some, part, timestep.expand(part.shape[:2])) for part in parts], 1))
+    for start in range(0, len(points), num_members):
+        some = slice(start, start + num_members)
+        own = [values[some] for values in parameters]
+        parts = points[some].tensor_split(num_parts, 1)
+        predictions.append(torch.cat([predict(model, own, part, timestep.expand(part.shape[:2])) for part in parts], 1))
     return torch.cat(predictions)
 
 

@@ -13,8 +13,8 @@ from ...objective.process import check_first, check_shape
 from .captured import CapturedUpdate, Inputs, Recorder, record_graph
 from .draws import draws_of
 from .member import Member
-from .stacked_mlp import StackedMLP
-from .stepping import AVERAGING, LR, StackedAverages, StackedOptimizer, optimizer_key, rates_of, slices_by_optimizer
+from .networks import clip, own_parameters, predict, stack_parameters
+from .steps import AVERAGING, LR, StackedAverages, batched_kind, batched_optimizers, rates_of
 
 _VALIDATED_POINTS = 1000  # of each member in a pass, for any number of members
 
@@ -25,7 +25,7 @@ class Stack:
 
     Members have one architecture, batch size and objective; all that are not done are at the same update. `recorder`
     records the work of the device in an update, see [`CapturedUpdate`]; by default a CUDA graph on a GPU, and elsewhere
-    nothing.
+    nothing. Optimizers take their steps one after the other, or batched where updates are recorded.
     """
 
     def __init__(self, members: list[Member], device: torch.device, recorder: Recorder | None = None):
@@ -36,7 +36,7 @@ class Stack:
         self._draws_of = draws_of(members, device)
         for member in members:
             member.run.objective = self._draws_of[member].objective
-        self._gather(sorted(members, key=optimizer_key))
+        self._gather(sorted(members, key=batched_kind))
 
     def load(self, states: dict[Member, dict[str, Any]]) -> None:
         """Restores saved states of its members, and drops members that are done."""
@@ -67,22 +67,23 @@ class Stack:
         self.members = members
         if not members:
             return
-        self.mlp = mlp = StackedMLP([member.run.model for member in members], members[0].run.plan.layout.global_batch)
+        self.weights = stack_parameters(member.run.model.parameters() for member in members)
+        for index, member in enumerate(members):
+            for parameter, values in zip(member.run.model.parameters(), own_parameters(self.weights, index), strict=True):
+                parameter.data, parameter.grad = values, None
         self.rates = rates_of(members)
         self._rates_on_device = self.rates.to(self.device)
-        fuse = self.device.type == "cpu" and self.recorder is None
-        self.optimizers = [
-            StackedOptimizer(members, some, mlp.rows, mlp.values, mlp.grads, self.rates, fuse)
-            for some in slices_by_optimizer(members)
+        self.optimizers = [] if self.recorder is None else [*batched_optimizers(members, self.weights)]
+        self.averages = StackedAverages(members, self.weights, self.rates)
+        self._stepping = [
+            index for index, member in enumerate(members) if not (self.optimizers and batched_kind(member))
         ]
-        self.averages = StackedAverages(members, mlp.rows, mlp.values, self.rates)
-        self._without_rule = [member for member in members if member.rule is None]
         self._reacting = [index for index, member in enumerate(members) if member.feedback]
         self._observing = [index for index, member in enumerate(members) if member.run.objective.follows_losses]
         self._captured: CapturedUpdate | None = None
         self._can_record = False
         norms = [member.run.config.max_grad_norm or math.inf for member in members]
-        self.max_norms = torch.tensor(norms, device=self.device, dtype=mlp.values.dtype)
+        self.max_norms = torch.tensor(norms, device=self.device, dtype=self.weights[0].dtype)
         sources = [self._draws_of[member] for member in members]
         self._sources = list(dict.fromkeys(sources))
         self._source_of = torch.tensor([self._sources.index(source) for source in sources], device=self.device)
@@ -97,26 +98,24 @@ class Stack:
         self._event = min(self._check, *(self.update - self.update % steps + steps for steps in self._logging))
 
     def do_update(self) -> None:
-        started, own = time.perf_counter(), sum(member.run.training_seconds for member in self._without_rule)
+        started, own = time.perf_counter(), sum(self.members[index].run.training_seconds for index in self._stepping)
         for index in self._reacting:
             for rates in (self.rates, self._rates_on_device):
                 rates[self.update, LR, index] = self.members[index].step_lr
         for member in self.members if self.update + 1 == self._check else ():
-            if member.rule is not None:  # the others check theirs at every step
-                member.check_rates()
+            member.check_rates()
         inputs = self._draw()
         if self.recorder is not None and self._can_record and self._captured is None:
             self._record(inputs, self.recorder)
         losses = self._compute(inputs) if self._captured is None else self._captured(inputs)
-        for member in self._without_rule:
-            member.take_step()
-        with torch.no_grad():
-            self.averages.step(self.update, inputs.rates)
+        for index in self._stepping:
+            self.members[index].take_step(own_parameters(self.gradients, index))
+        self.averages.step(self.update, inputs.rates)
         for index in self._observing:
             self.members[index].run.objective.observe(inputs.timesteps[index], losses[index])
         self._can_record = True  # libraries have allocated what they allocate at first use
         self.update += 1
-        own = sum(member.run.training_seconds for member in self._without_rule) - own
+        own = sum(self.members[index].run.training_seconds for index in self._stepping) - own
         share = (time.perf_counter() - started - own) / len(self.members)
         for member in self.members:
             member.run.update, member.run.training_seconds = self.update, member.run.training_seconds + share
@@ -148,25 +147,24 @@ class Stack:
 
     def _compute(self, inputs: Inputs) -> torch.Tensor:
         """
-        The unweighted losses `(members, batch)`. Leaves the clipped gradients of their weighted means and takes the steps
-        of optimizers with a rule.
+        The unweighted losses `(members, batch)`. Leaves the clipped `gradients` of their weighted means, and takes batched
+        steps.
         """
         points, timesteps, noise, weights, rates = inputs
         process, flat = self.members[0].run.process, (points.flatten(0, 1), noise.flatten(0, 1), timesteps.flatten())
         noisy = process.add_noise(*flat).view_as(points)
-        prediction = self.mlp.forward(noisy, process.model_time(timesteps)).detach().requires_grad_()
+        leaves = [values.detach().requires_grad_() for values in self.weights]
+        prediction = predict(self.members[0].run.model, leaves, noisy, process.model_time(timesteps))
         check_shape(self.members[0].run.model, prediction, points)
         if self.update == 0:
             for member, own, its_input in zip(self.members, prediction, noisy, strict=True):
                 check_first(member.run.model, own, its_input)
         losses = process.prediction_losses(prediction.flatten(0, 1), *flat).view(len(points), -1)
         means = (losses if weights is None else losses * weights).mean(1)
-        (gradient,) = torch.autograd.grad(means.sum(), prediction)
-        with torch.no_grad():
-            self.mlp.backward(gradient)
-            norms = self.mlp.clip(self.max_norms)
-            for optimizer in self.optimizers:
-                optimizer.step(rates)
+        self.gradients = torch.autograd.grad(means.sum(), leaves)
+        norms = clip(self.gradients, self.max_norms)
+        for optimizer in self.optimizers:
+            optimizer.step(self.gradients, rates)
         self.sums += torch.stack([means.detach(), norms.to(means), torch.ones_like(means)])
         return losses.detach()
 
@@ -228,13 +226,13 @@ class Stack:
         parts = [(validation.batch.data, validation.noise, validation.timesteps) for validation in held_out]
         points, noise, timesteps = (torch.stack(part) for part in zip(*parts, strict=True))
         found = []
-        for matrix in (self.mlp.values, self.averages.values):
-            matrix, losses = matrix[indices], []
+        for stacked in (self.weights, self.averages.values):
+            parameters, losses = [values[indices] for values in stacked], []
             for start in range(0, points.shape[1], _VALIDATED_POINTS):
                 part = slice(start, start + _VALIDATED_POINTS)
                 flat = (points[:, part].flatten(0, 1), noise[:, part].flatten(0, 1), timesteps[:, part].flatten())
                 noisy = process.add_noise(*flat).unflatten(0, (len(members), -1))
-                prediction = self.mlp.predict(matrix, noisy, process.model_time(timesteps[:, part]))
+                prediction = predict(members[0].run.model, parameters, noisy, process.model_time(timesteps[:, part]))
                 check_shape(members[0].run.model, prediction, points[:, part])
                 own = process.prediction_losses(prediction.flatten(0, 1), *flat)
                 losses.append(own.view(len(members), -1))
