@@ -12,9 +12,9 @@ from functools import partial
 
 import torch
 from common import in_turns, make_parser, milliseconds, parse
+from diffusers_lrlab.study.stacked.products import KINDS, multiply, operands
 
 from diffusers_lrlab.core.environment import describe_environment
-from diffusers_lrlab.study.stacked.products import KINDS, multiply, operands
 
 BATCH, OUTPUTS = 256, 256
 

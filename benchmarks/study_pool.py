@@ -51,7 +51,7 @@ def make_study(folder, updates):
 def seconds_of(study, specs, executor, pool):
     """Seconds of all runs with these workers."""
     from diffusers_lrlab.study.executors import assign_executors
-    from diffusers_lrlab.study.executors.jobs import make_jobs, run_jobs
+    from diffusers_lrlab.study.executors.workers import make_jobs, run_jobs
 
     for spec in specs:
         study.folder.run_file(spec.id).unlink(missing_ok=True)

@@ -23,6 +23,7 @@ from types import SimpleNamespace
 
 import torch
 from common import make_parser, parse
+from diffusers_lrlab.study.stacked.products import multiply
 from template import plain_updates
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy2d import RECIPE, make_point_trainer
@@ -37,7 +38,6 @@ from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import read_spec
 from diffusers_lrlab.study.stacked.member import Member
-from diffusers_lrlab.study.stacked.products import multiply
 from diffusers_lrlab.study.stacked.sampling import draw_together
 from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.study.stacked.worker_threads import ParallelStacks, worker_threads

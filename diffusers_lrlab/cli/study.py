@@ -96,7 +96,7 @@ def command(options: argparse.Namespace) -> None:
             raise _form_error(options.action)
         say(f"Wrote {write_study_card(folder, options.out or folder)}.")
     else:
-        from ..study.run import report_study
+        from ..study.reading import report_study
 
         say(f"Wrote {report_study(Path(options.what), _figures(options))}.")
 

@@ -1,40 +1,38 @@
 """Runs a study from its specification to its report."""
 
 import dataclasses
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from ..core.environment import allowed_threads
 from ..core.errors import LabError, warn
-from ..core.held import damage_named, refuse_damaged
-from ..core.manifest import open_manifest
-from ..core.plugins import loaded_plugins, names_code, plugin_packages
+from ..core.plugins import loaded_plugins, plugin_packages
 from ..core.registered import registered_code_located
 from ..core.signatures import checked
 from ..core.words import agreeing, counted
 from ..data.options import EMBEDDED_DATASETS
-from .analysis.runs_table import RUNS_TABLE, read_runs, write_runs
-from .analysis.summary import notes_on, summarise, write_summary
+from ..training.plan_text import beginning_warning
+from ..training.prepare import keep_freed_memory
+from .analysis.statistics import FEW_SEEDS
 from .analysis.tuning import chosen_rates, tuning_rounds
-from .checks import check_one_process, use_all_cores, warnings_before
 from .executors import EXECUTORS, assign_executors, check_executor, open_workers
-from .executors.jobs import Workers, make_jobs, run_jobs
-from .reading import no_result, runs_of
+from .executors.workers import Workers, make_jobs, run_jobs
+from .reading import write_all
 from .runs.context import StudyContext
 from .runs.precision import products_in
-from .runs.progress import StudyProgress
-from .runs.results import RunResult, StudyFolder
-from .runs.stops import stops_explained
+from .runs.progress import stops_explained
+from .runs.results import StudyFolder
 from .same_command import names_in, shown_command, shown_names, source_sum
 from .spec.expansion import expand, expand_tuning
 from .spec.other_data import with_datasets
-from .spec.reading import load_spec, spec_from_dict
+from .spec.reading import load_spec
 from .spec.spec import RunSpec, StudySpec
 from .stacked.stacks import check_stackable
-
-if TYPE_CHECKING:
-    from .report.plots import Figures
 
 
 @checked
@@ -111,9 +109,8 @@ def _run(
 ) -> Path:
     folder.check_is_study(spec.name, (run for part in (expand_tuning, expand) for run in part(spec)))  # lazily
     check_executor(executor, stack_size, num_workers, address)
-    check_one_process()
-    tuning, first = expand_tuning(spec), expand(spec)
     use_all_cores()
+    tuning, first = expand_tuning(spec), expand(spec)
     study = StudyContext(folder, stack_size, quiet, spec.precision)
     for warning in warnings_before(spec, folder.missing([*tuning, *first]), study):
         warn(warning)
@@ -133,7 +130,37 @@ def _run(
         # All runs are finished: leftovers here belong to runs of earlier specifications.
         shutil.rmtree(folder.stacks, ignore_errors=True)
         shutil.rmtree(folder.path / "local", ignore_errors=True)
-        return _write_all(spec, runs, tuning, study, command)
+        return write_all(spec, runs, tuning, folder, study.progress, command)
+
+
+def use_all_cores() -> None:
+    """
+    Uses all cores, or `OMP_NUM_THREADS`; `accelerate launch` would leave a CPU process one thread.
+
+    Raises a `LabError` in one of several processes.
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise LabError(
+            "A study runs in one process, with its runs side by side on one device. Start it without --num_processes; "
+            "--executor pool uses several GPUs."
+        )
+    if not torch.accelerator.is_available():
+        torch.set_num_threads(allowed_threads())
+        keep_freed_memory()
+
+
+def warnings_before(spec: StudySpec, runs: list[RunSpec], study: StudyContext) -> list[str]:
+    """
+    Warnings about runs that will show little. Plans each arm on each data set, which raises the errors of their options.
+    """
+    found = []
+    if runs and len(spec.seeds) == 1 and len(spec.arms) > 1:
+        found.append(f"One seed gives no intervals and no tests. To compare arms, give {FEW_SEEDS} seeds or more.")
+    for run in {(run.arm, run.dataset): run for run in runs}.values():
+        plan, _ = study.plan(run)
+        if warning := beginning_warning(plan):
+            found.append(f"In the arm {run.arm!r} on {run.dataset!r}: {warning}")
+    return found
 
 
 def _depend_on_text_alone(runs: list[RunSpec]) -> bool:
@@ -142,92 +169,6 @@ def _depend_on_text_alone(runs: list[RunSpec]) -> bool:
     return (
         not (loaded_plugins() or plugin_packages()) and all(fields) and all({*run.given} <= {"dataset_name"} for run in runs)
     )
-
-
-def report_study(out: Path, figures: "Figures | None" = None) -> Path:
-    """
-    Rewrites summary and report of a study from the results in its folder; raises a `LabError` if there are none.
-
-    The folder may be a card, which has `runs.parquet` in place of the results. `figures` also saves the plots for a paper.
-    """
-    if figures is not None:
-        from .report.plots import check_figures
-
-        check_figures(figures)
-    folder = StudyFolder(out)
-    saved, command = folder.read_spec()
-    is_card = not (out / "runs").exists()
-    base = saved.get("base") if isinstance(saved, dict) else None
-    code = base.get("plugins") if isinstance(base, dict) else None
-    with names_code(code):
-        spec = spec_from_dict(saved, folder.path)
-    if is_card:
-        # Its summary and report are rewritten.
-        refuse_damaged(
-            out, "study", "download the card again.", only=lambda name: not name.startswith(("summary.", "report/"))
-        )
-    else:
-        again = "give the command of the study again, which repeats damaged runs."
-        parts = ("runs/", "weights/") if (out / "weights").is_dir() else ("runs/",)
-        refuse_damaged(out, "study", again, only=lambda name: name.startswith(parts))
-    if is_card and (out / RUNS_TABLE).exists():
-        with folder.locked(), damage_named(out, "study"):
-            results, notes = read_runs(out)
-            return _write_results(spec, results, notes, folder, StudyProgress(), command, figures)
-    if is_card and (out / "summary.json").exists():
-        raise LabError(
-            f"{str(out)!r} is a card without {RUNS_TABLE}, so its tables cannot be rewritten. Give the folder of the "
-            "study, or write the card again: lrlab study card STUDY --out CARD"
-        )
-    study = StudyContext(folder)  # in any precision
-    with names_code(code):
-        tuning, runs = runs_of(spec, folder)
-    folder.check_results([*tuning, *runs])
-    if not runs:
-        raise LabError(f"The learning rates of {str(out)!r} are not chosen yet. Resume the study with `lrlab study run`.")
-    if not folder.results(runs):
-        raise no_result(folder)
-    with folder.locked():
-        return _write_all(spec, runs, tuning, study, command, figures)
-
-
-def _write_all(
-    spec: StudySpec,
-    runs: list[RunSpec],
-    tuning: list[RunSpec],
-    study: StudyContext,
-    command: str,
-    figures: "Figures | None" = None,
-) -> Path:
-    """Writes the table of runs, summary and report."""
-    study.folder.reopen()
-    results = study.folder.results([*runs, *tuning])
-    notes = notes_on(runs)
-    write_runs(results, notes, study.folder.path)
-    return _write_results(spec, results, notes, study.folder, study.progress, command, figures)
-
-
-def _write_results(
-    spec: StudySpec,
-    results: list[RunResult],
-    notes: dict[str, Any],
-    folder: StudyFolder,
-    progress: StudyProgress,
-    command: str,
-    figures: "Figures | None",
-) -> Path:
-    """Writes summary and report from the results of all runs."""
-    from .report.limitations import limitations
-    from .report.report import write_report
-
-    compared, tuning = ([result for result in results if result.stage == stage] for stage in ("compare", "tune"))
-    summary = summarise(spec, compared, tuning, notes, progress, command)
-    summary["limitations"] = limitations(results, summary)  # some need more than the table of runs
-    open_manifest(folder.path)  # the summary refers to it
-    write_summary(folder, summary)
-    page = write_report(folder.path, results, summary, progress, figures)
-    folder.write_manifest(results)
-    return page
 
 
 def _tune(spec: StudySpec, study: StudyContext, executor: str | None, workers: Workers | None) -> list[RunSpec]:

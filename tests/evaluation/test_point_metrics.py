@@ -26,7 +26,7 @@ from diffusers_lrlab.evaluation.distances import (
 from diffusers_lrlab.evaluation.evaluate import compare_samples
 from diffusers_lrlab.evaluation.kl import histogram_kl, knn_kl
 from diffusers_lrlab.evaluation.metrics import METRICS
-from diffusers_lrlab.study.runs.stops import StudyInterrupted
+from diffusers_lrlab.study.runs.progress import StudyInterrupted
 
 POINT_METRICS = [name for name, metric in METRICS.items() if metric.of == "samples"]
 

@@ -24,7 +24,7 @@ from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
-from diffusers_lrlab.study.stacked.captured import record_graph
+from diffusers_lrlab.study.stacked.inputs import record_graph
 from diffusers_lrlab.study.stacked.member import Member
 from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS

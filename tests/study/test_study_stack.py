@@ -14,19 +14,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from diffusers_lrlab.study.runs.curves import Curves
+from diffusers_lrlab.study.stacked.products import KINDS, multiply
+from diffusers_lrlab.study.stacked.stacked_mlp import StackedMLP
 from helpers import is_installed
 from tables import cases
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
-from diffusers_lrlab.study.runs.curves import Curves
 from diffusers_lrlab.study.runs.measure import draw
 from diffusers_lrlab.study.stacked.member import Member
-from diffusers_lrlab.study.stacked.products import KINDS, multiply
 from diffusers_lrlab.study.stacked.sampling import draw_together
 from diffusers_lrlab.study.stacked.stack import Stack
-from diffusers_lrlab.study.stacked.stacked_mlp import StackedMLP
 from diffusers_lrlab.study.stacked.worker_threads import ParallelStacks, worker_threads
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.kinds.select import kind_of

@@ -21,9 +21,8 @@ from started import Started
 from tables import rows
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.study.executors import pool, worker
-from diffusers_lrlab.study.executors.jobs import run_jobs
-from diffusers_lrlab.study.executors.worker import Job, share_cores
+from diffusers_lrlab.study.executors import workers
+from diffusers_lrlab.study.executors.workers import Job, run_jobs, share_cores
 
 # --- jobs handed out, without any process ----------------------------------------------------------------------------
 
@@ -37,7 +36,7 @@ class MadeUpWorkers:
     def submit(self, job):
         ids, future = "".join(spec.id for spec in job.specs), Future()
         self.log.append(ids)
-        answer = self.script.get(ids, (worker.DONE, ""))
+        answer = self.script.get(ids, (workers.DONE, ""))
         if isinstance(answer, Exception):
             future.set_exception(answer)
         elif answer is not None:
@@ -81,9 +80,9 @@ AGAIN = f"{KEPT}Give the same command again, with fewer --workers or a smaller -
 
 @rows("answer, kind, text", [
     (OSError("gone\nfor good"), LabError, "A worker was lost (OSError: gone)" + AGAIN),
-    ((worker.STOPPED, "A worker got signal 15"), LabError, "A worker got signal 15" + AGAIN),
-    ((worker.REFUSED, "no such thing"), LabError, "no such thing"),
-    ((worker.FAILED, "Traceback"), RuntimeError, "A worker failed:\nTraceback"),
+    ((workers.STOPPED, "A worker got signal 15"), LabError, "A worker got signal 15" + AGAIN),
+    ((workers.REFUSED, "no such thing"), LabError, "no such thing"),
+    ((workers.FAILED, "Traceback"), RuntimeError, "A worker failed:\nTraceback"),
 ])  # fmt: skip
 def test_an_error_stops_the_others(answer, kind, text):
     log, _, error = handed_out(["a", "b"], {"a": None, "b": answer})
@@ -92,39 +91,39 @@ def test_an_error_stops_the_others(answer, kind, text):
 
 
 def test_how_a_job_ends_is_returned(monkeypatch, tmp_path):
-    setup = worker.Setup(tmp_path, "fp32", "")
-    ended, text = worker.do_job(setup, Job(None, []))
+    setup = workers.Setup(tmp_path, "fp32", "")
+    ended, text = workers.do_job(setup, Job(None, []))
     assert (ended, text) == (
-        worker.REFUSED,
+        workers.REFUSED,
         f"--out {str(tmp_path)!r}: every node needs this folder. Give one on a shared disk.",
     )
     (tmp_path / "spec.yaml").touch()
-    monkeypatch.setattr(worker, "_begin", lambda setup: json.loads("no JSON"))
-    ended, text = worker.do_job(setup, Job(None, []))
-    assert ended == worker.FAILED
+    monkeypatch.setattr(workers, "_begin", lambda setup: json.loads("no JSON"))
+    ended, text = workers.do_job(setup, Job(None, []))
+    assert ended == workers.FAILED
     assert "JSONDecodeError" in text
     study = SimpleNamespace(device=torch.device("cpu"))
-    monkeypatch.setattr(worker, "_begin", lambda setup: study)
+    monkeypatch.setattr(workers, "_begin", lambda setup: study)
 
     def without_memory(specs, study):
         raise RuntimeError("can't allocate memory\nhere")
 
-    assert worker.do_job(setup, Job(without_memory, [])) == (
-        worker.STOPPED,
+    assert workers.do_job(setup, Job(without_memory, [])) == (
+        workers.STOPPED,
         "A worker ran out of memory (can't allocate memory)",
     )
-    assert worker.do_job(setup, Job(lambda specs, study: None, [])) == (worker.DONE, "")
-    monkeypatch.setattr(worker, "_is_stopped", True)
-    assert worker.do_job(setup, Job(None, [])) == (worker.STOPPED, "A worker was stopped")
+    assert workers.do_job(setup, Job(lambda specs, study: None, [])) == (workers.DONE, "")
+    monkeypatch.setattr(workers, "_is_stopped", True)
+    assert workers.do_job(setup, Job(None, [])) == (workers.STOPPED, "A worker was stopped")
 
 
 def test_hidden_gpus_are_none(monkeypatch):
-    monkeypatch.setattr(pool.torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(workers.torch.cuda, "device_count", lambda: 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert pool.visible_gpus() == []
-    monkeypatch.setattr(pool.torch.cuda, "device_count", lambda: 2)
+    assert workers.visible_gpus() == []
+    monkeypatch.setattr(workers.torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5f")
-    assert pool.visible_gpus() == ["3", "GPU-5f"]
+    assert workers.visible_gpus() == ["3", "GPU-5f"]
 
 
 def test_cores_are_shared_out(monkeypatch):

@@ -15,9 +15,8 @@ from ...core.words import counted
 from ..runs.context import StudyContext
 from ..spec.spec import RunSpec
 from ..stacked.stacks import not_stackable, run_stacked
-from .jobs import Workers
 from .local import run_local
-from .worker import Setup
+from .workers import Pool, Setup, Workers
 
 EXECUTORS: dict[str, Callable[[list[RunSpec], StudyContext], None]] = {"local": run_local, "stacked": run_stacked}
 WORKERS = ("pool", "ray")  # executors that compute runs in other processes
@@ -50,7 +49,6 @@ def open_workers(
     if executor not in WORKERS:
         yield None
         return
-    from .pool import Pool
     from .ray_cluster import RayWorkers
 
     plugins = ",".join(plugin["name"] for plugin in loaded_plugins())

@@ -12,8 +12,7 @@ from ...training.prepare import make_accelerator
 from ...training.run_folder import RunFolder
 from ...training.trainer import Trainer
 from ..runs.context import StudyContext
-from ..runs.curves import Curves
-from ..runs.measure import record_run
+from ..runs.measure import Curves, record_run
 from ..spec.spec import RunSpec
 
 _NOTE = "data_fingerprint"  # of the data of a run, in its folder

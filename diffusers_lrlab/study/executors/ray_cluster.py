@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...core.errors import LabError
-from .worker import Job, Outcome, Setup, do_job, share_cores
+from .workers import Job, Outcome, Setup, do_job, share_cores
 
 _RETRIES = 2  # by Ray, of a task whose worker or node is lost
 _STOP_SECONDS = 60.0  # to save a job

@@ -12,7 +12,7 @@ from ...schedules.scheduler import CurveLR
 from ...timesteps.bands import scaled_lr
 from ...training.plan import Plan
 from ...training.run_state import RunState
-from ..runs.curves import Curves
+from ..runs.measure import Curves
 
 
 class Member:

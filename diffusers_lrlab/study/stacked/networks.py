@@ -22,39 +22,41 @@ def per_member(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return values.to(like).view(-1, *[1] * (like.ndim - 1))
 
 
-class _Linear(torch.autograd.Function):
+class _Layer(torch.autograd.Function):
     """
-    A linear layer of each member, `(members, batch, in)` to `(members, batch, out)`.
+    A ReLU, unless `is_first`, and a linear layer of each member, `(members, batch, in)` to `(members, batch, out)`.
 
     Autograd would transpose the gradients of weights, and torch's fused optimizers for CPUs are wrong unless gradients lie
-    in memory as weights do.
+    in memory as weights do. It would also take new memory for the gradient of the ReLU.
     """
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(values, weight)
-        return torch.baddbmm(bias[:, None], values, weight.mT)
+    def forward(ctx: Any, values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, is_first: bool) -> torch.Tensor:
+        active = values if is_first else values.relu()
+        ctx.save_for_backward(active, weight)
+        return torch.baddbmm(bias[:, None], active, weight.mT)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        values, weight = ctx.saved_tensors
-        through = torch.bmm(gradient, weight) if ctx.needs_input_grad[0] else None
-        return through, torch.bmm(gradient.mT, values), gradient.sum(1)
+        active, weight = ctx.saved_tensors
+        through = None
+        if ctx.needs_input_grad[0]:
+            through = torch.bmm(gradient, weight)
+            torch.ops.aten.threshold_backward.grad_input(through, active, 0, grad_input=through)
+        return through, torch.bmm(gradient.mT, active), gradient.sum(1), None
 
 
-def predict(
-    model: Any, parameters: Sequence[torch.Tensor], points: torch.Tensor, timesteps: torch.Tensor
-) -> torch.Tensor:
+def predict(model: Any, parameters: Sequence[torch.Tensor], points: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
     """
     Predictions of networks with the architecture of the [`MLPDenoiser`] `model`, by the operations of its `forward`:
     `(members, batch, dimension)` at timesteps `(members, batch)`. No operation mixes networks.
     """
     embedding = model.embed(points.flatten(0, 1), timesteps.flatten()).to(parameters[0].dtype)
     (first, *blocks, last) = zip(parameters[::2], parameters[1::2], strict=True)
-    hidden = _Linear.apply(embedding.unflatten(0, points.shape[:2]), *first)
+    hidden = _Layer.apply(embedding.unflatten(0, points.shape[:2]), *first, True)
     for layer in blocks:
-        hidden = _Linear.apply(hidden.relu(), *layer).add_(hidden)
-    return _Linear.apply(hidden.relu(), *last)
+        hidden = _Layer.apply(hidden, *layer, False).add_(hidden)
+    return _Layer.apply(hidden, *last, False)
 
 
 def clip(gradients: Sequence[torch.Tensor], max_norms: torch.Tensor) -> torch.Tensor:

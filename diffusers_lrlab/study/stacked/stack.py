@@ -10,8 +10,7 @@ import torch
 
 from ...averaging.averages import averages_itself
 from ...objective.process import check_first, check_shape
-from .captured import CapturedUpdate, Inputs, Recorder, record_graph
-from .draws import draws_of
+from .inputs import CapturedUpdate, Inputs, Recorder, draws_of, record_graph
 from .member import Member
 from .networks import clip, own_parameters, predict, stack_parameters
 from .steps import AVERAGING, LR, StackedAverages, batched_kind, batched_optimizers, rates_of
@@ -75,9 +74,7 @@ class Stack:
         self._rates_on_device = self.rates.to(self.device)
         self.optimizers = [] if self.recorder is None else [*batched_optimizers(members, self.weights)]
         self.averages = StackedAverages(members, self.weights, self.rates)
-        self._stepping = [
-            index for index, member in enumerate(members) if not (self.optimizers and batched_kind(member))
-        ]
+        self._stepping = [index for index, member in enumerate(members) if not (self.optimizers and batched_kind(member))]
         self._reacting = [index for index, member in enumerate(members) if member.feedback]
         self._observing = [index for index, member in enumerate(members) if member.run.objective.follows_losses]
         self._captured: CapturedUpdate | None = None

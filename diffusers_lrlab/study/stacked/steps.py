@@ -40,31 +40,30 @@ class BatchedOptimizer:
     """
     AdamW or SGD of adjacent members, whose states become views of common tensors.
 
-    An operation serves all members, with rates and settings `(members,)` on the device: a GPU takes longer to be given the
-    steps of each than to compute them. `weights` are those of the whole stack, and `own` selects those of the members.
+    An operation serves all members, with rates and settings `(members,)` on the device: a GPU computes the steps of each in
+    less time than it takes to launch them. `weights` are those of the whole stack, and `own` selects those of the members.
     """
 
     def __init__(self, members: list[Member], own: slice, weights: Sequence[torch.Tensor]):
-        optimizers, self.own = [member.run.optimizer for member in members[own]], own
-        self._weights, groups = [values[own] for values in weights], [optimizer.param_groups[0] for optimizer in optimizers]
-        self._group, device = groups[0], weights[0].device
+        optimizers = [member.run.optimizer for member in members[own]]
+        groups = [optimizer.param_groups[0] for optimizer in optimizers]
+        self.own, self._weights, self._group = own, [values[own] for values in weights], groups[0]
         settings = [(group["weight_decay"], group.get("eps", 0.0), group.get("betas", (0.0, 0.0))[1]) for group in groups]
-        self._decay, self._eps, self._beta2 = torch.tensor(settings, dtype=torch.float64, device=device).T
-        self._is_adam = "betas" in self._group
-        names = ("exp_avg", "exp_avg_sq") if self._is_adam else ("momentum_buffer",) if self._group["momentum"] else ()
-        states = [[optimizer.state[parameter] for parameter in optimizer.param_groups[0]["params"]] for optimizer in optimizers]
-        self._counts = torch.tensor([float(state[0].get("step", 0.0)) for state in states], device=device)
+        self._decay, self._eps, self._beta2 = torch.tensor(settings, dtype=torch.float64, device=weights[0].device).T
+        self._is_adam = "betas" in groups[0]
+        names = ("exp_avg", "exp_avg_sq") if self._is_adam else ("momentum_buffer",) if groups[0]["momentum"] else ()
+        states = [[each.state[parameter] for parameter in each.param_groups[0]["params"]] for each in optimizers]
+        self._counts = torch.tensor([float(own[0].get("step", 0.0)) for own in states], device=weights[0].device)
         nothing = [torch.zeros_like(values[0]) for values in self._weights]
         self._state = [
-            stack_parameters([one.get(name, zero) for one, zero in zip(state, nothing, strict=True)] for state in states)
+            stack_parameters([state.get(name, zero) for state, zero in zip(own, nothing, strict=True)] for own in states)
             for name in names
         ]
-        for index, state in enumerate(states):
-            views = zip(*(own_parameters(values, index) for values in self._state), strict=True)
-            for one, own_views in zip(state, views, strict=False):
-                one.update(zip(names, own_views, strict=True))
+        for member, own_states in enumerate(states):
+            for index, state in enumerate(own_states):
+                state.update({name: values[index][member] for name, values in zip(names, self._state, strict=True)})
                 if self._is_adam:
-                    one["step"] = self._counts[index]
+                    state["step"] = self._counts[member]
 
     @torch.no_grad()
     def step(self, gradients: Sequence[torch.Tensor], rates: torch.Tensor) -> None:
