@@ -7,9 +7,8 @@ from typing import Any
 
 from ..core.errors import LabError, did_you_mean
 from ..core.extras import require_extra
-from ..core.lock import remove_leftovers_if_free
 from ..study.runs.precision import PRECISIONS
-from ..study.same_command import finished_report, names_in, shown_command, shown_names, shown_path
+from ..study.same_command import names_in, shown_command, shown_names, shown_path
 from .output import say
 
 _HOW = ("executor", "stack_size", "workers", "address", "precision")
@@ -137,10 +136,6 @@ def run(options: argparse.Namespace, program: str) -> None:
     require_extra("study", "A study")
     if options.out is None and not options.dry_run:
         raise LabError("--out DIR is missing. Give a new folder, or the folder of the study to continue.")
-    if not options.dry_run and (page := _finished_before(options, program)):
-        remove_leftovers_if_free(options.out.expanduser())
-        say(f"This study is finished. Its report: {page}")
-        return
     from ..study.spec.reading import load_spec
 
     spec, names = load_spec(options.what), names_in(options.dataset_name)
@@ -171,10 +166,3 @@ def _shown(options: argparse.Namespace, program: str, precision: str | None) -> 
     given = {"dataset_name": names, "executor": options.executor, "stack_size": options.stack_size}
     given["workers"] = options.workers
     return shown_command(program, options.what, options.out, given | {"precision": precision, "import": plugins})
-
-
-def _finished_before(options: argparse.Namespace, program: str) -> Path | None:
-    """The report of a study that the same command has finished."""
-    if options.address is not None:
-        return None
-    return finished_report(options.what, options.out.expanduser(), _shown(options, program, options.precision))

@@ -86,8 +86,7 @@ def report_study(out: Path, figures: Figures | None = None) -> Path:
         )
     else:
         again = "give the command of the study again, which repeats damaged runs."
-        parts = ("runs/", "weights/") if (out / "weights").is_dir() else ("runs/",)
-        refuse_damaged(out, "study", again, only=lambda name: name.startswith(parts))
+        refuse_damaged(out, "study", again, only=lambda name: name == "spec.yaml" or name.startswith("runs/"))
     if is_card and (out / RUNS_TABLE).exists():
         with folder.locked(), damage_named(out, "study"):
             results, notes = read_runs(out)

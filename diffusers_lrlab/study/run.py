@@ -11,11 +11,9 @@ import torch
 
 from ..core.environment import allowed_threads
 from ..core.errors import LabError, warn
-from ..core.plugins import loaded_plugins, plugin_packages
 from ..core.registered import registered_code_located
 from ..core.signatures import checked
 from ..core.words import agreeing, counted
-from ..data.options import EMBEDDED_DATASETS
 from ..training.plan_text import beginning_warning
 from ..training.prepare import keep_freed_memory
 from .analysis.statistics import FEW_SEEDS
@@ -27,7 +25,7 @@ from .runs.context import StudyContext
 from .runs.precision import products_in
 from .runs.progress import stops_explained
 from .runs.results import StudyFolder
-from .same_command import names_in, shown_command, shown_names, source_sum
+from .same_command import names_in, shown_command, shown_names
 from .spec.expansion import expand, expand_tuning
 from .spec.other_data import with_datasets
 from .spec.reading import load_spec
@@ -84,7 +82,6 @@ def run_study(
         what = spec if isinstance(spec, (str, Path)) else "spec.yaml"  # which `out` will have
         given = {"dataset_name": shown_names(names), "executor": executor, "stack_size": stack_size, "workers": workers}
         command = shown_command("lrlab study run", what, out, given | {"precision": precision})
-    source = source_sum(spec) if isinstance(spec, (str, Path)) else None
     out = Path(out).expanduser()
     folder, own = StudyFolder(out), out / "spec.yaml"
     if isinstance(spec, (str, Path)) and own.exists() and Path(spec).expanduser().resolve() == own.resolve():
@@ -93,7 +90,7 @@ def run_study(
     folder.check_same_datasets(spec, names)
     if precision is not None:
         spec = dataclasses.replace(spec, precision=precision)
-    return _run(spec, folder, executor, stack_size, workers, address, quiet, command, source)
+    return _run(spec, folder, executor, stack_size, workers, address, quiet, command)
 
 
 def _run(
@@ -105,7 +102,6 @@ def _run(
     address: str | None,
     quiet: bool,
     command: str,
-    source: str | None,
 ) -> Path:
     folder.check_is_study(spec.name, (run for part in (expand_tuning, expand) for run in part(spec)))  # lazily
     check_executor(executor, stack_size, num_workers, address)
@@ -119,7 +115,7 @@ def _run(
     with folder.locked(), stops_explained(folder.path), products_in(spec.precision, study.device):
         folder.check_is_study(spec.name, [*tuning, *first])  # again: another command may have used the folder meanwhile
         folder.reopen()
-        folder.write_spec(spec, command, source if _depend_on_text_alone([*tuning, *first]) else None)
+        folder.write_spec(spec, command)
         with open_workers(executor, num_workers, address, study) as workers:
             tuning = _tune(spec, study, executor, workers)
             runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
@@ -161,14 +157,6 @@ def warnings_before(spec: StudySpec, runs: list[RunSpec], study: StudyContext) -
         if warning := beginning_warning(plan):
             found.append(f"In the arm {run.arm!r} on {run.dataset!r}: {warning}")
     return found
-
-
-def _depend_on_text_alone(runs: list[RunSpec]) -> bool:
-    """Whether the results depend on the text of the specification only, not on other files, data or plug-ins."""
-    fields = (run.config.dataset_name in EMBEDDED_DATASETS and run.config.plugins is None for run in runs)
-    return (
-        not (loaded_plugins() or plugin_packages()) and all(fields) and all({*run.given} <= {"dataset_name"} for run in runs)
-    )
 
 
 def _tune(spec: StudySpec, study: StudyContext, executor: str | None, workers: Workers | None) -> list[RunSpec]:

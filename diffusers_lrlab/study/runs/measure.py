@@ -7,14 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import save
 
 from ...core.errors import Diverged
 from ...evaluation.metrics import METRICS
 from ...training.results.base import results_of
 from ...training.run_state import RunState
 from ...training.samples import draw_samples
-from ..kind_settings import settings_of
 from ..spec.spec import RunSpec
 from .context import StudyContext
 from .progress import MEASURED
@@ -88,10 +86,6 @@ def record_run(
     """
     sections, error = finish(run, spec, curves, error, drawn)
     study.progress.advance(1 - (DRAWN if drawn else 0), MEASURED)
-    weights = None
-    if error is None and spec.stage == "compare" and settings_of(run.config).keeps_weights:
-        with run.averaged_weights():
-            weights = save({name: value.detach().cpu().clone() for name, value in run.model.state_dict().items()})
     about = {name: getattr(spec, name) for name in ("id", "arm", "dataset", "seed", "stage")}
     about |= {
         "learning_rate": spec.config.learning_rate,
@@ -101,7 +95,7 @@ def record_run(
         "started": started,
         "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-    study.keep(spec, {"run": about, **sections, "weights": None, "config": spec.fields, "meta": study.meta}, weights)
+    study.keep(spec, {"run": about, **sections, "config": spec.fields, "meta": study.meta})
 
 
 def finish(

@@ -2,15 +2,14 @@
 
 import math
 import time
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ...averaging.averages import averages_itself
 from ...objective.process import check_first, check_shape
-from .inputs import CapturedUpdate, Inputs, Recorder, draws_of, record_graph
+from .draws import Inputs, draws_of
 from .member import Member
 from .networks import clip, own_parameters, predict, stack_parameters
 from .steps import AVERAGING, LR, StackedAverages, batched_kind, batched_optimizers, rates_of
@@ -22,14 +21,13 @@ class Stack:
     """
     Runs side by side.
 
-    Members have one architecture, batch size and objective; all that are not done are at the same update. `recorder`
-    records the work of the device in an update, see [`CapturedUpdate`]; by default a CUDA graph on a GPU, and elsewhere
-    nothing. Optimizers take their steps one after the other, or batched where updates are recorded.
+    Members have one architecture, batch size and objective; all that are not done are at the same update. Optimizers take
+    their steps one after the other; on a GPU, by default, those of [`BatchedOptimizer`] do so together.
     """
 
-    def __init__(self, members: list[Member], device: torch.device, recorder: Recorder | None = None):
+    def __init__(self, members: list[Member], device: torch.device, batches_steps: bool | None = None):
         self.device = device
-        self.recorder = record_graph if recorder is None and device.type == "cuda" else recorder
+        self.batches_steps = device.type == "cuda" if batches_steps is None else batches_steps
         self.update = next((member.run.update for member in members if not member.is_done), members[0].run.update)
         self.sums = torch.zeros(3, len(members), device=device)
         self._draws_of = draws_of(members, device)
@@ -72,13 +70,11 @@ class Stack:
                 parameter.data, parameter.grad = values, None
         self.rates = rates_of(members)
         self._rates_on_device = self.rates.to(self.device)
-        self.optimizers = [] if self.recorder is None else [*batched_optimizers(members, self.weights)]
+        self.optimizers = [*batched_optimizers(members, self.weights)] if self.batches_steps else []
         self.averages = StackedAverages(members, self.weights, self.rates)
         self._stepping = [index for index, member in enumerate(members) if not (self.optimizers and batched_kind(member))]
         self._reacting = [index for index, member in enumerate(members) if member.feedback]
         self._observing = [index for index, member in enumerate(members) if member.run.objective.follows_losses]
-        self._captured: CapturedUpdate | None = None
-        self._can_record = False
         norms = [member.run.config.max_grad_norm or math.inf for member in members]
         self.max_norms = torch.tensor(norms, device=self.device, dtype=self.weights[0].dtype)
         sources = [self._draws_of[member] for member in members]
@@ -101,16 +97,15 @@ class Stack:
                 rates[self.update, LR, index] = self.members[index].step_lr
         for member in self.members if self.update + 1 == self._check else ():
             member.check_rates()
-        inputs = self._draw()
-        if self.recorder is not None and self._can_record and self._captured is None:
-            self._record(inputs, self.recorder)
-        losses = self._compute(inputs) if self._captured is None else self._captured(inputs)
+        inputs, rates = self._draw(), self._rates_on_device[self.update]
+        losses, gradients = self._compute(inputs)
+        for optimizer in self.optimizers:
+            optimizer.step(gradients, rates)
         for index in self._stepping:
-            self.members[index].take_step(own_parameters(self.gradients, index))
-        self.averages.step(self.update, inputs.rates)
+            self.members[index].take_step(own_parameters(gradients, index))
+        self.averages.step(self.update, rates)
         for index in self._observing:
             self.members[index].run.objective.observe(inputs.timesteps[index], losses[index])
-        self._can_record = True  # libraries have allocated what they allocate at first use
         self.update += 1
         own = sum(self.members[index].run.training_seconds for index in self._stepping) - own
         share = (time.perf_counter() - started - own) / len(self.members)
@@ -119,35 +114,21 @@ class Stack:
         for index in self._reacting:
             self.members[index].advance_feedback()
 
-    def _record(self, inputs: Inputs, recorder: Recorder) -> None:
-        try:
-            self._captured = CapturedUpdate(self._compute, inputs, recorder)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # an operation that cannot be captured
-            reason = str(error).partition("\n")[0]
-            warnings.warn(f"Updates cannot be captured as a CUDA graph and run kernel by kernel: {reason}", stacklevel=2)
-            self.recorder = None
-
     def _draw(self) -> Inputs:
         """Each source draws once; members pick the draws of their source."""
         drawn = [source.draw(self.update) for source in self._sources]
         points, timesteps, noise = (
-            torch.stack([parts[part] for parts in drawn])[self._source_of]  # type: ignore[misc]  # only weights may be None
-            for part in range(3)
+            torch.stack(parts)[self._source_of] for parts in zip(*(each[:3] for each in drawn), strict=True)
         )
         weights = None
         if any(source.objective.is_weighted for source in self._sources):
             ones = torch.ones(points.shape[1], device=self.device)
             weights = torch.stack([ones if own is None else own for *_, own in drawn])[self._source_of]
-        return Inputs(points, timesteps, noise, weights, self._rates_on_device[self.update])
+        return Inputs(points, timesteps, noise, weights)
 
-    def _compute(self, inputs: Inputs) -> torch.Tensor:
-        """
-        The unweighted losses `(members, batch)`. Leaves the clipped `gradients` of their weighted means, and takes batched
-        steps.
-        """
-        points, timesteps, noise, weights, rates = inputs
+    def _compute(self, inputs: Inputs) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+        """The unweighted losses `(members, batch)`, and the clipped gradients of their weighted means."""
+        points, timesteps, noise, weights = inputs
         process, flat = self.members[0].run.process, (points.flatten(0, 1), noise.flatten(0, 1), timesteps.flatten())
         noisy = process.add_noise(*flat).view_as(points)
         leaves = [values.detach().requires_grad_() for values in self.weights]
@@ -158,12 +139,10 @@ class Stack:
                 check_first(member.run.model, own, its_input)
         losses = process.prediction_losses(prediction.flatten(0, 1), *flat).view(len(points), -1)
         means = (losses if weights is None else losses * weights).mean(1)
-        self.gradients = torch.autograd.grad(means.sum(), leaves)
-        norms = clip(self.gradients, self.max_norms)
-        for optimizer in self.optimizers:
-            optimizer.step(self.gradients, rates)
+        gradients = torch.autograd.grad(means.sum(), leaves)
+        norms = clip(gradients, self.max_norms)
         self.sums += torch.stack([means.detach(), norms.to(means), torch.ones_like(means)])
-        return losses.detach()
+        return losses.detach(), gradients
 
     def updates(self) -> Iterator[int]:
         """Trains until every member is done; yields the number of advanced members after each update."""

@@ -1,6 +1,5 @@
-"""Inputs of the updates of a stack: drawn once for members with equal draws, and copied into the memory of a CUDA graph."""
+"""Points, timesteps and noise of the members of a stack, drawn once for members with equal draws."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,21 +13,14 @@ from ...training.config import TrainingConfig
 from ...training.resolve_timesteps import objective_spec
 from .member import Member
 
-# Takes work and returns a function that repeats it. Recording alone does not execute the work.
-Recorder = Callable[[Callable[[], None]], Callable[[], None]]
-
 
 class Inputs(NamedTuple):
-    """
-    The inputs of one update of a stack, `(members, batch, ...)` each. `weights` are those of the losses, if any; `rates` is
-    the row of [`rates_of`] for the update.
-    """
+    """The inputs of an update, `(batch, ...)` or `(members, batch, ...)` each; `weights` are those of the losses, if any."""
 
     points: torch.Tensor
     timesteps: torch.Tensor
     noise: torch.Tensor
     weights: torch.Tensor | None
-    rates: torch.Tensor
 
 
 class Draws:
@@ -43,13 +35,12 @@ class Draws:
         self.points, self.batch, self.device = points, plan.layout.global_batch, device
         self._order = RowOrder(len(points), run.config.seed)
 
-    def draw(self, update: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Points, timesteps, noise, and weights of the losses if there are any."""
+    def draw(self, update: int) -> Inputs:
         rows = self._order.rows(np.arange(update * self.batch, (update + 1) * self.batch))
         points = self.points[to_device(Batch(torch.from_numpy(rows)), self.device).data]
         timesteps = self.objective.draw(update)
         noise = torch.cat(list(self.objective.noise(update, points)))
-        return points, timesteps, noise, self.objective.weights(timesteps, update)
+        return Inputs(points, timesteps, noise, self.objective.weights(timesteps, update))
 
 
 def draws_of(members: list[Member], device: torch.device) -> dict[Member, Draws]:
@@ -68,38 +59,3 @@ def draws_of(members: list[Member], device: torch.device) -> dict[Member, Draws]
             shared[key] = draws
         found[member] = draws
     return found
-
-
-def record_graph(work: Callable[[], None]) -> Callable[[], None]:
-    """A [`Recorder`] for NVIDIA GPUs."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay  # a bound method, which keeps the graph alive
-
-
-class CapturedUpdate:
-    """
-    The recorded work of the device in an update, for models so small that launching it takes longest: losses
-    `(members, batch)`, gradients and batched optimizer steps.
-
-    A graph replays the recorded kernels in the recorded memory, with every number that Python passed then. All inputs,
-    whose shapes stay those of `inputs`, are therefore copied into that memory.
-    """
-
-    def __init__(self, compute: Callable[[Inputs], torch.Tensor], inputs: Inputs, record: Recorder):
-        self._inputs = Inputs(*(None if part is None else part.clone() for part in inputs))  # type: ignore[arg-type]
-        self._losses = inputs.points.new_zeros(inputs.points.shape[:2])
-
-        def work() -> None:
-            self._losses.copy_(compute(self._inputs))
-
-        self._replay = record(work)
-
-    def __call__(self, inputs: Inputs) -> torch.Tensor:
-        """Runs an update; the losses are valid until the next one."""
-        for recorded, part in zip(self._inputs, inputs, strict=True):
-            if recorded is not None and part is not None:
-                recorded.copy_(part)
-        self._replay()
-        return self._losses
