@@ -292,6 +292,7 @@ def make_points(tiny, number, updates=10_000, first_updates=None):
 def make_stack(members, how):
     """A stack whose updates are captured or launched kernel by kernel."""
     from diffusers_lrlab.study.stacked.inputs import record_graph
+
     from diffusers_lrlab.study.stacked.stack import Stack
 
     torch.backends.cuda.matmul.allow_tf32 = False  # as studies compute if not asked otherwise

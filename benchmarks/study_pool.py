@@ -97,7 +97,7 @@ def main():
                 continue
             seconds = []
             for num_workers in (1, 2):
-                with open_workers(executor, num_workers, None, study) as pool:
+                with open_workers(executor, num_workers, study) as pool:
                     seconds_of(study, specs, executor, pool)  # imports, data
                     seconds.append([seconds_of(study, specs, executor, pool) for _ in range(options.rounds)])
             turns = [*zip(*seconds, strict=True)]

@@ -38,9 +38,9 @@ from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import read_spec
 from diffusers_lrlab.study.stacked.member import Member
-from diffusers_lrlab.study.stacked.sampling import draw_together
+from diffusers_lrlab.study.stacked.networks import draw_together
 from diffusers_lrlab.study.stacked.stack import Stack
-from diffusers_lrlab.study.stacked.worker_threads import ParallelStacks, worker_threads
+from diffusers_lrlab.study.stacked.stacks import ParallelStacks, worker_threads
 from diffusers_lrlab.training.arguments import read_yaml
 from diffusers_lrlab.training.prepare import keep_freed_memory
 

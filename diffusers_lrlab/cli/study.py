@@ -8,10 +8,10 @@ from typing import Any
 from ..core.errors import LabError, did_you_mean
 from ..core.extras import require_extra
 from ..study.runs.precision import PRECISIONS
-from ..study.same_command import names_in, shown_command, shown_names, shown_path
+from ..study.shown_command import names_in, shown_command, shown_names, shown_path
 from .output import say
 
-_HOW = ("executor", "stack_size", "workers", "address", "precision")
+_HOW = ("executor", "stack_size", "workers", "precision")
 # Of each action its form and the options that it takes.
 _FIGURES = ("figures", "figure_width", "dpi")
 ACTIONS = {
@@ -61,7 +61,7 @@ def add_run_arguments(parser: argparse._ActionsContainer) -> None:
     add("--dataset_name", action="append", metavar="NAME", help=datasets)
     executors = (
         "In this process: stacked or local (default: stacked where possible). With workers: pool, on the GPUs or cores of "
-        "this machine, or ray, on a cluster whose nodes share the folder of --out."
+        "this machine, or ray, on the cluster at RAY_ADDRESS, whose nodes share the folder of --out."
     )
     add("--executor", metavar="NAME", help=executors)
     stack_size = (
@@ -71,8 +71,6 @@ def add_run_arguments(parser: argparse._ActionsContainer) -> None:
     add("--stack_size", type=int, metavar="N", help=stack_size)
     workers = "Workers of pool and ray, which share the cores (default: one per GPU, else one per core)."
     add("--workers", type=int, metavar="N", help=workers)
-    addresses = "Running Ray cluster, or auto (default: RAY_ADDRESS, else this machine alone)."
-    add("--address", metavar="ADDRESS", help=addresses)
     precisions = "; ".join(f"{name}: {precision.description}" for name, precision in PRECISIONS.items())
     add("--precision", metavar="NAME", help=f"{precisions} (default: fp32, or that of the study whose spec.yaml is run).")
     add("--dry_run", action="store_true", help="Print the runs and a measured forecast of their time, and stop.")
@@ -149,18 +147,18 @@ def run(options: argparse.Namespace, program: str) -> None:
         spec = with_datasets(spec, names)
         if options.out is not None:
             StudyFolder(options.out).check_same_datasets(spec, names)
-        asked = options.executor, options.stack_size, options.out, options.workers, options.address
+        asked = options.executor, options.stack_size, options.out, options.workers
         say(describe_study(spec, *asked))
         return
     from ..study.run import run_study
 
     command = _shown(options, program, None if spec.precision == "fp32" else spec.precision)
-    how = options.executor, options.stack_size, options.workers, options.address, options.precision
+    how = options.executor, options.stack_size, options.workers, options.precision
     say(f"Wrote {run_study(options.what, options.out, *how, command=command, dataset_name=names or None)}.")
 
 
 def _shown(options: argparse.Namespace, program: str, precision: str | None) -> str:
-    """The command as the report shows it, without the address of a cluster."""
+    """The command as the report shows it."""
     plugins = ",".join(map(shown_path, (options.plugins or "").split(","))) if options.plugins else None
     names = shown_names(names_in(options.dataset_name))
     given = {"dataset_name": names, "executor": options.executor, "stack_size": options.stack_size}

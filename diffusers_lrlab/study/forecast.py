@@ -30,8 +30,7 @@ from .runs.results import StudyFolder
 from .spec.expansion import expand, expand_tuning
 from .spec.spec import RunSpec, StudySpec
 from .stacked.member import Member
-from .stacked.stacks import check_stackable, split_into_stacks
-from .stacked.worker_threads import ParallelStacks, worker_threads
+from .stacked.stacks import ParallelStacks, check_stackable, split_into_stacks, worker_threads
 
 _PROBED_UPDATES = 12
 
@@ -42,14 +41,13 @@ def describe_study(
     stack_size: int | None,
     out: Path | None = None,
     num_workers: int | None = None,
-    address: str | None = None,
 ) -> str:
     """
     The missing runs of a study and their forecast cost, as text, from measurements of some seconds.
 
     Raises the same `LabError`s as running the study would before its first run.
     """
-    check_executor(executor, stack_size, num_workers, address)
+    check_executor(executor, stack_size, num_workers)
     use_all_cores()
     folder = StudyFolder(out or Path("study"))
     tuning, runs = expand_tuning(spec), expand(spec)

@@ -25,7 +25,7 @@ from .runs.context import StudyContext
 from .runs.precision import products_in
 from .runs.progress import stops_explained
 from .runs.results import StudyFolder
-from .same_command import names_in, shown_command, shown_names
+from .shown_command import names_in, shown_command, shown_names
 from .spec.expansion import expand, expand_tuning
 from .spec.other_data import with_datasets
 from .spec.reading import load_spec
@@ -41,7 +41,6 @@ def run_study(
     executor: str | None = None,
     stack_size: int | None = None,
     workers: int | None = None,
-    address: str | None = None,
     precision: str | None = None,
     quiet: bool = False,
     command: str | None = None,
@@ -63,7 +62,6 @@ def run_study(
         executor (`str`, *optional*): stacked, local, pool or ray, for all runs; by default, runs are stacked if possible.
         stack_size (`int`, *optional*): Most runs that are computed side by side.
         workers (`int`, *optional*): Number of workers of pool and ray.
-        address (`str`, *optional*): Address of the Ray cluster.
         precision (`str`, *optional*): As `--precision`; that of the study by default.
         quiet (`bool`): Shows no progress.
         command (`str`, *optional*): Command shown in the report; `lrlab study run` with these arguments by default.
@@ -77,12 +75,11 @@ def run_study(
         LabError: for an impossible request, before anything runs if it can be detected.
         Interrupted: after SIGINT or SIGTERM, with everything saved.
     """
-    names = names_in(dataset_name)
+    names, out = names_in(dataset_name), Path(out).expanduser()
     if command is None:
         what = spec if isinstance(spec, (str, Path)) else "spec.yaml"  # which `out` will have
         given = {"dataset_name": shown_names(names), "executor": executor, "stack_size": stack_size, "workers": workers}
         command = shown_command("lrlab study run", what, out, given | {"precision": precision})
-    out = Path(out).expanduser()
     folder, own = StudyFolder(out), out / "spec.yaml"
     if isinstance(spec, (str, Path)) and own.exists() and Path(spec).expanduser().resolve() == own.resolve():
         command = folder.read_spec()[1]  # what says where the study came from, and on which data sets it is
@@ -90,33 +87,23 @@ def run_study(
     folder.check_same_datasets(spec, names)
     if precision is not None:
         spec = dataclasses.replace(spec, precision=precision)
-    return _run(spec, folder, executor, stack_size, workers, address, quiet, command)
-
-
-def _run(
-    spec: StudySpec,
-    folder: StudyFolder,
-    executor: str | None,
-    stack_size: int | None,
-    num_workers: int | None,
-    address: str | None,
-    quiet: bool,
-    command: str,
-) -> Path:
     folder.check_is_study(spec.name, (run for part in (expand_tuning, expand) for run in part(spec)))  # lazily
-    check_executor(executor, stack_size, num_workers, address)
+    check_executor(executor, stack_size, workers)
     use_all_cores()
-    tuning, first = expand_tuning(spec), expand(spec)
-    study = StudyContext(folder, stack_size, quiet, spec.precision)
-    for warning in warnings_before(spec, folder.missing([*tuning, *first]), study):
+    return _run(spec, StudyContext(folder, stack_size, quiet, spec.precision), executor, workers, command)
+
+
+def _run(spec: StudySpec, study: StudyContext, executor: str | None, num_workers: int | None, command: str) -> Path:
+    folder, known = study.folder, [*expand_tuning(spec), *expand(spec)]
+    for warning in warnings_before(spec, folder.missing(known), study):
         warn(warning)
     if executor == "stacked":
-        check_stackable([*tuning, *first], study)
+        check_stackable(known, study)
     with folder.locked(), stops_explained(folder.path), products_in(spec.precision, study.device):
-        folder.check_is_study(spec.name, [*tuning, *first])  # again: another command may have used the folder meanwhile
+        folder.check_is_study(spec.name, known)  # again: another command may have used the folder meanwhile
         folder.reopen()
         folder.write_spec(spec, command)
-        with open_workers(executor, num_workers, address, study) as workers:
+        with open_workers(executor, num_workers, study) as workers:
             tuning = _tune(spec, study, executor, workers)
             runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
             if unknown := folder.unknown_files([*tuning, *runs]):

@@ -25,9 +25,9 @@ from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.study.runs.measure import draw
 from diffusers_lrlab.study.stacked.member import Member
-from diffusers_lrlab.study.stacked.sampling import draw_together
+from diffusers_lrlab.study.stacked.networks import draw_together
 from diffusers_lrlab.study.stacked.stack import Stack
-from diffusers_lrlab.study.stacked.worker_threads import ParallelStacks, worker_threads
+from diffusers_lrlab.study.stacked.stacks import ParallelStacks, worker_threads
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan

@@ -296,7 +296,8 @@ def test_what_a_lost_node_did_is_done_by_another(one_by_one, tmp_path, monkeypat
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
         node = cluster.add_node(num_cpus=1)
-        process = study.start("--executor=ray", f"--address={cluster.address}", "--stack_size=1")
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        process = study.start("--executor=ray", "--stack_size=1")
         wait_for(lambda: len(study.updates()) > 5, process)
         cluster.remove_node(node, allow_graceful=False)
         _, error = process.communicate()

@@ -30,6 +30,8 @@ from ..stacked.stacks import run_stacked, split_into_stacks
 from .local import run_local
 
 _POLL_SECONDS = 1.0
+_RAY_RETRIES = 2  # by Ray, of a task whose worker or node is lost
+_RAY_STOP_SECONDS = 60.0  # to save a job
 DONE, STOPPED, REFUSED, FAILED = "done", "stopped", "refused", "failed"  # how a job may end
 Outcome = tuple[str, str]  # how it ended, and the text of its error
 
@@ -157,6 +159,50 @@ def visible_gpus() -> list[str]:
 def _begin() -> None:
     worker_process.begin()
     signal.signal(signal.SIGTERM, stop)  # between jobs, which handle it themselves
+
+
+class RayWorkers:
+    """Tasks on all nodes of the cluster at `RAY_ADDRESS`, of the one this process is connected to, or of this machine."""
+
+    def __init__(self, setup: Setup, num_workers: int | None):
+        import ray
+
+        self._is_ours = not ray.is_initialized()
+        if self._is_ours:
+            try:
+                ray.init(log_to_driver=False, logging_level="error", include_dashboard=False)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                where = f"at RAY_ADDRESS={address}" if (address := os.environ.get("RAY_ADDRESS")) else "on this machine"
+                raise LabError(f"Ray cannot be reached {where}: {str(error).partition(chr(10))[0]}") from error
+        total = ray.cluster_resources()
+        gpus = int(total.get("GPU", 0))
+        self.num_workers, self.num_threads = share_cores(num_workers, int(total.get("CPU", 1)), gpus)
+        self._setup = replace(setup, num_threads=self.num_threads)
+        # A process serves many jobs, so it loads its data once.
+        resources = {"num_cpus": self.num_threads, "num_gpus": min(1.0, gpus / self.num_workers)}
+        self._task = ray.remote(**resources, max_retries=_RAY_RETRIES, max_calls=0)(do_job)
+        self._tasks: dict[Future[Outcome], Any] = {}
+
+    def submit(self, job: Job) -> Future[Outcome]:
+        task = self._task.remote(self._setup, job)
+        future: Future[Outcome] = task.future()
+        self._tasks[future] = task
+        return future
+
+    def stop(self) -> None:
+        """Requests that the tasks save what they do and return, and waits for them."""
+        import ray
+
+        left = [future for future in self._tasks if not future.done()]
+        for future in left:
+            ray.cancel(self._tasks[future])  # raises KeyboardInterrupt in the task
+        wait(left, _RAY_STOP_SECONDS)
+
+    def close(self) -> None:
+        import ray
+
+        if self._is_ours:
+            ray.shutdown()
 
 
 # --- in a worker ---

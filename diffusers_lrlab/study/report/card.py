@@ -18,7 +18,7 @@ from ...core.plain_yaml import load_front_matter
 from ...data.options import EMBEDDED_DATASETS
 from ..analysis.runs_table import RUNS_TABLE, read_runs
 from ..runs.results import StudyFolder, sources
-from ..same_command import command_of_card, is_preset, shown_path
+from ..shown_command import command_of_card, is_preset, shown_path
 from .contents import ReportContents
 from .markdown import card_markdown
 from .plot_list import plots_of

@@ -9,8 +9,7 @@ import torch
 
 from ...averaging.averages import averages_itself
 from ...objective.process import check_first, check_shape
-from .draws import Inputs, draws_of
-from .member import Member
+from .member import Inputs, Member, draws_of
 from .networks import clip, own_parameters, predict, stack_parameters
 from .steps import AVERAGING, LR, StackedAverages, batched_kind, batched_optimizers, rates_of
 
