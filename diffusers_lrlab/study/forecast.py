@@ -53,7 +53,7 @@ def describe_study(
     tuning, runs = expand_tuning(spec), expand(spec)
     missing = [*tuning, *runs]
     if out is not None:
-        folder.check_is_study(spec.name, missing)
+        folder.check_is_study(spec.name)
         tuning = sum(tuning_rounds(spec, folder), [])
         if not folder.missing(tuning):
             runs = expand(spec, chosen_rates(spec, folder.results(tuning)))

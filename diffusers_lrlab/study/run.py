@@ -87,7 +87,7 @@ def run_study(
     folder.check_same_datasets(spec, names)
     if precision is not None:
         spec = dataclasses.replace(spec, precision=precision)
-    folder.check_is_study(spec.name, (run for part in (expand_tuning, expand) for run in part(spec)))  # lazily
+    folder.check_is_study(spec.name)
     check_executor(executor, stack_size, workers)
     use_all_cores()
     return _run(spec, StudyContext(folder, stack_size, quiet, spec.precision), executor, workers, command)
@@ -100,7 +100,7 @@ def _run(spec: StudySpec, study: StudyContext, executor: str | None, num_workers
     if executor == "stacked":
         check_stackable(known, study)
     with folder.locked(), stops_explained(folder.path), products_in(spec.precision, study.device):
-        folder.check_is_study(spec.name, known)  # again: another command may have used the folder meanwhile
+        folder.check_is_study(spec.name)  # again: another command may have used the folder meanwhile
         folder.reopen()
         folder.write_spec(spec, command)
         with open_workers(executor, num_workers, study) as workers:

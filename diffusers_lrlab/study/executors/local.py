@@ -7,6 +7,7 @@ from accelerate.state import AcceleratorState, GradientState
 
 from ...core.errors import Diverged, LabError
 from ...core.files import remove
+from ...data.shard_rows import digest_of
 from ...training.prepare import make_accelerator
 from ...training.run_folder import RunFolder
 from ...training.trainer import Trainer
@@ -27,7 +28,7 @@ def _train_and_record(spec: RunSpec, study: StudyContext) -> None:
     GradientState._reset_state()
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     # What was begun with other data is not continued.
-    path = study.folder.path / "local" / f"{spec.id}-{study.data(spec).fingerprint[:16]}"
+    path = study.folder.path / "local" / f"{spec.id}-{digest_of([study.data(spec).fingerprint])[:8]}"
     plan, data = study.plan(spec, str(path))
     folder = RunFolder(path)
     checkpoint = _checkpoint_of(folder, study)

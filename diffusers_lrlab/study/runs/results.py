@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ...core.errors import LabError, did_you_mean, must_be, warn
+from ...core.errors import LabError, did_you_mean, must_be
 from ...core.files import remove_leftovers, write_text
 from ...core.lock import LOCK_FILES, locked
 from ...core.manifest import (
@@ -82,19 +82,15 @@ class StudyFolder:
             remove_leftovers(*(self.path / name for name in ("runs", "stacks", "local")))
             yield
 
-    def check_is_study(self, name: str, specs: Iterable[RunSpec]) -> None:
-        """Raises a `LabError` if the folder holds anything but this study, recognised by `spec.yaml` or else by its runs."""
+    def check_is_study(self, name: str) -> None:
+        """Raises a `LabError` if the folder holds anything but this study."""
         saved, there = self._saved_spec(), sorted(entry.name for entry in self.path.glob("[!.]*"))
+        if saved is not None and saved["spec"]["name"] == name:
+            return
         if saved is not None:
             got = f"that of the study {saved['spec']['name']!r}"
-            if saved["spec"]["name"] == name:
-                return
-        elif any(self.read(spec.id) is not None for spec in specs):
-            return
-        elif self.path.is_file():
-            got = "a file"
-        elif there:
-            got = f"one with other files ({', '.join(there[:3])}) and no result of this study"
+        elif there or self.path.is_file():
+            got = f"one with {', '.join(there[:3])} and no readable spec.yaml" if there else "a file"
         else:
             return
         wanted = f"a new or empty folder, or that of the study {name!r}"
@@ -115,8 +111,6 @@ class StudyFolder:
 
     def write_spec(self, spec: StudySpec, command: str) -> None:
         """Writes `spec.yaml`."""
-        if self._saved_spec() is None and any((self.path / "runs").glob("*.json")):
-            warn(f"{str(self.path / 'spec.yaml')!r} is missing or damaged; it is written again.")
         saved = json.loads(json.dumps(spec.to_dict()))
         if spec.folder != PRESETS:  # relative: both can be moved together, and no local path is published
             saved["folder"] = os.path.relpath(spec.folder, self.path.resolve())
@@ -130,9 +124,7 @@ class StudyFolder:
             raise LabError(f"There is no study in {str(self.path)!r}.{hint} Run one with `lrlab study run SPEC --out DIR`.")
         saved = self._saved_spec()
         if saved is None:
-            raise LabError(
-                f"{str(file)!r} is damaged. Give the command of the study again, which rewrites it and keeps the results."
-            )
+            raise LabError(f"{str(file)!r} is damaged. Restore it, or run the study into another folder.")
         return saved["spec"], saved["command"]
 
     def _saved_spec(self) -> dict[str, Any] | None:
