@@ -37,17 +37,18 @@ def per_member(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 class _Layer(torch.autograd.Function):
     """
-    A ReLU, unless `is_first`, and a linear layer of each member, `(members, batch, in)` to `(members, batch, out)`.
+    A ReLU, unless `is_first`, and a product with the weights of each member, added to `start`: `(members, batch, in)` to
+    `(members, batch, out)`.
 
     Autograd would transpose the gradients of weights, and torch's fused optimizers for CPUs are wrong unless gradients lie
     in memory as weights do. It would also take new memory for the gradient of the ReLU.
     """
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, is_first: bool) -> torch.Tensor:
+    def forward(ctx: Any, values: torch.Tensor, weight: torch.Tensor, start: torch.Tensor, is_first: bool) -> torch.Tensor:
         active = values if is_first else values.relu()
         ctx.save_for_backward(active, weight)
-        return torch.baddbmm(bias[:, None], active, weight.mT)
+        return torch.baddbmm(start, active, weight.mT)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -56,19 +57,23 @@ class _Layer(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             through = torch.bmm(gradient, weight)
             torch.ops.aten.threshold_backward.grad_input(through, active, 0, grad_input=through)
-        return through, torch.bmm(gradient.mT, active), gradient.sum(1), None
+        return through, torch.bmm(gradient.mT, active), gradient, None
 
 
 def predict(model: Any, parameters: Sequence[torch.Tensor], points: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
     """
-    Predictions of networks with the architecture of the [`MLPDenoiser`] `model`, by the operations of its `forward`:
-    `(members, batch, dimension)` at timesteps `(members, batch)`. No operation mixes networks.
+    Predictions of networks with the architecture of the [`MLPDenoiser`] `model`: `(members, batch, dimension)` at timesteps
+    `(members, batch)`. No operation mixes networks. Without gradients, sums are rounded as in `MLPDenoiser.forward`; in
+    training, both terms beside a product are added first, which saves a pass.
     """
     embedding = model.embed(points.flatten(0, 1), timesteps.flatten()).to(parameters[0].dtype)
-    (first, *blocks, last) = zip(parameters[::2], parameters[1::2], strict=True)
+    first, *blocks, last = [(weight, bias[:, None]) for weight, bias in zip(parameters[::2], parameters[1::2], strict=True)]
     hidden = _Layer.apply(embedding.unflatten(0, points.shape[:2]), *first, True)
-    for layer in blocks:
-        hidden = _Layer.apply(hidden, *layer, False).add_(hidden)
+    for weight, bias in blocks:
+        if torch.is_grad_enabled():
+            hidden = _Layer.apply(hidden, weight, hidden + bias, False)
+        else:
+            hidden = _Layer.apply(hidden, weight, bias, False).add_(hidden)
     return _Layer.apply(hidden, *last, False)
 
 
