@@ -100,7 +100,7 @@ def test_the_report_of_a_study_says_the_same(home):
 
 
 def test_a_study_goes_on(home):
-    """A stack clips by the norm of all parameters' norms, as torch does; 0.1.0 took that of all numbers, rounded otherwise."""
+    """A stack clips by the norm of the parameters' norms, as torch does; 0.1.0 took that of all numbers: other rounding."""
     folder = home / "study-begun"
     done = {file: file.stat().st_mtime_ns for file in (folder / "runs").iterdir()}
     (state,) = folder.glob("stacks/*/state.pt")

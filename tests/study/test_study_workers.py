@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pickle
 import signal
 import time
 from concurrent.futures import Future
@@ -28,7 +29,7 @@ from diffusers_lrlab.study.executors.workers import Job, run_jobs, share_cores
 
 
 class MadeUpWorkers:
-    """Answers with what the script has for the runs of a job; "done" where it has nothing."""
+    """Answers with what the script has for the runs of a job: an error, none, or nothing at all."""
 
     def __init__(self, script, done):
         self.script, self.done, self.log = script, done, []
@@ -36,10 +37,10 @@ class MadeUpWorkers:
     def submit(self, job):
         ids, future = "".join(spec.id for spec in job.specs), Future()
         self.log.append(ids)
-        answer = self.script.get(ids, (workers.DONE, ""))
-        if isinstance(answer, Exception):
+        answer = self.script.get(ids)
+        if isinstance(answer, OSError):
             future.set_exception(answer)
-        elif answer is not None:
+        elif answer != "never":
             future.set_result(answer)
             self.done.update(ids)
         return future
@@ -80,41 +81,41 @@ AGAIN = f"{KEPT}Give the same command again, with fewer --workers or a smaller -
 
 @rows("answer, kind, text", [
     (OSError("gone\nfor good"), LabError, "A worker was lost (OSError: gone)" + AGAIN),
-    ((workers.STOPPED, "A worker got signal 15"), LabError, "A worker got signal 15" + AGAIN),
-    ((workers.REFUSED, "no such thing"), LabError, "no such thing"),
-    ((workers.FAILED, "Traceback"), RuntimeError, "A worker failed:\nTraceback"),
+    (LabError("no such thing"), LabError, "no such thing"),
+    (RuntimeError("A worker failed:\nTraceback"), RuntimeError, "A worker failed:\nTraceback"),
 ])  # fmt: skip
 def test_an_error_stops_the_others(answer, kind, text):
-    log, _, error = handed_out(["a", "b"], {"a": None, "b": answer})
+    log, _, error = handed_out(["a", "b"], {"a": "never", "b": answer})
     assert log == ["a", "b", "stopped"]
     assert (type(error), str(error)) == (kind, text)
 
 
 def test_how_a_job_ends_is_returned(monkeypatch, tmp_path):
-    setup = workers.Setup(tmp_path, "fp32", "")
-    ended, text = workers.do_job(setup, Job(None, []))
-    assert (ended, text) == (
-        workers.REFUSED,
-        f"--out {str(tmp_path)!r}: every node needs this folder. Give one on a shared disk.",
-    )
+    """Errors as those that can be pickled."""
+
+    def outcome(execute=None):
+        error = pickle.loads(pickle.dumps(workers.do_job(workers.Setup(tmp_path, "fp32", ""), Job(execute, []))))
+        return type(error), "" if error is None else str(error)
+
+    nodes = f"--out {str(tmp_path)!r}: every node needs this folder. Give one on a shared disk."
+    assert outcome() == (LabError, nodes)
     (tmp_path / "spec.yaml").touch()
-    monkeypatch.setattr(workers, "_begin", lambda setup: json.loads("no JSON"))
-    ended, text = workers.do_job(setup, Job(None, []))
-    assert ended == workers.FAILED
-    assert "JSONDecodeError" in text
-    study = SimpleNamespace(device=torch.device("cpu"))
-    monkeypatch.setattr(workers, "_begin", lambda setup: study)
+    monkeypatch.setattr(workers, "_begin_study", lambda setup: json.loads("no JSON"))
+    kind, text = outcome()
+    assert (kind, text.startswith("A worker failed:\nTraceback"), "JSONDecodeError" in text) == (RuntimeError, True, True)
+    monkeypatch.setattr(workers, "_begin_study", lambda setup: SimpleNamespace(device=torch.device("cpu")))
 
     def without_memory(specs, study):
         raise RuntimeError("can't allocate memory\nhere")
 
-    assert workers.do_job(setup, Job(without_memory, [])) == (
-        workers.STOPPED,
-        "A worker ran out of memory (can't allocate memory)",
-    )
-    assert workers.do_job(setup, Job(lambda specs, study: None, [])) == (workers.DONE, "")
-    monkeypatch.setattr(workers, "_is_stopped", True)
-    assert workers.do_job(setup, Job(None, [])) == (workers.STOPPED, "A worker was stopped")
+    def interrupted(specs, study):
+        signal.raise_signal(signal.SIGTERM)
+
+    assert outcome(without_memory) == (LabError, "A worker ran out of memory (can't allocate memory)" + AGAIN)
+    assert outcome(lambda specs, study: None) == (type(None), "")
+    monkeypatch.setattr(workers, "_is_stopped", False)  # and so again afterwards
+    assert outcome(interrupted) == (LabError, "A worker got signal 15" + AGAIN)
+    assert outcome() == (LabError, "A worker was stopped" + AGAIN)
 
 
 def test_hidden_gpus_are_none(monkeypatch):

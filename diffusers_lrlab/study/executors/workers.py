@@ -32,8 +32,7 @@ from .local import run_local
 _POLL_SECONDS = 1.0
 _RAY_RETRIES = 2  # by Ray, of a task whose worker or node is lost
 _RAY_STOP_SECONDS = 60.0  # to save a job
-DONE, STOPPED, REFUSED, FAILED = "done", "stopped", "refused", "failed"  # how a job may end
-Outcome = tuple[str, str]  # how it ended, and the text of its error
+Outcome = Exception | None  # of a job: a `LabError`, a `RuntimeError` with a traceback, or none
 
 
 @dataclass(frozen=True)
@@ -94,28 +93,25 @@ def run_jobs(jobs: Iterable[Job], workers: Workers, study: StudyContext) -> None
                 study.progress.advance(spec.config.max_train_steps or 0)
                 study.progress.advance(1, MEASURED)
                 study.progress.finished(spec)
-            for future in done:
-                _check(future)
+            for error in filter(None, map(_outcome, done)):
+                raise error
     except BaseException:
         workers.stop()
         raise
 
 
-def _check(future: Future[Outcome]) -> None:
-    """Raises the error of a job, if it has one."""
+def _outcome(future: Future[Outcome]) -> Outcome:
     try:
-        ended, text = future.result()
+        return future.result()
     except Exception as lost:  # of the worker itself
-        ended, text = STOPPED, f"A worker was lost ({type(lost).__name__}: {str(lost).partition(chr(10))[0]})"
-    if ended == STOPPED:
-        raise LabError(
-            f"{text}. Finished runs are kept. Give the same command again, with fewer --workers or a smaller --stack_size "
-            "if memory is short."
-        )
-    if ended == REFUSED:
-        raise LabError(text)
-    if ended == FAILED:
-        raise RuntimeError(f"A worker failed:\n{text}")
+        return _stopped(f"A worker was lost ({type(lost).__name__}: {str(lost).partition(chr(10))[0]})")
+
+
+def _stopped(what: str) -> LabError:
+    return LabError(
+        f"{what}. Finished runs are kept. Give the same command again, with fewer --workers or a smaller --stack_size if "
+        "memory is short."
+    )
 
 
 class Pool:
@@ -127,7 +123,7 @@ class Pool:
         self._setup = replace(setup, num_threads=self.num_threads)
         self._others = {*multiprocessing.active_children()}
         context = multiprocessing.get_context("spawn")
-        self._executor = ProcessPoolExecutor(self.num_workers, context, _begin)
+        self._executor = ProcessPoolExecutor(self.num_workers, context, _begin_process)
 
     def _processes(self) -> set[Any]:
         return {*multiprocessing.active_children()} - self._others
@@ -156,7 +152,7 @@ def visible_gpus() -> list[str]:
     return named.split(",")[: len(numbers)] if named else numbers
 
 
-def _begin() -> None:
+def _begin_process() -> None:
     worker_process.begin()
     signal.signal(signal.SIGTERM, stop)  # between jobs, which handle it themselves
 
@@ -220,28 +216,28 @@ def stop(*_: object) -> None:
 def do_job(setup: Setup, job: Job) -> Outcome:
     """Executes a job in the main thread of this process. Errors are returned, as not all of them can be pickled."""
     if _is_stopped:
-        return STOPPED, "A worker was stopped"
+        return _stopped("A worker was stopped")
     try:
         with stops_explained(setup.folder), registered_code_located():
             if not (setup.folder / "spec.yaml").is_file():
                 raise LabError(f"--out {str(setup.folder)!r}: every node needs this folder. Give one on a shared disk.")
-            study = _studies.get(setup) or _begin(setup)
+            study = _studies.get(setup) or _begin_study(setup)
             study.stack_size = len(job.specs)
             with products_in(setup.precision, study.device):
                 job.execute(job.specs, study)
     except Interrupted as interruption:
         stop()
-        return STOPPED, f"A worker got signal {interruption.signal_number}"
+        return _stopped(f"A worker got signal {interruption.signal_number}")
     except LabError as error:
-        return REFUSED, str(error)
+        return LabError(str(error))
     except Exception as error:
         if is_out_of_memory(error):
-            return STOPPED, f"A worker ran out of memory ({str(error).partition(chr(10))[0]})"
-        return FAILED, traceback.format_exc()
-    return DONE, ""
+            return _stopped(f"A worker ran out of memory ({str(error).partition(chr(10))[0]})")
+        return RuntimeError(f"A worker failed:\n{traceback.format_exc()}")
+    return None
 
 
-def _begin(setup: Setup) -> StudyContext:
+def _begin_study(setup: Setup) -> StudyContext:
     os.environ["OMP_NUM_THREADS"] = str(setup.num_threads)  # which single runs read
     load_plugins(setup.plugins)
     study = StudyContext(StudyFolder(setup.folder), quiet=True, precision=setup.precision)
