@@ -12,11 +12,27 @@ from functools import partial
 
 import torch
 from common import in_turns, make_parser, milliseconds, parse
-from diffusers_lrlab.study.stacked.products import KINDS, multiply, operands
 
 from diffusers_lrlab.core.environment import describe_environment
 
 BATCH, OUTPUTS = 256, 256
+
+
+# The three products of a linear layer: x W^T, g^T x and g W.
+KINDS = ("forward", "weight_gradient", "input_gradient")
+
+
+def operands(kind, first, second):
+    """The left and right factors of a product, as views of the tensors of a layer."""
+    if kind == "forward":
+        return first, second.transpose(1, 2)
+    return (first.transpose(1, 2) if kind == "weight_gradient" else first), second
+
+
+def multiply(kind, first, second, out):
+    """A product as stacks compute it."""
+    left, right = operands(kind, first, second)
+    torch.bmm(left, right, out=out)
 
 
 def onednn(kind, first, second, out):
@@ -28,11 +44,7 @@ def onednn(kind, first, second, out):
 
 def compiled(kind):
     """The compiled product; compiles at its first call."""
-
-    def product(first, second, out):
-        left, right = operands(kind, first, second)
-        torch.bmm(left, right, out=out)
-
+    product = partial(multiply, kind)
     # Its template takes no transposed first operand: there it can only choose torch's product.
     options = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"}
     return torch.compile(product, options=options)
