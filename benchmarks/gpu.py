@@ -4,12 +4,12 @@
 
 Roofs (products, memory, copies, launches); updates of the 35.75 M UNet at 32 pixels in several precisions and layouts, with
 their share of the roof and their memory; the costliest operators of an update, on host and device; stacks of small networks
-beside the study's template, with updates captured and launched one by one; a captured stack that a member leaves and that
-goes on from its state; decoding, and a slow source beside updates; losses in bf16 beside float32. It stops after --minutes;
-what fails is a row with its error, and the rest goes on.
+beside the study's template, and a stack that a member leaves and that goes on from its state; decoding, and a slow source
+beside updates; losses in bf16 beside float32. It stops after --minutes; what fails is a row with its error, and the rest
+goes on.
 
-Without a GPU it measures the CPU, which is of use with --tiny only; updates are "captured" there as what they are. It needs
-torch, numpy and what benchmarks/gpu_wheels.sh fetches: no datasets, pyarrow, scikit-learn, scipy and matplotlib.
+Without a GPU it measures the CPU, which is of use with --tiny only. It needs torch, numpy and what benchmarks/gpu_wheels.sh
+fetches: no datasets, pyarrow, scikit-learn, scipy and matplotlib.
 """
 
 import dataclasses
@@ -23,7 +23,6 @@ import statistics
 import sys
 import tempfile
 import time
-import warnings
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -289,26 +288,15 @@ def make_points(tiny, number, updates=10_000, first_updates=None):
     return members
 
 
-def make_stack(members, how):
-    """A stack whose updates are captured or launched kernel by kernel."""
-    from diffusers_lrlab.study.stacked.captured import record_graph
+def make_stack(members):
     from diffusers_lrlab.study.stacked.stack import Stack
 
     torch.backends.cuda.matmul.allow_tf32 = False  # as studies compute if not asked otherwise
-    if how != "launches":
-        return Stack(members, DEVICE, recorder=record_graph if DEVICE.type == "cuda" else lambda work: work)
-    stack = Stack(members, DEVICE)
-    stack.recorder = None
-    return stack
-
-
-def check_captured(stack):
-    if stack.recorder is None or stack._captured is None:
-        raise RuntimeError("nothing was captured")
+    return Stack(members, DEVICE, batches_steps=True)
 
 
 def stacks(options, _roof):
-    """Host and whole time of an update of R networks on points, captured and launched, and of the template's loop."""
+    """Host and whole time of an update of R networks on points, and of the template's loop."""
     found = {}
 
     def template():
@@ -316,15 +304,13 @@ def stacks(options, _roof):
         found["template"], host = seconds(lambda: next(loop), 2 if options.tiny else 200)
         yield {"what": "the template's loop", "ms": 1e3 * found["template"], "host_ms": 1e3 * host}
 
-    def stacked(number, how):
-        stack = make_stack(make_points(options.tiny, number), how)
+    def stacked(number):
+        stack = make_stack(make_points(options.tiny, number))
         for _ in range(3):
             stack.do_update()
-        if how == "graph":
-            check_captured(stack)
         took, host = seconds(stack.do_update, 2 if options.tiny else 50)
         yield {
-            "what": f"stack of {number} on {min(number, SEEDS)} seeds, {how}, batch {BATCH}",
+            "what": f"stack of {number} on {min(number, SEEDS)} seeds, batch {BATCH}",
             "ms": 1e3 * took,
             "microseconds_per_member": 1e6 * took / number,
             "host_microseconds_per_member": 1e6 * host / number,
@@ -333,41 +319,35 @@ def stacks(options, _roof):
         }
 
     yield "the template's loop", template
-    for number, how in itertools.product((1, 2) if options.tiny else (1, 4, 16, 64, 256), ("graph", "launches")):
-        yield f"stack of {number}, {how}", partial(stacked, number, how)
+    for number in (1, 2) if options.tiny else (1, 4, 16, 64, 256):
+        yield f"stack of {number}", partial(stacked, number)
 
 
 def members(options, _roof):
-    """A captured stack beside a launched one, after a member leaves, and after it is resumed."""
-    yield "members of a captured stack", partial(member_rows, options)
+    """A stack after a member leaves, and the same after it is resumed."""
+    yield "members of a stack", partial(member_rows, options)
 
 
 def member_rows(options):
-    """One for each stack beside the captured one."""
     number, short, length = (3, 4, 8) if options.tiny else (16, 40, 80)
-    ends = {}
-    for how in ("graph", "launches", "graph, resumed"):
+    ends = []
+    for is_resumed in (False, True):
         runs = make_points(options.tiny, number, length, short)
-        stack = make_stack(runs, how)
+        stack = make_stack(runs)
         while stack.members:
-            next_one = stack.update + 1
             stack.do_update()
-            if how == "graph" and next_one in (short - 1, length - 1):
-                check_captured(stack)
-            if next_one in (short, length):
+            if stack.update in (short, length):
                 stack._release_done()
-            if how == "graph, resumed" and next_one == short + 2:
+            if is_resumed and stack.update == short + 2:
                 states = [member.state_dict() | {"sums": stack.sums_of(member)} for member in runs]
                 runs = make_points(options.tiny, number, length, short)
                 for member, state in zip(runs, states, strict=True):
                     member.run.update = state["update"]
-                stack = make_stack(runs, how)
+                stack = make_stack(runs)
                 stack.load(dict(zip(runs, states, strict=True)))
-        ends[how] = torch.stack([torch.nn.utils.parameters_to_vector(member.run.model.parameters()) for member in runs])
-    largest = ends["launches"].abs().max()
-    for how in ("launches", "graph, resumed"):
-        apart = (ends["graph"] - ends[how]).abs().max() / largest
-        yield {"what": f"weights of a captured stack that one member leaves, beside: {how}", "apart": apart.item()}
+        ends.append(torch.stack([torch.nn.utils.parameters_to_vector(member.run.model.parameters()) for member in runs]))
+    apart = (ends[0] - ends[1]).abs().max() / ends[0].abs().max()
+    yield {"what": "weights of a stack that is resumed", "apart": apart.item()}
 
 
 def data(options, _roof):
@@ -443,7 +423,6 @@ def main():
     options, rows = parse(parser), []
     # Nothing here reads a data set or draws a picture, which is what training wants these packages for.
     extras.EXTRAS.update(plots={}, train={}, study={})
-    warnings.filterwarnings("error", "Updates cannot be captured")  # a run goes on without it
     about = {"what": "machine", "torch": torch.__version__, "python": platform.python_version(), "device": str(DEVICE)}
     if DEVICE.type == "cuda":
         about |= {"name": torch.cuda.get_device_name(), "cuda": torch.version.cuda}

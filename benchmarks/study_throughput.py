@@ -9,8 +9,7 @@ products of an update take alone, computed in the same way. Samples are drawn of
 and by all together in turns.
 
 What a stack costs beside its products is measured on networks so small that little else is left: time of an update over
-the number of members, and its operators (views left out); both also as a GPU would record them, and the time, too, beside
-a recorded update that does nothing, which is what the host does while a GPU computes.
+the number of members, and its operators (views left out); both also with the batched steps of a GPU.
 """
 
 import dataclasses
@@ -23,6 +22,7 @@ from types import SimpleNamespace
 
 import torch
 from common import make_parser, parse
+from matmul_paths import multiply
 from template import plain_updates
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy2d import RECIPE, make_point_trainer
@@ -37,10 +37,9 @@ from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import read_spec
 from diffusers_lrlab.study.stacked.member import Member
-from diffusers_lrlab.study.stacked.products import multiply
-from diffusers_lrlab.study.stacked.sampling import draw_together
+from diffusers_lrlab.study.stacked.networks import draw_together
 from diffusers_lrlab.study.stacked.stack import Stack
-from diffusers_lrlab.study.stacked.worker_threads import ParallelStacks, worker_threads
+from diffusers_lrlab.study.stacked.stacks import ParallelStacks, worker_threads
 from diffusers_lrlab.training.arguments import read_yaml
 from diffusers_lrlab.training.prepare import keep_freed_memory
 
@@ -95,14 +94,14 @@ class CountedOperators(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def make_small_stack(study, size, num_updates, recorder=None):
+def make_small_stack(study, size, num_updates, batches_steps=False):
     """Tiny networks of five schedules on one data set with one seed."""
     runs, members = make_runs(num_updates, ["line"], 1), []
     for place in range(size):
         plan, data = study.plan(runs[place % len(runs)])
         plan = dataclasses.replace(plan, model_config={**plan.model_config, **SMALL}, layout=BatchLayout(4))
         members.append(Member(plan, data, study.device))
-    return Stack(members, study.device, recorder=recorder)
+    return Stack(members, study.device, batches_steps)
 
 
 def host_costs(study, rounds, updates):
@@ -114,9 +113,7 @@ def host_costs(study, rounds, updates):
     for size in SMALL_SIZES:
         length = (rounds + 1) * updates + 10
         stacks["here", size] = make_small_stack(study, size, length)
-        stacks["as a GPU records it", size] = make_small_stack(study, size, length, lambda work: work)
-        stacks["beside a recorded update", size] = idle = make_small_stack(study, size, length)
-        idle.recorder = lambda work, idle=idle: lambda: idle.sums.add_(1.0)  # sums of nothing are no numbers
+        stacks["with batched steps", size] = make_small_stack(study, size, length, batches_steps=True)
     loops, times, operators = {key: stack.updates() for key, stack in stacks.items()}, {key: [] for key in stacks}, {}
     for key, loop in loops.items():
         next(loop), next(loop)

@@ -86,8 +86,7 @@ def read_summary(folder):
 
 def contents(folder):
     """Every file of the runs with its bytes."""
-    files = [*folder.glob("runs/[!.]*"), *folder.glob("weights/[!.]*")]
-    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(files)}
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.glob("runs/[!.]*"))}
 
 
 def moments(folder):

@@ -6,12 +6,11 @@ from pathlib import Path
 
 from ..core.errors import LabError, did_you_mean
 from ..core.extras import require_extra
-from ..core.lock import remove_leftovers_if_free
 from ..study.runs.precision import PRECISIONS
-from ..study.same_command import finished_report, names_in, shown_command, shown_names, shown_path
+from ..study.shown_command import names_in, shown_command, shown_names, shown_path
 from .output import say
 
-_HOW = ("executor", "stack_size", "workers", "address", "precision")
+_HOW = ("executor", "stack_size", "workers", "precision")
 # Of each action its form and the options that it takes.
 ACTIONS = {
     "list": ("list", ()),
@@ -40,7 +39,7 @@ def add_run_arguments(parser: argparse._ActionsContainer) -> None:
     add("--dataset_name", action="append", metavar="NAME", help=datasets)
     executors = (
         "In this process: stacked or local (default: stacked where possible). With workers: pool, on the GPUs or cores of "
-        "this machine, or ray, on a cluster whose nodes share the folder of --out."
+        "this machine, or ray, on the cluster at RAY_ADDRESS, whose nodes share the folder of --out."
     )
     add("--executor", metavar="NAME", help=executors)
     stack_size = (
@@ -50,8 +49,6 @@ def add_run_arguments(parser: argparse._ActionsContainer) -> None:
     add("--stack_size", type=int, metavar="N", help=stack_size)
     workers = "Workers of pool and ray, which share the cores (default: one per GPU, else one per core)."
     add("--workers", type=int, metavar="N", help=workers)
-    addresses = "Running Ray cluster, or auto (default: RAY_ADDRESS, else this machine alone)."
-    add("--address", metavar="ADDRESS", help=addresses)
     precisions = "; ".join(f"{name}: {precision.description}" for name, precision in PRECISIONS.items())
     add("--precision", metavar="NAME", help=f"{precisions} (default: fp32, or that of the study whose spec.yaml is run).")
     add("--dry_run", action="store_true", help="Print the runs and a measured forecast of their time, and stop.")
@@ -67,7 +64,7 @@ def command(options: argparse.Namespace) -> None:
 
         say(presets_text())
     else:
-        from ..study.run import report_study
+        from ..study.reading import report_study
 
         say(f"Wrote {report_study(Path(options.what))}.")
 
@@ -90,10 +87,6 @@ def run(options: argparse.Namespace, program: str) -> None:
     require_extra("study", "A study")
     if options.out is None and not options.dry_run:
         raise LabError("--out DIR is missing. Give a new folder, or the folder of the study to continue.")
-    if not options.dry_run and (page := _finished_before(options, program)):
-        remove_leftovers_if_free(options.out.expanduser())
-        say(f"This study is finished. Its report: {page}")
-        return
     from ..study.spec.reading import load_spec
 
     spec, names = load_spec(options.what), names_in(options.dataset_name)
@@ -107,27 +100,20 @@ def run(options: argparse.Namespace, program: str) -> None:
         spec = with_datasets(spec, names)
         if options.out is not None:
             StudyFolder(options.out).check_same_datasets(spec, names)
-        asked = options.executor, options.stack_size, options.out, options.workers, options.address
+        asked = options.executor, options.stack_size, options.out, options.workers
         say(describe_study(spec, *asked))
         return
     from ..study.run import run_study
 
     command = _shown(options, program, None if spec.precision == "fp32" else spec.precision)
-    how = options.executor, options.stack_size, options.workers, options.address, options.precision
+    how = options.executor, options.stack_size, options.workers, options.precision
     say(f"Wrote {run_study(options.what, options.out, *how, command=command, dataset_name=names or None)}.")
 
 
 def _shown(options: argparse.Namespace, program: str, precision: str | None) -> str:
-    """The command as the report shows it, without the address of a cluster."""
+    """The command as the report shows it."""
     plugins = ",".join(map(shown_path, (options.plugins or "").split(","))) if options.plugins else None
     names = shown_names(names_in(options.dataset_name))
     given = {"dataset_name": names, "executor": options.executor, "stack_size": options.stack_size}
     given["workers"] = options.workers
     return shown_command(program, options.what, options.out, given | {"precision": precision, "import": plugins})
-
-
-def _finished_before(options: argparse.Namespace, program: str) -> Path | None:
-    """The report of a study that the same command has finished."""
-    if options.address is not None:
-        return None
-    return finished_report(options.what, options.out.expanduser(), _shown(options, program, options.precision))

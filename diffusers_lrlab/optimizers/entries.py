@@ -40,8 +40,7 @@ OPTIMIZERS = Registry(
 Entries are functions `f(params, lr, **parameters) -> Optimizer`.
 
 Facts: `state_bytes`, per parameter in float32; `package`, which must be installed; `torch`, its oldest version;
-`learning_rate`, the default, or `learning_rate_factor`, a factor on the default for AdamW; `elementwise`, "module:name" of
-the [`Rule`] of an elementwise optimizer for many runs at once.
+`learning_rate`, the default, or `learning_rate_factor`, a factor on the default for AdamW.
 """
 
 register_optimizer = OPTIMIZERS.register
@@ -52,7 +51,6 @@ _EPS = Parameter("eps", float, 1e-8, "added to the root of that mean", "(0, inf)
 _SQUARES_IN_IMAGES = (BETA2_HALF_LIFE, IMAGES)
 _ALL_IN_IMAGES = (BETA2_HALF_LIFE, TAU, IMAGES)
 _TORCH = "torch.optim"
-_RULES = "diffusers_lrlab.optimizers.elementwise"
 
 
 def _beta1(default: float | None = 0.9, help: str = "decay of the mean of gradients") -> Parameter:
@@ -84,7 +82,7 @@ OPTIMIZERS.register(
     source=f"{_TORCH}.AdamW; arXiv 1711.05101",
     parameters=(_beta1(), _BETA2, _EPS, _weight_decay(0.01), *_ALL_IN_IMAGES),
     traits=("adam", "decoupled", "width_rule"),
-    facts={"state_bytes": 8, "elementwise": f"{_RULES}:adamw"},
+    facts={"state_bytes": 8},
 )(_made_by("torch.optim:AdamW", can_fuse=True))
 
 OPTIMIZERS.register(
@@ -93,7 +91,7 @@ OPTIMIZERS.register(
     source=f"{_TORCH}.Adam; arXiv 1412.6980",
     parameters=(_beta1(), _BETA2, _EPS, _weight_decay(decoupled=False), *_SQUARES_IN_IMAGES),
     traits=("adam",),
-    facts={"state_bytes": 8, "elementwise": f"{_RULES}:adam"},
+    facts={"state_bytes": 8},
 )(_made_by("torch.optim:Adam", can_fuse=True))
 
 _MOMENTUM = Parameter("momentum", float, 0.9, "decay of the sum of gradients", "[0, 1)")
@@ -104,7 +102,7 @@ OPTIMIZERS.register(
     source=f"{_TORCH}.SGD",
     parameters=(_MOMENTUM, _weight_decay(decoupled=False)),
     traits=("sgd",),
-    facts={"state_bytes": 4, "learning_rate_factor": 100, "elementwise": f"{_RULES}:sgd"},
+    facts={"state_bytes": 4, "learning_rate_factor": 100},
 )(_made_by("torch.optim:SGD", can_fuse=True))
 
 OPTIMIZERS.register(
@@ -113,7 +111,7 @@ OPTIMIZERS.register(
     source=f"{_TORCH}.SGD",
     parameters=(replace(_MOMENTUM, range="(0, 1)"), _weight_decay(decoupled=False)),
     traits=("sgd",),
-    facts={"state_bytes": 4, "learning_rate_factor": 100, "elementwise": f"{_RULES}:nesterov"},
+    facts={"state_bytes": 4, "learning_rate_factor": 100},
 )(_made_by("torch.optim:SGD", can_fuse=True, nesterov=True))
 
 OPTIMIZERS.register(
@@ -126,7 +124,7 @@ OPTIMIZERS.register(
         Parameter("momentum", float, 0.0, "decay of the sum of scaled gradients; doubles the memory", "[0, 1)"),
         _weight_decay(decoupled=False),
     ),
-    facts={"state_bytes": 4, "elementwise": f"{_RULES}:rmsprop"},
+    facts={"state_bytes": 4},
 )(_made_by("torch.optim:RMSprop"))
 
 OPTIMIZERS.register(
@@ -158,7 +156,7 @@ OPTIMIZERS.register(
         IMAGES,
     ),
     traits=("decoupled", "width_rule"),
-    facts={"state_bytes": 4, "package": "lion-pytorch", "learning_rate_factor": 0.2, "elementwise": f"{_RULES}:lion"},
+    facts={"state_bytes": 4, "package": "lion-pytorch", "learning_rate_factor": 0.2},
 )(_made_by("lion_pytorch:Lion"))
 
 OPTIMIZERS.register(

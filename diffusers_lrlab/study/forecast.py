@@ -6,7 +6,7 @@ import dataclasses
 import math
 import tempfile
 import time
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,25 +15,22 @@ import numpy as np
 from ..core.environment import peak_memory_mb
 from ..core.words import counted, duration
 from ..data.batches import iterate_batches
-from ..optimizers.build import optimizer_state_bytes
 from ..training.plan import Plan
 from ..training.prepare import make_accelerator
 from ..training.run_folder import RunFolder
 from ..training.run_state import RunState
 from ..training.trainer import Trainer
 from .analysis.tuning import chosen_rates, most_tuning_runs, tuning_rounds
-from .checks import check_one_process, use_all_cores, warnings_before
 from .executors import WORKERS, assign_executors, check_executor
+from .run import use_all_cores, warnings_before
 from .runs.context import StudyContext
-from .runs.curves import Curves
-from .runs.measure import measure
+from .runs.measure import Curves, measure
 from .runs.precision import products_in
 from .runs.results import StudyFolder
 from .spec.expansion import expand, expand_tuning
 from .spec.spec import RunSpec, StudySpec
 from .stacked.member import Member
-from .stacked.stacks import check_stackable, split_into_stacks
-from .stacked.worker_threads import ParallelStacks, worker_threads
+from .stacked.stacks import ParallelStacks, check_stackable, split_into_stacks, worker_threads
 
 _PROBED_UPDATES = 12
 
@@ -44,25 +41,23 @@ def describe_study(
     stack_size: int | None,
     out: Path | None = None,
     num_workers: int | None = None,
-    address: str | None = None,
 ) -> str:
     """
     The missing runs of a study and their forecast cost, as text, from measurements of some seconds.
 
     Raises the same `LabError`s as running the study would before its first run.
     """
-    check_executor(executor, stack_size, num_workers, address)
-    check_one_process()
+    check_executor(executor, stack_size, num_workers)
+    use_all_cores()
     folder = StudyFolder(out or Path("study"))
     tuning, runs = expand_tuning(spec), expand(spec)
     missing = [*tuning, *runs]
     if out is not None:
-        folder.check_is_study(spec.name, missing)
+        folder.check_is_study(spec.name)
         tuning = sum(tuning_rounds(spec, folder), [])
         if not folder.missing(tuning):
             runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
         missing = folder.missing([*tuning, *runs])
-    use_all_cores()
     study = StudyContext(folder, stack_size, precision=spec.precision)
     if executor == "stacked":
         check_stackable([*tuning, *runs], study)
@@ -82,7 +77,7 @@ def describe_study(
     for name, some in assign_executors(missing, study, executor):
         updates = sum(study.plan(spec)[0].num_updates for spec in some)
         with products_in(spec.precision, study.device):
-            cost = _stacked_cost(some, study) if name == "stacked" else _local_cost(some, study)
+            cost = _cost(name, some, study)
         lines.append(f"  {name}: {counted(len(some), 'run')}, {counted(updates, 'update', ',')}, {cost}")
         costs.append(cost)
     shared = " in one process, divided among the workers" if executor in WORKERS else ""
@@ -97,7 +92,7 @@ def _more_for_tuning(spec: StudySpec, tuning: list[RunSpec], missing: list[RunSp
 
 
 class _Cost(NamedTuple):
-    """Seconds, and peak memory in bytes."""
+    """Seconds, and the peak of this process's memory in bytes."""
 
     training: float
     evaluation: float
@@ -113,56 +108,69 @@ def _total(costs: list[_Cost]) -> _Cost:
     return _Cost(sum(training), sum(evaluation), max(memory))
 
 
-def _stacked_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
-    """The cost of stacks, measured by some updates, a validation and an evaluation of each kind of stack."""
-    costs = []
-    probed: dict[Any, _StackProbe] = {}
-    for stack_specs in split_into_stacks(specs, study):
-        plan, _ = study.plan(stack_specs[0])
-        key = (repr(plan.model_config), plan.layout.global_batch, len(stack_specs), stack_specs[0].metrics)
+def _cost(executor: str, specs: list[RunSpec], study: StudyContext) -> _Cost:
+    """The cost of runs, measured by some updates, a validation and an evaluation of each kind of stack or single run."""
+    costs, probed = [], dict[Any, _Probe]()
+    is_stacked = executor == "stacked"
+    for stack in split_into_stacks(specs, study) if is_stacked else ([spec] for spec in specs):
+        plan, _ = study.plan(stack[0])
+        kind = (repr(plan.model_config), plan.layout.global_batch) if is_stacked else (stack[0].arm, stack[0].dataset)
+        key = (kind, len(stack), stack[0].metrics)
         if key not in probed:
-            probed[key] = _probe_stack(stack_specs, study)
+            probed[key] = _probe_stack(stack, study) if is_stacked else _probe_run(stack[0], study)
         probe = probed[key]
         # Arms validate at different intervals; a plateau schedule may do it after every update.
-        validations = sum(_num_validations(study.plan(spec)[0]) for spec in stack_specs)
-        evaluation = (probe.validation * validations + probe.measurement * len(stack_specs)) / probe.num_threads
-        costs.append(_Cost(probe.update * plan.num_updates, evaluation, probe.memory))
+        validations = sum(_num_validations(study.plan(spec)[0]) for spec in stack)
+        evaluation = (probe.validation * validations + probe.measurement * len(stack)) / probe.num_threads
+        costs.append(_Cost(probe.update * plan.num_updates, evaluation, peak_memory_mb() * 2**20))
     return _total(costs)
-
-
-class _StackProbe(NamedTuple):
-    """Seconds of an update of a whole stack, and of a validation and an evaluation of one member on one core."""
-
-    update: float
-    validation: float
-    measurement: float
-    num_threads: int
-    memory: float
-
-
-def _probe_stack(specs: list[RunSpec], study: StudyContext) -> _StackProbe:
-    members = [Member(*study.plan(spec), study.device) for spec in specs]
-    plan = members[0].run.plan
-    with worker_threads(study.device, len(specs)) as threads:
-        stacks = ParallelStacks(members, study.device, threads)
-        memory: float = sum(stack.mlp.num_bytes for stack in stacks.stacks)
-        seconds = _seconds_per_update(partial(next, stacks.updates(), 0), plan.num_updates)
-        memory += sum(map(_bytes_of, members))  # with optimizer states
-        return _StackProbe(
-            seconds, *_validation_and_measurement_seconds(members[0].run, specs[0]), threads.num_threads, memory
-        )
 
 
 def _num_validations(plan: Plan) -> int:
     return plan.num_updates // plan.validation_updates if plan.config.num_validation_images else 0
 
 
-def _validation_and_measurement_seconds(run: RunState, spec: RunSpec) -> tuple[float, float]:
+class _Probe(NamedTuple):
+    """Seconds of an update of a whole stack, or of a run; of a validation and of an evaluation of a run in one thread."""
+
+    update: float
+    validation: float
+    measurement: float
+    num_threads: int = 1
+
+
+def _probe_stack(specs: list[RunSpec], study: StudyContext) -> _Probe:
+    members = [Member(*study.plan(spec), study.device) for spec in specs]
+    run = members[0].run
+    with worker_threads(study.device, len(specs)) as threads:
+        updates = ParallelStacks(members, study.device, threads).updates()
+        seconds = _seconds_per_update(updates, run.plan.num_updates)
+        return _Probe(seconds, *_evaluation_seconds(run, specs[0]), threads.num_threads)
+
+
+def _probe_run(spec: RunSpec, study: StudyContext) -> _Probe:
+    plan, data = study.plan(spec)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(plan, data, make_accelerator(plan.config), RunFolder(Path(folder)))
+        batches = iterate_batches(data, plan.layout, 0, range(plan.num_updates))
+        seconds = _seconds_per_update(map(trainer.do_update, batches), plan.num_updates)
+        return _Probe(seconds, *_evaluation_seconds(trainer.run, spec))
+
+
+def _seconds_per_update(updates: Iterator[Any], num_updates: int) -> float:
+    times = []
+    for _ in range(min(_PROBED_UPDATES, num_updates)):
+        started = time.perf_counter()
+        next(updates, None)
+        times.append(time.perf_counter() - started)
+    return float(np.median(times[len(times) // 4 :]))
+
+
+def _evaluation_seconds(run: RunState, spec: RunSpec) -> tuple[float, float]:
     """Seconds of a validation and of the final evaluation, measured with two sampling steps and extrapolated."""
-    validation, started = 0.0, time.perf_counter()
-    if run.validation is not None:
-        run.validation_losses()
-        validation = time.perf_counter() - started
+    started = time.perf_counter()
+    run.validation_losses()
+    validation = time.perf_counter() - started
     config, num_steps = run.config, run.config.num_inference_steps
     run.config = dataclasses.replace(config, num_inference_steps=min(2, num_steps))
     started = time.perf_counter()
@@ -170,38 +178,3 @@ def _validation_and_measurement_seconds(run: RunState, spec: RunSpec) -> tuple[f
     seconds = time.perf_counter() - started + run.sampling_seconds * (num_steps / min(2, num_steps) - 1)
     run.config = config
     return validation, seconds
-
-
-def _seconds_per_update(do_update: Any, num_updates: int) -> float:
-    times = []
-    for _ in range(min(_PROBED_UPDATES, num_updates)):
-        started = time.perf_counter()
-        do_update()
-        times.append(time.perf_counter() - started)
-    return float(np.median(times[len(times) // 4 :]))
-
-
-def _bytes_of(member: Member) -> float:
-    """Memory of a member besides the weights and gradients of its stack."""
-    run = member.run
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in run.model.parameters())
-    return weights * len(run.averages) + optimizer_state_bytes(run.optimizer)
-
-
-def _local_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
-    """The cost of single runs, measured by some updates and an evaluation for each arm and data set."""
-    probed: dict[Any, _Cost] = {}
-    for spec in specs:
-        key = (spec.arm, spec.dataset, spec.metrics)
-        if key not in probed:
-            plan, data = study.plan(spec)
-            with tempfile.TemporaryDirectory() as folder:
-                trainer = Trainer(plan, data, make_accelerator(plan.config), RunFolder(Path(folder)))
-                batches = iterate_batches(data, plan.layout, 0, range(plan.num_updates))
-                seconds = _seconds_per_update(
-                    lambda trainer=trainer, rest=batches: trainer.do_update(next(rest)), plan.num_updates
-                )
-                validation, measurement = _validation_and_measurement_seconds(trainer.run, spec)
-            evaluation = validation * _num_validations(plan) + measurement
-            probed[key] = _Cost(seconds * plan.num_updates, evaluation, peak_memory_mb() * 2**20)
-    return _total([probed[spec.arm, spec.dataset, spec.metrics] for spec in specs])

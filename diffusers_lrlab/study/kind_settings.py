@@ -16,7 +16,6 @@ class KindSettings:
     default_metrics: tuple[str, ...] = ("validation_loss_ema", "validation_loss")
     samples_option: str | None = None  # counts the samples compared with data
     is_stackable: bool = False  # points of an [`MLPDenoiser`] in a [`PointDDPMPipeline`], which stacks compute
-    keeps_weights: bool = False  # saves the EMA weights of each compared run
     shares_data: bool = False  # data in memory do not depend on the seed, so that all seeds share them
 
 
@@ -29,7 +28,6 @@ KIND_SETTINGS: dict[str, KindSettings] = {
         default_metrics=("kl", "validation_loss_ema", "validation_loss", "energy_distance", "training_set_loss"),
         samples_option="distance_samples",
         is_stackable=True,
-        keeps_weights=True,
         shares_data=True,
     ),
 }

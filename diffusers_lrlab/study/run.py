@@ -1,35 +1,34 @@
 """Runs a study from its specification to its report."""
 
 import dataclasses
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from ..core.environment import allowed_threads
 from ..core.errors import LabError, warn
-from ..core.held import damage_named, refuse_damaged
-from ..core.manifest import open_manifest
-from ..core.plugins import loaded_plugins, names_code, plugin_packages
 from ..core.registered import registered_code_located
 from ..core.signatures import checked
 from ..core.words import agreeing, counted
-from ..data.options import EMBEDDED_DATASETS
-from .analysis.runs_table import RUNS_TABLE, read_runs, write_runs
-from .analysis.summary import notes_on, summarise, write_summary
+from ..training.plan_text import beginning_warning
+from ..training.prepare import keep_freed_memory
+from .analysis.statistics import FEW_SEEDS
 from .analysis.tuning import chosen_rates, tuning_rounds
-from .checks import check_one_process, use_all_cores, warnings_before
 from .executors import EXECUTORS, assign_executors, check_executor, open_workers
-from .executors.jobs import Workers, make_jobs, run_jobs
-from .reading import no_result, runs_of
+from .executors.workers import Workers, make_jobs, run_jobs
+from .reading import write_all
 from .runs.context import StudyContext
 from .runs.precision import products_in
-from .runs.progress import StudyProgress
-from .runs.results import RunResult, StudyFolder
-from .runs.stops import stops_explained
-from .same_command import names_in, shown_command, shown_names, source_sum
+from .runs.progress import stops_explained
+from .runs.results import StudyFolder
+from .shown_command import names_in, shown_command, shown_names
 from .spec.expansion import expand, expand_tuning
 from .spec.other_data import with_datasets
-from .spec.reading import load_spec, spec_from_dict
+from .spec.reading import load_spec
 from .spec.spec import RunSpec, StudySpec
 from .stacked.stacks import check_stackable
 
@@ -42,7 +41,6 @@ def run_study(
     executor: str | None = None,
     stack_size: int | None = None,
     workers: int | None = None,
-    address: str | None = None,
     precision: str | None = None,
     quiet: bool = False,
     command: str | None = None,
@@ -64,7 +62,6 @@ def run_study(
         executor (`str`, *optional*): stacked, local, pool or ray, for all runs; by default, runs are stacked if possible.
         stack_size (`int`, *optional*): Most runs that are computed side by side.
         workers (`int`, *optional*): Number of workers of pool and ray.
-        address (`str`, *optional*): Address of the Ray cluster.
         precision (`str`, *optional*): As `--precision`; that of the study by default.
         quiet (`bool`): Shows no progress.
         command (`str`, *optional*): Command shown in the report; `lrlab study run` with these arguments by default.
@@ -78,13 +75,11 @@ def run_study(
         LabError: for an impossible request, before anything runs if it can be detected.
         Interrupted: after SIGINT or SIGTERM, with everything saved.
     """
-    names = names_in(dataset_name)
+    names, out = names_in(dataset_name), Path(out).expanduser()
     if command is None:
         what = spec if isinstance(spec, (str, Path)) else "spec.yaml"  # which `out` will have
         given = {"dataset_name": shown_names(names), "executor": executor, "stack_size": stack_size, "workers": workers}
         command = shown_command("lrlab study run", what, out, given | {"precision": precision})
-    source = source_sum(spec) if isinstance(spec, (str, Path)) else None
-    out = Path(out).expanduser()
     folder, own = StudyFolder(out), out / "spec.yaml"
     if isinstance(spec, (str, Path)) and own.exists() and Path(spec).expanduser().resolve() == own.resolve():
         command = folder.read_spec()[1]  # what says where the study came from, and on which data sets it is
@@ -92,35 +87,23 @@ def run_study(
     folder.check_same_datasets(spec, names)
     if precision is not None:
         spec = dataclasses.replace(spec, precision=precision)
-    return _run(spec, folder, executor, stack_size, workers, address, quiet, command, source)
-
-
-def _run(
-    spec: StudySpec,
-    folder: StudyFolder,
-    executor: str | None,
-    stack_size: int | None,
-    num_workers: int | None,
-    address: str | None,
-    quiet: bool,
-    command: str,
-    source: str | None,
-) -> Path:
-    folder.check_is_study(spec.name, (run for part in (expand_tuning, expand) for run in part(spec)))  # lazily
-    check_executor(executor, stack_size, num_workers, address)
-    check_one_process()
-    tuning, first = expand_tuning(spec), expand(spec)
+    folder.check_is_study(spec.name)
+    check_executor(executor, stack_size, workers)
     use_all_cores()
-    study = StudyContext(folder, stack_size, quiet, spec.precision)
-    for warning in warnings_before(spec, folder.missing([*tuning, *first]), study):
+    return _run(spec, StudyContext(folder, stack_size, quiet, spec.precision), executor, workers, command)
+
+
+def _run(spec: StudySpec, study: StudyContext, executor: str | None, num_workers: int | None, command: str) -> Path:
+    folder, known = study.folder, [*expand_tuning(spec), *expand(spec)]
+    for warning in warnings_before(spec, folder.missing(known), study):
         warn(warning)
     if executor == "stacked":
-        check_stackable([*tuning, *first], study)
+        check_stackable(known, study)
     with folder.locked(), stops_explained(folder.path), products_in(spec.precision, study.device):
-        folder.check_is_study(spec.name, [*tuning, *first])  # again: another command may have used the folder meanwhile
+        folder.check_is_study(spec.name)  # again: another command may have used the folder meanwhile
         folder.reopen()
-        folder.write_spec(spec, command, source if _depend_on_text_alone([*tuning, *first]) else None)
-        with open_workers(executor, num_workers, address, study) as workers:
+        folder.write_spec(spec, command)
+        with open_workers(executor, num_workers, study) as workers:
             tuning = _tune(spec, study, executor, workers)
             runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
             if unknown := folder.unknown_files([*tuning, *runs]):
@@ -130,89 +113,37 @@ def _run(
         # All runs are finished: leftovers here belong to runs of earlier specifications.
         shutil.rmtree(folder.stacks, ignore_errors=True)
         shutil.rmtree(folder.path / "local", ignore_errors=True)
-        return _write_all(spec, runs, tuning, study, command)
+        return write_all(spec, runs, tuning, folder, study.progress, command)
 
 
-def _depend_on_text_alone(runs: list[RunSpec]) -> bool:
-    """Whether the results depend on the text of the specification only, not on other files, data or plug-ins."""
-    fields = (run.config.dataset_name in EMBEDDED_DATASETS and run.config.plugins is None for run in runs)
-    return (
-        not (loaded_plugins() or plugin_packages()) and all(fields) and all({*run.given} <= {"dataset_name"} for run in runs)
-    )
-
-
-def report_study(out: Path) -> Path:
+def use_all_cores() -> None:
     """
-    Rewrites summary and report of a study from the results in its folder; raises a `LabError` if there are none.
+    Uses all cores, or `OMP_NUM_THREADS`; `accelerate launch` would leave a CPU process one thread.
 
-    The folder may be a card, which has `runs.parquet` in place of the results.
+    Raises a `LabError` in one of several processes.
     """
-    folder = StudyFolder(out)
-    saved, command = folder.read_spec()
-    is_card = not (out / "runs").exists()
-    base = saved.get("base") if isinstance(saved, dict) else None
-    code = base.get("plugins") if isinstance(base, dict) else None
-    with names_code(code):
-        spec = spec_from_dict(saved, folder.path)
-    if is_card:
-        # Its summary and report are rewritten.
-        refuse_damaged(
-            out, "study", "download the card again.", only=lambda name: not name.startswith(("summary.", "report/"))
-        )
-    else:
-        again = "give the command of the study again, which repeats damaged runs."
-        parts = ("runs/", "weights/") if (out / "weights").is_dir() else ("runs/",)
-        refuse_damaged(out, "study", again, only=lambda name: name.startswith(parts))
-    if is_card and (out / RUNS_TABLE).exists():
-        with folder.locked(), damage_named(out, "study"):
-            results, notes = read_runs(out)
-            return _write_results(spec, results, notes, folder, StudyProgress(), command)
-    if is_card and (out / "summary.json").exists():
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise LabError(
-            f"{str(out)!r} is a card without {RUNS_TABLE}, so its tables cannot be rewritten. Give the folder of the "
-            "study, or download the card again."
+            "A study runs in one process, with its runs side by side on one device. Start it without --num_processes; "
+            "--executor pool uses several GPUs."
         )
-    study = StudyContext(folder)  # in any precision
-    with names_code(code):
-        tuning, runs = runs_of(spec, folder)
-    folder.check_results([*tuning, *runs])
-    if not runs:
-        raise LabError(f"The learning rates of {str(out)!r} are not chosen yet. Resume the study with `lrlab study run`.")
-    if not folder.results(runs):
-        raise no_result(folder)
-    with folder.locked():
-        return _write_all(spec, runs, tuning, study, command)
+    if not torch.accelerator.is_available():
+        torch.set_num_threads(allowed_threads())
+        keep_freed_memory()
 
 
-def _write_all(spec: StudySpec, runs: list[RunSpec], tuning: list[RunSpec], study: StudyContext, command: str) -> Path:
-    """Writes the table of runs, summary and report."""
-    study.folder.reopen()
-    results = study.folder.results([*runs, *tuning])
-    notes = notes_on(runs)
-    write_runs(results, notes, study.folder.path)
-    return _write_results(spec, results, notes, study.folder, study.progress, command)
-
-
-def _write_results(
-    spec: StudySpec,
-    results: list[RunResult],
-    notes: dict[str, Any],
-    folder: StudyFolder,
-    progress: StudyProgress,
-    command: str,
-) -> Path:
-    """Writes summary and report from the results of all runs."""
-    from .report.report import write_report
-    from .report.sentences import limitations
-
-    compared, tuning = ([result for result in results if result.stage == stage] for stage in ("compare", "tune"))
-    summary = summarise(spec, compared, tuning, notes, progress, command)
-    summary["limitations"] = limitations(results, summary)  # some need more than the table of runs
-    open_manifest(folder.path)  # the summary refers to it
-    write_summary(folder, summary)
-    page = write_report(folder.path, results, summary, progress)
-    folder.write_manifest(results)
-    return page
+def warnings_before(spec: StudySpec, runs: list[RunSpec], study: StudyContext) -> list[str]:
+    """
+    Warnings about runs that will show little. Plans each arm on each data set, which raises the errors of their options.
+    """
+    found = []
+    if runs and len(spec.seeds) == 1 and len(spec.arms) > 1:
+        found.append(f"One seed gives no intervals and no tests. To compare arms, give {FEW_SEEDS} seeds or more.")
+    for run in {(run.arm, run.dataset): run for run in runs}.values():
+        plan, _ = study.plan(run)
+        if warning := beginning_warning(plan):
+            found.append(f"In the arm {run.arm!r} on {run.dataset!r}: {warning}")
+    return found
 
 
 def _tune(spec: StudySpec, study: StudyContext, executor: str | None, workers: Workers | None) -> list[RunSpec]:

@@ -114,6 +114,7 @@ def test_the_report_of_a_study_says_the_same(home):
 
 
 def test_a_study_goes_on(home):
+    """A stack clips by the norm of the parameters' norms, as torch does; 0.1.0 took that of all numbers: other rounding."""
     folder = home / "study-begun"
     done = {file: file.stat().st_mtime_ns for file in (folder / "runs").iterdir()}
     (state,) = folder.glob("stacks/*/state.pt")
@@ -123,5 +124,5 @@ def test_a_study_goes_on(home):
     new, old = ({file.stem: read(file) for file in (home / name / "runs").iterdir()} for name in ("study-begun", "study"))
     assert new.keys() == old.keys()
     for name, record in old.items():
-        assert_same(new[name]["train"]["results"], record["train"]["results"])
+        assert_same(new[name]["train"]["results"], record["train"]["results"], rel=5e-3)
         assert folder / "runs" / f"{name}.json" in done or new[name]["run"]["started"] == started

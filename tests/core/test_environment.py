@@ -9,7 +9,7 @@ import torch
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core import environment
 from diffusers_lrlab.evaluation import distances
-from diffusers_lrlab.study.checks import use_all_cores
+from diffusers_lrlab.study.run import use_all_cores
 from diffusers_lrlab.training.prepare import make_accelerator
 from diffusers_lrlab.training.resolve import resolve_config
 

@@ -18,6 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.objective.process import OBJECTIVES
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
+from diffusers_lrlab.study.stacked.member import Member
+from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.model import given_model_config
 from diffusers_lrlab.training.plan import make_plan
@@ -88,6 +90,26 @@ def reads_of(folder, monkeypatch, **options):
                 trainer.run.advance()
         trainer.run.check_schedules()
     return watched.found
+
+
+def test_an_update_of_a_stack_reads_nothing(tmp_path, monkeypatch):
+    """With the steps that are batched on a GPU; only the first, which is checked, and those at logging points do."""
+    members = []
+    for optimizer in ("adamw", "sgd", "adam"):
+        options = {"dataset_name": "moons", "max_train_steps": 60, "train_batch_size": 8, "num_validation_images": 0}
+        config = resolve_config(TrainingConfig(**options, optimizer=optimizer, logging_steps=4, output_dir="run"))
+        data = load_data_once(config)
+        sizes = {"dimension": 2, "hidden_size": 8, "num_layers": 1, "embedding_size": 4}
+        members.append(Member(make_plan(config, data, sizes), data, torch.device("cpu")))
+    updates, counts = Stack(members, torch.device("cpu"), batches_steps=True).updates(), []
+    for _ in range(8):
+        watched = Watched()
+        with monkeypatch.context() as patch, watched:
+            for name in AROUND:
+                patch.setattr(torch.Tensor, name, _noted(name, watched.found))
+            next(updates)
+        counts.append(len(watched.found))
+    assert [bool(count) for count in counts] == [True, False, False, True, False, False, False, True]
 
 
 def _noted(name, found):

@@ -13,7 +13,6 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from helpers import begins_soon, is_installed
 from tables import cases
-from tape import record_tape
 
 from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.core.errors import Diverged
@@ -24,7 +23,6 @@ from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
-from diffusers_lrlab.study.stacked.captured import record_graph
 from diffusers_lrlab.study.stacked.member import Member
 from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
@@ -420,94 +418,36 @@ def test_neither_number_nor_order_changes_a_bit():
     assert [bits(member) for member in backwards] == expected[::-1]
 
 
-# --- recorded updates -----------------------------------------------------------------------------------------------------
+# --- batched steps --------------------------------------------------------------------------------------------------------
 
 
-def train_recorded(arms, last=None, device=CPU, recorder=record_tape):
-    """As `run_stack` in float64, with an update recorded and done again, and without what the members learn from."""
+BATCHED = {
+    "adamw": {},
+    "no decay": {"optimizer": "adamw:weight_decay=0,beta2=0.99", "seed": 1},
+    "momentum": {"momentum_scheduler": "mdlrc", "lr_scheduler": "constant"},
+    "plateau": {"lr_scheduler": REACTING[0], "momentum_scheduler": "demon"},
+    "bands": {"timestep_lr": "banded:factors=[1|2]", "ema_update_every": 3},
+    "sgd": {"optimizer": "sgd:weight_decay=0.01", "seed": 1},
+    "no momentum": {"optimizer": "sgd:momentum=0"},
+    "nesterov": {"optimizer": "nesterov", "momentum_scheduler": "demon"},
+    "adam": {"optimizer": "adam"},  # steps by itself
+    "short": {"max_train_steps": 20},
+}
+
+
+def test_batched_steps_are_those_of_the_optimizers(tmp_path):
+    """As on a GPU; none reads back from the device, see `test_no_device_reads.py`."""
     with precision(torch.float64):
-        members = [Member(*plan_of(options), device) for options in arms]
-        stack = Stack(members, device, recorder=recorder)
+        members = [Member(*plan_of(options), CPU) for options in BATCHED.values()]
+        stack = Stack(members, CPU, batches_steps=True)
+        assert {optimizer.own.stop - optimizer.own.start for optimizer in stack.optimizers} == {6, 1}
         for _ in stack.updates():
-            if stack.update == last:
-                break
-    return members, stack
-
-
-def assert_same_member(found, expected):
-    """What is recorded computes with rates of all members at once, and not with torch's kernels for one."""
-    assert difference(found, expected) <= EXACT
-    assert found.run.audit.state_dict() == expected.run.audit.state_dict()
-    kept, wanted = (member.curves.state_dict()["losses"] for member in (found, expected))
-    assert [(update, *rest) for update, _, *rest in kept] == [(update, *rest) for update, _, *rest in wanted]
-    assert [loss for _, loss, *_ in kept] == pytest.approx([loss for _, loss, *_ in wanted], rel=1e-6)
-
-
-@pytest.mark.slow
-def test_what_is_recorded_is_what_is_done_launch_by_launch():
-    members, stack = train_recorded(ARMS.values(), FIRST)
-    alone, _ = train_recorded(ARMS.values(), FIRST, recorder=None)
-    for found, expected in zip(members, alone, strict=True):
-        assert_same_member(found, expected)
-    assert stack._captured is not None
-    captured = [member.run.config for optimizer in stack.optimizers for member in stack.members[optimizer.own]]
-    assert {config.optimizer for config in captured} >= {"adamw", "adam", "sgd", "nesterov", "rmsprop"}
-    assert {config.optimizer for config in captured} == {
-        name for name in OPTIMIZERS if "elementwise" in OPTIMIZERS[name].facts
-    }
-    assert {config.lr_scheduler for config in captured} == {member.run.config.lr_scheduler for member in members}
-    assert {config.momentum_scheduler for config in captured} == {member.run.config.momentum_scheduler for member in members}
-
-
-def test_it_is_recorded_anew_when_a_member_leaves():
-    arms = [{}, {"max_train_steps": 20}, {"learning_rate": 1e6, "lr_scheduler": "constant"}, {"momentum_scheduler": "demon"}]
-    members, _ = train_recorded(arms)
-    expected, _ = train_recorded(arms, recorder=None)
-    assert members[2].error == expected[2].error is not None
-    for place in (0, 1, 3):
-        assert members[place].run.update == expected[place].run.update
-        assert_same_member(members[place], expected[place])
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_a_graph_is_what_is_done_launch_by_launch():
-    gpu = torch.device("cuda")
-    members, stack = train_recorded(ARMS.values(), FIRST, gpu, record_graph)
-    assert stack._captured is not None
-    with pytest.warns(UserWarning, match="launched kernel by kernel"):
-        alone, _ = train_recorded(ARMS.values(), FIRST, gpu, refuse)
-    for found, expected in zip(members, alone, strict=True):
-        assert_same_member(found, expected)
-
-
-def refuse(work):
-    raise RuntimeError("operation not permitted when stream is capturing\nand more")
-
-
-def test_what_a_device_refuses_to_record_is_launched_as_ever():
-    with pytest.warns(UserWarning, match="run kernel by kernel: operation not permitted when stream is capturing$"):
-        members, stack = train_recorded(SIDE_BY_SIDE[:2], FIRST, recorder=refuse)
-    assert stack.recorder is None
-    alone, _ = train_recorded(SIDE_BY_SIDE[:2], FIRST, recorder=None)
-    for found, expected in zip(members, alone, strict=True):
-        assert_same_member(found, expected)
-
-
-def test_a_device_without_memory_is_not_one_that_refuses():
-    with pytest.raises(torch.OutOfMemoryError):
-        train_recorded(SIDE_BY_SIDE[:1], FIRST, recorder=out_of_memory)
-
-
-def out_of_memory(work):
-    raise torch.OutOfMemoryError("CUDA out of memory")
-
-
-def test_nothing_that_is_recorded_waits_for_the_device():
-    """The tape refuses it, as CUDA does; SGD would read back a momentum that is a tensor."""
-    parameter = torch.nn.Parameter(torch.ones(2))
-    parameter.grad = torch.ones(2)
-    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
-    record_tape(optimizer.step)
-    optimizer.param_groups[0]["momentum"] = torch.tensor(0.9)
-    with pytest.raises(RuntimeError, match="waits for the device"):
-        record_tape(optimizer.step)
+            pass
+    for place, (member, options) in enumerate(zip(members, BATCHED.values(), strict=True)):
+        trainer = run_solo(options, tmp_path / str(place), dtype=torch.float64)
+        assert difference(member, trainer) <= EXACT
+        assert_same_log(member, trainer, 1e-6)
+        saved, expected = (each.run.optimizer.state_dict()["state"] for each in (member, trainer))
+        for index, state in expected.items():
+            for name, value in state.items():
+                torch.testing.assert_close(saved[index][name], value, rtol=1e-6, atol=1e-9)

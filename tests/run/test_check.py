@@ -8,7 +8,6 @@ import pytest
 
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.lock import locked
-from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.training.run_folder import RunFolder
 
 FIXTURE = Path(__file__).parents[1] / "compatibility" / "v0.1.0"
@@ -90,7 +89,7 @@ def test_a_study(tmp_path, capsys):
     study = shutil.copytree(FIXTURE / "study", tmp_path / "study")
     assert check(capsys, study)[0] == 0
     result, *_ = sorted((study / "runs").glob("*.json"))
-    weights = StudyFolder(study).weights_file(result.stem)
+    weights = study / "weights" / f"{result.stem}.safetensors"
     halve(result)
     flip(weights)
     status, said = check(capsys, study)

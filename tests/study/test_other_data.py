@@ -12,7 +12,7 @@ from tables import rows
 from diffusers_lrlab import run_study
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.study.same_command import names_in
+from diffusers_lrlab.study.shown_command import names_in
 from diffusers_lrlab.study.spec.expansion import expand, expand_tuning
 from diffusers_lrlab.study.spec.other_data import with_datasets
 from diffusers_lrlab.study.spec.reading import load_spec

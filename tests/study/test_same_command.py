@@ -12,7 +12,7 @@ from runs import environment
 import diffusers_lrlab.study.run as run_module
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.study.same_command import source_sum
+from diffusers_lrlab.study.shown_command import source_sum
 
 SPEC = {
     "base": {"max_train_steps": 4, "train_batch_size": 8, "num_validation_images": 20, "distance_samples": 20},

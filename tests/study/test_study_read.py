@@ -20,7 +20,7 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.analysis.runs_table import read_runs, write_runs
 from diffusers_lrlab.study.report.card import write_study_card
 from diffusers_lrlab.study.runs.results import StudyFolder
-from diffusers_lrlab.study.same_command import command_of_card
+from diffusers_lrlab.study.shown_command import command_of_card
 from diffusers_lrlab.study.spec.reading import load_spec, preset_names
 
 pytestmark = pytest.mark.usefixtures("bare")

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pickle
 import signal
 import time
 from concurrent.futures import Future
@@ -21,15 +22,14 @@ from started import Started
 from tables import rows
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.study.executors import pool, worker
-from diffusers_lrlab.study.executors.jobs import run_jobs
-from diffusers_lrlab.study.executors.worker import Job, share_cores
+from diffusers_lrlab.study.executors import workers
+from diffusers_lrlab.study.executors.workers import Job, run_jobs, share_cores
 
 # --- jobs handed out, without any process ----------------------------------------------------------------------------
 
 
 class MadeUpWorkers:
-    """Answers with what the script has for the runs of a job; "done" where it has nothing."""
+    """Answers with what the script has for the runs of a job: an error, none, or nothing at all."""
 
     def __init__(self, script, done):
         self.script, self.done, self.log = script, done, []
@@ -37,10 +37,10 @@ class MadeUpWorkers:
     def submit(self, job):
         ids, future = "".join(spec.id for spec in job.specs), Future()
         self.log.append(ids)
-        answer = self.script.get(ids, (worker.DONE, ""))
-        if isinstance(answer, Exception):
+        answer = self.script.get(ids)
+        if isinstance(answer, OSError):
             future.set_exception(answer)
-        elif answer is not None:
+        elif answer != "never":
             future.set_result(answer)
             self.done.update(ids)
         return future
@@ -81,50 +81,50 @@ AGAIN = f"{KEPT}Give the same command again, with fewer --workers or a smaller -
 
 @rows("answer, kind, text", [
     (OSError("gone\nfor good"), LabError, "A worker was lost (OSError: gone)" + AGAIN),
-    ((worker.STOPPED, "A worker got signal 15"), LabError, "A worker got signal 15" + AGAIN),
-    ((worker.REFUSED, "no such thing"), LabError, "no such thing"),
-    ((worker.FAILED, "Traceback"), RuntimeError, "A worker failed:\nTraceback"),
+    (LabError("no such thing"), LabError, "no such thing"),
+    (RuntimeError("A worker failed:\nTraceback"), RuntimeError, "A worker failed:\nTraceback"),
 ])  # fmt: skip
 def test_an_error_stops_the_others(answer, kind, text):
-    log, _, error = handed_out(["a", "b"], {"a": None, "b": answer})
+    log, _, error = handed_out(["a", "b"], {"a": "never", "b": answer})
     assert log == ["a", "b", "stopped"]
     assert (type(error), str(error)) == (kind, text)
 
 
 def test_how_a_job_ends_is_returned(monkeypatch, tmp_path):
-    setup = worker.Setup(tmp_path, "fp32", "")
-    ended, text = worker.do_job(setup, Job(None, []))
-    assert (ended, text) == (
-        worker.REFUSED,
-        f"--out {str(tmp_path)!r}: every node needs this folder. Give one on a shared disk.",
-    )
+    """Errors as those that can be pickled."""
+
+    def outcome(execute=None):
+        error = pickle.loads(pickle.dumps(workers.do_job(workers.Setup(tmp_path, "fp32", ""), Job(execute, []))))
+        return type(error), "" if error is None else str(error)
+
+    nodes = f"--out {str(tmp_path)!r}: every node needs this folder. Give one on a shared disk."
+    assert outcome() == (LabError, nodes)
     (tmp_path / "spec.yaml").touch()
-    monkeypatch.setattr(worker, "_begin", lambda setup: json.loads("no JSON"))
-    ended, text = worker.do_job(setup, Job(None, []))
-    assert ended == worker.FAILED
-    assert "JSONDecodeError" in text
-    study = SimpleNamespace(device=torch.device("cpu"))
-    monkeypatch.setattr(worker, "_begin", lambda setup: study)
+    monkeypatch.setattr(workers, "_begin_study", lambda setup: json.loads("no JSON"))
+    kind, text = outcome()
+    assert (kind, text.startswith("A worker failed:\nTraceback"), "JSONDecodeError" in text) == (RuntimeError, True, True)
+    monkeypatch.setattr(workers, "_begin_study", lambda setup: SimpleNamespace(device=torch.device("cpu")))
 
     def without_memory(specs, study):
         raise RuntimeError("can't allocate memory\nhere")
 
-    assert worker.do_job(setup, Job(without_memory, [])) == (
-        worker.STOPPED,
-        "A worker ran out of memory (can't allocate memory)",
-    )
-    assert worker.do_job(setup, Job(lambda specs, study: None, [])) == (worker.DONE, "")
-    monkeypatch.setattr(worker, "_is_stopped", True)
-    assert worker.do_job(setup, Job(None, [])) == (worker.STOPPED, "A worker was stopped")
+    def interrupted(specs, study):
+        signal.raise_signal(signal.SIGTERM)
+
+    assert outcome(without_memory) == (LabError, "A worker ran out of memory (can't allocate memory)" + AGAIN)
+    assert outcome(lambda specs, study: None) == (type(None), "")
+    monkeypatch.setattr(workers, "_is_stopped", False)  # and so again afterwards
+    assert outcome(interrupted) == (LabError, "A worker got signal 15" + AGAIN)
+    assert outcome() == (LabError, "A worker was stopped" + AGAIN)
 
 
 def test_hidden_gpus_are_none(monkeypatch):
-    monkeypatch.setattr(pool.torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(workers.torch.cuda, "device_count", lambda: 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert pool.visible_gpus() == []
-    monkeypatch.setattr(pool.torch.cuda, "device_count", lambda: 2)
+    assert workers.visible_gpus() == []
+    monkeypatch.setattr(workers.torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5f")
-    assert pool.visible_gpus() == ["3", "GPU-5f"]
+    assert workers.visible_gpus() == ["3", "GPU-5f"]
 
 
 def test_cores_are_shared_out(monkeypatch):
@@ -297,7 +297,8 @@ def test_what_a_lost_node_did_is_done_by_another(one_by_one, tmp_path, monkeypat
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
         node = cluster.add_node(num_cpus=1)
-        process = study.start("--executor=ray", f"--address={cluster.address}", "--stack_size=1")
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        process = study.start("--executor=ray", "--stack_size=1")
         wait_for(lambda: len(study.updates()) > 5, process)
         cluster.remove_node(node, allow_graceful=False)
         _, error = process.communicate()

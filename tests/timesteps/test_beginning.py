@@ -15,8 +15,8 @@ from small_studies import BASE, SPEC
 from tables import cases
 
 from diffusers_lrlab import LabError, TrainingConfig, get_timestep_sampler, register_loss_weighting
-from diffusers_lrlab.study.checks import check_plans
 from diffusers_lrlab.study.report.sentences import limitations
+from diffusers_lrlab.study.run import warnings_before
 from diffusers_lrlab.study.runs.context import StudyContext
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
@@ -150,7 +150,7 @@ def test_a_study_warns_before_its_runs(tmp_path):
     }
     base = {key: value for key, value in BASE.items() if key != "model_config_name_or_path"}
     spec = load_spec({**SPEC, "base": base, "arms": arms, "baseline": "uniform", "datasets": ["dino"]})
-    (warning,) = check_plans(expand(spec), StudyContext(StudyFolder(tmp_path / "study"), quiet=True))
+    (warning,) = warnings_before(spec, expand(spec), StudyContext(StudyFolder(tmp_path / "study"), quiet=True))
     assert warning.startswith("In the arm 'learned' on 'dino': 'infonoise' keeps the density uniform")
 
 

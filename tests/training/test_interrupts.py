@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from diffusers_lrlab.core.environment import OTHERS_WAIT
 from diffusers_lrlab.core.errors import Interrupted
-from diffusers_lrlab.study.runs.stops import StudyInterrupted, stops_explained
+from diffusers_lrlab.study.runs.progress import StudyInterrupted, stops_explained
 from diffusers_lrlab.training import interrupts
 from diffusers_lrlab.training.interrupts import InterruptGuard
 

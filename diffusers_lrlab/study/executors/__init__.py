@@ -15,17 +15,14 @@ from ...core.words import counted
 from ..runs.context import StudyContext
 from ..spec.spec import RunSpec
 from ..stacked.stacks import not_stackable, run_stacked
-from .jobs import Workers
 from .local import run_local
-from .worker import Setup
+from .workers import Pool, RayWorkers, Setup, Workers
 
 EXECUTORS: dict[str, Callable[[list[RunSpec], StudyContext], None]] = {"local": run_local, "stacked": run_stacked}
 WORKERS = ("pool", "ray")  # executors that compute runs in other processes
 
 
-def check_executor(
-    executor: str | None, stack_size: int | None = None, num_workers: int | None = None, address: str | None = None
-) -> None:
+def check_executor(executor: str | None, stack_size: int | None = None, num_workers: int | None = None) -> None:
     """Raises a `LabError` for an unknown executor, and for options that do not apply to it."""
     known = (*EXECUTORS, *WORKERS)
     if executor is not None and executor not in known:
@@ -33,8 +30,6 @@ def check_executor(
     COUNT.check("--stack_size", stack_size, "it is the number of runs that are computed together")
     if num_workers is not None and executor not in WORKERS:
         raise LabError(f"--workers {num_workers} has no effect without --executor {' or '.join(WORKERS)}.")
-    if address is not None and executor != "ray":
-        raise LabError(f"--address {address} has no effect without --executor ray.")
     most = available_cores() if executor == "pool" else None
     allowed = Range(f"[1, {most}]", whole=True) if most else COUNT
     allowed.check("--workers", num_workers, f"this machine has {counted(most, 'core')}" if most else "each is a process")
@@ -43,19 +38,14 @@ def check_executor(
 
 
 @contextmanager
-def open_workers(
-    executor: str | None, num_workers: int | None, address: str | None, study: StudyContext
-) -> Iterator[Workers | None]:
+def open_workers(executor: str | None, num_workers: int | None, study: StudyContext) -> Iterator[Workers | None]:
     """The workers of pool and ray, inside this block; `None` for other executors."""
     if executor not in WORKERS:
         yield None
         return
-    from .pool import Pool
-    from .ray_cluster import RayWorkers
-
     plugins = ",".join(plugin["name"] for plugin in loaded_plugins())
     setup = Setup(study.folder.path.resolve(), study.precision, plugins)
-    with closing(Pool(setup, num_workers) if executor == "pool" else RayWorkers(setup, num_workers, address)) as workers:
+    with closing((Pool if executor == "pool" else RayWorkers)(setup, num_workers)) as workers:
         yield workers
 
 

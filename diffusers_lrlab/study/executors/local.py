@@ -6,17 +6,14 @@ from pathlib import Path
 from accelerate.state import AcceleratorState, GradientState
 
 from ...core.errors import Diverged, LabError
-from ...core.files import remove, write_text
-from ...data.loading import TrainingData
+from ...core.files import remove
+from ...data.shard_rows import digest_of
 from ...training.prepare import make_accelerator
 from ...training.run_folder import RunFolder
 from ...training.trainer import Trainer
 from ..runs.context import StudyContext
-from ..runs.curves import Curves
-from ..runs.measure import record_run
+from ..runs.measure import Curves, record_run
 from ..spec.spec import RunSpec
-
-_NOTE = "data_fingerprint"  # of the data of a run, in its folder
 
 
 def run_local(specs: list[RunSpec], study: StudyContext) -> None:
@@ -29,10 +26,12 @@ def _train_and_record(spec: RunSpec, study: StudyContext) -> None:
     # accelerate has one precision per process.
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    path = study.folder.path / "local" / spec.id
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    # What was begun with other data is not continued.
+    path = study.folder.path / "local" / f"{spec.id}-{digest_of([study.data(spec).fingerprint])[:8]}"
     plan, data = study.plan(spec, str(path))
-    folder, checkpoint = _interrupted_run(path, data, study)
+    folder = RunFolder(path)
+    checkpoint = _checkpoint_of(folder, study)
     trainer = Trainer(plan, data, make_accelerator(plan.config), folder)
     if checkpoint is not None:
         trainer.resume(checkpoint)
@@ -49,22 +48,20 @@ def _train_and_record(spec: RunSpec, study: StudyContext) -> None:
     study.discard(path)
 
 
-def _interrupted_run(path: Path, data: TrainingData, study: StudyContext) -> tuple[RunFolder, Path | None]:
-    """The folder of a run and its newest checkpoint; the folder is emptied if that is damaged or of other data."""
-    note, folder, checkpoint = path / _NOTE, RunFolder(path), None
+def _checkpoint_of(folder: RunFolder, study: StudyContext) -> Path | None:
+    """The newest checkpoint of an interrupted run; without one, or if the folder is damaged, it is emptied."""
+    checkpoint = None
     try:
-        same_data = note.exists() and note.read_text("utf-8", errors="replace") == data.fingerprint
-        checkpoint = folder.newest_checkpoint() if same_data else None
+        checkpoint = folder.newest_checkpoint()
         if checkpoint is not None:
             folder.check_log_until(checkpoint)
     except LabError as damage:
-        study.progress.log(f"{str(damage).partition('. ')[0]}: the run {path.name} starts from the beginning.")
+        study.progress.log(f"{str(damage).partition('. ')[0]}: the run {folder.path.name} starts from the beginning.")
         checkpoint = None
-    if checkpoint is None and path.exists():
-        remove(path)
-    path.mkdir(parents=True, exist_ok=True)
-    write_text(note, data.fingerprint)
-    return folder, checkpoint
+    if checkpoint is None and folder.path.exists():
+        remove(folder.path)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    return checkpoint
 
 
 def _curves_of(folder: RunFolder, num_updates: int) -> Curves:

@@ -13,7 +13,7 @@ from ...core.project import install_command
 from ...data.options import EMBEDDED_DATASETS
 from ..analysis.runs_table import RUNS_TABLE, read_runs
 from ..runs.results import StudyFolder, sources
-from ..same_command import command_of_card, is_preset, shown_path
+from ..shown_command import command_of_card, is_preset, shown_path
 from .contents import ReportContents
 from .plots import plots_of
 from .report import report_markdown

@@ -15,12 +15,12 @@ from ...data.loading import TrainingData
 from ...training.config import DataConfig
 from ...training.kinds.select import kind_of
 from ...training.plan import Plan, make_plan
+from ...training.trackers import scalars_of, start_trackers
 from ..kind_settings import settings_of
 from ..spec.spec import RunSpec
 from .precision import check_precision, precision_warning
 from .progress import StudyProgress
 from .results import StudyFolder
-from .trackers import show_in_trackers
 
 _STACK_SIZES = {"cpu": 20, "cuda": 256}  # not measured on a GPU
 
@@ -63,12 +63,10 @@ class StudyContext:
         except LabError as error:
             raise LabError(f"In the arm {spec.arm!r} on {spec.dataset!r}: {error}") from None
 
-    def keep(self, spec: RunSpec, record: dict[str, Any], weights: bytes | None) -> None:
-        """Writes the record of a run and its weights, as safetensors bytes; shows the run."""
-        if weights is not None:
-            record["weights"] = self.folder.write_weights(spec.id, weights)
+    def keep(self, spec: RunSpec, record: dict[str, Any]) -> None:
+        """Writes the record of a run and shows it."""
         self.folder.write(record)
-        show_in_trackers(self.folder.path, spec, record)
+        _show_in_trackers(self.folder.path, spec, record)
         self.progress.finished(spec)
 
     def discard(self, *paths: Path) -> None:
@@ -78,19 +76,30 @@ class StudyContext:
                 remove(path)
 
     def drop_outdated(self, specs: list[RunSpec]) -> None:
-        """Removes and logs results whose data have changed, or whose weights are damaged."""
-        outdated, damaged = [], []
-        for spec in specs:
-            result = self.folder.read(spec.id)
-            if result is None:
-                continue
-            if result.record["train"].get("data_fingerprint") != self.data(spec).fingerprint:
+        """Removes and logs results whose data have changed."""
+        outdated = []
+        for result, spec in ((self.folder.read(spec.id), spec) for spec in specs):
+            if result is not None and result.record["train"].get("data_fingerprint") != self.data(spec).fingerprint:
                 self.folder.run_file(spec.id).unlink()
                 outdated.append(spec.id)
-            elif self.folder.find_damaged_weights(result):
-                self.folder.run_file(spec.id).unlink()
-                damaged.append(spec.id)
-        for ids, what, state in ((damaged, "weights", "are damaged"), (outdated, "data", "have changed")):
-            if ids:
-                of_runs, these = counted(len(ids), "run"), agreeing(len(ids), "This run is", "These runs are")
-                self.progress.log(f"The {what} of {of_runs} {state}. {these} computed again: {', '.join(ids)}.")
+        if outdated:
+            these = agreeing(len(outdated), "This run is", "These runs are")
+            changed = f"The data of {counted(len(outdated), 'run')} have changed."
+            self.progress.log(f"{changed} {these} computed again: {', '.join(outdated)}.")
+
+
+def _show_in_trackers(study_folder: Path, spec: RunSpec, record: dict[str, Any]) -> None:
+    """Logs a finished run to the trackers of `logger`, in the group of its study; stacked runs finish together."""
+    about = {name: getattr(spec, name) for name in ("arm", "dataset", "seed", "stage")}
+    folder = study_folder.resolve()
+    trackers = start_trackers(spec.config, folder / "logs" / spec.id, spec.id, folder.name, **about)
+    run, rows = record["train"], dict[int, dict[str, float]]()
+    for columns in record["curves"].values():
+        for values in zip(*columns.values(), strict=True):
+            row = dict(zip(columns, values, strict=True))
+            rows.setdefault(row["update"], {}).update(row)
+    for tracker in trackers:
+        for update, row in sorted(rows.items()):  # most trackers require increasing updates
+            tracker.log(scalars_of(row), step=update)
+        tracker.log({f"results/{name}": value for name, value in run["results"].items()}, step=run["updates_done"])
+        tracker.finish()

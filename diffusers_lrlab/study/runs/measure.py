@@ -1,26 +1,71 @@
-"""Measures a trained run and writes its record, for members of stacks and single runs alike."""
+"""The record of a run: its curves, and what is measured when it is trained, for members of stacks and single runs alike."""
 
+import math
 import time
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import save
 
 from ...core.errors import Diverged
 from ...evaluation.metrics import METRICS
 from ...training.results.base import results_of
 from ...training.run_state import RunState
 from ...training.samples import draw_samples
-from ..kind_settings import settings_of
 from ..spec.spec import RunSpec
 from .context import StudyContext
-from .curves import Curves
 from .progress import MEASURED
 
 DRAWN = 0.5  # share of sampling in the progress bar of measuring a run
+_MOST_POINTS = 200
 Drawn = dict[str, np.ndarray]  # samples by purpose: "compared" (metrics) or "recorded" (kept only)
+
+
+class Curves:
+    """Rows of the log of a run, as columns; losses are averaged to at most `_MOST_POINTS` points."""
+
+    def __init__(self, num_updates: int):
+        self.num_updates = num_updates
+        self._losses: list[tuple[int, float, float, float | None]] = []
+        self._quality: list[dict[str, float]] = []
+
+    def add_loss(self, update: int, loss: float, lr: float, beta1: float | None = None) -> None:
+        """Adds the mean training loss since the last row, and learning rate and momentum of its last `update`."""
+        self._losses.append((update, loss, lr, beta1))
+
+    def add_quality(self, update: int, losses: dict[str, float]) -> None:
+        self._quality.append({"update": update, **losses})
+
+    @property
+    def last_quality(self) -> dict[str, float]:
+        return {key: value for key, value in (self._quality or [{}])[-1].items() if key != "update"}
+
+    def to_dict(self) -> dict[str, dict[str, list[Any]]]:
+        """
+        Data for the record: losses as means over equal parts of the run, and quality at some points; at most 200 points.
+        """
+        parts: dict[int, list[tuple[int, float, float, float | None]]] = {}
+        for row in self._losses:
+            parts.setdefault(row[0] * _MOST_POINTS // max(self.num_updates, 1), []).append(row)
+        losses = [(rows[-1][0], float(np.mean([row[1] for row in rows])), *rows[-1][2:]) for rows in parts.values()]
+        finite = [row for row in losses if math.isfinite(row[1])]
+        has_momentum = bool(finite) and all(row[3] is not None for row in finite)
+        columns = ("update", "loss", "lr", "beta1") if has_momentum else ("update", "loss", "lr")
+        loss = {name: [row[index] for row in finite] for index, name in enumerate(columns)}
+        if not self._quality:
+            return {"loss": loss, "quality": {}}
+        # Some schedules validate after every update.
+        kept = np.unique(np.linspace(0, len(self._quality) - 1, _MOST_POINTS).astype(int))
+        quality = {name: [self._quality[index][name] for index in kept] for name in self._quality[0]}
+        return {"loss": loss, "quality": quality}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": [list(row) for row in self._losses], "quality": self._quality}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._losses = [tuple(row) for row in state["losses"]]
+        self._quality = list(state["quality"])
 
 
 def record_run(
@@ -41,10 +86,6 @@ def record_run(
     """
     sections, error = finish(run, spec, curves, error, drawn)
     study.progress.advance(1 - (DRAWN if drawn else 0), MEASURED)
-    weights = None
-    if error is None and spec.stage == "compare" and settings_of(run.config).keeps_weights:
-        with run.averaged_weights():
-            weights = save({name: value.detach().cpu().clone() for name, value in run.model.state_dict().items()})
     about = {name: getattr(spec, name) for name in ("id", "arm", "dataset", "seed", "stage")}
     about |= {
         "learning_rate": spec.config.learning_rate,
@@ -54,7 +95,7 @@ def record_run(
         "started": started,
         "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-    study.keep(spec, {"run": about, **sections, "weights": None, "config": spec.fields, "meta": study.meta}, weights)
+    study.keep(spec, {"run": about, **sections, "config": spec.fields, "meta": study.meta})
 
 
 def finish(

@@ -1,12 +1,15 @@
-"""Progress display of a study: bars over updates and measured runs, and log lines above them."""
+"""What a running study shows: bars over updates and measured runs, log lines above them, and how to resume it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from tqdm.auto import tqdm
 
 from ...core.environment import is_watched
+from ...core.errors import Interrupted, continued_by
+from ...core.signals import interrupts_raised
 from ..spec.spec import RunSpec
 
 T = TypeVar("T")
@@ -50,3 +53,22 @@ class StudyProgress:
     def finished(self, spec: RunSpec) -> None:
         """Shows which result was written last."""
         self._bars[UPDATES].set_postfix_str(f"last: {spec.arm} on {spec.dataset}, seed {spec.seed}")
+
+
+class StudyInterrupted(Interrupted):
+    """A study was stopped by SIGINT (Ctrl-C) or SIGTERM and has saved its state."""
+
+    def __init__(self, signal_number: int, folder: Path):
+        super().__init__(signal_number, folder)
+        self.args = (f"Stopped. The same command resumes the study: everything done so far is in {str(folder)!r}.",)
+
+
+@contextmanager
+def stops_explained(folder: Path) -> Iterator[None]:
+    """Turns SIGINT and SIGTERM inside this block into errors that say, as others do, how to resume the study."""
+    try:
+        again = continued_by("give the same command again: finished runs are kept")
+        with again, interrupts_raised(lambda number: StudyInterrupted(number, folder)):
+            yield
+    except Interrupted as interruption:
+        raise StudyInterrupted(interruption.signal_number, folder) from None

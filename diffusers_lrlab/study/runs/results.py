@@ -1,6 +1,5 @@
 """The folder of a study, with one file for each run, which is either complete or absent."""
 
-import hashlib
 import json
 import math
 import os
@@ -12,22 +11,18 @@ from typing import Any
 
 import yaml
 
-from ...core.errors import LabError, did_you_mean, must_be, warn
-from ...core.files import atomic_file, remove_leftovers, write_text
+from ...core.errors import LabError, did_you_mean, must_be
+from ...core.files import remove_leftovers, write_text
 from ...core.lock import LOCK_FILES, locked
 from ...core.manifest import (
     MANIFEST,
     checksum_matches,
-    file_sums,
-    find_damage_of_file,
     open_manifest,
     sums_in,
     with_sum,
     write_manifest,
 )
 from ..spec.spec import PRESETS, Cell, RunSpec, StudySpec
-
-_SUM = "# sha256: "
 
 
 class RunResult:
@@ -46,7 +41,6 @@ class RunResult:
         self.curves: dict[str, dict[str, list[float]]] = record["curves"]
         self.samples: dict[str, Any] = record.get("samples") or {}
         self.config: dict[str, Any] = record["config"]
-        self.weights: dict[str, Any] | None = record.get("weights")  # size and hash of the file
 
 
 def by_cell(results: Iterable[RunResult]) -> dict[Cell, list[RunResult]]:
@@ -77,9 +71,6 @@ class StudyFolder:
     def run_file(self, run_id: str) -> Path:
         return self.path / "runs" / f"{run_id}.json"
 
-    def weights_file(self, run_id: str) -> Path:
-        return self.path / "weights" / f"{run_id}.safetensors"
-
     @property
     def stacks(self) -> Path:
         return self.path / "stacks"
@@ -88,23 +79,18 @@ class StudyFolder:
     def locked(self) -> Iterator[None]:
         """Locks the folder inside this block; raises a `LabError` if another process holds the lock."""
         with locked(self.path, "--out"):
-            remove_leftovers(*(self.path / name for name in ("runs", "weights", "stacks", "local")))
-            remove_leftovers(self.path / "weights", pattern=".tmp??????")  # safetensors' own
+            remove_leftovers(*(self.path / name for name in ("runs", "stacks", "local")))
             yield
 
-    def check_is_study(self, name: str, specs: Iterable[RunSpec]) -> None:
-        """Raises a `LabError` if the folder holds anything but this study, recognised by `spec.yaml` or else by its runs."""
+    def check_is_study(self, name: str) -> None:
+        """Raises a `LabError` if the folder holds anything but this study."""
         saved, there = self._saved_spec(), sorted(entry.name for entry in self.path.glob("[!.]*"))
+        if saved is not None and saved["spec"]["name"] == name:
+            return
         if saved is not None:
             got = f"that of the study {saved['spec']['name']!r}"
-            if saved["spec"]["name"] == name:
-                return
-        elif any(self.read(spec.id) is not None for spec in specs):
-            return
-        elif self.path.is_file():
-            got = "a file"
-        elif there:
-            got = f"one with other files ({', '.join(there[:3])}) and no result of this study"
+        elif there or self.path.is_file():
+            got = f"one with {', '.join(there[:3])} and no readable spec.yaml" if there else "a file"
         else:
             return
         wanted = f"a new or empty folder, or that of the study {name!r}"
@@ -123,15 +109,12 @@ class StudyFolder:
             "give the same --dataset_name, or another --out", got=now,
         )  # fmt: skip
 
-    def write_spec(self, spec: StudySpec, command: str, source: str | None = None) -> None:
-        """Writes `spec.yaml`; `source` is the hash by which [`finished_report`] recognises the study."""
-        if self._saved_spec() is None and any((self.path / "runs").glob("*.json")):
-            warn(f"{str(self.path / 'spec.yaml')!r} is missing or damaged; it is written again.")
+    def write_spec(self, spec: StudySpec, command: str) -> None:
+        """Writes `spec.yaml`."""
         saved = json.loads(json.dumps(spec.to_dict()))
         if spec.folder != PRESETS:  # relative: both can be moved together, and no local path is published
             saved["folder"] = os.path.relpath(spec.folder, self.path.resolve())
-        text = yaml.safe_dump({"command": command, "source": source, "spec": saved}, sort_keys=False)
-        write_text(self.path / "spec.yaml", f"{_SUM}{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+        write_text(self.path / "spec.yaml", yaml.safe_dump({"command": command, "spec": saved}, sort_keys=False))
 
     def read_spec(self) -> tuple[dict[str, Any], str]:
         """The specification of the last command, as data, and the command itself."""
@@ -141,19 +124,14 @@ class StudyFolder:
             raise LabError(f"There is no study in {str(self.path)!r}.{hint} Run one with `lrlab study run SPEC --out DIR`.")
         saved = self._saved_spec()
         if saved is None:
-            raise LabError(
-                f"{str(file)!r} is damaged. Give the command of the study again, which rewrites it and keeps the results."
-            )
+            raise LabError(f"{str(file)!r} is damaged. Restore it, or run the study into another folder.")
         return saved["spec"], saved["command"]
 
     def _saved_spec(self) -> dict[str, Any] | None:
-        """What [`write_spec`] wrote, if it is unchanged."""
-        with suppress(OSError, ValueError, yaml.YAMLError):
-            text = (self.path / "spec.yaml").read_text(encoding="utf-8")
-            first, _, rest = text.partition("\n")
-            is_whole = first == _SUM + hashlib.sha256(rest.encode()).hexdigest()
-            saved = yaml.safe_load(text)
-            if is_whole and isinstance(saved, dict) and {"command", "spec"} <= {*saved} and "name" in saved["spec"]:
+        """What [`write_spec`] wrote, if it can be read."""
+        with suppress(OSError, ValueError, TypeError, yaml.YAMLError):
+            saved = yaml.safe_load((self.path / "spec.yaml").read_text(encoding="utf-8"))
+            if isinstance(saved, dict) and {"command", "spec"} <= {*saved} and {"name", "datasets"} <= {*saved["spec"]}:
                 return saved
         return None
 
@@ -178,14 +156,10 @@ class StudyFolder:
         return [spec for spec in specs if self.read(spec.id) is None]
 
     def check_results(self, specs: Iterable[RunSpec]) -> None:
-        """Raises a `LabError` if results or weights are damaged."""
-        specs = list(specs)
-        damage = [damaged for result in self.results(specs) if (damaged := self.find_damaged_weights(result))]
-        damage += [
-            f"{str(self.run_file(run_id))!r} is damaged" for run_id in sorted(self.damaged & {spec.id for spec in specs})
-        ]
-        if damage:
-            raise LabError(f"{'; '.join(damage)}. Give the command of the study again, which repeats these runs.")
+        """Raises a `LabError` if results are damaged."""
+        if damaged := self.damaged & {spec.id for spec in self.missing(specs)}:
+            files = ", ".join(repr(str(self.run_file(run_id))) for run_id in sorted(damaged))
+            raise LabError(f"Damaged: {files}. Give the command of the study again, which repeats these runs.")
 
     def unknown_files(self, specs: Iterable[RunSpec]) -> list[str]:
         """Results of runs that are not part of the study."""
@@ -197,12 +171,6 @@ class StudyFolder:
         text = json.dumps(with_sum(finite(record)), indent=1, allow_nan=False)
         write_text(self.run_file(record["run"]["id"]), text + "\n")
 
-    def write_weights(self, run_id: str, weights: bytes) -> dict[str, Any]:
-        """Returns the size and the hash of the file."""
-        with atomic_file(self.weights_file(run_id)) as path:
-            path.write_bytes(weights)
-            return file_sums(path)
-
     def reopen(self) -> None:
         """Marks an existing manifest as open, because files are about to change."""
         if (self.path / MANIFEST).exists():
@@ -210,32 +178,17 @@ class StudyFolder:
 
     def write_manifest(self, results: Iterable[RunResult]) -> None:
         """
-        Writes the hashes of all files of a study with these results; those of weights come from the results. A card has no
-        result files, so its manifest covers all of its files.
+        Writes the hashes of all files of a study with these results. A card has no result files, so its manifest covers all
+        of its files.
         """
         if not (self.path / "runs").exists():
             there = (path for path in self.path.rglob("*") if path.name not in LOCK_FILES)  # held meanwhile
             write_manifest(self.path, sums_in(self.path, there))
             return
-        results, parts = list(results), ("spec.yaml", "runs.parquet", "summary.json", "summary.parquet")
+        parts = ("spec.yaml", "runs.parquet", "summary.json", "summary.parquet")
         files = [self.path / name for name in parts] + [self.run_file(result.id) for result in results]
-        weights = {self.weights_file(result.id): result.weights for result in results if result.weights}
-        noted = {file.relative_to(self.path).as_posix(): sums for file, sums in weights.items() if file.exists()}
         files += [path for pattern in REPORT_FILES for path in (self.path / "report").glob(pattern)]
-        write_manifest(self.path, sums_in(self.path, files) | noted)
-
-    def find_damaged_weights(self, result: RunResult) -> str | None:
-        """How the weights of a run are damaged, if they are; a downloaded study has none at all."""
-        file = self.weights_file(result.id)
-        if result.weights is None or not file.parent.is_dir():
-            return None
-        return find_damage_of_file(file, result.weights)
-
-    def read_weights(self, run_id: str) -> dict[str, Any] | None:
-        from safetensors.torch import load_file
-
-        file = self.weights_file(run_id)
-        return load_file(file) if file.exists() else None
+        write_manifest(self.path, sums_in(self.path, files))
 
 
 def finite(value: Any) -> Any:

@@ -21,7 +21,7 @@ from ...training.resolve import resolve_config
 from ...training.resolve_schedules import check_schedule
 from ...training.resolve_timesteps import check_timesteps
 from ..kind_settings import num_compared_samples
-from ..same_command import PRESETS_FOLDER
+from ..shown_command import PRESETS_FOLDER
 from .metrics import check_metrics, default_metrics
 from .rates import extended
 from .spec import ARM_NOTES, PRESETS, Cell, RunSpec, StudySpec, Tuning

@@ -18,7 +18,7 @@ from ...training.config import ResolvedConfig, TrainingConfig
 from ...training.kinds.base import DataKind
 from ...training.kinds.select import kind_of
 from ...training.resolve import resolve_config
-from ..same_command import PRESETS_FOLDER
+from ..shown_command import PRESETS_FOLDER
 from .expansion import located
 from .metrics import data_lacking
 from .parts import by_short_names, read_datasets

@@ -12,7 +12,7 @@ from ...core.plugins import load_plugins
 from ...core.ranges import COUNT
 from ...evaluation.metrics import METRICS
 from ...training.arguments import read_yaml
-from ..same_command import PRESETS_FOLDER, preset_names
+from ..shown_command import PRESETS_FOLDER, preset_names
 from . import parts
 from .expansion import located
 from .spec import PRESETS, StudySpec

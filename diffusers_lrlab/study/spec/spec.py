@@ -10,7 +10,7 @@ from typing import Any
 from ...core.options import defaults_of, options_of
 from ...models.start_weights import StartWeights
 from ...training.config import ResolvedConfig, TrainingConfig
-from ..same_command import PRESETS as PRESETS
+from ..shown_command import PRESETS as PRESETS
 
 ARM_NOTES = ("description", "controls")  # keys of an arm that are not training options
 SPEEDUP = "speedup"  # as a metric: how many times as fast an arm reaches a quality

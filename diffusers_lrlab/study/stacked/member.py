@@ -1,29 +1,32 @@
-"""A member of a stack: a run whose network is computed there."""
+"""A member of a stack: a run whose network is computed there, and the points, timesteps and noise that it draws."""
 
 import math
-import pkgutil
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from ...core.options import names_where
+from ...data.batch import Batch, to_device
+from ...data.batches import RowOrder
 from ...data.loading import TrainingData
-from ...optimizers.elementwise import Rule
-from ...optimizers.entries import OPTIMIZERS
+from ...objective.objective import Objective
 from ...schedules.feedback import FeedbackSchedule
 from ...schedules.scheduler import CurveLR
 from ...timesteps.bands import scaled_lr
+from ...training.config import TrainingConfig
 from ...training.plan import Plan
+from ...training.resolve_timesteps import objective_spec
 from ...training.run_state import RunState
-from ..runs.curves import Curves
+from ..runs.measure import Curves
 
 
 class Member:
     """
     A run whose network is computed in a stack; it has its own model, optimizer, schedules and average.
 
-    The stack takes the steps of optimizers that have a `rule`, at the rates of the plan, and updates the average. The
-    tensors of this run are views of the stack's; [`catch_up`] updates its counters.
+    Its weights and its average are views of the stack's, which updates the average; [`catch_up`] updates its counters.
     """
 
     def __init__(self, plan: Plan, data: TrainingData, device: torch.device):
@@ -32,8 +35,6 @@ class Member:
         self.feedback = [scheduler for scheduler in self.run.schedulers if isinstance(scheduler, FeedbackSchedule)]
         self.curves = Curves(plan.num_updates)
         self.error: str | None = None
-        path = OPTIMIZERS[plan.config.optimizer].facts.get("elementwise")
-        self.rule: Rule | None = pkgutil.resolve_name(path) if path else None
 
     @property
     def is_done(self) -> bool:
@@ -46,12 +47,16 @@ class Member:
         factor = self.run.lr_factor
         return self.run.current_lr * (1.0 if factor is None else factor)
 
+    def set_rates(self) -> None:
+        """Moves the schedules to this update."""
+        for scheduler in self.run.schedulers:
+            if isinstance(scheduler, CurveLR) and scheduler.last_epoch != self.run.update:
+                scheduler.move_to(self.run.update)
+
     def catch_up(self) -> None:
         """Moves the schedules, the count of the audit and the clock of the average to this update."""
         run = self.run
-        for scheduler in run.schedulers:
-            if isinstance(scheduler, CurveLR) and scheduler.last_epoch != run.update:
-                scheduler.move_to(run.update)
+        self.set_rates()
         run.audit.num_updates = run.update
         if run.average is not None:
             run.average.move_to(run.update)
@@ -62,10 +67,12 @@ class Member:
         with scaled_lr(self.run.optimizer, self.run.lr_factor):
             self.run.check_schedules()
 
-    def take_step(self) -> None:
-        """A step of the optimizer itself with the current gradients."""
+    def take_step(self, gradients: list[torch.Tensor]) -> None:
+        """A step of the optimizer at the rates of this update."""
         started = time.perf_counter()
-        self.check_rates()
+        self.set_rates()
+        for parameter, gradient in zip(self.run.model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
         with scaled_lr(self.run.optimizer, self.run.lr_factor):
             self.run.optimizer.step()
         self.run.training_seconds += time.perf_counter() - started
@@ -81,9 +88,8 @@ class Member:
         run = self.run
         for parameter in run.model.parameters():
             parameter.data, parameter.grad = parameter.data.clone(), None
-        names = () if self.rule is None else self.rule.state(run.optimizer.defaults)
         for state in run.optimizer.state.values():
-            state.update({name: state[name].clone() for name in names})
+            state.update({name: value.clone() for name, value in state.items() if isinstance(value, torch.Tensor)})
         if run.average is not None:
             run.average.shadow_params = [value.clone() for value in run.average.shadow_params]
 
@@ -122,3 +128,50 @@ class Member:
             return
         self.curves.add_quality(self.run.update, losses)
         self.run.follow_loss(losses["validation_loss"])
+
+
+class Inputs(NamedTuple):
+    """The inputs of an update, `(batch, ...)` or `(members, batch, ...)` each; `weights` are those of the losses, if any."""
+
+    points: torch.Tensor
+    timesteps: torch.Tensor
+    noise: torch.Tensor
+    weights: torch.Tensor | None
+
+
+class Draws:
+    """Points, timesteps and noise at each update, for members with equal draws; the data are on the device."""
+
+    def __init__(self, member: Member, points: torch.Tensor, device: torch.device):
+        run, plan = member.run, member.run.plan
+        plan.layout.check_fits(len(points))
+        self.objective = Objective.of(
+            objective_spec(run.config), run.process, plan.layout, plan.num_updates, device, lambda values: values
+        )
+        self.points, self.batch, self.device = points, plan.layout.global_batch, device
+        self._order = RowOrder(len(points), run.config.seed)
+
+    def draw(self, update: int) -> Inputs:
+        rows = self._order.rows(np.arange(update * self.batch, (update + 1) * self.batch))
+        points = self.points[to_device(Batch(torch.from_numpy(rows)), self.device).data]
+        timesteps = self.objective.draw(update)
+        noise = torch.cat(list(self.objective.noise(update, points)))
+        return Inputs(points, timesteps, noise, self.objective.weights(timesteps, update))
+
+
+def draws_of(members: list[Member], device: torch.device) -> dict[Member, Draws]:
+    """The draws of each member; members whose draws follow their losses share none."""
+    names = names_where(TrainingConfig, decides_draws=True)
+    found: dict[Member, Draws] = {}
+    shared: dict[Any, Draws] = {}
+    points: dict[int, torch.Tensor] = {}
+    for member in members:
+        run = member.run
+        key = (id(run.data), run.plan.num_updates, *(repr(getattr(run.config, name)) for name in names))
+        assert run.data.in_memory is not None  # see `not_stackable`
+        data = points.setdefault(id(run.data), run.data.in_memory.data.to(device))
+        draws = shared.get(key) or Draws(member, data, device)
+        if not draws.objective.follows_losses:
+            shared[key] = draws
+        found[member] = draws
+    return found

@@ -2,19 +2,16 @@
 
 import math
 import time
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ...averaging.averages import averages_itself
 from ...objective.process import check_first, check_shape
-from .captured import CapturedUpdate, Inputs, Recorder, record_graph
-from .draws import draws_of
-from .member import Member
-from .stacked_mlp import StackedMLP
-from .stepping import AVERAGING, LR, StackedAverages, StackedOptimizer, optimizer_key, rates_of, slices_by_optimizer
+from .member import Inputs, Member, draws_of
+from .networks import clip, own_parameters, predict, stack_parameters
+from .steps import AVERAGING, LR, StackedAverages, batched_kind, batched_optimizers, rates_of
 
 _VALIDATED_POINTS = 1000  # of each member in a pass, for any number of members
 
@@ -23,20 +20,19 @@ class Stack:
     """
     Runs side by side.
 
-    Members have one architecture, batch size and objective; all that are not done are at the same update. `recorder`
-    records the work of the device in an update, see [`CapturedUpdate`]; by default a CUDA graph on a GPU, and elsewhere
-    nothing.
+    Members have one architecture, batch size and objective; all that are not done are at the same update. Optimizers take
+    their steps one after the other; on a GPU, by default, those of [`BatchedOptimizer`] do so together.
     """
 
-    def __init__(self, members: list[Member], device: torch.device, recorder: Recorder | None = None):
+    def __init__(self, members: list[Member], device: torch.device, batches_steps: bool | None = None):
         self.device = device
-        self.recorder = record_graph if recorder is None and device.type == "cuda" else recorder
+        self.batches_steps = device.type == "cuda" if batches_steps is None else batches_steps
         self.update = next((member.run.update for member in members if not member.is_done), members[0].run.update)
         self.sums = torch.zeros(3, len(members), device=device)
         self._draws_of = draws_of(members, device)
         for member in members:
             member.run.objective = self._draws_of[member].objective
-        self._gather(sorted(members, key=optimizer_key))
+        self._gather(sorted(members, key=batched_kind))
 
     def load(self, states: dict[Member, dict[str, Any]]) -> None:
         """Restores saved states of its members, and drops members that are done."""
@@ -67,22 +63,19 @@ class Stack:
         self.members = members
         if not members:
             return
-        self.mlp = mlp = StackedMLP([member.run.model for member in members], members[0].run.plan.layout.global_batch)
+        self.weights = stack_parameters(member.run.model.parameters() for member in members)
+        for index, member in enumerate(members):
+            for parameter, values in zip(member.run.model.parameters(), own_parameters(self.weights, index), strict=True):
+                parameter.data, parameter.grad = values, None
         self.rates = rates_of(members)
         self._rates_on_device = self.rates.to(self.device)
-        fuse = self.device.type == "cpu" and self.recorder is None
-        self.optimizers = [
-            StackedOptimizer(members, some, mlp.rows, mlp.values, mlp.grads, self.rates, fuse)
-            for some in slices_by_optimizer(members)
-        ]
-        self.averages = StackedAverages(members, mlp.rows, mlp.values, self.rates)
-        self._without_rule = [member for member in members if member.rule is None]
+        self.optimizers = [*batched_optimizers(members, self.weights)] if self.batches_steps else []
+        self.averages = StackedAverages(members, self.weights, self.rates)
+        self._stepping = [index for index, member in enumerate(members) if not (self.optimizers and batched_kind(member))]
         self._reacting = [index for index, member in enumerate(members) if member.feedback]
         self._observing = [index for index, member in enumerate(members) if member.run.objective.follows_losses]
-        self._captured: CapturedUpdate | None = None
-        self._can_record = False
         norms = [member.run.config.max_grad_norm or math.inf for member in members]
-        self.max_norms = torch.tensor(norms, device=self.device, dtype=mlp.values.dtype)
+        self.max_norms = torch.tensor(norms, device=self.device, dtype=self.weights[0].dtype)
         sources = [self._draws_of[member] for member in members]
         self._sources = list(dict.fromkeys(sources))
         self._source_of = torch.tensor([self._sources.index(source) for source in sources], device=self.device)
@@ -97,78 +90,58 @@ class Stack:
         self._event = min(self._check, *(self.update - self.update % steps + steps for steps in self._logging))
 
     def do_update(self) -> None:
-        started, own = time.perf_counter(), sum(member.run.training_seconds for member in self._without_rule)
+        started, own = time.perf_counter(), sum(self.members[index].run.training_seconds for index in self._stepping)
         for index in self._reacting:
             for rates in (self.rates, self._rates_on_device):
                 rates[self.update, LR, index] = self.members[index].step_lr
         for member in self.members if self.update + 1 == self._check else ():
-            if member.rule is not None:  # the others check theirs at every step
-                member.check_rates()
-        inputs = self._draw()
-        if self.recorder is not None and self._can_record and self._captured is None:
-            self._record(inputs, self.recorder)
-        losses = self._compute(inputs) if self._captured is None else self._captured(inputs)
-        for member in self._without_rule:
-            member.take_step()
-        with torch.no_grad():
-            self.averages.step(self.update, inputs.rates)
+            member.check_rates()
+        inputs, rates = self._draw(), self._rates_on_device[self.update]
+        losses, gradients = self._compute(inputs)
+        for optimizer in self.optimizers:
+            optimizer.step(gradients, rates)
+        for index in self._stepping:
+            self.members[index].take_step(own_parameters(gradients, index))
+        self.averages.step(self.update, rates)
         for index in self._observing:
             self.members[index].run.objective.observe(inputs.timesteps[index], losses[index])
-        self._can_record = True  # libraries have allocated what they allocate at first use
         self.update += 1
-        own = sum(member.run.training_seconds for member in self._without_rule) - own
+        own = sum(self.members[index].run.training_seconds for index in self._stepping) - own
         share = (time.perf_counter() - started - own) / len(self.members)
         for member in self.members:
             member.run.update, member.run.training_seconds = self.update, member.run.training_seconds + share
         for index in self._reacting:
             self.members[index].advance_feedback()
 
-    def _record(self, inputs: Inputs, recorder: Recorder) -> None:
-        try:
-            self._captured = CapturedUpdate(self._compute, inputs, recorder)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # an operation that cannot be captured
-            reason = str(error).partition("\n")[0]
-            warnings.warn(f"Updates cannot be captured as a CUDA graph and run kernel by kernel: {reason}", stacklevel=2)
-            self.recorder = None
-
     def _draw(self) -> Inputs:
         """Each source draws once; members pick the draws of their source."""
         drawn = [source.draw(self.update) for source in self._sources]
         points, timesteps, noise = (
-            torch.stack([parts[part] for parts in drawn])[self._source_of]  # type: ignore[misc]  # only weights may be None
-            for part in range(3)
+            torch.stack(parts)[self._source_of] for parts in zip(*(each[:3] for each in drawn), strict=True)
         )
         weights = None
         if any(source.objective.is_weighted for source in self._sources):
             ones = torch.ones(points.shape[1], device=self.device)
             weights = torch.stack([ones if own is None else own for *_, own in drawn])[self._source_of]
-        return Inputs(points, timesteps, noise, weights, self._rates_on_device[self.update])
+        return Inputs(points, timesteps, noise, weights)
 
-    def _compute(self, inputs: Inputs) -> torch.Tensor:
-        """
-        The unweighted losses `(members, batch)`. Leaves the clipped gradients of their weighted means and takes the steps
-        of optimizers with a rule.
-        """
-        points, timesteps, noise, weights, rates = inputs
+    def _compute(self, inputs: Inputs) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+        """The unweighted losses `(members, batch)`, and the clipped gradients of their weighted means."""
+        points, timesteps, noise, weights = inputs
         process, flat = self.members[0].run.process, (points.flatten(0, 1), noise.flatten(0, 1), timesteps.flatten())
         noisy = process.add_noise(*flat).view_as(points)
-        prediction = self.mlp.forward(noisy, process.model_time(timesteps)).detach().requires_grad_()
+        leaves = [values.detach().requires_grad_() for values in self.weights]
+        prediction = predict(self.members[0].run.model, leaves, noisy, process.model_time(timesteps))
         check_shape(self.members[0].run.model, prediction, points)
         if self.update == 0:
             for member, own, its_input in zip(self.members, prediction, noisy, strict=True):
                 check_first(member.run.model, own, its_input)
         losses = process.prediction_losses(prediction.flatten(0, 1), *flat).view(len(points), -1)
         means = (losses if weights is None else losses * weights).mean(1)
-        (gradient,) = torch.autograd.grad(means.sum(), prediction)
-        with torch.no_grad():
-            self.mlp.backward(gradient)
-            norms = self.mlp.clip(self.max_norms)
-            for optimizer in self.optimizers:
-                optimizer.step(rates)
+        gradients = torch.autograd.grad(means.sum(), leaves)
+        norms = clip(gradients, self.max_norms)
         self.sums += torch.stack([means.detach(), norms.to(means), torch.ones_like(means)])
-        return losses.detach()
+        return losses.detach(), gradients
 
     def updates(self) -> Iterator[int]:
         """Trains until every member is done; yields the number of advanced members after each update."""
@@ -228,13 +201,13 @@ class Stack:
         parts = [(validation.batch.data, validation.noise, validation.timesteps) for validation in held_out]
         points, noise, timesteps = (torch.stack(part) for part in zip(*parts, strict=True))
         found = []
-        for matrix in (self.mlp.values, self.averages.values):
-            matrix, losses = matrix[indices], []
+        for stacked in (self.weights, self.averages.values):
+            parameters, losses = [values[indices] for values in stacked], []
             for start in range(0, points.shape[1], _VALIDATED_POINTS):
                 part = slice(start, start + _VALIDATED_POINTS)
                 flat = (points[:, part].flatten(0, 1), noise[:, part].flatten(0, 1), timesteps[:, part].flatten())
                 noisy = process.add_noise(*flat).unflatten(0, (len(members), -1))
-                prediction = self.mlp.predict(matrix, noisy, process.model_time(timesteps[:, part]))
+                prediction = predict(members[0].run.model, parameters, noisy, process.model_time(timesteps[:, part]))
                 check_shape(members[0].run.model, prediction, points[:, part])
                 own = process.prediction_losses(prediction.flatten(0, 1), *flat)
                 losses.append(own.view(len(members), -1))

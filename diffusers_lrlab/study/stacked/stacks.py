@@ -1,15 +1,23 @@
-"""Stacks from start to finish: grouping of runs, training with saves in between, evaluation."""
+"""Stacks from start to finish: grouping of runs, threads, training with saves in between, evaluation."""
+
+from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ...core.errors import LabError
-from ...core.files import remove
+from ...core.files import atomic_folder, remove
+from ...core.manifest import find_damage, write_manifest
 from ...models.mlp_denoiser import MLPDenoiser
 from ...training.interrupts import InterruptGuard
 from ...training.kinds.select import kind_of
@@ -17,15 +25,15 @@ from ...training.model import model_class_of
 from ..kind_settings import settings_of
 from ..runs.context import StudyContext
 from ..runs.measure import DRAWN, Drawn, record_run
-from ..runs.progress import MEASURED, StudyProgress
-from ..runs.stops import StudyInterrupted
+from ..runs.progress import MEASURED, StudyInterrupted, StudyProgress
 from ..spec.spec import RunSpec
 from .member import Member
-from .sampling import draw_together
-from .states import find_saved, save_states
-from .worker_threads import ParallelStacks, WorkerThreads, worker_threads
+from .networks import draw_together
+from .stack import Stack
 
 _SAVE_SECONDS = 60.0
+_STATE = "state.pt"
+_SAVED_NAME = re.compile(r"\w+-[0-9]+")  # excludes temporary folders
 
 
 def not_stackable(spec: RunSpec, study: StudyContext) -> str | None:
@@ -79,6 +87,64 @@ def split_into_stacks(
         yield from (some[start : start + size] for start in range(0, len(some), size))
 
 
+class ParallelStacks:
+    """Members in one stack per worker thread; without threads, one stack in the thread of the caller."""
+
+    def __init__(self, members: list[Member], device: torch.device, threads: WorkerThreads | None = None):
+        self._threads = threads or WorkerThreads(None, 1)
+        num_stacks = min(self._threads.num_threads, len(members))
+        edges = [len(members) * stack // num_stacks for stack in range(num_stacks + 1)]
+        self._shares = [members[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+        self.stacks = [Stack(share, device) for share in self._shares]
+
+    @property
+    def update(self) -> int:
+        """The number of updates done by the members that are still training."""
+        return max(stack.update for stack in self.stacks)
+
+    def load(self, states: dict[Member, dict[str, Any]]) -> None:
+        for stack in self.stacks:
+            stack.load(states)
+
+    def sums_of(self, member: Member) -> torch.Tensor:
+        """The sums of [`Stack.sums_of`]."""
+        (stack,) = (stack for stack, share in zip(self.stacks, self._shares, strict=True) if member in share)
+        return stack.sums_of(member)
+
+    def updates(self) -> Iterator[int]:
+        """Trains until every member is done; yields the number of advanced members after each update."""
+        loops = [stack.updates() for stack in self.stacks]
+        while any(stack.members for stack in self.stacks):
+            yield sum(self._threads.map(lambda loop: next(loop, 0), loops))
+
+
+class WorkerThreads:
+    """Runs a call per thread at a time, each on one core; one after the other without a pool."""
+
+    def __init__(self, pool: ThreadPoolExecutor | None, num_threads: int):
+        self._pool, self.num_threads = pool, num_threads
+
+    def map(self, function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
+        """The results in order; raises the first error."""
+        return list(map(function, values) if self._pool is None else self._pool.map(function, values))
+
+
+@contextmanager
+def worker_threads(device: torch.device, num_members: int) -> Iterator[WorkerThreads]:
+    """A worker for each thread of this process; a single member or a GPU has one worker."""
+    num_threads = torch.get_num_threads()
+    if device.type != "cpu" or num_threads == 1 or num_members == 1:
+        yield WorkerThreads(None, 1)
+        return
+    torch.set_num_threads(1)
+    pool = ThreadPoolExecutor(num_threads, "worker", torch.set_num_threads, (1,))
+    try:
+        yield WorkerThreads(pool, num_threads)
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C, do not start the rest
+        torch.set_num_threads(num_threads)
+
+
 def run_stacked(specs: list[RunSpec], study: StudyContext) -> None:
     """Trains stackable runs in stacks of at most `study.stack_size`; interrupted stacks resume."""
     for stack in split_into_stacks(specs, study):
@@ -89,25 +155,29 @@ def run_stacked(specs: list[RunSpec], study: StudyContext) -> None:
 
 def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads) -> None:
     """Trains and evaluates runs of a stack without a result: all of them, or those that were saved together."""
-    together, states, started = find_saved(study, specs)
+    together, states, started = _find_saved(study, specs)
     members = {spec.id: Member(*study.plan(spec), study.device) for spec in together}
     for run_id, state in states.items():
         members[run_id].run.update, members[run_id].error = state["update"], state["error"]
-    # Finished members too, since a stack makes their optimizers and averages.
+    # Finished members too, since a stack makes their averages.
     stacks = ParallelStacks(list(members.values()), study.device, threads)
     stacks.load({members[run_id]: state for run_id, state in states.items()})
     study.progress.advance(sum(member.run.update for member in members.values()))
     name = hashlib.blake2b(" ".join(members).encode(), digest_size=8).hexdigest()
 
+    def saved() -> list[Path]:
+        return [*study.folder.stacks.glob(f"{name}-*")]
+
     def save() -> None:
-        state = {run_id: member.state_dict() | {"sums": stacks.sums_of(member)} for run_id, member in members.items()}
-        folder = save_states(state, name, max(member.run.update for member in members.values()), started, study)
+        folder = study.folder.stacks / f"{name}-{max(member.run.update for member in members.values())}"
+        if not folder.exists():  # else it has these states
+            states = {run_id: member.state_dict() | {"sums": stacks.sums_of(member)} for run_id, member in members.items()}
+            with atomic_folder(folder) as temporary:
+                torch.save({"members": states, "started": started}, temporary / _STATE)
+                write_manifest(temporary)
         for path in saved():
             if path != folder:
                 remove(path)
-
-    def saved() -> list[Path]:
-        return [*study.folder.stacks.glob(f"{name}-*")]
 
     def finish(spec: RunSpec) -> None:
         member = members[spec.id]
@@ -119,6 +189,36 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
     drawn = _draw([(members[spec.id], spec) for spec in together], threads, study.progress)
     threads.map(finish, together)
     study.discard(*saved())
+
+
+def _find_saved(study: StudyContext, specs: list[RunSpec]) -> tuple[list[RunSpec], dict[str, dict[str, Any]], str]:
+    """
+    The saved runs that are furthest, their states by run id, and the time when they were started.
+
+    They may be of any stack, since the grouping depends on the number of cores and on --stack_size. The other runs are
+    computed after them.
+    """
+    specs = study.folder.missing(specs)
+    wanted = {spec.id: study.data(spec).fingerprint for spec in specs}
+    together, found, furthest = specs, dict[str, dict[str, Any]](), -1
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    for path in sorted(path for path in study.folder.stacks.glob("*") if _SAVED_NAME.fullmatch(path.name)):
+        if damage := find_damage(path):
+            if path.exists():  # else another worker has replaced it
+                study.progress.log(f"{damage}: its runs start again.")
+                remove(path)
+            continue
+        try:
+            saved = torch.load(path / _STATE, weights_only=True, map_location="cpu", mmap=True)
+        except FileNotFoundError:
+            continue  # another worker has replaced it
+        members = saved["members"].items()
+        states = {run_id: state for run_id, state in members if wanted.get(run_id) == state["data_fingerprint"]}
+        update = max((state["update"] for state in states.values()), default=-1)
+        if update > furthest:  # the runs of a file are at the same update, or done
+            together = [spec for spec in specs if spec.id in states]
+            furthest, found, started = update, states, saved["started"]
+    return together, found, started
 
 
 def _draw(runs: list[tuple[Member, RunSpec]], threads: WorkerThreads, progress: StudyProgress) -> dict[str, Drawn]:

@@ -1,18 +1,14 @@
-"""Recognises a finished study by its command and its files, without importing torch."""
+"""The command of a study as its report and card show it, and the data sets and presets that it names."""
 
-import hashlib
 import shlex
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from .. import __version__
 from ..core.errors import must_be
 from ..core.files import expanded
-from ..core.held import held_against_manifest
 
 PRESETS = "(presets)"  # stored as the folder of presets of the package
 PRESETS_FOLDER = Path(__file__).parent / "spec" / "presets"
@@ -63,28 +59,3 @@ def names_in(dataset_names: str | Sequence[str] | None) -> list[str]:
 def shown_names(names: Sequence[str]) -> str | None:
     """Data sets in a published command, without local folders; `None` for none."""
     return ",".join(map(shown_path, names)) or None
-
-
-def source_sum(source: str | Path) -> str | None:
-    """SHA-256 of a preset or YAML file and of the package version; `None` if there is no such file."""
-    file = PRESETS_FOLDER / f"{source}.yaml" if str(source) in preset_names() else expanded(source)
-    with suppress(OSError, ValueError):
-        return hashlib.sha256(__version__.encode() + b"\n" + file.read_bytes()).hexdigest()
-    return None
-
-
-def finished_report(source: str | Path, out: Path, command: str) -> Path | None:
-    """
-    The page of a study that this command finished before, if all of its files are unchanged; otherwise `None`.
-
-    `spec.yaml` stores a [`source_sum`] only for studies that depend on no other file, data or code.
-    """
-    with suppress(OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
-        saved = yaml.safe_load((out / "spec.yaml").read_text(encoding="utf-8"))
-        if saved["command"] != command or saved["source"] is None or saved["source"] != source_sum(source):
-            return None
-        held = held_against_manifest(out, "study")
-        page = out / "report" / "index.html"
-        if not (held.damaged or held.is_open or held.notes) and page.relative_to(out).as_posix() in held.sums:
-            return page
-    return None

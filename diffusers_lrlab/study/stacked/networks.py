@@ -1,0 +1,152 @@
+"""The networks of a stack as one computation, a batched product for each layer: predictions, gradients and samples."""
+
+import inspect
+import time
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.utils.torch_utils import randn_tensor
+
+from ...core.streams import stream_generator
+from ...pipelines.point_ddpm import scaled_input
+from ..runs.measure import Drawing, Drawn, drawings_of
+from ..spec.spec import RunSpec
+from .member import Member
+
+# Points of all members in a pass: on a CPU as many as fit its caches, elsewhere as many as fill the device.
+_POINTS_ON_CPU, _POINTS_ON_DEVICE = 1000, 262_144
+
+
+@torch.no_grad()
+def stack_parameters(parameters: Iterable[Iterable[torch.Tensor]]) -> list[torch.Tensor]:
+    """The parameters of all networks, `(members, ...)` each, in the order of a network."""
+    return [torch.stack(own) for own in zip(*parameters, strict=True)]
+
+
+def own_parameters(stacked: Sequence[torch.Tensor], member: int) -> list[torch.Tensor]:
+    """The parameters of one network, as views."""
+    return [values[member] for values in stacked]
+
+
+def per_member(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Numbers `(members,)` in the precision of `like`, so that they are broadcast over its other dimensions."""
+    return values.to(like).view(-1, *[1] * (like.ndim - 1))
+
+
+class _Layer(torch.autograd.Function):
+    """
+    A ReLU, unless `is_first`, and a product with the weights of each member, added to `start`: `(members, batch, in)` to
+    `(members, batch, out)`.
+
+    Autograd would transpose the gradients of weights, and torch's fused optimizers for CPUs are wrong unless gradients lie
+    in memory as weights do. It would also take new memory for the gradient of the ReLU.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, weight: torch.Tensor, start: torch.Tensor, is_first: bool) -> torch.Tensor:
+        active = values if is_first else values.relu()
+        ctx.save_for_backward(active, weight)
+        return torch.baddbmm(start, active, weight.mT)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        active, weight = ctx.saved_tensors
+        through = None
+        if ctx.needs_input_grad[0]:
+            through = torch.bmm(gradient, weight)
+            torch.ops.aten.threshold_backward.grad_input(through, active, 0, grad_input=through)
+        return through, torch.bmm(gradient.mT, active), gradient, None
+
+
+def predict(model: Any, parameters: Sequence[torch.Tensor], points: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
+    """
+    Predictions of networks with the architecture of the [`MLPDenoiser`] `model`: `(members, batch, dimension)` at timesteps
+    `(members, batch)`. No operation mixes networks. Without gradients, sums are rounded as in `MLPDenoiser.forward`; in
+    training, both terms beside a product are added first, which saves a pass.
+    """
+    embedding = model.embed(points.flatten(0, 1), timesteps.flatten()).to(parameters[0].dtype)
+    first, *blocks, last = [(weight, bias[:, None]) for weight, bias in zip(parameters[::2], parameters[1::2], strict=True)]
+    hidden = _Layer.apply(embedding.unflatten(0, points.shape[:2]), *first, True)
+    for weight, bias in blocks:
+        if torch.is_grad_enabled():
+            hidden = _Layer.apply(hidden, weight, hidden + bias, False)
+        else:
+            hidden = _Layer.apply(hidden, weight, bias, False).add_(hidden)
+    return _Layer.apply(hidden, *last, False)
+
+
+def clip(gradients: Sequence[torch.Tensor], max_norms: torch.Tensor) -> torch.Tensor:
+    """
+    Clips the gradient of each network as `torch.nn.utils.clip_grad_norm_` does, and returns the norms before clipping.
+
+    `max_norms` is `(members,)`, infinite for networks without clipping.
+    """
+    # Members are the first dimension, so that the order of a sum does not depend on their number.
+    parts = torch.stack([torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients], dim=1)
+    norms = torch.linalg.vector_norm(parts, dim=1)
+    factors = (max_norms / (norms + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(per_member(factors, gradient))
+    return norms
+
+
+def draw_together(runs: list[tuple[Member, RunSpec]], drawn: dict[str, Drawn]) -> Iterator[float]:
+    """
+    Generates the samples of all runs into `drawn`, by run id, and yields each step's share of the work.
+
+    They equal the samples of each run's own pipeline up to the rounding of batched products.
+    """
+    alike: dict[Any, list[tuple[Member, str, str, Drawing]]] = {}
+    for member, spec in runs:
+        for name, drawing in drawings_of(member.run, spec).items():
+            if drawing.num <= member.run.kind.sampling_batch:  # else the run samples by itself, in parts
+                alike.setdefault((name, drawing.num, drawing.num_steps), []).append((member, spec.id, name, drawing))
+    whole = sum(drawing.num * drawing.num_steps for some in alike.values() for *_, drawing in some)
+    for some in alike.values():
+        started = time.perf_counter()
+        members, drawings = [member for member, *_ in some], [drawing for *_, drawing in some]
+        share = sum(drawing.num for drawing in drawings) / whole
+        samples = yield from _sample(members, drawings, share)
+        seconds = (time.perf_counter() - started) / len(some)
+        for (member, run_id, name, _), own in zip(some, samples, strict=True):
+            drawn.setdefault(run_id, {})[name] = own
+            member.run.sampling_seconds = seconds
+
+
+def _sample(members: list[Member], drawings: list[Drawing], share: float) -> Generator[float, None, np.ndarray]:
+    parameters = stack_parameters(_averaged(member) for member in members)
+    model, like = members[0].run.model, parameters[0]
+    num, num_steps, _ = drawings[0]
+    scheduler = members[0].run.process.sampling_scheduler()
+    scheduler.set_timesteps(num_steps, device=like.device)
+    generators = [stream_generator(*drawing.stream, device=like.device) for drawing in drawings]
+    shape = (len(members), num, model.config.dimension)
+    points = randn_tensor(shape, generators, like.device, like.dtype) * getattr(scheduler, "init_noise_sigma", 1.0)
+    draws_noise = "generator" in inspect.signature(scheduler.step).parameters
+    arguments = {"generator": generators} if draws_noise else {}
+    for timestep in scheduler.timesteps:
+        with torch.no_grad():
+            prediction = _predict(model, parameters, scaled_input(scheduler, points, timestep), timestep)
+            points = scheduler.step(prediction, timestep, points, **arguments).prev_sample
+        yield share
+    return points.float().cpu().numpy()
+
+
+def _predict(model: Any, parameters: list[torch.Tensor], points: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+    most, num = _POINTS_ON_CPU if points.device.type == "cpu" else _POINTS_ON_DEVICE, points.shape[1]
+    num_parts = -(-num // most)
+    num_members = max(1, most * num_parts // num)
+    predictions = []
+    for start in range(0, len(points), num_members):
+        some = slice(start, start + num_members)
+        own = [values[some] for values in parameters]
+        parts = points[some].tensor_split(num_parts, 1)
+        predictions.append(torch.cat([predict(model, own, part, timestep.expand(part.shape[:2])) for part in parts], 1))
+    return torch.cat(predictions)
+
+
+def _averaged(member: Member) -> list[torch.Tensor]:
+    with member.run.averaged_weights():
+        return [parameter.detach().clone() for parameter in member.run.model.parameters()]
