@@ -16,7 +16,7 @@ from tables import cases
 from diffusers_lrlab.cli.main import COMMANDS, main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.plugins import load_plugins
-from diffusers_lrlab.study.shown_command import PRESETS_FOLDER
+from diffusers_lrlab.study.same_command import PRESETS_FOLDER
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.config import TrainingConfig
@@ -158,36 +158,6 @@ def test_the_first_study_runs_as_printed(tmp_path):
     assert summary["study"]["command"] == " ".join(words)
     assert summary["study"]["runs"] == {"finished": 18, "diverged": 0}
     assert (folder / "report/index.html").stat().st_size > 100_000  # with the plots in it
-    text = (folder / "report/report.md").read_text()
-    for row in summary["rows"]:  # words are those of the adjusted test
-        if row["p_adjusted"] is not None:
-            assert 0 <= row["p"] <= row["p_adjusted"] <= 1
-    assert re.match(rf"# {re.escape(summary['study']['title'])}", text)
-
-
-@pytest.mark.slow
-def test_the_study_of_ones_own_runs_as_printed(tmp_path):
-    """The commands of the tutorial, in their order, on its study file with fewer updates, points, steps, seeds and rates."""
-    text = printed.block_with("wsd-snr", "yaml").code
-    for long, short in {
-        "max_train_steps: 3000": "max_train_steps: 20, num_validation_images: 100, distance_samples: 100, "
-        "num_inference_steps: 10",
-        "seeds: 5 ": "seeds: 2 ",
-        "[0.3, 1, 3]": "[1, 3]",
-    }.items():
-        assert long in text
-        text = text.replace(long, short)
-    (tmp_path / "my_study.yaml").write_text(text)
-    page = [words for block, words in printed.commands() if block.page == "docs/tutorials/first-study.md"]
-    mine = [words for words in page if "my_study.yaml" in words]
-    mine = [words for words in mine if "--executor" not in words]  # for more cores, GPUs or machines than there may be
-    assert [words[2] for words in mine] == ["run", "run"]
-    for words in mine:
-        status, _, error = started.run("-m", "diffusers_lrlab", *words[1:], cwd=tmp_path, env=runs.environment())
-        assert status == 0, error
-        assert (tmp_path / "my-study").exists() is ("--dry_run" not in words)
-    summary = json.loads((tmp_path / "my-study/summary.json").read_text())
-    assert {row["arm"] for row in summary["rows"]} == {"cosine", "wsd", "wsd-snr"}
 
 
 def test_the_job_for_slurm_starts_a_run(monkeypatch):
