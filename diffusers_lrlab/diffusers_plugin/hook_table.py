@@ -1,22 +1,87 @@
-"""The hooks of the launcher, a row each, from which its parser, checks, `--explain`, range tests and page are derived.
+"""What a hook of the launcher is, and a row for each, from which its parser, checks, `--explain` and page are derived.
 
-A new hook is a file in `hooks/` with the functions of [`host.hook.HookModule`], and a row here. A hook's file is imported
-when it is used, so that `--help` stays fast.
+A new hook is a file in `hooks/` with the functions of [`HookModule`], and a row here. A hook's file is imported when it is
+used, so that `--help` stays fast.
 """
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ..core.ranges import COUNT, Range
 
 if TYPE_CHECKING:
     import argparse
 
-    from .host.hook import Hook, HookModule, Host
-    from .script.source import HostScript
+    from torch.optim import Optimizer
+
+    from .host.run import HostRun
+    from .host.source import HostScript
+
+
+class Hook(Protocol):
+    """A change to a running script."""
+
+    @property
+    def num_seen(self) -> int:
+        """How often it had something to act on; 0 is an error with `--strict`."""
+        ...
+
+    def install(self) -> None:
+        """Runs before the script's first line. All replacements go through `run.patches`, which restores them."""
+        ...
+
+    def report(self) -> str:
+        """Lines for the end of the run; empty if there is nothing to say."""
+        ...
+
+
+class RangeTest(Protocol):
+    """A learning rate range test, such as [`finder.script_test.ScriptTest`]."""
+
+    @property
+    def most_updates(self) -> int: ...
+    @property
+    def lr(self) -> float: ...
+    def begin(self, optimizer: Optimizer) -> None: ...
+    def add(self, loss: float) -> bool: ...
+    def fail(self) -> None: ...
+
+
+@dataclass
+class Host:
+    """The program whose training the hooks change."""
+
+    script: HostScript  # in which hooks recognise their calls
+    run: HostRun  # in this process
+    options: argparse.Namespace  # of the launcher; in a range test, without those that have no effect there
+    range_test: RangeTest | None = None  # decides on learning rates
+    hooks: dict[str, Hook] = field(default_factory=dict)  # made so far, by the names of their rows
+
+    def need(self, name: str) -> Hook | None:
+        """The hook of a row, for another hook that acts through it."""
+        if name not in self.hooks and (hook := HOOKS[name].make(self)) is not None:
+            self.hooks[name] = hook
+        return self.hooks.get(name)
+
+    def given(self, *names: str) -> str:
+        """The given options of these rows, such as `"--timestep_sampler and --loss_weighting"`."""
+        options = (option for name in names for option in HOOKS[name].options)
+        return " and ".join(f"--{option.name}" for option in options if option.is_given(self.options))
+
+
+class HookModule(Protocol):
+    """The functions of a hook's file. Rows without options need no `recognise`."""
+
+    def recognise(self, script: HostScript) -> str:
+        """What the hook acts on, in words; raises [`NotRecognised`] with the reason if there is nothing."""
+        ...
+
+    def make(self, host: Host) -> Hook | None:
+        """The hook, or `None` if it has nothing to do; raises [`NotRecognised`]."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +106,11 @@ class HookOption:
 
 @dataclass(frozen=True, kw_only=True)
 class HookEntry:
-    """A row. Hooks are made and installed in the order of the table: a later one wraps an earlier one."""
+    """A row. Hooks are made and installed in the order of the table."""
 
     module: str | HookModule  # a file in `hooks/`
     options: tuple[HookOption, ...] = ()  # each of them requests the hook
     settings: tuple[HookOption, ...] = ()  # have no effect without one of `options`, unless `is_always_there`
-    needs: tuple[str, ...] = ()  # earlier rows: all of them are used, or none
-    also_for: tuple[str, ...] = ()  # options of other rows for which the hook may be needed
     extra: str = ""  # which it needs
     is_always_there: bool = False
     must_act: bool = False  # a program where it has nothing to act on is an error without --strict, too
@@ -58,8 +121,7 @@ class HookEntry:
         return ", ".join(f"--{option.name}" for option in self.options)
 
     def is_asked(self, options: argparse.Namespace) -> bool:
-        names = (*(option.name for option in self.options), *self.also_for)
-        return self.is_always_there or any(getattr(options, name) not in (None, False) for name in names)
+        return self.is_always_there or any(option.is_given(options) for option in self.options)
 
     def recognise(self, script: HostScript) -> str:
         return self._module.recognise(script)
@@ -101,7 +163,6 @@ HOOKS: dict[str, HookEntry] = {
             ),
         ),
     ),
-    "updates": HookEntry(module="update_log", is_always_there=True),
     "lr_scheduler": HookEntry(
         module="lr_scheduler",
         must_act=True,
@@ -133,11 +194,8 @@ HOOKS: dict[str, HookEntry] = {
             ),
         ),
     ),
-    # Before "log", which so sees a loss before it is weighted.
     "weighting": HookEntry(
-        module="weighting",
-        needs=("timesteps",),
-        also_for=("timestep_sampler",),
+        module="losses",
         options=(
             HookOption(
                 name="loss_weighting",
@@ -147,11 +205,8 @@ HOOKS: dict[str, HookEntry] = {
             ),
         ),
     ),
-    # After "weighting", so that it sees a loss before it is weighted.
-    "losses": HookEntry(module="observed_losses", needs=("timesteps", "weighting"), also_for=("timestep_sampler",)),
     "log": HookEntry(
         module="log",
-        needs=("timesteps",),
         extra="plots",
         options=(
             HookOption(

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from diffusers_lrlab.diffusers_plugin.hooks import timesteps
-from diffusers_lrlab.diffusers_plugin.script.faults import find_faults
-from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.host.faults import find_faults
+from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised
 
 from . import tiny_pipelines
 from .__main__ import scripts_of, table

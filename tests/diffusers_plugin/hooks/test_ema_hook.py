@@ -15,7 +15,7 @@ from test_launch import launch
 from diffusers_lrlab import LabError
 from diffusers_lrlab.diffusers_plugin.hooks.ema import EMAHook, recognise
 from diffusers_lrlab.diffusers_plugin.host.run import HostRun
-from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "ema_script.py"
 WEIGHTS = "diffusion_pytorch_model.safetensors"

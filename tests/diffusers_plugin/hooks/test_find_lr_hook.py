@@ -14,7 +14,7 @@ from test_launch import launch
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.diffusers_plugin.hooks.find_lr import FindLrHook, recognise
 from diffusers_lrlab.diffusers_plugin.host.run import HostRun
-from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.finder.script_test import ScriptTest
 from diffusers_lrlab.finder.suggestions import RULES

@@ -15,8 +15,8 @@ from schedule_rows import close
 from tables import cases
 
 from diffusers_lrlab import lr_curve
-from diffusers_lrlab.diffusers_plugin.explain import explain
-from diffusers_lrlab.diffusers_plugin.script.source import HostScript
+from diffusers_lrlab.diffusers_plugin.hook_options import explain
+from diffusers_lrlab.diffusers_plugin.host.source import HostScript
 from diffusers_lrlab.schedules.expected import schedule_curves
 from diffusers_lrlab.schedules.resolve import resolve_schedule
 

@@ -15,7 +15,7 @@ from diffusers_lrlab import get_optimizer
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.diffusers_plugin.hooks.optimizer import OptimizerHook, recognise
 from diffusers_lrlab.diffusers_plugin.host.patches import Patches
-from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "two_models_script.py"
 TEXT = """

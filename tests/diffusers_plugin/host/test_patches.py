@@ -17,10 +17,10 @@ from launched_here import launch_here
 from diffusers_lrlab import launch
 from diffusers_lrlab.audit.recorder import recorder
 from diffusers_lrlab.diffusers_plugin.host.patches import Patches
-from diffusers_lrlab.diffusers_plugin.host.script_arguments import follow_arguments
+from diffusers_lrlab.diffusers_plugin.host.run import HostRun
+from diffusers_lrlab.diffusers_plugin.host.source import HostScript
 from diffusers_lrlab.diffusers_plugin.installed_hooks import InstalledHooks
-from diffusers_lrlab.diffusers_plugin.registration.schedules import build_for_library
-from diffusers_lrlab.diffusers_plugin.script.source import HostScript
+from diffusers_lrlab.diffusers_plugin.registration import build_for_library
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 LIBRARIES = ("torch", "accelerate", "diffusers", "transformers", "argparse", "multiprocessing", "diffusers_lrlab")
@@ -149,7 +149,7 @@ def wraps_of_the_launcher(name, folder):
         parsed = launch.make_parser().parse_args(arguments)
         InstalledHooks(parsed, launch._range_test(parsed) if parsed.find_lr else None, patches)
         launch.follow_into_spawned_processes(patches)
-        follow_arguments(patches, HostScript(parsed.script), ())
+        HostRun(patches=patches).follow_arguments(HostScript(parsed.script), ())
     return found
 
 

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from diffusers_lrlab.diffusers_plugin.host.script_arguments import _widened
+from diffusers_lrlab.diffusers_plugin.host.run import _widened
 
 
 def test_a_default_that_is_a_list_is_left_alone():

@@ -21,7 +21,7 @@ import diffusers_lrlab
 from diffusers_lrlab import get_scheduler, list_schedulers, lr_curve
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.spec import format_spec
-from diffusers_lrlab.diffusers_plugin.registration import schedules
+from diffusers_lrlab.diffusers_plugin import registration as schedules
 from diffusers_lrlab.schedules import functions
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 

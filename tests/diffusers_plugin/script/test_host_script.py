@@ -2,7 +2,7 @@
 
 import pytest
 
-from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised
 
 
 def test_forms_are_recognised_by_the_text(tmp_path):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from diffusers_lrlab.diffusers_plugin.script.faults import find_faults
-from diffusers_lrlab.diffusers_plugin.script.source import HostScript
+from diffusers_lrlab.diffusers_plugin.host.faults import find_faults
+from diffusers_lrlab.diffusers_plugin.host.source import HostScript
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 RESUMES = "resume_step = args.resume_from_checkpoint\n"
