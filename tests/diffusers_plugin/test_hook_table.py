@@ -198,6 +198,9 @@ def test_explaining_runs_nothing(tmp_path):
     command = [sys.executable, "-m", "diffusers_lrlab.launch", "--explain", str(tmp_path / "script.py"), "--its=own"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr, done.stdout[: len(command[4])]) == (0, "", command[4])
-    for words, message in ((["nowhere.py"], "Cannot read the script 'nowhere.py'"), (["--num_updates=0", "x.py"], "--num_u")):
+    for words, message in (
+        (["nowhere.py"], "Cannot read the script 'nowhere.py'"),
+        (["--num_updates=0", "x.py"], "--num_u"),
+    ):
         done = subprocess.run([*command[:4], *words], capture_output=True, text=True, check=False)
         assert (done.returncode, message in done.stderr) == (2, True)

@@ -1,7 +1,6 @@
 """Other optimizers in third-party scripts, against the same ones made by hand."""
 
 import json
-import re
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -109,7 +108,7 @@ def test_settings_in_images_wait_for_the_data(run_hooked, name):
     variables, hook, said = run_hooked(spec)
     assert "weight_decay 0.02" in said[0]
     assert "weight_decay 0.02" in said[0].partition("Not used:")[2]
-    hook.run.must_know_images = lambda option: 12
+    hook.run.images_per_update = lambda option: 12
     trained(variables, variables["optimizer"])
     groups = variables["optimizer"].param_groups
     assert {group["weight_decay"] for group in groups} == {12 / (1e-2 * 6000)}
@@ -179,10 +178,7 @@ def run(folder, *arguments, options=(), **how):
 
 
 def test_a_run_with_another_optimizer_resumes_to_the_bit(tmp_path):
-    """
-    Its schedule follows the script's clock in every group; the norms that the script clips by are summed up. Settings in
-    images know those of an update.
-    """
+    """Its schedule follows the script's clock in every group. Settings in images know those of an update."""
     optimizer = "--optimizer=adamw:beta2_half_life=500,tau=2000,cautious=true"
     options = [optimizer, "--strict", "--strict_lr_audit"]
     (whole,), stderr = run(tmp_path / "whole", "--checkpointing_steps=4", options=options)
@@ -192,10 +188,6 @@ def test_a_run_with_another_optimizer_resumes_to_the_bit(tmp_path):
     group = torch.load(saved / "optimizer.bin", weights_only=True)["param_groups"][0]
     assert (group["betas"][1], group["weight_decay"]) == (0.5 ** (4 / 500), 0.2)
     assert "LR audit: 8 updates, every value that follows the clock was as expected." in stderr
-    norms = [row["norm"] for row in whole["rows"]]
-    said = re.search(r"before clipping: (\S+) on average, \S+ at the end, and at most (\S+), at update (\d+)\.", stderr)
-    np.testing.assert_allclose([float(said[1]), float(said[2])], [np.mean(norms), np.max(norms)], rtol=1e-2)
-    assert int(said[3]) == 1 + np.argmax(norms)
     for row in whole["rows"]:
         np.testing.assert_allclose(row["lrs"][1], row["lrs"][0] * 0.5)
     (resumed,), _ = run(tmp_path / "whole", "--resume_from_checkpoint=checkpoint-4", options=options)
@@ -207,31 +199,12 @@ def test_a_run_with_another_optimizer_resumes_to_the_bit(tmp_path):
 
 @pytest.mark.slow
 def test_processes_and_accumulation(tmp_path):
-    """Both processes end with the same weights; an accumulation of 2 has a norm and a rate for each update."""
+    """Both processes end with the same weights."""
     options = ["--optimizer=muon:tau=2000", "--strict_lr_audit"]
     ranks, stderr = run(tmp_path / "2", "--gradient_accumulation_steps=2", options=options, processes=2)
     assert ranks[0]["weights"] == ranks[1]["weights"]
     assert "weight decay 0.8 for 16 images an update" in stderr  # 4 x 2 micro-batches x 2 processes
     assert "LR audit: 8 updates, every value" in stderr
-    norms = [row["norm"] for row in ranks[0]["rows"] if row["norm"] is not None]
-    assert f"Gradient norm before clipping: {np.mean(norms):.3g} on average" in stderr
-
-
-@pytest.mark.slow
-def test_rates_and_norms_go_to_the_tracker(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    options = ["--optimizer=prodigy"]
-    arguments = ["--learning_rate=1", "--text_encoder_share=0", "--report_to=tensorboard"]
-    (done,), stderr = run(tmp_path, *arguments, options=options)
-    events = EventAccumulator(str(tmp_path / "two-models"))
-    events.Reload()
-    norms = [(event.step, event.value) for event in events.Scalars("grad_norm")]
-    np.testing.assert_allclose(norms, [(n + 1, row["norm"]) for n, row in enumerate(done["rows"])], rtol=1e-6)
-    assert [event.step for event in events.Scalars("effective_lr_0")] == list(range(1, 9))
-    assert events.Scalars("effective_lr_1")[-1].value == 0
-    last = events.Scalars("effective_lr_0")[-1].value
-    assert f"Effective learning rate at the last update: {last:.4g}, 0." in stderr
 
 
 def test_groups_that_a_script_changes_by_number_stay_as_many(tmp_path):
