@@ -195,21 +195,6 @@ def test_a_curve_is_audited_wherever_it_is_made(hooked, prepared, fix, make):
     assert ("every value" if fix else "NOT as expected") in again.clock.report()
 
 
-def test_a_momentum_schedule_made_by_the_program(hooked):
-    """It has no learning rate of its own, whose schedule is audited beside it."""
-    made = hooked()
-
-    def make(optimizer):
-        optimizer.param_groups[0]["momentum"] = 0.9
-        diffusers_lrlab.get_momentum_scheduler("demon", optimizer, 0, UPDATES)
-        return by_name("cosine", 1)(optimizer)
-
-    train(make)
-    audits = [watched.audit for watched in made.clock.watched]
-    assert [audit.largest_lr_deviation for audit in audits] == [0.0, 0.0]
-    assert audits[0].largest_momentum_deviation > 0  # whose schedule is never stepped
-
-
 def test_a_schedule_of_another_optimizer_counts_no_updates(hooked):
     """A program that looks at its curve first, or trains something else."""
     made = hooked()

@@ -1,11 +1,9 @@
 """`--lr_scheduler` of the launcher in a program of diffusion-pipe's shape, whose list of schedules is closed.
 
-The statements that make its scheduler are copied here, or its own, from the checkout that an environment variable names. The
-engine steps the optimizer and the scheduler once per update and keeps their states, as DeepSpeed's does, which a slow test
-uses where it can be imported.
+The statements that make its scheduler are copied here. The engine steps the optimizer and the scheduler once per update and
+keeps their states, as DeepSpeed's does, which a slow test uses where it can be imported.
 """
 
-import ast
 import importlib.util
 import json
 import subprocess
@@ -13,14 +11,13 @@ import sys
 
 import pytest
 from launched_here import launch_here
-from own_code import checkout
 from runs import environment
 from schedule_rows import close
 
 from diffusers_lrlab import lr_curve
 
 LR, N, WARMUP, DONE = 1e-3, 24, 4, 10
-SPECS = ["rex:d=0.9", "wsd:decay_type=1-sqrt", "mdlrc", "step:gamma=0.5", "cosine_with_min_lr:min_lr_ratio=0.1"]
+SPECS = ["rex:d=0.9", "wsd:decay_type=1-sqrt", "mdlrc"]
 MAKES = """
 scheduler_type = config.get('lr_scheduler', 'constant')
 if scheduler_type == 'constant':
@@ -109,23 +106,12 @@ with open(f"rates{os.environ.get('RANK', '')}.json", "w") as file:
 """
 
 
-def own_statements():
-    """From `scheduler_type = ...` to `model_engine.lr_scheduler = ...` of its train.py, wherever they are."""
-    first, last = "scheduler_type", "model_engine.lr_scheduler"
-    for node in ast.walk(ast.parse((checkout("diffusion-pipe") / "train.py").read_text(encoding="utf-8"))):
-        body = getattr(node, "body", None)
-        names = [ast.unparse(each.targets[0]) if isinstance(each, ast.Assign) else "" for each in body or []]
-        if isinstance(body, list) and first in names and last in names:
-            return "\n".join(map(ast.unparse, body[names.index(first) : names.index(last) + 1]))
-    raise AssertionError("train.py does not make its scheduler as at the tested commit")
-
-
 @pytest.fixture
 def train(tmp_path, monkeypatch, capfd):
     """Runs the program under the launcher in this process; returns the rates that its steps saw, and its messages."""
 
-    def run(own, *options, arguments=(), **config):
-        (tmp_path / "train.py").write_text(PROGRAM.replace("{makes}", own_statements() if own else MAKES))
+    def run(*options, arguments=(), **config):
+        (tmp_path / "train.py").write_text(PROGRAM.replace("{makes}", MAKES))
         given = {"lr": LR, "epochs": 2, "warmup_steps": WARMUP, "gradient_accumulation_steps": 4, "lr_scheduler": "cosine"}
         (tmp_path / "job.json").write_text(json.dumps(given | config))
         monkeypatch.chdir(tmp_path)
@@ -137,22 +123,20 @@ def train(tmp_path, monkeypatch, capfd):
     return run
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["shape", "checkout"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_the_curve_takes_the_place_of_its_schedule_and_goes_on_after_a_resume(train, spec, own):
+def test_the_curve_takes_the_place_of_its_schedule_and_goes_on_after_a_resume(train, spec):
     options = [f"--lr_scheduler={spec}", f"--num_updates={N}", f"--num_warmup_steps={WARMUP}"]
     curve = lr_curve(spec, LR, WARMUP, N)
-    rates, stderr = train(own, *options, arguments=[f"--stop_at={DONE}"])
+    rates, stderr = train(*options, arguments=[f"--stop_at={DONE}"])
     close(rates, curve[:DONE])
     assert "replaces SequentialLR (LinearLR, CosineAnnealingLR) of AdamW: 24 updates (--num_updates), 4 of them" in stderr
-    rates, stderr = train(own, *options, arguments=["--resume_from_checkpoint", f"--stop_at={N}"])
+    rates, stderr = train(*options, arguments=["--resume_from_checkpoint", f"--stop_at={N}"])
     close(rates, curve[DONE:])
     assert "It goes on at update 10." in stderr
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["shape", "checkout"])
-def test_the_list_of_the_program_itself_is_closed(train, own):
-    status, stderr = train(own, arguments=["--stop_at=2"], lr_scheduler="rex:d=0.9")
+def test_the_list_of_the_program_itself_is_closed(train):
+    status, stderr = train(arguments=["--stop_at=2"], lr_scheduler="rex:d=0.9")
     assert status == 1
     assert "NotImplementedError: Unknown lr_scheduler: rex:d=0.9" in stderr
 
