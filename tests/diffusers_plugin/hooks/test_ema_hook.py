@@ -77,15 +77,9 @@ def test_it_resumes(tmp_path, bare):
     assert "the average of 8 updates" in stderr
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("constant|warmup_power", "constant|warmup_power"),
-        ("posthoc:snapshots=4", "--ema 'posthoc:snapshots=4': must be an average that needs no snapshots, got"),
-    ],
-)
-def test_one_average_without_snapshots(tmp_path, spec, message):
-    assert message in launch(SCRIPT, f"--output_dir={tmp_path}", options=[f"--ema={spec}"], expect=2)
+def test_one_average_without_snapshots(tmp_path):
+    stderr = launch(SCRIPT, f"--output_dir={tmp_path}", options=["--ema=posthoc:snapshots=4"], expect=2)
+    assert "--ema 'posthoc:snapshots=4': must be an average that needs no snapshots, got" in stderr
     assert [*tmp_path.iterdir()] == []
 
 
@@ -170,15 +164,6 @@ def test_it_begins_anew_where_a_checkpoint_has_none(tmp_path, bare):
     assert "average" not in run(tmp_path / "2", f"--resume_from_checkpoint={tmp_path / 'checkpoint-5'}")[0]
 
 
-@pytest.mark.slow
-def test_weights_of_few_bits_are_averaged_in_float32(tmp_path):
-    run(tmp_path, "--bfloat16", options=["--ema=constant:decay=0.99"])
-    state = load_file(tmp_path / "checkpoint-5" / "lrlab" / "ema.safetensors")
-    assert {value.dtype for value in state.values()} == {torch.float32}
-    assert any(not value.bfloat16().float().equal(value) for value in state.values())
-    assert trained(tmp_path / "lrlab" / "ema" / "model")[0].dtype == torch.bfloat16
-
-
 # --- without a process ---------------------------------------------------------------------------------------------------
 
 
@@ -226,9 +211,9 @@ def quantized():
 
 REFUSED = {
     "quantized": (quantized(), {}, "its Linear is quantized: weight is torch.uint8"),
-    "sharded": (Saves(2, 2), {"distributed": "FSDP"}, "its models are sharded .FSDP."),
+    "sharded": (Saves(2, 2), {"distributed": "FSDP"}, "its models are sharded (FSDP)"),
     "nothing_trained": (Saves(2, 2).requires_grad_(False), {}, "nothing that it prepares has trainable parameters"),
-    "no_format": (torch.nn.Linear(2, 2), {}, "registers no hook for checkpoints, and its Linear saves no weights"),
+    "no_format": (torch.nn.Linear(2, 2), {}, "it registers no hook for checkpoints, and its Linear saves no weights"),
     "no_folder": (Saves(2, 2), {"output_dir": None}, "it has no --output_dir"),
     "embeddings": (Saves(2, 2), {"train_text_encoder_ti": True}, "it resets embeddings"),
 }
@@ -238,10 +223,7 @@ REFUSED = {
 def test_what_cannot_be_averaged_is_refused_before_training(tmp_path, name):
     model, arguments, reason = REFUSED[name]
     hook, said = prepared(tmp_path, model, **arguments)
-    assert len(said) == 1
-    assert said[0].startswith("--ema: ")
-    with pytest.raises(AssertionError, match=reason):
-        raise AssertionError(said[0])
+    assert [text.startswith(f"--ema: {reason}") for text in said] == [True]
     hook._step()
     hook._finish()
     assert (hook.num_seen, hook.report(), [*tmp_path.iterdir()]) == (0, "", [])
@@ -295,8 +277,9 @@ def test_a_half_life_knows_the_images_of_an_update(tmp_path):
 
 
 def test_averages_of_something_else_and_damaged_ones(tmp_path):
-    hook, said = prepared(tmp_path, Saves(2, 2))
+    hook, said = prepared(tmp_path, Saves(2, 2).bfloat16())
     hook._step()
+    assert {each.dtype for each in hook.average.shadow_params} == {torch.float32}
     hook._save_state(None, None, str(tmp_path / "checkpoint"))
     again, said = prepared(tmp_path, Saves(2, 2), spec="constant:decay=0.25")
     again._load_state(None, str(tmp_path / "checkpoint"))
@@ -325,8 +308,4 @@ def test_scripts_that_are_not_recognised(tmp_path, text, reason):
     (tmp_path / "script.py").write_text(text)
     with pytest.raises(NotRecognised, match=reason):
         recognise(HostScript(str(tmp_path / "script.py")))
-
-
-def test_what_is_recognised_is_told():
-    found = recognise(HostScript(str(SCRIPT)))
-    assert found.startswith("its hook for checkpoints saves the trained weights (line ")
+    assert recognise(HostScript(str(SCRIPT))).startswith("its hook for checkpoints saves the trained weights (line ")
