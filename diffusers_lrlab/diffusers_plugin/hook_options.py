@@ -14,7 +14,7 @@ from .host.source import HostScript, NotRecognised
 
 def all_options() -> Iterator[tuple[HookEntry, HookOption]]:
     for entry in HOOKS.values():
-        for option in (*entry.options, *entry.settings):
+        for option in (entry.option, *entry.settings):
             yield entry, option
 
 
@@ -44,24 +44,17 @@ def check(options: argparse.Namespace) -> None:
     """Raises a `LabError` for a number out of range, an option without effect, and a package that is not installed."""
     check_numbers(options)
     for entry, option in all_options():
-        if option.is_given(options) and (needed := _missing(entry, option, options)):
-            value = "" if option.value_type is bool else f" {getattr(options, option.name)}"
-            raise LabError(f"--{option.name}{value} has no effect without {needed}. Add it, or remove --{option.name}.")
+        if option.is_given(options) and not entry.is_always_there and not entry.is_asked(options):
+            value, needed = f"--{option.name} {getattr(options, option.name)}", f"--{entry.option.name}"
+            raise LabError(f"{value} has no effect without {needed}. Add it, or remove --{option.name}.")
     optional = [entry for entry in HOOKS.values() if not entry.is_always_there]
     if options.strict and not any(entry.is_asked(options) for entry in optional):
-        needed = ", ".join(f"--{option.name}" for entry in optional for option in entry.options)
+        needed = ", ".join(f"--{entry.option.name}" for entry in optional)
         raise LabError(f"--strict has no effect without one of {needed}. Add one, or remove --strict.")
     active = _without_idle(options) if options.find_lr else options
     for entry in HOOKS.values():
         if entry.extra and entry.is_asked(active):
-            require_extra(entry.extra, entry.title)
-
-
-def _missing(entry: HookEntry, option: HookOption, options: argparse.Namespace) -> str:
-    """The options of which one is needed and none is given, joined by "or"; empty if nothing is missing."""
-    if option not in entry.settings or entry.is_always_there or entry.is_asked(options):
-        return ""
-    return " or ".join(f"--{each.name}" for each in entry.options)
+            require_extra(entry.extra, f"--{entry.option.name}")
 
 
 def options_of_test(options: argparse.Namespace) -> argparse.Namespace:
@@ -93,7 +86,7 @@ def options_table() -> str:
 
 def recognisers() -> dict[str, Callable[[HostScript], str]]:
     """Functions that describe what an option acts on or raise [`NotRecognised`], by option."""
-    return {entry.title: entry.recognise for entry in HOOKS.values() if entry.options}
+    return {f"--{entry.option.name}": entry.recognise for entry in HOOKS.values()}
 
 
 def explain(script: HostScript) -> str:

@@ -68,12 +68,12 @@ class Host:
 
     def given(self, *names: str) -> str:
         """The given options of these rows, such as `"--timestep_sampler and --loss_weighting"`."""
-        options = (option for name in names for option in HOOKS[name].options)
+        options = [HOOKS[name].option for name in names]
         return " and ".join(f"--{option.name}" for option in options if option.is_given(self.options))
 
 
 class HookModule(Protocol):
-    """The functions of a hook's file. Rows without options need no `recognise`."""
+    """The functions of a hook's file."""
 
     def recognise(self, script: HostScript) -> str:
         """What the hook acts on, in words; raises [`NotRecognised`] with the reason if there is nothing."""
@@ -84,7 +84,7 @@ class HookModule(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class HookOption:
     """An option of the launcher, which is given before the script's name."""
 
@@ -109,19 +109,14 @@ class HookEntry:
     """A row. Hooks are made and installed in the order of the table."""
 
     module: str | HookModule  # a file in `hooks/`
-    options: tuple[HookOption, ...] = ()  # each of them requests the hook
-    settings: tuple[HookOption, ...] = ()  # have no effect without one of `options`, unless `is_always_there`
+    option: HookOption  # requests the hook
+    settings: tuple[HookOption, ...] = ()  # have no effect without `option`, unless `is_always_there`
     extra: str = ""  # which it needs
     is_always_there: bool = False
     must_act: bool = False  # a program where it has nothing to act on is an error without --strict, too
 
-    @property
-    def title(self) -> str:
-        """Its name in `--explain`."""
-        return ", ".join(f"--{option.name}" for option in self.options)
-
     def is_asked(self, options: argparse.Namespace) -> bool:
-        return self.is_always_there or any(option.is_given(options) for option in self.options)
+        return self.is_always_there or self.option.is_given(options)
 
     def recognise(self, script: HostScript) -> str:
         return self._module.recognise(script)
@@ -136,117 +131,71 @@ class HookEntry:
         return cast("HookModule", importlib.import_module(f"{__package__}.hooks.{self.module}"))
 
 
+def _switch(name: str, help: str, acts_in_range_test: bool = False) -> HookOption:
+    return HookOption(name, help, value_type=bool, acts_in_range_test=acts_in_range_test)
+
+
+def _spec(name: str, help: str, acts_in_range_test: bool = False) -> HookOption:
+    return HookOption(name, help, metavar="SPEC", acts_in_range_test=acts_in_range_test)
+
+
+_NUM_UPDATES = (
+    "Updates of the run, if the script's arguments do not determine them; with --find_lr, updates of the test (200)."
+)
+_WARMUP = "Warm-up of --lr_scheduler, in updates, or below 1 as a fraction of the run (0)."
+
 HOOKS: dict[str, HookEntry] = {
     "clock": HookEntry(
         module="clock",
         is_always_there=True,
-        options=(
-            HookOption(
-                name="fix_lr_clock",
-                value_type=bool,
-                help="Give the schedule the script's real number of updates, and step it once per update.",
-            ),
+        option=_switch(
+            "fix_lr_clock", "Give the schedule the script's real number of updates, and step it once per update."
         ),
         settings=(
-            HookOption(
-                name="strict_lr_audit",
-                value_type=bool,
-                help="Stop with an error if a learning rate or momentum is not as expected.",
-            ),
-            HookOption(
-                name="num_updates",
-                value_type=int,
-                metavar="N",
-                help="Updates of the run, if the script's arguments do not determine them; with --find_lr, updates of the "
-                "test (200).",
-                acts_in_range_test=True,
-            ),
+            _switch("strict_lr_audit", "Stop with an error if a learning rate or momentum is not as expected."),
+            HookOption("num_updates", _NUM_UPDATES, value_type=int, metavar="N", acts_in_range_test=True),
         ),
     ),
     "lr_scheduler": HookEntry(
         module="lr_scheduler",
         must_act=True,
-        options=(
-            HookOption(
-                name="lr_scheduler",
-                metavar="SPEC",
-                help="Replace the scheduler of any torch program by this one, or give it one.",
-            ),
-        ),
-        settings=(
-            HookOption(
-                name="num_warmup_steps",
-                value_type=float,
-                metavar="W",
-                range=Range("[0, inf)"),
-                help="Warm-up of --lr_scheduler, in updates, or below 1 as a fraction of the run (0).",
-            ),
-        ),
+        option=_spec("lr_scheduler", "Replace the scheduler of any torch program by this one, or give it one."),
+        settings=(HookOption("num_warmup_steps", _WARMUP, value_type=float, metavar="W", range=Range("[0, inf)")),),
     ),
     "timesteps": HookEntry(
         module="timesteps",
-        options=(
-            HookOption(
-                name="timestep_sampler",
-                metavar="SPEC",
-                help="Replace the script's timesteps by those of this sampler.",
-                acts_in_range_test=True,
-            ),
+        option=_spec(
+            "timestep_sampler", "Replace the script's timesteps by those of this sampler.", acts_in_range_test=True
         ),
     ),
     "weighting": HookEntry(
         module="losses",
-        options=(
-            HookOption(
-                name="loss_weighting",
-                metavar="SPEC",
-                help="Weight each image's loss by its noise level.",
-                acts_in_range_test=True,
-            ),
-        ),
+        option=_spec("loss_weighting", "Weight each image's loss by its noise level.", acts_in_range_test=True),
     ),
     "log": HookEntry(
         module="log",
         extra="plots",
-        options=(
-            HookOption(
-                name="log_timesteps",
-                value_type=bool,
-                help="Log losses and timesteps by noise level to lrlab/ in --output_dir.",
-            ),
-        ),
+        option=_switch("log_timesteps", "Log losses and timesteps by noise level to lrlab/ in --output_dir."),
     ),
     "ema": HookEntry(
         module="ema",
-        options=(
-            HookOption(
-                name="ema",
-                metavar="SPEC",
-                help="Average the trained weights, LoRA included, into lrlab/ema in --output_dir.",
-            ),
-        ),
+        option=_spec("ema", "Average the trained weights, LoRA included, into lrlab/ema in --output_dir."),
     ),
     "optimizer": HookEntry(
         module="optimizer",
-        options=(
-            HookOption(
-                name="optimizer",
-                metavar="SPEC",
-                help="Replace the script's optimizer by this one, with the same parameter groups.",
-                acts_in_range_test=True,
-            ),
+        option=_spec(
+            "optimizer",
+            "Replace the script's optimizer by this one, with the same parameter groups.",
+            acts_in_range_test=True,
         ),
     ),
     "find_lr": HookEntry(
         module="find_lr",
         extra="train",
-        options=(
-            HookOption(
-                name="find_lr",
-                value_type=bool,
-                help="Instead of training, raise the learning rate over the first updates, and suggest one by the losses.",
-                acts_in_range_test=True,
-            ),
+        option=_switch(
+            "find_lr",
+            "Instead of training, raise the learning rate over the first updates, and suggest one by the losses.",
+            acts_in_range_test=True,
         ),
     ),
 }

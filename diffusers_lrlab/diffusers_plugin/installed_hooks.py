@@ -36,7 +36,7 @@ class InstalledHooks:
         except NotRecognised as reason:
             host.hooks = before
             host.run.refuse(host.given(name), reason)
-            host.options = argparse.Namespace(**vars(host.options) | {option.name: None for option in HOOKS[name].options})
+            host.options = argparse.Namespace(**vars(host.options) | {HOOKS[name].option.name: None})
 
     @property
     def find_lr(self) -> FindLrHook | None:

@@ -60,7 +60,7 @@ def row(acts=False, **more):
     setting = HookOption(
         name="count_from", value_type=int, metavar="N", range=Range("[1, 9]", whole=True), help="Begin with this number."
     )
-    return HookEntry(module=sys.modules[__name__], options=(option,), settings=(setting,), **more)
+    return HookEntry(module=sys.modules[__name__], option=option, settings=(setting,), **more)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_what_has_no_effect_is_refused(register, words, more, message, monkeypat
 
 def test_an_empty_value_counts_as_given_and_a_second_one_is_an_error(capsys):
     options = options_of("--ema=")
-    assert [entry.title for entry in HOOKS.values() if entry.is_asked(options) and not entry.is_always_there] == ["--ema"]
+    assert [name for name, entry in HOOKS.items() if entry.is_asked(options)] == ["clock", "ema"]
     with pytest.raises(SystemExit):
         options_of("--ema=constant", "--ema", "warmup_power")
     error = "--ema warmup_power: must be given once, got constant before. Hint: leave one out."

@@ -62,7 +62,6 @@ class EMAHook:
         self.average: EMA | None = None  # none before that, and after a resume without it
         self.num_seen = 0  # updates in the average, including those before a resume
         self.num_written = 0  # updates in the average that was written
-        self.not_finite: list[str] = []  # names of tensors in the written average
         self._registered: Any = None  # the accelerator with our hooks
 
     def install(self) -> None:
@@ -167,7 +166,6 @@ class EMAHook:
             with self.average.swapped_in(), atomic_folder(self.folder) as temporary:
                 self._save_as_script(temporary)
                 self.trained.save_tensors(temporary / BY_NAMES, self.average.shadow_params, self._metadata())
-                self.not_finite = self.trained.not_finite()
         self.num_written = self.num_seen
 
     def _save_as_script(self, folder: Path) -> None:
@@ -191,11 +189,7 @@ class EMAHook:
         ways = f"by the names of parameters with safetensors.torch.load_file({str(self.folder / BY_NAMES)!r})"
         if own := self.trained.how_to_load(self.folder):
             ways = f"with {own}, or {ways}"
-        text = f"{option}: the average of {counted(self.num_written, 'update')} is in {self.folder}. Load it {ways}."
-        if self.not_finite:
-            tensors = f"{len(self.not_finite)} of its {counted(len(self.trained.names), 'tensor')}"
-            text += f" It cannot be used: {tensors} hold values that are not finite, such as {self.not_finite[0]}."
-        return text
+        return f"{option}: the average of {counted(self.num_written, 'update')} is in {self.folder}. Load it {ways}."
 
 
 # --- the trained models -------------------------------------------------------------------------------------------------
@@ -273,11 +267,6 @@ class TrainedModels:
             return " and ".join(f"{name}.from_pretrained({str(path)!r})" for path, name in names.items())
         weights = folder / SAFE_WEIGHTS_NAME
         return f"safetensors.torch.load_file({str(weights)!r})" if weights.exists() else None
-
-    def not_finite(self) -> list[str]:
-        """The trained parameters with values that are not finite, by name."""
-        named = zip(self.names, self.parameters, strict=True)
-        return [name for name, parameter in named if not bool(torch.isfinite(parameter).all())]
 
     def save_tensors(self, path: Path, tensors: list[torch.Tensor], metadata: dict[str, str]) -> None:
         """Writes one tensor for each parameter, by its name."""

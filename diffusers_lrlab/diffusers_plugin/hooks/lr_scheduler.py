@@ -77,7 +77,6 @@ class LrSchedulerHook:
     def __init__(self, clock: HostClock, schedule: Schedule, num_warmup_steps: float):
         self.clock, self.run, self.schedule, self.num_warmup_steps = clock, clock.run, schedule, num_warmup_steps
         self.option = f"--lr_scheduler {describe_schedule(schedule)}"  # for messages
-        self._last_made: Optimizer | None = None  # by the program
         self._presumed: SchedulerLength | None = None  # of the run, if the program's scheduler tells it
         self._scheduled: list[DrivenOptimizer] = []  # with a scheduler
         self._driven: DrivenOptimizer | None = None
@@ -90,14 +89,9 @@ class LrSchedulerHook:
             super(LRScheduler, cls).__init_subclass__(**kwargs)
             self._follow(cls)
 
-        def make_and_remember(init: Any, optimizer: Optimizer, /, *args: Any, **kwargs: Any) -> None:
-            self._last_made = optimizer
-            init(optimizer, *args, **kwargs)
-
         for cls in with_subclasses(LRScheduler):
             self._follow(cls)
         patches.replace(LRScheduler, "__init_subclass__", classmethod(follow_new))
-        patches.wrap(Optimizer, "__init__", make_and_remember)
         self.run.steps.follow_replaced(patches)
         self.run.steps.before.append(self._before_step)
         self.run.steps.after.insert(0, self._after_step)  # others ask how many updates there were
@@ -274,9 +268,7 @@ class LrSchedulerHook:
                 f"learning rate of {driven.rate:.4g}, that of its last update. The exit status is 1."
             )
             return driven.report() + past * bool(driven.num_past_end)
-        if self._last_made is None:
-            return f"{self.option}: the program ended without making a torch optimizer, so there was nothing to drive."
-        return f"{self.option}: the program ended before a step of its optimizer was seen. Did it train? If so, {UNSEEN}."
+        return f"{self.option}: the program ended before a step of a torch optimizer was seen. If it trained, {UNSEEN}."
 
 
 def _resolved(schedule: Schedule, num_warmup_steps: float, num_updates: int | None, remedy: str = "") -> tuple[int, int]:

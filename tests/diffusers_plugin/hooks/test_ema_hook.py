@@ -130,12 +130,9 @@ def test_a_script_that_fails_after_its_last_update(tmp_path):
     assert f"the average of 8 updates is in {tmp_path / 'lrlab' / 'ema'}. Load it with" in stderr
 
 
-def test_a_hook_that_fails_at_the_end_and_numbers_that_are_not_finite(tmp_path):
+def test_a_hook_that_fails_at_the_end(tmp_path):
     """As where the script has deleted the models that its hook names."""
-    model = Saves(2, 2)
-    with torch.no_grad():
-        model.bias[0] = float("nan")
-    hook, said = prepared(tmp_path, model)
+    hook, said = prepared(tmp_path, Saves(2, 2))
     hook._step()
     hook.run.accelerator._save_model_state_pre_hook = {1: lambda models, weights, folder: 1 / 0}
     hook.run.accelerator.get_state_dict = lambda model, unwrap: model.state_dict()
@@ -143,7 +140,6 @@ def test_a_hook_that_fails_at_the_end_and_numbers_that_are_not_finite(tmp_path):
     text = "--ema: the script's hook for checkpoints failed (division by zero), so only average.safetensors is written."
     assert said == [text]
     assert [path.name for path in (tmp_path / "lrlab" / "ema").iterdir()] == ["average.safetensors"]
-    assert "It cannot be used: 1 of its 2 tensors hold values that are not finite, such as 0.bias." in hook.report()
 
 
 def test_a_script_that_does_not_end_its_training(tmp_path):

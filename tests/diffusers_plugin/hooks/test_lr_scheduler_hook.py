@@ -498,8 +498,8 @@ def test_a_step_that_calls_the_class_only_sometimes_is_refused(launch):
 # --- wrong input -----------------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "no_optimizer": ("print('hello')", "the program ended without making a torch optimizer"),
-    "never_steps": (PROGRAM + COSINE + "backward()\n", "the program ended before a step of its optimizer was seen"),
+    "no_optimizer": ("print('hello')", "the program ended before a step of a torch optimizer was seen"),
+    "never_steps": (PROGRAM + COSINE + "backward()\n", "the program ended before a step of a torch optimizer was seen"),
     "two": (
         PROGRAM + "other = AdamW(model.parameters(), lr=1e-3)\nS.StepLR(other, 3)\n" + COSINE + LOOP + "    other.step()\n",
         "must have one optimizer to drive, got two (AdamW and AdamW), each with a scheduler",

@@ -1,4 +1,4 @@
-"""Faults that a script's text shows."""
+"""Faults and patterns in the text of third-party scripts."""
 
 from pathlib import Path
 
@@ -109,20 +109,6 @@ def test_faults_of_schedules_by_their_own_steps(tmp_path, lengths, steps, names)
 
 def test_a_loop_without_accelerate_has_no_fault():
     assert "LR" not in [fault.name[:2] for fault in find_faults(HostScript(str(SCRIPTS / "own_script.py")))]
-
-
-@pytest.mark.parametrize(
-    "how", ["import own.parts as parts", "from own import parts", "from own.parts import resume", "import loader"]
-)
-def test_a_resume_in_a_module_beside_the_script(tmp_path, how):
-    """As in sd-scripts, whose scripts import what they have in common."""
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "__init__.py").touch()
-    (tmp_path / "own" / "parts.py").write_text("from . import states\n")
-    (tmp_path / "own" / "states.py").write_text("def resume(accelerator, args):\n    accelerator.load_state(args.resume)\n")
-    (tmp_path / "loader.py").write_text("import own.states\nimport loader\n")
-    (tmp_path / "script.py").write_text(f"import torch\n{how}\naccelerator.save_state('x')\n")
-    assert [fault.name for fault in find_faults(HostScript(str(tmp_path / "script.py")))] == ["resume: data"]
 
 
 def test_faults_at_a_resume(tmp_path):
