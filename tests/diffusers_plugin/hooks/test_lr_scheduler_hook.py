@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -610,6 +611,13 @@ def test_a_step_that_fails_and_is_tried_again_counts_once(train):
 """
     seen, shown, _ = train(COSINE, LOOP.replace("    optimizer.step()\n", failing))
     check(seen, lr_curve("rex", LR, 0, N), shown)
+
+
+def test_the_local_rank_before_the_name_is_passed_on(launch):
+    """As `deepspeed --module` puts it, and older `torch.distributed.launch`."""
+    program = "import json, pathlib, sys\npathlib.Path('seen.json').write_text(json.dumps(sys.argv[1:]))"
+    launch(program, options=["--local-rank=3", "--num_updates=3"], arguments=["--deepspeed", "--config", "x.toml"])
+    assert json.loads(Path("seen.json").read_text()) == ["--local-rank=3", "--deepspeed", "--config", "x.toml"]
 
 
 def test_explain_tells_what_is_replaced(tmp_path):
