@@ -14,7 +14,7 @@ from .core.program import begin_program
 __version__ = "0.1.0"
 
 begin_program()  # the following import takes a second
-from .diffusers_plugin.registration.register import register  # noqa: E402
+from .diffusers_plugin.registration import register  # noqa: E402
 
 _HOMES = {
     "DiTImagePipeline": "pipelines.dit_image",

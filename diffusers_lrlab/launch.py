@@ -27,7 +27,7 @@ from .core.program import interrupts_as_usual, report_error
 from .core.registered import registered_failure
 from .diffusers_plugin import hook_options
 from .diffusers_plugin.host.patches import Patches
-from .diffusers_plugin.host.script_arguments import follow_arguments
+from .diffusers_plugin.host.source import HostScript
 
 
 def follow_into_spawned_processes(patches: Patches) -> None:
@@ -71,12 +71,9 @@ def run_script(path: str, arguments: list[str]) -> None:
 
 def explain_script(path: str) -> None:
     """Prints what our options would do in a script, without running it."""
-    from .diffusers_plugin.explain import explain
-    from .diffusers_plugin.script.source import HostScript
-
     _read(path)
     if is_first_process():
-        sys.stdout.write(f"{explain(HostScript(path))}\n")
+        sys.stdout.write(f"{hook_options.explain(HostScript(path))}\n")
 
 
 def _range_test(options: argparse.Namespace) -> Any:
@@ -87,11 +84,17 @@ def _range_test(options: argparse.Namespace) -> Any:
 
 class _Parser(TextParser):
     def error(self, message: str) -> NoReturn:
-        if message.startswith(start := "unrecognized arguments: "):
-            unknown = message.removeprefix(start).split()[0]
-            hint = did_you_mean(unknown.split("=")[0], self._option_string_actions)
-            message = f"{unknown!r} is not an option of the launcher, whose options come before the script's name.{hint}"
         super().error(shortened_message(message))
+
+    def parse(self) -> argparse.Namespace:
+        """The options of the command line, all of which must be known."""
+        options, unknown = self.parse_known_args()
+        if unknown:
+            hint = did_you_mean(unknown[0].split("=")[0], self._option_string_actions)
+            self.error(
+                f"{unknown[0]!r} is not an option of the launcher, whose options come before the script's name.{hint}"
+            )
+        return options
 
 
 class _PassedOn(argparse.Action):
@@ -101,7 +104,7 @@ class _PassedOn(argparse.Action):
         setattr(namespace, self.dest, f"{option_string}={values}")
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> _Parser:
     """The options of the hooks and of the launcher, and the script with its arguments."""
     parser = _Parser(
         prog="diffusers_lrlab.launch",
@@ -125,7 +128,7 @@ def main() -> None:
     """Runs the script that the command line names, and exits as it does."""
     parser = make_parser()
     try:
-        options = parser.parse_args(sys.argv[1:])
+        options = parser.parse()
         if options.local_rank is not None:
             options.arguments = [options.local_rank, *options.arguments]
         hook_options.check_numbers(options)
@@ -150,7 +153,7 @@ def _launch(options: argparse.Namespace, parser: argparse.ArgumentParser, patche
     try:
         test = _range_test(options) if options.find_lr else None
         hooks = InstalledHooks(options, test, patches)
-        follow_arguments(patches, hooks.host.script, parser._option_string_actions)
+        hooks.host.run.follow_arguments(hooks.host.script, parser._option_string_actions)
         interrupts_as_usual()
         try:
             run_script(options.script, options.arguments)

@@ -1,18 +1,20 @@
-"""The options of the launcher's hooks, from the rows of [`hook_table.HOOKS`]."""
+"""The options of the launcher's hooks, from the rows of [`hook_table.HOOKS`]: parsed, checked, explained and in a table."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..core.errors import LabError, warn
 from ..core.extras import require_extra
 from ..core.registry import markdown_table
 from .hook_table import HOOKS, HookEntry, HookOption
+from .host.faults import find_faults
+from .host.source import HostScript, NotRecognised
 
 
 def all_options() -> Iterator[tuple[HookEntry, HookOption]]:
     for entry in HOOKS.values():
-        for option in (*entry.options, *entry.settings):
+        for option in (entry.option, *entry.settings):
             yield entry, option
 
 
@@ -33,12 +35,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{option.name}", help=option.help, **kwargs)
 
 
-def shown(options: argparse.Namespace, rows: list[str]) -> str:
-    """The given options of these rows, such as `"--timestep_sampler and --loss_weighting"`."""
-    given = [option.name for name in rows for option in HOOKS[name].options if option.is_given(options)]
-    return " and ".join(f"--{name}" for name in given)
-
-
 def check_numbers(options: argparse.Namespace) -> None:
     for _, option in all_options():
         option.check(getattr(options, option.name))
@@ -48,24 +44,17 @@ def check(options: argparse.Namespace) -> None:
     """Raises a `LabError` for a number out of range, an option without effect, and a package that is not installed."""
     check_numbers(options)
     for entry, option in all_options():
-        if option.is_given(options) and (needed := _missing(entry, option, options)):
-            value = "" if option.value_type is bool else f" {getattr(options, option.name)}"
-            raise LabError(f"--{option.name}{value} has no effect without {needed}. Add it, or remove --{option.name}.")
+        if option.is_given(options) and not entry.is_always_there and not entry.is_asked(options):
+            value, needed = f"--{option.name} {getattr(options, option.name)}", f"--{entry.option.name}"
+            raise LabError(f"{value} has no effect without {needed}. Add it, or remove --{option.name}.")
     optional = [entry for entry in HOOKS.values() if not entry.is_always_there]
     if options.strict and not any(entry.is_asked(options) for entry in optional):
-        needed = ", ".join(f"--{option.name}" for entry in optional for option in entry.options)
+        needed = ", ".join(f"--{entry.option.name}" for entry in optional)
         raise LabError(f"--strict has no effect without one of {needed}. Add one, or remove --strict.")
     active = _without_idle(options) if options.find_lr else options
-    for name, entry in HOOKS.items():
+    for entry in HOOKS.values():
         if entry.extra and entry.is_asked(active):
-            require_extra(entry.extra, shown(options, [name]))
-
-
-def _missing(entry: HookEntry, option: HookOption, options: argparse.Namespace) -> str:
-    """The options of which one is needed and none is given, joined by "or"; empty if nothing is missing."""
-    if option not in entry.settings or entry.is_always_there or entry.is_asked(options):
-        return ""
-    return " or ".join(f"--{each.name}" for each in entry.options)
+            require_extra(entry.extra, f"--{entry.option.name}")
 
 
 def options_of_test(options: argparse.Namespace) -> argparse.Namespace:
@@ -83,28 +72,6 @@ def _without_idle(options: argparse.Namespace) -> argparse.Namespace:
     return argparse.Namespace(**vars(options) | dict.fromkeys(_idle(options)))
 
 
-def requested_groups(options: argparse.Namespace) -> list[list[str]]:
-    """
-    The names of the rows to make hooks of, in the order of the table.
-
-    Rows that need each other are one group, which is made as a whole or not at all: a sampler whose losses cannot be
-    weighted as it requires would bias the training.
-    """
-    rows = [*HOOKS]
-    wanted = {name for name, entry in HOOKS.items() if entry.is_asked(options)}
-    for name in reversed(rows):  # a row needs only earlier ones
-        wanted |= {*HOOKS[name].needs} if name in wanted else set()
-    groups: list[list[str]] = []
-    for name in (name for name in rows if name in wanted):
-        joined = [group for group in groups if {*group} & {*HOOKS[name].needs}]
-        if joined:  # at the position of the first
-            joined[0].extend([*(other for group in joined[1:] for other in group), name])
-            groups = [group for group in groups if group not in joined[1:]]
-        else:
-            groups.append([name])
-    return [sorted(group, key=rows.index) for group in groups]
-
-
 def options_table() -> str:
     """All options of the launcher's hooks as a Markdown table."""
     rows = []
@@ -112,3 +79,25 @@ def options_table() -> str:
         value = "" if option.value_type is bool else f" {option.metavar}"
         rows.append((f"`--{option.name}{value}`", option.help, "yes" if option.acts_in_range_test else "–"))
     return markdown_table(("option, before the script's name", "effect", "with `--find_lr`"), rows)
+
+
+# --- --explain --------------------------------------------------------------------------------------------------------
+
+
+def recognisers() -> dict[str, Callable[[HostScript], str]]:
+    """Functions that describe what an option acts on or raise [`NotRecognised`], by option."""
+    return {f"--{entry.option.name}": entry.recognise for entry in HOOKS.values()}
+
+
+def explain(script: HostScript) -> str:
+    """What each option acts on in a script, and the script's own faults, a line each, from its text alone."""
+    width = max(map(len, recognisers()))
+    lines = [script.path]
+    for option, recognise in recognisers().items():
+        try:
+            found = recognise(script)
+        except NotRecognised as reason:
+            found = f"not here: {reason}"
+        lines.append(f"  {option:<{width}}  {found}")
+    faults = [f"  {fault.text}" for fault in find_faults(script)]
+    return "\n".join([*lines, "By itself, this script", *(faults or ["  has no known fault"])])

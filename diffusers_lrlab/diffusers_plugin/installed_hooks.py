@@ -4,15 +4,14 @@ import argparse
 from typing import cast
 
 from ..core.errors import LabError
-from .hook_options import options_of_test, requested_groups, shown
-from .hook_table import HOOKS
+from .hook_options import options_of_test
+from .hook_table import HOOKS, Host, RangeTest
 from .hooks.clock import clock_of
 from .hooks.find_lr import FindLrHook
 from .hooks.lr_scheduler import LrSchedulerHook
-from .host.hook import Host, RangeTest
 from .host.patches import Patches
 from .host.run import HostRun
-from .script.source import HostScript, NotRecognised
+from .host.source import HostScript, NotRecognised
 
 
 class InstalledHooks:
@@ -21,24 +20,23 @@ class InstalledHooks:
     def __init__(self, options: argparse.Namespace, range_test: RangeTest | None = None, patches: Patches | None = None):
         options = options_of_test(options) if range_test else options
         self.host = Host(HostScript(options.script), HostRun(options.strict, patches), options, range_test)
-        for group in requested_groups(options):
-            self._make(group)
+        for name, entry in HOOKS.items():
+            if entry.is_asked(self.host.options):
+                self._make(name)
         self.made = {name: self.host.hooks[name] for name in HOOKS if name in self.host.hooks}
         self.host.run.install()
         for hook in self.made.values():
             hook.install()
 
-    def _make(self, group: list[str]) -> None:
-        self.host.requested = shown(self.host.options, group)
+    def _make(self, name: str) -> None:
+        """Makes a hook, and those that it needs. If it is refused, its option is as if it were not given."""
+        host, before = self.host, dict(self.host.hooks)
         try:
-            for name in group:
-                hook = HOOKS[name].make(self.host)
-                if hook is not None:
-                    self.host.hooks[name] = hook
+            host.need(name)
         except NotRecognised as reason:
-            for name in group:
-                self.host.hooks.pop(name, None)
-            self.host.run.refuse(self.host.requested, reason)
+            host.hooks = before
+            host.run.refuse(host.given(name), reason)
+            host.options = argparse.Namespace(**vars(host.options) | {HOOKS[name].option.name: None})
 
     @property
     def find_lr(self) -> FindLrHook | None:
@@ -46,26 +44,23 @@ class InstalledHooks:
         return cast(FindLrHook | None, self.made.get("find_lr"))
 
     @property
-    def _lr_scheduler(self) -> LrSchedulerHook | None:
-        return cast(LrSchedulerHook | None, self.made.get("lr_scheduler"))
-
-    @property
     def exit_status(self) -> int:
         """Of a program that has ended well: 1 if it has done more updates than --lr_scheduler has."""
-        return int(self._lr_scheduler is not None and self._lr_scheduler.num_past_end > 0)
+        hook = cast(LrSchedulerHook | None, self.made.get("lr_scheduler"))
+        return 0 if hook is None else hook.exit_status
 
     def check_used(self) -> None:
         """
         After the script's end: a hook that must act and never did is an error; with `--strict`, this holds for every hook.
         """
-        if self._lr_scheduler is not None:
-            self._lr_scheduler.raise_error()
+        clock, run = clock_of(self.host), self.host.run
+        if run.error is not None:
+            raise run.error
         for name, hook in self.made.items():
             if HOOKS[name].must_act and not hook.num_seen:
                 raise LabError(hook.report())
         requested = [hook for name, hook in self.made.items() if not HOOKS[name].is_always_there]
         unused = [text for hook in requested if not hook.num_seen and (text := hook.report())]
-        clock, run = clock_of(self.host), self.host.run
         resumed_at_end = clock.counts and clock.update and not run.num_updates
         if unused and run.strict and not resumed_at_end:
             raise LabError(f"{' '.join(unused)} (--strict)")

@@ -51,12 +51,6 @@ class FeedbackSchedule:
         self.num_updates += 1
         self._set_warmup_lrs()
 
-    def go_on(self, num_updates: int) -> None:
-        """Starts at this update of a run that followed another schedule before, without any losses."""
-        self.num_updates = num_updates
-        self._set_lrs(list(self.peak_lrs))
-        self._set_warmup_lrs()
-
     def _counts(self, metrics: Any) -> bool:
         """Whether a validation counts. A call without a metric, as for schedules of the clock, is an error."""
         if metrics is None:

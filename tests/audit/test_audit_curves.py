@@ -138,15 +138,18 @@ AHEAD = {
 }
 REPLACED = """
 from diffusers_lrlab.diffusers_plugin.host.driven_optimizer import DrivenOptimizer
+from diffusers_lrlab.diffusers_plugin.host.patches import Patches
+from diffusers_lrlab.diffusers_plugin.host.steps import OptimizerSteps
 from diffusers_lrlab.schedules.resolve import resolve_schedule
-o = adam(); driven = DrivenOptimizer(o); rates = driven.rates(); s = get_scheduler('linear', o, 20, 160)
+steps = OptimizerSteps(); steps.install(Patches())
+o = adam(); driven = DrivenOptimizer(o, resolve_schedule('rex'), steps, False); rates = driven.rates(); s = get_scheduler('linear', o, 20, 160)
 driven.schedulers.append(s); driven.put_back(rates)
 def step():
     rates = driven.rates(); s.step(); driven.num_scheduler_steps += 1; driven.put_back(rates)
 def before():
-    driven.curve or driven.drive(resolve_schedule('rex'), 0, 40)
+    driven.curve or driven.drive(0, 40)
     driven.before_step()
-hook = o.register_step_post_hook(lambda *_: driven.after_step(False))
+steps.after.append(lambda _: driven.after_step())
 train(o, 40, accumulation=4, micro_step=step, before_step=before)
 """
 

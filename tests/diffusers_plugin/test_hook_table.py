@@ -1,5 +1,6 @@
 """A hook of the launcher is one file and one row: here it is made up, and all of the launcher knows it."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,12 +12,12 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.extras import EXTRAS
 from diffusers_lrlab.core.ranges import Range
 from diffusers_lrlab.diffusers_plugin import hook_options
-from diffusers_lrlab.diffusers_plugin.explain import explain
+from diffusers_lrlab.diffusers_plugin.hook_options import explain, recognisers
 from diffusers_lrlab.diffusers_plugin.hook_table import HOOKS, HookEntry, HookOption
 from diffusers_lrlab.diffusers_plugin.host.patches import Patches
+from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised
 from diffusers_lrlab.diffusers_plugin.installed_hooks import InstalledHooks
-from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
-from diffusers_lrlab.launch import main, make_parser
+from diffusers_lrlab.launch import make_parser
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 ASKED = "--count_updates cannot be used in this script: "
@@ -59,7 +60,7 @@ def row(acts=False, **more):
     setting = HookOption(
         name="count_from", value_type=int, metavar="N", range=Range("[1, 9]", whole=True), help="Begin with this number."
     )
-    return HookEntry(module=sys.modules[__name__], options=(option,), settings=(setting,), **more)
+    return HookEntry(module=sys.modules[__name__], option=option, settings=(setting,), **more)
 
 
 @pytest.fixture
@@ -67,30 +68,28 @@ def register(monkeypatch):
     return lambda **more: monkeypatch.setitem(HOOKS, "counting", row(**more))
 
 
-def options_of(*words, script="ddpm"):
-    return make_parser().parse_args([*words, str(SCRIPTS / f"{script}_script.py")])
+def script_of(folder, text):
+    (folder / "script.py").write_text(text)
+    return HostScript(str(folder / "script.py"))
+
+
+def options_of(*words, script=SCRIPTS / "ddpm_script.py"):
+    return make_parser().parse_args([*words, str(script)])
 
 
 def made(options, range_test=None):
     with Patches() as patches:
-        return InstalledHooks(options, range_test, patches).made
+        return InstalledHooks(options, range_test, patches).made.keys()
 
 
-def test_its_option_is_in_help_and_explained(register, tmp_path):
+def test_its_option_is_in_help_and_on_its_page_and_explained(register, tmp_path):
+    before = {*hook_options.options_table().splitlines()}
     register()
-    assert "--count_from N" in make_parser().format_help()
-    assert "Count the updates." in make_parser().format_help()
-    assert "--count_updates " in (told := explain(HostScript(str(SCRIPTS / "ddpm_script.py"))))
-    assert "its updates are counted" in told
-    (tmp_path / "script.py").write_text("print()")
-    assert "not here: it calls no backward\n" in explain(HostScript(str(tmp_path / "script.py")))
-
-
-def test_it_is_in_the_table_of_its_page(register):
-    before = hook_options.options_table()
-    register()
-    new = {*hook_options.options_table().splitlines()} - {*before.splitlines()}
+    new = {*hook_options.options_table().splitlines()} - before
     assert new == {"| `--count_updates` | Count the updates. | – |", "| `--count_from N` | Begin with this number. | – |"}
+    assert "--count_from N" in make_parser().format_help()
+    assert "its updates are counted" in explain(HostScript(str(SCRIPTS / "ddpm_script.py")))
+    assert "not here: it calls no backward\n" in explain(script_of(tmp_path, "print()"))
 
 
 @pytest.mark.parametrize(
@@ -102,11 +101,7 @@ def test_it_is_in_the_table_of_its_page(register):
             {},
             "--count_from 10: must be a whole number in .1, 9., got 10. Hint: Begin with this",
         ),
-        (
-            ["--count_updates"],
-            {"extra": "none"},
-            "--count_updates needs no_such_package, not installed here",
-        ),
+        (["--count_updates"], {"extra": "none"}, "--count_updates needs no_such_package, not installed here"),
         (["--strict"], {}, "--strict has no effect without one of .*, --find_lr, --count_updates. Add one"),
     ],
     ids=["setting_alone", "out_of_range", "missing_package", "strict_alone"],
@@ -118,21 +113,9 @@ def test_what_has_no_effect_is_refused(register, words, more, message, monkeypat
         hook_options.check(options_of(*words))
 
 
-def test_explaining_looks_at_numbers_too(tmp_path, capsys, monkeypatch):
-    (tmp_path / "script.py").write_text("")
-    monkeypatch.setattr("sys.argv", ["launch", "--explain", "--num_updates", "0", str(tmp_path / "script.py")])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert (end.value.code, "--num_updates 0: must be a whole number" in capsys.readouterr().err) == (2, True)
-
-
-@pytest.mark.parametrize("name", ["timestep_sampler", "ema", "optimizer"])
-def test_an_empty_value_is_not_left_out(name):
-    options = options_of(f"--{name}=")
-    assert [entry for entry in HOOKS.values() if entry.is_asked(options) and not entry.is_always_there]
-
-
-def test_an_option_is_given_once(capsys):
+def test_an_empty_value_counts_as_given_and_a_second_one_is_an_error(capsys):
+    options = options_of("--ema=")
+    assert [name for name, entry in HOOKS.items() if entry.is_asked(options)] == ["clock", "ema"]
     with pytest.raises(SystemExit):
         options_of("--ema=constant", "--ema", "warmup_power")
     error = "--ema warmup_power: must be given once, got constant before. Hint: leave one out."
@@ -148,34 +131,27 @@ def test_it_is_used_and_put_back(register, tmp_path, capsys):
     assert torch.rand is rand
 
 
-def test_it_is_not_made_where_what_it_needs_is_not_recognised(register, capsys):
-    """In a script that draws no timesteps."""
-    register(needs=("timesteps",))
-    assert {"timesteps", "counting"} <= made(options_of("--count_updates")).keys()
-    assert made(options_of("--count_updates", script="ema")).keys() == {"clock", "updates"}
-    assert f"{ASKED}it calls neither torch.randint" in capsys.readouterr().err.replace("diffusers_lrlab: ", "")
-    with pytest.raises(LabError, match=r"\(--strict\)"):
-        made(options_of("--count_updates", "--strict", script="ema"))
+def test_it_is_not_made_where_it_is_not_recognised(register, tmp_path, capsys):
+    register()
+    script = script_of(tmp_path, "print()").path
+    assert made(options_of("--count_updates", script=script)) == {"clock"}
+    assert f"diffusers_lrlab: {ASKED}it calls no backward. It is not used.\n" == capsys.readouterr().err
+    with pytest.raises(LabError, match=r"it calls no backward\. \(--strict\)"):
+        made(options_of("--count_updates", "--strict", script=script))
 
 
-def test_what_needs_each_other_is_used_together_or_not_at_all(register):
-    register(needs=("ema",))
-    options = options_of("--timestep_sampler=clts", "--count_updates", "--ema=constant", "--log_timesteps")
-    of_timesteps = ["timesteps", "weighting", "losses", "log"]
-    assert hook_options.requested_groups(options) == [["clock"], ["updates"], of_timesteps, ["ema", "counting"]]
-    register(needs=("log", "ema"))
-    assert hook_options.requested_groups(options) == [["clock"], ["updates"], [*of_timesteps, "ema", "counting"]]
-
-
-def test_a_sampler_that_needs_weights_is_left_alone_without_them(tmp_path, capsys):
-    """Two losses of a timestep, as of a preference, cannot be weighted."""
-    spec = "--timestep_sampler=logit_normal:unbiased=true"
-    assert {"timesteps", "weighting"} <= made(options_of(spec)).keys()
-    assert "weighting" not in made(options_of("--timestep_sampler=logit_normal"))
+def test_a_hook_has_those_that_it_needs(tmp_path, capsys):
+    assert made(options_of("--log_timesteps")) == {"clock", "timesteps", "weighting", "log"}
+    assert made(options_of("--timestep_sampler=logit_normal")) == {"clock", "timesteps"}
+    unbiased = "--timestep_sampler=logit_normal:unbiased=true"
+    assert made(options_of(unbiased)) == {"clock", "timesteps", "weighting"}
+    # Two losses of a timestep, as of a preference, cannot be weighted.
     draw = "torch.randint(0, scheduler.config.num_train_timesteps, (size,)).repeat(2)"
-    (tmp_path / "script.py").write_text(f"timesteps = {draw}\nF.mse_loss(a, b)\n")
-    assert made(make_parser().parse_args([spec, str(tmp_path / "script.py")])).keys() == {"clock", "updates"}
-    assert "--timestep_sampler cannot be used in this script: it uses each timestep" in capsys.readouterr().err
+    script = script_of(tmp_path, f"timesteps = {draw}\nF.mse_loss(a, b)\n").path
+    assert made(options_of(unbiased, "--log_timesteps", script=script)) == {"clock"}
+    said = capsys.readouterr().err
+    for option in ("--timestep_sampler", "--log_timesteps"):
+        assert f"{option} cannot be used in this script: it uses each timestep for several images (line 1)" in said
 
 
 @pytest.mark.parametrize("acts", [False, True])
@@ -184,17 +160,47 @@ def test_it_is_idle_in_a_range_test_unless_it_acts_there(register, capsys, acts)
 
     register(acts=acts)
     hooks = made(options_of("--find_lr", "--count_updates", "--count_from=2"), ScriptTest())
-    assert ("counting" in hooks) == acts
-    assert "find_lr" in hooks
+    assert ("counting" in hooks, "find_lr" in hooks) == (acts, True)
     named = "--count_from" if acts else "--count_updates, --count_from"
     assert f"--find_lr does not train: {named} has no effect on the test." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", HOOKS)
-def test_every_row(name):
-    """Its functions exist, needs are earlier rows, and options that request others are known."""
-    entry, earlier = HOOKS[name], [*HOOKS][: [*HOOKS].index(name)]
-    assert callable(entry._module.make)
-    assert bool(entry.options) == hasattr(entry._module, "recognise")
-    assert {*entry.needs} <= {*earlier}
-    assert {*entry.also_for} <= {option.name for _, option in hook_options.all_options()}
+# --- --explain -------------------------------------------------------------------------------------------------------
+
+DRAW = "torch.randint(0, scheduler.config.num_train_timesteps, (bsz,))"
+
+
+@pytest.mark.parametrize("draw", [f"t = {DRAW}.repeat(2)", f"t = {DRAW}\nt = t.long().repeat(2)"])
+def test_two_losses_of_one_timestep_are_not_promised(tmp_path, draw):
+    """As of the two images of a preference, in research_projects/diffusion_dpo."""
+    text = f"{draw}\nlosses = F.mse_loss(prediction, target, reduction='none').chunk(2)\n"
+    found = explain(script_of(tmp_path, text))
+    not_here = [line.split()[0] for line in found.splitlines() if "uses each timestep for several images" in line]
+    assert not_here == ["--loss_weighting", "--log_timesteps"]
+    assert "--timestep_sampler  torch.randint draws" in found
+
+
+def test_each_option_is_explained_in_scripts_of_both_forms(tmp_path):
+    """They save no weights, and one does not show the losses of images."""
+    for name, expected in (("ddpm", ["--ema"]), ("flow", ["--log_timesteps", "--ema"])):
+        text = explain(HostScript(str(SCRIPTS / f"{name}_script.py")))
+        assert [line.split()[0] for line in text.splitlines() if "not here" in line] == expected
+        assert all(f"  {option} " in text for option in recognisers())
+    text = explain(script_of(tmp_path, "print('hello')\nresume_step = args.resume_from_checkpoint\n"))
+    assert text.count("not here: it ") == len(recognisers()) - 1  # --lr_scheduler acts in modules, too
+    assert "has no known fault" in text
+
+
+@pytest.mark.slow
+def test_explaining_runs_nothing(tmp_path):
+    """From the command line, with the script's own arguments behind its name."""
+    (tmp_path / "script.py").write_text("raise SystemExit('it ran')")
+    command = [sys.executable, "-m", "diffusers_lrlab.launch", "--explain", str(tmp_path / "script.py"), "--its=own"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, done.stdout[: len(command[4])]) == (0, "", command[4])
+    for words, message in (
+        (["nowhere.py"], "Cannot read the script 'nowhere.py'"),
+        (["--num_updates=0", "x.py"], "--num_u"),
+    ):
+        done = subprocess.run([*command[:4], *words], capture_output=True, text=True, check=False)
+        assert (done.returncode, message in done.stderr) == (2, True)

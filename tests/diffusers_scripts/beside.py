@@ -79,8 +79,7 @@ def row_of(variables, loss):
         timesteps = variables["indices"] if is_of_data else last - variables["indices"]
         noise = 1 - sigmas if is_of_data else sigmas
         snr = ((1 - noise) / noise) ** 2
-        # min(SNR, 5) of the image's error, which is noise^2 times that of the velocity
-        factor = 1 if getattr(variables["args"], "precondition_outputs", 0) else noise**2
+        factor = noise**2  # min(SNR, 5) of the image's error, which is noise^2 times that of the velocity
     else:
         timesteps = variables["timesteps"]
         alphas = scheduler.alphas_cumprod[timesteps].double()

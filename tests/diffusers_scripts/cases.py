@@ -1,17 +1,10 @@
 """Which of diffusers' scripts are run, on what, with which arguments."""
 
-import multiprocessing
-import os
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import tiny_pipelines
-from .run_script import start_in_fork
 
-_HERE = Path(__file__).parent
 _LORA = ("--rank", "2")
 _PROMPT = ("--instance_prompt", "a red square")
 
@@ -39,22 +32,17 @@ CASES = {
             "images",
             ("--ddpm_num_inference_steps", "2"),
         ),
-        Case("text_to_image/train_text_to_image.py", "stable_diffusion", "images"),
         Case("text_to_image/train_text_to_image_lora.py", "stable_diffusion", "images", _LORA),
         Case("text_to_image/train_text_to_image_lora_sdxl.py", "stable_diffusion_xl", "images", _LORA),
-        Case("dreambooth/train_dreambooth_lora_sd3.py", "stable_diffusion_3", "folder", (*_LORA, *_PROMPT)),
         Case("dreambooth/train_dreambooth_lora_flux.py", "flux", "folder", (*_LORA, *_PROMPT, "--max_sequence_length=16")),
         Case("dreambooth/train_dreambooth_lora_lumina2.py", "lumina2", "folder", (*_LORA, *_PROMPT)),
-        Case("controlnet/train_controlnet.py", "stable_diffusion_of_factor_8", "pairs"),
-        Case("instruct_pix2pix/train_instruct_pix2pix.py", "stable_diffusion", "pairs"),
+        Case(
+            "controlnet/train_controlnet.py",
+            "stable_diffusion_of_factor_8",
+            "pairs",
+            ("--conditioning_image_column", "other", "--caption_column", "text"),
+        ),
     )
-}
-
-_COLUMNS = {
-    "controlnet": ("--conditioning_image_column", "other", "--caption_column", "text"),
-    "instruct_pix2pix": (
-        *("--original_image_column", "image", "--edited_image_column", "other", "--edit_prompt_column", "text"),
-    ),
 }
 
 
@@ -95,34 +83,4 @@ def command(
     else:
         given |= {"--max_train_steps": updates, "--seed": 0}
     pairs = [str(part) for option in given.items() for part in option]
-    return [str(examples / case.script), *pairs, *case.arguments, *_COLUMNS.get(case.name, ())]
-
-
-def run(
-    arguments: list[str], launcher: list[str] | None = None, processes: int = 1, **changed: str
-) -> subprocess.CompletedProcess[str]:
-    """Runs a script bare, or under the launcher with these options of it."""
-    arguments = [*([] if launcher is None else ["--launcher", *launcher]), *arguments]
-    environment = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"} | changed
-    if processes == 1:
-        return _run_in_fork(arguments, environment)
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes), str(_HERE / "run_script.py")]
-    return subprocess.run(
-        [*start, *arguments], env=os.environ | environment, capture_output=True, text=True, timeout=600, check=False
-    )
-
-
-def _run_in_fork(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Without the imports, which take most of the time of a short run."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([f"{__package__}.preloaded"])
-    with tempfile.TemporaryDirectory() as folder:
-        outputs = (os.path.join(folder, "stdout"), os.path.join(folder, "stderr"))
-        process = context.Process(target=start_in_fork, args=(arguments, environment, outputs))
-        process.start()
-        process.join(600)
-        if process.is_alive():
-            process.kill()
-            raise TimeoutError(arguments)
-        stdout, stderr = (Path(path).read_text(errors="replace") if os.path.exists(path) else "" for path in outputs)
-    return subprocess.CompletedProcess(arguments, process.exitcode or 0, stdout, stderr)
+    return [str(examples / case.script), *pairs, *case.arguments]

@@ -1,7 +1,6 @@
 """Runs diffusers' scripts, with or without torchvision: `run_script.py [--launcher] [options of it] SCRIPT.py ...`."""
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
@@ -32,17 +31,6 @@ def start(arguments: list[str]) -> None:
         main()
     else:
         run_script(arguments[0], arguments[1:])
-
-
-def start_in_fork(arguments: list[str], environment: dict[str, str], outputs: tuple[str, str]) -> None:
-    """In a process of its own, which has imported what takes most of the time; its outputs go to two files."""
-    os.environ.update(environment)
-    for number, path in enumerate(outputs, start=1):
-        with open(path, "wb") as file:
-            os.dup2(file.fileno(), number)
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
-    sys.argv = ["run_script.py"]
-    start(arguments)
 
 
 if __name__ == "__main__":

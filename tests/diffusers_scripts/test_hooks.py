@@ -14,8 +14,8 @@ from diffusers_lrlab import get_timestep_sampler
 from diffusers_lrlab.core.streams import stream_generator
 
 from . import test_scripts
-from .cases import command, run
-from .test_scripts import EXAMPLES, IN_TURN, inputs  # noqa: F401
+from .cases import command
+from .test_scripts import EXAMPLES, IN_TURN, inputs, run  # noqa: F401
 
 pytestmark = test_scripts.pytestmark
 UPDATES, ACCUMULATION = 12, 2

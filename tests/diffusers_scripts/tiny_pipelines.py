@@ -41,9 +41,9 @@ def letters_tokenizer(kind: type) -> Any:
     return kind(tokenizer_object=tokenizer, **options)
 
 
-def clip_config(**changed: Any) -> transformers.CLIPTextConfig:
+def clip_config() -> transformers.CLIPTextConfig:
     sizes = {"vocab_size": 514, "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
-    return transformers.CLIPTextConfig(**sizes | {"projection_dim": 8, "bos_token_id": 0, "eos_token_id": 1} | changed)
+    return transformers.CLIPTextConfig(**sizes, projection_dim=8, bos_token_id=0, eos_token_id=1)
 
 
 def t5() -> transformers.T5EncoderModel:
@@ -82,12 +82,12 @@ def _ddpm() -> diffusers.DDPMScheduler:
     return diffusers.DDPMScheduler(**betas, steps_offset=1, clip_sample=False)
 
 
-def stable_diffusion(folder: Path, vae_levels: int = 2, in_channels: int = 4) -> None:
+def stable_diffusion(folder: Path, vae_levels: int = 2) -> None:
     diffusers.StableDiffusionPipeline(
         vae=vae(vae_levels),
         text_encoder=transformers.CLIPTextModel(clip_config()),
         tokenizer=clip_tokenizer(folder.parent / "tokenizer"),
-        unet=_unet(in_channels=in_channels),
+        unet=_unet(),
         scheduler=_ddpm(),
         safety_checker=None,
         feature_extractor=None,
@@ -110,31 +110,6 @@ def stable_diffusion_xl(folder: Path) -> None:
             use_linear_projection=True,
         ),
         scheduler=_ddpm(),
-    ).save_pretrained(folder)
-
-
-def stable_diffusion_3(folder: Path) -> None:
-    diffusers.StableDiffusion3Pipeline(
-        transformer=diffusers.SD3Transformer2DModel(
-            sample_size=32,
-            patch_size=1,
-            in_channels=4,
-            out_channels=4,
-            num_layers=1,
-            attention_head_dim=8,
-            num_attention_heads=4,
-            caption_projection_dim=32,
-            joint_attention_dim=32,
-            pooled_projection_dim=16,  # both CLIP encoders'
-        ),
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=vae(shift_factor=0.06, scaling_factor=1.5, use_quant_conv=False, use_post_quant_conv=False),
-        text_encoder=transformers.CLIPTextModelWithProjection(clip_config()),
-        tokenizer=clip_tokenizer(folder.parent / "tokenizer"),
-        text_encoder_2=transformers.CLIPTextModelWithProjection(clip_config()),
-        tokenizer_2=clip_tokenizer(folder.parent / "tokenizer_2"),
-        text_encoder_3=t5(),
-        tokenizer_3=letters_tokenizer(transformers.T5TokenizerFast),
     ).save_pretrained(folder)
 
 
@@ -194,7 +169,6 @@ PIPELINES: dict[str, Callable[[Path], None]] = {
     "stable_diffusion": stable_diffusion,
     "stable_diffusion_of_factor_8": functools.partial(stable_diffusion, vae_levels=4),
     "stable_diffusion_xl": stable_diffusion_xl,
-    "stable_diffusion_3": stable_diffusion_3,
     "flux": flux,
     "lumina2": lumina2,
 }

@@ -1,4 +1,4 @@
-"""A script of the shape of diffusers' own that saves a model, resumes and validates; beside it, it averages by EMAModel."""
+"""A script of the shape of diffusers' own that saves a model and resumes; beside it, it averages by EMAModel."""
 
 import argparse
 import json
@@ -17,14 +17,12 @@ parser.add_argument("--output_dir", required=True)
 parser.add_argument("--train_batch_size", type=int, default=4)
 parser.add_argument("--gradient_accumulation_steps", type=int, default=1)
 parser.add_argument("--max_train_steps", type=int, default=8)
-parser.add_argument("--stop_after", type=int, default=None)
 parser.add_argument("--checkpointing_steps", type=int, default=5)
 parser.add_argument("--resume_from_checkpoint", default=None)
 parser.add_argument("--decay", type=float, default=None)
 parser.add_argument("--without_hook", action="store_true")
 parser.add_argument("--hook", choices=["saves", "leaves", "drops"], default="saves", help="What its hook does with weights.")
 parser.add_argument("--fail_at_end", action="store_true", help="After the last update, before it saves.")
-parser.add_argument("--bfloat16", action="store_true")
 
 
 class Tiny(ModelMixin, ConfigMixin):
@@ -38,15 +36,10 @@ class Tiny(ModelMixin, ConfigMixin):
         return self.trained(self.frozen(images))
 
 
-def log_validation(model, accelerator, seen):
-    seen.append(accelerator.unwrap_model(model).trained.weight.tolist())
-    torch.rand(3)
-
-
 def main(args):
     accelerator = Accelerator(gradient_accumulation_steps=args.gradient_accumulation_steps)
     torch.manual_seed(0)
-    model = Tiny().to(torch.bfloat16 if args.bfloat16 else torch.float32)
+    model = Tiny()
 
     if args.hook != "saves":
         accelerator.prepare_model(torch.nn.Linear(1, 1), evaluation_mode=True)  # whose weights are no part of checkpoints
@@ -75,14 +68,13 @@ def main(args):
         accelerator.register_save_state_pre_hook(save_model_hook)
         accelerator.register_load_state_pre_hook(load_model_hook)
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
-    images = torch.randn(64, 2).to(model.dtype)
-    loader = torch.utils.data.DataLoader(images, batch_size=args.train_batch_size)
+    loader = torch.utils.data.DataLoader(torch.randn(64, 2), batch_size=args.train_batch_size)
     lr_scheduler = get_scheduler("constant", optimizer)
     model, optimizer, loader, lr_scheduler = accelerator.prepare(model, optimizer, loader, lr_scheduler)
     trained = [each for each in model.parameters() if each.requires_grad]
     options = {"use_ema_warmup": True, "power": 3 / 4} if args.decay is None else {"min_decay": args.decay}
     ema = EMAModel(trained, decay=args.decay or 0.9999, foreach=True, **options)
-    global_step, seen = 0, []
+    global_step = 0
     if args.resume_from_checkpoint:
         accelerator.load_state(args.resume_from_checkpoint)
         global_step = int(args.resume_from_checkpoint.rpartition("-")[2])
@@ -98,11 +90,8 @@ def main(args):
                 ema.step(trained)
                 if global_step % args.checkpointing_steps == 0 and accelerator.is_main_process:
                     accelerator.save_state(os.path.join(args.output_dir, f"checkpoint-{global_step}"))
-                    log_validation(model, accelerator, seen)
-            if global_step in (args.max_train_steps, args.stop_after):
+            if global_step == args.max_train_steps:
                 break
-        if global_step == args.stop_after:
-            break
     with torch.no_grad():
         raw = {f"raw.{place}": each.clone() for place, each in enumerate(trained)}
     if args.fail_at_end:
@@ -112,8 +101,6 @@ def main(args):
         accelerator.unwrap_model(model).save_pretrained(os.path.join(args.output_dir, "saved"))
         shadows = {f"ema.{place}": value for place, value in enumerate(ema.shadow_params)}
         save_file({**raw, **shadows, "after": torch.rand(1)}, os.path.join(args.output_dir, "beside.safetensors"))
-        with open(os.path.join(args.output_dir, "seen.json"), "w") as file:
-            json.dump(seen, file)
     del model, optimizer, lr_scheduler
     accelerator.free_memory()
     accelerator.wait_for_everyone()

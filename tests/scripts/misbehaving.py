@@ -24,11 +24,8 @@ def schedule(name, function, **more):
 schedule("schedule_raises", lambda progress: progress.fraction * undefined)  # noqa: F821
 schedule("schedule_needs_arrays", lambda progress: np.ones(len(progress.update)))
 schedule("schedule_needs_numbers", lambda progress: 1.0 if progress.fraction < 0.5 else 0.5)
-schedule("schedule_complex", lambda progress: (1 + 0j) * (1 - progress.fraction))
 schedule("schedule_none", lambda progress: None)
 schedule("schedule_exits", lambda progress: sys.exit(0))
-schedule("schedule_text", lambda progress: "0.5")
-schedule("schedule_pair", lambda progress: (progress.fraction, 1.0))
 schedule("schedule_of_others", lambda progress: np.ones(3))
 schedule("schedule_column", lambda progress: np.ones((np.size(progress.update), 1)))
 schedule("schedule_nan", lambda progress: np.where(progress.fraction > 0.5, np.nan, 1.0))
@@ -51,10 +48,6 @@ momentum("momentum_raises", lambda progress, momentum: momentum * undefined)  # 
 momentum("momentum_one_number", lambda progress, momentum: momentum)
 momentum("momentum_three", lambda progress, momentum: (momentum, 1.0, 1.0))
 momentum("momentum_of_others", lambda progress, momentum: (np.full(3, momentum), 1.0))
-momentum("momentum_complex", lambda progress, momentum: (momentum + 0j, 1.0))
-momentum("momentum_none", lambda progress, momentum: None)
-momentum("momentum_exits", lambda progress, momentum: sys.exit(0))
-momentum("momentum_text", lambda progress, momentum: ("0.5", 1.0))
 momentum("momentum_above_one", lambda progress, momentum: (1.5, 1.0))
 
 
@@ -63,10 +56,6 @@ def sampler(name, function, **more):
 
 
 sampler("sampler_raises", lambda progress, levels: levels.nothing)
-sampler("sampler_none", lambda progress, levels: None)
-sampler("sampler_exits", lambda progress, levels: sys.exit(0))
-sampler("sampler_text", lambda progress, levels: "uniform")
-sampler("sampler_of_others", lambda progress, levels: np.ones(3))
 sampler("sampler_zeros", lambda progress, levels: np.zeros(levels.num_train_timesteps))
 sampler("sampler_nan", lambda progress, levels: np.full(levels.num_train_timesteps, np.nan))
 sampler("sampler_complex", lambda progress, levels: np.ones(levels.num_train_timesteps) + 0j)
@@ -98,15 +87,11 @@ def weighting(name, function):
 
 weighting("weighting_raises", lambda levels: levels.nothing)
 weighting("weighting_none", lambda levels: None)
-weighting("weighting_exits", lambda levels: exit())
 weighting("weighting_random", lambda levels: np.random.random(levels.num_train_timesteps))
-weighting("weighting_text", lambda levels: "min_snr")
 weighting("weighting_zeros", lambda levels: np.zeros(levels.num_train_timesteps))
-weighting("weighting_of_others", lambda levels: np.ones(3))
 weighting("weighting_negative", lambda levels: -np.ones(levels.num_train_timesteps))
 weighting("weighting_nan", lambda levels: np.full(levels.num_train_timesteps, np.nan))
 weighting("weighting_inf", lambda levels: np.where(levels.position == 0, np.inf, 1.0))
-weighting("weighting_complex", lambda levels: np.ones(levels.num_train_timesteps) + 0j)
 
 
 def noise(name, function):
@@ -118,13 +103,9 @@ def _drawn_by_numpy(noise, images, generator):
 
 
 noise("noise_raises", lambda noise, images, generator: noise + images)  # which are None
-noise("noise_none", lambda noise, images, generator: None)
-noise("noise_exits", lambda noise, images, generator: sys.exit("enough"))
 noise("noise_array", lambda noise, images, generator: noise.numpy())
 noise("noise_ints", lambda noise, images, generator: noise.round().long())
-noise("noise_doubles", lambda noise, images, generator: noise.double())
 noise("noise_of_one", lambda noise, images, generator: noise[:1])
-noise("noise_flat", lambda noise, images, generator: noise.flatten())
 noise("noise_nan", lambda noise, images, generator: noise / 0 * 0)
 noise("noise_global", lambda noise, images, generator: torch.randn_like(noise))
 noise("noise_global_of_numpy", _drawn_by_numpy)
@@ -140,11 +121,6 @@ class Failing(torch.optim.SGD):
         raise ZeroDivisionError("no step is taken")
 
 
-class Exiting(torch.optim.SGD):
-    def step(self, closure=None):
-        sys.exit(0)
-
-
 class CallsClosure(torch.optim.SGD):
     def step(self, closure=None):
         loss = closure()
@@ -157,12 +133,10 @@ def optimizer(name, function):
 
 
 optimizer("optimizer_raises", lambda params, lr: params.nothing)
-optimizer("optimizer_none", lambda params, lr: None)
 optimizer("optimizer_object", lambda params, lr: object())
 optimizer("optimizer_still", lambda params, lr: Still(params, lr=lr))
 optimizer("optimizer_of_others", lambda params, lr: torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr))
 optimizer("optimizer_step_raises", lambda params, lr: Failing(params, lr=lr))
-optimizer("optimizer_step_exits", lambda params, lr: Exiting(params, lr=lr))
 optimizer("optimizer_lbfgs", lambda params, lr: torch.optim.LBFGS(params, lr=lr))
 optimizer("optimizer_calls_closure", lambda params, lr: CallsClosure(params, lr=lr))
 
@@ -172,9 +146,6 @@ def ema(name, function):
 
 
 ema("ema_raises", lambda since, every: since * undefined)  # noqa: F821
-ema("ema_none", lambda since, every: None)
-ema("ema_exits", lambda since, every: sys.exit(0))
-ema("ema_text", lambda since, every: "0.9")
 ema("ema_complex", lambda since, every: 0.9 + 0j)
 ema("ema_nan", lambda since, every: np.nan * since)
 ema("ema_above_one", lambda since, every: 1.5 + 0.0 * since)
@@ -194,21 +165,8 @@ def toy(name, function):
 
 
 toy("toy_raises", lambda n, rng: rng.nothing)
-toy("toy_none", lambda n, rng: None)
-toy("toy_exits", lambda n, rng: sys.exit(0))
 toy("toy_flat", lambda n, rng: rng.standard_normal(n))
-toy("toy_text", lambda n, rng: np.full((n, 2), "x"))
 toy("toy_nan", lambda n, rng: np.full((n, 2), np.nan))
-
-
-class _Denoiser(ModelMixin, ConfigMixin):
-    @register_to_config
-    def __init__(self, dimension: int):
-        super().__init__()
-        self.linear = torch.nn.Linear(dimension, dimension)
-
-    def forward(self, sample, timestep, return_dict=True):
-        return self.answer(self.linear(sample))
 
 
 def denoiser(name, answer, build=None):
@@ -238,11 +196,6 @@ def _tied(model):
     model.again.weight = model.linear.weight
 
 
-def _tied_turned(model):
-    model.again = torch.nn.Linear(2, 2, bias=False)
-    model.again.weight.data = model.linear.weight.data.T
-
-
 def _overlapping(model):
     rows = torch.randn(3, 2)
     model.upper, model.lower = torch.nn.Parameter(rows[:2]), torch.nn.Parameter(rows[1:])
@@ -253,21 +206,15 @@ def _one_value_in_evaluation(model, values):
 
 
 denoiser("denoiser_tensor", lambda model, values: values)
-denoiser("denoiser_tuple", lambda model, values: (values,))
-denoiser("denoiser_none", lambda model, values: None)
 denoiser("denoiser_exits", lambda model, values: sys.exit(0))
-denoiser("denoiser_of_none", lambda model, values: MLPDenoiserOutput(None))
 denoiser("denoiser_one_value", lambda model, values: MLPDenoiserOutput(values[:, :1]))
-denoiser("denoiser_one_row", lambda model, values: MLPDenoiserOutput(values[:1]))
 denoiser("denoiser_raises", lambda model, values: MLPDenoiserOutput(values @ values))
 denoiser("denoiser_nan", lambda model, values: MLPDenoiserOutput(values / 0 * 0))
 denoiser("denoiser_ints", lambda model, values: MLPDenoiserOutput(values.long()))
 denoiser("denoiser_detached", lambda model, values: MLPDenoiserOutput(values.detach()))
 denoiser("denoiser_one_value_in_evaluation", _one_value_in_evaluation)
 denoiser("denoiser_not_built", lambda model, values: MLPDenoiserOutput(values), _not_on_a_real_device)
-denoiser("denoiser_build_exits", lambda model, values: MLPDenoiserOutput(values), lambda model: sys.exit(0))
 denoiser("denoiser_tied", lambda model, values: MLPDenoiserOutput(model.again(values)), _tied)
-denoiser("denoiser_tied_turned", lambda model, values: MLPDenoiserOutput(model.again(values)), _tied_turned)
 denoiser("denoiser_overlapping", lambda model, values: MLPDenoiserOutput(values @ model.upper @ model.lower), _overlapping)
 
 
@@ -285,11 +232,3 @@ class KindCannotSample(Points):
 
     def sample(self, pipeline, num, generator, num_inference_steps):
         return pipeline.nothing
-
-
-@KINDS.register("kind_exits", **ABOUT)
-class KindExits(Points):
-    name = "kind_exits"
-
-    def load_data(self, config, num_processes):
-        sys.exit(0)

@@ -1,4 +1,4 @@
-"""A script that trains two models with rates of their own, and knows nothing of diffusers_lrlab but by --by_hand."""
+"""A script that trains two models with rates of their own, and knows nothing of diffusers_lrlab."""
 
 import argparse
 import json
@@ -13,16 +13,12 @@ from diffusers.optimization import get_scheduler
 parser = argparse.ArgumentParser()
 parser.add_argument("--output_dir", required=True)
 parser.add_argument("--learning_rate", type=float, default=1e-2)
-parser.add_argument("--text_encoder_share", type=float, default=0.5, help="Its rate over that of the other model.")
 parser.add_argument("--adam_weight_decay", type=float, default=1e-2)
-parser.add_argument("--by_hand", default=None)
 parser.add_argument("--max_train_steps", type=int, default=8)
 parser.add_argument("--gradient_accumulation_steps", type=int, default=1)
 parser.add_argument("--checkpointing_steps", type=int, default=1000)
-parser.add_argument("--stop_at", type=int, default=None)
 parser.add_argument("--resume_from_checkpoint", default=None)
 parser.add_argument("--report_to", default=None)
-parser.add_argument("--two_optimizers", action="store_true")
 
 
 def main(args):
@@ -35,24 +31,12 @@ def main(args):
     text_encoder.requires_grad_(True)
     params_to_optimize = [
         {"params": unet.parameters(), "lr": args.learning_rate},
-        {"params": text_encoder.parameters(), "lr": args.learning_rate * args.text_encoder_share, "weight_decay": 0.1},
+        {"params": text_encoder.parameters(), "lr": args.learning_rate * 0.5, "weight_decay": 0.1},
     ]
-    if args.by_hand:
-        import diffusers_lrlab
-
-        optimizer = diffusers_lrlab.get_optimizer(args.by_hand, params_to_optimize, args.learning_rate)
-    else:
-        optimizer_class = torch.optim.AdamW
-        optimizer = optimizer_class(
-            params_to_optimize,
-            lr=args.learning_rate,
-            betas=(0.8, 0.99),
-            weight_decay=args.adam_weight_decay,
-            eps=1e-7,
-        )
-    if args.two_optimizers:
-        other = optimizer_class(unet.parameters(), lr=1e-3)
-        del other
+    optimizer_class = torch.optim.AdamW
+    optimizer = optimizer_class(
+        params_to_optimize, lr=args.learning_rate, betas=(0.8, 0.99), weight_decay=args.adam_weight_decay, eps=1e-7
+    )
     data = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
     loader = torch.utils.data.DataLoader(data, batch_size=4)
     lr_scheduler = get_scheduler(
@@ -73,24 +57,21 @@ def main(args):
             with accelerator.accumulate(unet, text_encoder):
                 loss = F.mse_loss(unet(text_encoder(batch)), batch.roll(1, 1))
                 accelerator.backward(loss)
-                norm = None
                 if accelerator.sync_gradients:
-                    norm = accelerator.clip_grad_norm_([*unet.parameters(), *text_encoder.parameters()], 0.5)
+                    accelerator.clip_grad_norm_([*unet.parameters(), *text_encoder.parameters()], 0.5)
                 used = [group["lr"] for group in optimizer.param_groups]
                 optimizer.step()
                 lr_scheduler.step()
                 optimizer.zero_grad()
-            rows.append({"loss": loss.item(), "lrs": used, "norm": None if norm is None else norm.item()})
+            rows.append({"lrs": used})
             if not accelerator.sync_gradients:
                 continue
             global_step += 1
             if global_step % args.checkpointing_steps == 0 and accelerator.is_main_process:
                 accelerator.save_state(os.path.join(args.output_dir, f"checkpoint-{global_step}"))
             accelerator.log({"train_loss": loss.item()}, step=global_step)
-            if global_step in (args.stop_at, args.max_train_steps):
+            if global_step == args.max_train_steps:
                 break
-        if global_step == args.stop_at:
-            break
         batches = loader
     models = (accelerator.unwrap_model(unet), accelerator.unwrap_model(text_encoder))
     weights = [parameter.tolist() for model in models for parameter in model.parameters()]

@@ -6,23 +6,33 @@ the schedule's clock with the updates that the script will do, corrects it if as
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from ...audit.recorder.schedulers import bare_optimizer
 from ...core.errors import LabError
 from ...core.progress import Progress
 from ...core.words import counted
-from ...schedules.feedback import FeedbackSchedule
-from ...schedules.resolve import describe_schedule
+from ...schedules.registries import SCHEDULERS
+from ...schedules.resolve import describe_schedule, resolve_schedule
 from ...schedules.schedule import ENDLESS, Schedule
 from ...schedules.scheduler import CurveLR
-from ..host.hook import Hook, Host
-from ..host.recorded_schedules import record_schedules
+from ..hook_table import Hook, Host
+from ..host.driven_optimizer import DrivenOptimizer
 from ..host.run import HostRun
-from ..host.watched_schedule import WatchedFeedback, WatchedSchedule
-from ..script.source import HostScript, NotRecognised, lines_of
+from ..host.source import HostScript, NotRecognised, lines_of
+from ..host.watched_schedule import WatchedSchedule
+from ..registration import build_for_library
+
+_NOT_OF_SCHEDULES = (
+    "optimizer",
+    "num_warmup_steps",
+    "num_training_steps",
+    "last_epoch",
+)  # arguments of diffusers' functions
 
 
 def recognise(script: HostScript) -> str:
@@ -56,18 +66,44 @@ class HostClock:
     def __init__(self, run: HostRun, fix: bool, strict: bool, num_updates: int | None = None, compares: bool = True):
         self.run, self.fix, self.strict, self.num_updates, self.compares = run, fix, strict, num_updates, compares
         # `compares` learning rates with the schedule's, but not in a range test.
-        self.watched: list[WatchedSchedule] = []  # schedules of the clock
-        self.followers: list[WatchedFeedback] = []  # schedules that follow a loss
+        self.watched: list[WatchedSchedule] = []
         self.is_replaced = False  # whether --lr_scheduler of the launcher replaces the script's schedules
-        self.begin_early: Callable[[], None] | None = None  # of its hook, for others that ask for the update
+        self.driven: Callable[[], DrivenOptimizer | None] | None = None  # then, the optimizer that it drives
 
     def install(self) -> None:
         """Wraps the functions by which scripts build, prepare and step schedules."""
         if not self.is_replaced:
-            record_schedules(self.run.patches, self._on_built, by_lab=self.fix)
+            self._follow_schedules_of_diffusers()
             self._follow_curves()
         self._follow_preparation()
         self.run.on_prepared.append(self._resolve_known_clocks)
+
+    def _follow_schedules_of_diffusers(self) -> None:
+        """Watches diffusers' own schedules or, to correct their clock, has ours built in their place."""
+        from diffusers import optimization
+
+        functions = optimization.TYPE_TO_SCHEDULER_FUNCTION
+        names = {name for name in SCHEDULERS if "host" in SCHEDULERS[name].traits}
+        own = {member: function for member, function in functions.items() if member.value in names}
+        self.run.patches.callback(functions.update, own)
+        for member, function in own.items():
+            ours = functools.partial(build_for_library, member.value)
+            functions[member] = ours if self.fix else self._watching(member.value, function)
+
+    def _watching(self, name: str, function: Callable[..., LRScheduler]) -> Callable[..., LRScheduler]:
+        """The function of diffusers, whose schedules are watched."""
+
+        @functools.wraps(function)
+        def build(*args: Any, **kwargs: Any) -> LRScheduler:
+            given = inspect.signature(function).bind(*args, **kwargs).arguments
+            own = {key: value for key, value in given.items() if key not in _NOT_OF_SCHEDULES and value is not None}
+            schedule = resolve_schedule(name, own)
+            warmup = 0 if "no_warmup" in schedule.traits else int(given.get("num_warmup_steps", 0))
+            scheduler = function(*args, **kwargs)
+            self._watch(schedule, scheduler, Progress(0, int(given.get("num_training_steps", ENDLESS)), warmup))
+            return scheduler
+
+        return build
 
     def _follow_curves(self) -> None:
         """Watches every `CurveLR` from its constructor on, and counts the steps of all watched schedules."""
@@ -79,29 +115,17 @@ class HostClock:
 
         def step_and_count(step: Any, scheduler: LRScheduler, /, *args: Any, **kwargs: Any) -> None:
             watched = self._find(scheduler)
-            if not isinstance(watched, WatchedSchedule) or watched.takes_step():
+            if watched is None or watched.takes_step():
                 step(scheduler, *args, **kwargs)
 
         self.run.patches.wrap(CurveLR, "__init__", make_and_watch)
         self.run.patches.wrap(LRScheduler, "step", step_and_count)
 
-    def _watch(self, schedule: Schedule, scheduler: LRScheduler, given: Progress) -> WatchedSchedule:
-        from accelerate.optimizer import AcceleratedOptimizer
-
-        optimizer = scheduler.optimizer
-        if isinstance(optimizer, AcceleratedOptimizer):
-            optimizer = optimizer.optimizer  # whose steps are updates
-        watched = WatchedSchedule(schedule, scheduler, optimizer, given, self.strict)
+    def _watch(self, schedule: Schedule, scheduler: LRScheduler, given: Progress) -> None:
+        optimizer = bare_optimizer(scheduler.optimizer)  # whose steps are updates
+        watched = WatchedSchedule(schedule, scheduler, optimizer, given, self.run.steps, self.strict)
         watched.resolve_clock = functools.partial(self._resolve_clock, None, watched)
         self.watched.append(watched)
-        return watched
-
-    def follow(self, scheduler: CurveLR, num_updates: int | None) -> WatchedSchedule:
-        """Watches a schedule that is stepped once per update, of the right length."""
-        clock = Progress(0, scheduler.plan["num_training_steps"], scheduler.plan["num_warmup_steps"])
-        watched = self._watch(scheduler.schedule, scheduler, clock)
-        watched.resolve_clock, watched.is_prepared, watched.num_updates = None, True, num_updates
-        return watched
 
     def _follow_preparation(self) -> None:
         """Resolves clocks once everything is prepared, or before the first update if the data are prepared later."""
@@ -116,8 +140,6 @@ class HostClock:
                 pass
             elif watched is None:
                 self._report_unwatched(scheduler)
-            elif isinstance(watched, WatchedFeedback):
-                watched.own_steps_per_update = self.run.steps_per_update(wrapper)
             else:
                 # With step_scheduler_with_optimizer=False, accelerate only forwards the script's own steps.
                 watched.is_prepared = wrapper.step_with_optimizer or self.fix
@@ -131,14 +153,8 @@ class HostClock:
             elif note := (self._find(wrapper.scheduler) or wrapper.scheduler).load_state_dict(state):
                 self.run.warn(note)
 
-        def step_without_loss(step: Any, wrapper: Any, /, *args: Any, **kwargs: Any) -> None:
-            # A range test ends before a schedule that follows a loss would need one.
-            if self.compares or not isinstance(wrapper.scheduler, FeedbackSchedule):
-                step(wrapper, *args, **kwargs)
-
         self.run.patches.wrap(Accelerator, "prepare_scheduler", prepare_and_remember)
         self.run.patches.wrap(AcceleratedScheduler, "load_state_dict", load_or_continue)
-        self.run.patches.wrap(AcceleratedScheduler, "step", step_without_loss)
 
     def _resolve_known_clocks(self) -> None:
         for watched in self.watched:
@@ -147,16 +163,13 @@ class HostClock:
             if watched.resolve_clock is not None and is_known and self.count_updates() is not None:
                 watched.resolve_clock()
 
-    def _all(self) -> list[WatchedSchedule | WatchedFeedback]:
-        return [*self.watched, *self.followers]
-
-    def _find(self, scheduler: Any) -> WatchedSchedule | WatchedFeedback | None:
-        return next((each for each in self._all() if each.scheduler is scheduler), None)
+    def _find(self, scheduler: Any) -> WatchedSchedule | None:
+        return next((each for each in self.watched if each.scheduler is scheduler), None)
 
     def _report_unwatched(self, scheduler: Any) -> None:
         text = (
-            f"this script makes its {type(scheduler).__name__} without diffusers.optimization.get_scheduler, so its "
-            "learning rate is neither audited nor corrected."
+            f"this script makes its {type(scheduler).__name__} without diffusers.optimization.get_scheduler, or "
+            "it follows a loss, so its learning rate is neither audited nor corrected."
         )
         self._complain(text, f"Remove {'--fix_lr_clock' if self.fix else '--strict_lr_audit'}.")
 
@@ -166,18 +179,6 @@ class HostClock:
             raise LabError(f"{text[0].upper()}{text[1:]} {remedy}")
         self.run.warn(text)
 
-    def _on_built(
-        self, schedule: Schedule, scheduler: LRScheduler, num_warmup_steps: int, num_training_steps: int | None
-    ) -> None:
-        if schedule.follows_metric:
-            self.followers.append(WatchedFeedback(schedule, cast(FeedbackSchedule, scheduler), self.strict))
-            return
-        watched = self._find(scheduler)  # a `CurveLR` is already watched
-        if watched is None:
-            warmup = 0 if "no_warmup" in schedule.traits else int(num_warmup_steps)
-            watched = self._watch(schedule, scheduler, Progress(0, int(num_training_steps or ENDLESS), warmup))
-        cast(WatchedSchedule, watched).warmup_option = "lr_warmup_steps"
-
     # --- updates of the run -------------------------------------------------------------------------------------------
 
     def count_updates(self) -> int | None:
@@ -185,23 +186,27 @@ class HostClock:
         return self.run.count_updates() if self.num_updates is None else self.num_updates
 
     @property
+    def _counting(self) -> WatchedSchedule | DrivenOptimizer | None:
+        """The schedule that counts the script's updates."""
+        if self.driven is not None:
+            return self.driven()
+        # The first schedule of the trained optimizer: a script may make others to look at a curve.
+        own = [watched for watched in self.watched if watched.optimizer is self.run.optimizer]
+        return next(iter(own or self.watched), None)
+
+    @property
     def counts(self) -> bool:
-        """Whether a schedule counts the script's updates."""
-        if self.begin_early is not None:
-            self.begin_early()
-        return bool(self.watched)
+        return self._counting is not None
 
     @property
     def update(self) -> int:
-        """Optimizer updates so far, counted by the script's schedule."""
-        if not self.counts:
+        """Optimizer updates so far, including those before a resume, which the script's schedule tells."""
+        if (counting := self._counting) is None:
             raise LabError(
                 "The script builds no schedule with diffusers.optimization.get_scheduler, which counts the updates for "
                 "timesteps and losses."
             )
-        # The first schedule of the trained optimizer: a script may make others to look at a curve.
-        own = [watched for watched in self.watched if watched.optimizer is self.run.optimizer]
-        return (own or self.watched)[0].num_done
+        return counting.update
 
     # --- the schedule's clock -----------------------------------------------------------------------------------------
 
@@ -240,10 +245,9 @@ class HostClock:
             self.run.warn(deviation)
 
     def _asked_warmup(self, watched: WatchedSchedule) -> int:
-        """Warm-up updates, by the script's option or, for a curve made by its class path, by its argument."""
-        given = watched.given.warmup_updates
-        asked = self.run.arguments.get(watched.warmup_option or "")
-        return int(given if asked is None or not given else asked)
+        """Warm-up updates, by the script's option if the schedule has a multiple of it, or by the schedule."""
+        given, asked = watched.given.warmup_updates, self.run.arguments.get("lr_warmup_steps")
+        return int(asked if given and asked and given % asked == 0 else given)
 
     def _correct(self, wrapper: Any, watched: WatchedSchedule, num_updates: int) -> None:
         clock, scheduler = watched.expected, cast(CurveLR, watched.scheduler)  # our functions build all of them
@@ -251,7 +255,7 @@ class HostClock:
         vars(scheduler)["steps_per_update"] = 1  # saved with its state, for a resume
         scheduler.replan(clock.warmup_updates, clock.total_updates)
         if wrapper is None:
-            done, watched.is_by_update, watched.num_steps = watched.num_done, True, 0
+            done, watched.is_by_update, watched.num_steps = watched.update, True, 0
             scheduler.move_to(done)
         else:  # accelerate steps once per update if it "splits batches"
             wrapper.split_batches = wrapper.step_with_optimizer = True
@@ -262,8 +266,8 @@ class HostClock:
 
     # --- the audit ----------------------------------------------------------------------------------------------------
 
-    def _audited(self) -> list[WatchedSchedule | WatchedFeedback]:
-        return [each for each in self._all() if each.audit.num_updates]
+    def _audited(self) -> list[WatchedSchedule]:
+        return [each for each in self.watched if each.audit.num_updates]
 
     @property
     def num_seen(self) -> int:
@@ -273,8 +277,7 @@ class HostClock:
     def report(self) -> str:
         """The result of the audit, a line for each schedule."""
         nothing = "LR audit: no optimizer step followed a schedule from diffusers.optimization.get_scheduler."
-        nothing = "" if self.is_replaced else nothing
-        return "\n".join([each.report() for each in self._audited()] or [nothing])
+        return "\n".join(each.report() for each in self._audited()) or ("" if self.is_replaced else nothing)
 
 
 def _is_of_another(scheduler: LRScheduler, state: dict[str, Any]) -> bool:

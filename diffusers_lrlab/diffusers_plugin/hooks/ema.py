@@ -1,20 +1,27 @@
 """An exponential moving average of the weights that a third-party script trains, saved in the script's format."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from accelerate.utils import SAFE_WEIGHTS_NAME, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
-from ...averaging.averages import EMA
+from ...averaging.averages import EMA, averages_itself, without_config_warnings
 from ...averaging.forms import EMAForm
 from ...core.errors import LabError
-from ...core.files import atomic_folder, remove
+from ...core.files import atomic_file, atomic_folder, remove
 from ...core.words import counted
-from ..host.hook import Hook, Host
-from ..host.trained_models import HOOK, TrainedModels
-from ..script.source import HostScript, NotRecognised, lines_of
+from ..hook_table import Hook, Host
+from ..host.run import HostRun
+from ..host.source import HostScript, NotRecognised, lines_of
 from .clock import HostClock, clock_of
 
+_HOOK = "register_save_state_pre_hook"  # accelerate's, by which a script saves its weights itself
+_SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # accelerate's names of strategies that shard the weights
 _STATE = Path("lrlab", "ema.safetensors")  # in a checkpoint of the script
 BY_NAMES = "average.safetensors"  # beside the files in the script's format
 
@@ -26,12 +33,12 @@ def recognise(script: HostScript) -> str:
         raise NotRecognised(f"it keeps an average itself ({lines_of(script.calls('update_ema'))})")
     if script.assigns("index_no_updates"):
         raise NotRecognised("it resets embeddings after each update, which an average would not see")
-    if script.calls(HOOK):
-        found = f"its hook for checkpoints saves the trained weights ({lines_of(script.calls(HOOK))})"
+    if script.calls(_HOOK):
+        found = f"its hook for checkpoints saves the trained weights ({lines_of(script.calls(_HOOK))})"
     elif script.calls("save_pretrained") and not script.calls("save_attn_procs"):
         found = "save_pretrained saves the models that it trains"
     else:
-        raise NotRecognised(f"how it saves its weights is unknown: it has no {HOOK} and calls no save_pretrained")
+        raise NotRecognised(f"how it saves its weights is unknown: it has no {_HOOK} and calls no save_pretrained")
     return found + (", without --use_ema" if script.mentions("use_ema") else "")
 
 
@@ -55,7 +62,6 @@ class EMAHook:
         self.average: EMA | None = None  # none before that, and after a resume without it
         self.num_seen = 0  # updates in the average, including those before a resume
         self.num_written = 0  # updates in the average that was written
-        self.not_finite: list[str] = []  # names of tensors in the written average
         self._registered: Any = None  # the accelerator with our hooks
 
     def install(self) -> None:
@@ -71,13 +77,11 @@ class EMAHook:
             raise LabError("The script keeps an EMA itself (--use_ema). Remove that or --ema.")
         try:
             self.trained = TrainedModels(self.run)
-            if not self.script.calls(HOOK):  # else it may register one later
+            if not self.script.calls(_HOOK):  # else it may register one later
                 self.trained.check_format()
         except NotRecognised as reason:
             self._refuse(reason)
             return
-        if self.form.lacks_images and (images := self.run.images_per_update(f"--ema {self.form.name}")) is not None:
-            self.form = self.form.with_images(images)
         self._restart()
         accelerator = self.run.accelerator
         if self._registered is not accelerator:
@@ -93,6 +97,12 @@ class EMAHook:
         """The average is the weights as they are."""
         self.average = EMA(self.trained.parameters, self.form, dtype=torch.float32)
 
+    def _set_images(self) -> None:
+        """Completes a half-life in images, once the script's data are prepared."""
+        if self.form.lacks_images and self.average is not None:
+            images = self.run.images_per_update(f"--ema {self.form.name}")
+            self.form = self.average.form = self.form.with_images(images)
+
     def _step(self) -> None:
         if not self.is_active:
             return
@@ -105,8 +115,7 @@ class EMAHook:
         if self.average is None:  # of a resume from a checkpoint without it
             self._restart()
         assert self.average is not None
-        if self.form.lacks_images:  # its data are prepared apart from the models
-            self.form = self.average.form = self.form.with_images(self.run.must_know_images(f"--ema {self.form.name}"))
+        self._set_images()
         self.num_seen += 1
         self.average.advance(self.num_seen)
         done = self.clock.update if self.clock.counts else self.num_seen  # the first has those before a resume without it
@@ -136,6 +145,7 @@ class EMAHook:
             return
         saved, metadata = self.trained.load_tensors(path)
         self._restart()
+        self._set_images()
         assert self.average is not None
         if metadata["form"] != str(self.form):
             self.run.warn(f"the average was {metadata['form']} before, and continues as {self.form}.")
@@ -156,7 +166,6 @@ class EMAHook:
             with self.average.swapped_in(), atomic_folder(self.folder) as temporary:
                 self._save_as_script(temporary)
                 self.trained.save_tensors(temporary / BY_NAMES, self.average.shadow_params, self._metadata())
-                self.not_finite = self.trained.not_finite()
         self.num_written = self.num_seen
 
     def _save_as_script(self, folder: Path) -> None:
@@ -180,8 +189,115 @@ class EMAHook:
         ways = f"by the names of parameters with safetensors.torch.load_file({str(self.folder / BY_NAMES)!r})"
         if own := self.trained.how_to_load(self.folder):
             ways = f"with {own}, or {ways}"
-        text = f"{option}: the average of {counted(self.num_written, 'update')} is in {self.folder}. Load it {ways}."
-        if self.not_finite:
-            tensors = f"{len(self.not_finite)} of its {counted(len(self.trained.names), 'tensor')}"
-            text += f" It cannot be used: {tensors} hold values that are not finite, such as {self.not_finite[0]}."
-        return text
+        return f"{option}: the average of {counted(self.num_written, 'update')} is in {self.folder}. Load it {ways}."
+
+
+# --- the trained models -------------------------------------------------------------------------------------------------
+
+
+class TrainedModels:
+    """The prepared models of a run and their trainable parameters; raises [`NotRecognised`] if these cannot be averaged."""
+
+    def __init__(self, run: HostRun):
+        self.run = run
+        self._prepared = [*run.accelerator._models]  # a script may clear the accelerator's list before its end
+        _check_run(run)
+        named: dict[torch.nn.Parameter, str] = {}
+        for index, model in enumerate(run.models):
+            quantized = f"its {type(model).__name__} is quantized"
+            if getattr(model, "is_quantized", False):
+                raise NotRecognised(quantized)
+            for name, parameter in model.named_parameters():
+                if not parameter.is_floating_point():
+                    raise NotRecognised(f"{quantized}: {name} is {parameter.dtype}")
+                if parameter.requires_grad:
+                    named.setdefault(parameter, f"{index}.{name}")
+        if not named:
+            raise NotRecognised("nothing that it prepares has trainable parameters")
+        # Each parameter once; a name is the index of the model, a dot, and the name in the model.
+        self.parameters, self.names = [*named], [*named.values()]
+
+    def check_format(self) -> None:
+        """Raises [`NotRecognised`] if neither a hook of the script nor its models save the trained weights."""
+        for model in self.run.models:
+            if not self._hooks() and (not hasattr(model, "save_pretrained") or hasattr(model, "peft_config")):
+                raise NotRecognised(f"it registers no hook for checkpoints, and its {type(model).__name__} saves no weights")
+
+    def _hooks(self) -> list[Callable[..., None]]:
+        """The script's own hooks, which accelerate calls before it saves a checkpoint."""
+        hooks = self.run.accelerator._save_model_state_pre_hook.values()
+        return [hook for hook in hooks if hook.__module__ != __name__]
+
+    def save(self, folder: Path) -> None:
+        """
+        Saves the current weights in the script's format.
+
+        If the script has hooks, this does what `accelerator.save_state` does: hooks save weights and remove them from the
+        list, or leave them to accelerate.
+        """
+        hooks = self._hooks()
+        with torch.random.fork_rng(devices=[]), without_config_warnings():
+            if hooks:
+                self._save_by(hooks, folder)
+                return
+            for index, model in enumerate(self.run.models):
+                cast(Any, model).save_pretrained(folder / f"model_{index}" if index else folder)
+
+    def _save_by(self, hooks: list[Callable[..., None]], folder: Path) -> None:
+        get_state_dict = self.run.accelerator.get_state_dict
+        weights = [get_state_dict(model, unwrap=False) for model in self._prepared]
+        models = {id(state): model for state, model in zip(weights, self._prepared, strict=True)}
+        for hook in hooks:
+            hook([*self._prepared], weights, str(folder))
+        for index, state in enumerate(weights):
+            # By the model's own names: in a checkpoint they start with the wrapper's, such as DDP's.
+            left = get_state_dict(models[id(state)]) if id(state) in models else state
+            name = SAFE_WEIGHTS_NAME.replace(".", f"_{index}.") if index else SAFE_WEIGHTS_NAME
+            save(left, folder / name, safe_serialization=True)
+
+    def how_to_load(self, folder: Path) -> str | None:
+        """The call that loads the weights in a folder of [`save`], in Python; `None` if none would."""
+        if [*folder.rglob("pytorch_lora_weights.*")]:
+            return f"pipeline.load_lora_weights({str(folder)!r})"
+        configs = [
+            (path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.rglob("config.json"))
+        ]
+        names = {path: about.get("_class_name") or about.get("architectures", ["AutoModel"])[0] for path, about in configs}
+        if names:
+            return " and ".join(f"{name}.from_pretrained({str(path)!r})" for path, name in names.items())
+        weights = folder / SAFE_WEIGHTS_NAME
+        return f"safetensors.torch.load_file({str(weights)!r})" if weights.exists() else None
+
+    def save_tensors(self, path: Path, tensors: list[torch.Tensor], metadata: dict[str, str]) -> None:
+        """Writes one tensor for each parameter, by its name."""
+        with atomic_file(path) as temporary:
+            save_file(dict(zip(self.names, tensors, strict=True)), temporary, metadata)
+
+    def load_tensors(self, path: Path) -> tuple[list[torch.Tensor], dict[str, str]]:
+        """The tensors and metadata of [`save_tensors`], on the devices of the parameters."""
+        try:
+            with safe_open(path, "pt") as file:
+                metadata, saved = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
+        except SafetensorError as error:
+            raise LabError(
+                f"The average in {path} is damaged ({error}). Resume from another checkpoint, or remove the file: the "
+                "average then starts from the weights."
+            ) from None
+        shapes = {name: value.shape for name, value in zip(self.names, self.parameters, strict=True)}
+        if {name: value.shape for name, value in saved.items()} != shapes:
+            raise LabError(f"The average in {path} does not have the parameters that are trained. Remove --ema.")
+        return [saved[name].to(each.device) for name, each in zip(self.names, self.parameters, strict=True)], metadata
+
+
+def _check_run(run: HostRun) -> None:
+    strategy = run.accelerator.distributed_type.value
+    if strategy in _SHARDED:
+        raise NotRecognised(f"its models are sharded ({strategy}), so no process has all weights")
+    if not run.arguments.get("output_dir"):
+        raise NotRecognised("it has no --output_dir for the average")
+    if run.arguments.get("train_text_encoder_ti"):
+        raise NotRecognised("it resets embeddings after each update (--train_text_encoder_ti)")
+    if len(run.accelerator._optimizers) > 1:
+        raise NotRecognised("it has several optimizers, so the end of an update is unknown")
+    if averages_itself(run.optimizer):
+        raise NotRecognised(f"{type(run.optimizer).__name__} averages the weights itself")

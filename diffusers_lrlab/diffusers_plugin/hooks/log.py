@@ -2,60 +2,46 @@
 
 import math
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 
-from ...core.errors import LabError
 from ...core.words import counted
 from ...diagnostics.timestep_log import TimestepLog, expected_probabilities, read_timesteps, write_timesteps
-from ..host.hook import Hook, Host
-from ..script.source import LOSS, HostScript, NotRecognised, lines_of
-from . import timesteps
+from ..hook_table import Hook, Host
+from ..host.source import NotRecognised
 from .clock import HostClock, clock_of
-from .timesteps import TimestepHook
+from .losses import LossHook
+from .losses import recognise_images as recognise
+
+__all__ = ["make", "recognise"]
 
 _NUM_BINS, _NUM_ROWS = 10, 100
 _LOSSES_PER_BIN = 4  # in a row, on average
 
 
-def recognise(script: HostScript) -> str:
-    timesteps.recognise(script)
-    timesteps.check_one_loss(script)
-    if not script.calls(LOSS):
-        raise NotRecognised(f"it does not call F.{LOSS}, so the losses of single images are not visible")
-    return f"F.{LOSS} shows the loss of each image ({lines_of(script.calls(LOSS))})"
-
-
 def make(host: Host) -> Hook:
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        remedy = "pip install pyarrow"
-        if "numpy" in str(error).lower():  # it needs a newer NumPy, which pip does not know
-            remedy = "pip install 'pyarrow<20', which works with NumPy 1.26"
-        raise LabError(f"--log_timesteps: {error}. Hint: {remedy}.") from error
-    return LogHook(host.script, clock_of(host), cast(TimestepHook, host.hooks["timesteps"]))
+    recognise(host.script)
+    return LogHook(clock_of(host), cast(LossHook, host.need("weighting")))
 
 
 class LogHook:
     """
-    Sums the losses of single images before any weight by noise level, as the script passes predictions and targets to
-    `F.mse_loss`, and writes `lrlab/timesteps.parquet` and `.png` into its output folder.
+    Sums the losses of single images before any weight by noise level, and writes `lrlab/timesteps.parquet` and `.png` into
+    the script's output folder.
     """
 
-    def __init__(self, script: HostScript, clock: HostClock, timesteps: TimestepHook):
-        recognise(script)
-        self.script, self.clock, self.run, self.timesteps = script, clock, clock.run, timesteps
+    def __init__(self, clock: HostClock, losses: LossHook):
+        self.clock, self.run, self.losses, self.timesteps = clock, clock.run, losses, losses.timesteps
         self.log: TimestepLog | None = None  # from the first timesteps on
         self.is_active, self.is_ended = True, False
-        self.num_seen = 0  # batches of timesteps, up to the last whose loss was seen
+        self.num_seen = 0  # batches whose losses were seen
         self._first = self._due = self._interval = 0  # updates: start and end of a row, and its length
+        losses.on_losses.append(self._add)
 
     def install(self) -> None:
         self.timesteps.on_timesteps.append(self._at_timesteps)
-        self.run.patches.wrap(torch.nn.functional, LOSS, self._log_loss)
         self.run.on_end.append(self._write)
 
     def _at_timesteps(self, update: int) -> None:
@@ -83,25 +69,15 @@ class LogHook:
         self.is_active = False
         self.run.refuse("--log_timesteps", NotRecognised(reason))
 
-    def _log_loss(self, mse_loss: Any, prediction: Any, target: Any, /, *args: Any, **kwargs: Any) -> torch.Tensor:
-        timesteps = self._new_timesteps()
-        if timesteps is not None and len(prediction) != len(timesteps):
+    def _add(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
+        if not self.is_active or self.log is None:
+            return
+        if len(losses) != len(timesteps):
             drawn = counted(len(timesteps), "timestep")
-            self._refuse(f"it computes a loss of {counted(len(prediction), 'image')} after drawing {drawn}")
-        elif timesteps is not None:
-            with torch.no_grad():
-                assert self.log is not None
-                self.log.add(timesteps, (prediction - target).float().square().flatten(1).mean(1))
-        return cast(torch.Tensor, mse_loss(prediction, target, *args, **kwargs))
-
-    def _new_timesteps(self) -> torch.Tensor | None:
-        """The last timesteps at their first loss."""
-        hook = self.timesteps
-        is_new = self.is_active and self.log is not None and hook.num_seen > self.num_seen
-        if not is_new or not self.script.is_calling(self.script.calls(LOSS)):
-            return None
-        self.num_seen = hook.num_seen
-        return hook.timesteps
+            self._refuse(f"it computes a loss of {counted(len(losses), 'image')} after drawing {drawn}")
+            return
+        self.num_seen += 1
+        self.log.add(timesteps, losses)
 
     # --- written ------------------------------------------------------------------------------------------------------
 

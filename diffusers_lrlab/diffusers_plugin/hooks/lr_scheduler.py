@@ -5,16 +5,13 @@ schedule. What the program's own schedulers write in between is put back, howeve
 """
 
 import ast
-import contextlib
 import os
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ...audit.recorder.schedulers import bare_optimizer
 from ...audit.recorder.steps import is_nested_step
@@ -23,12 +20,10 @@ from ...core.words import counted
 from ...schedules.expected import resolve_length
 from ...schedules.resolve import describe_schedule, resolve_schedule
 from ...schedules.schedule import ENDLESS, Schedule
-from ..host.driven_optimizer import DrivenOptimizer, is_left_out, why_unseen
-from ..host.hook import Hook, Host
-from ..host.program_schedulers import SchedulerLength, length_of, optimizers_in
-from ..host.replaced_steps import ReplacedSteps
-from ..host.watched_schedule import WatchedSchedule
-from ..script.source import HostScript, lines_of
+from ..hook_table import Hook, Host
+from ..host.driven_optimizer import UNSEEN, DrivenOptimizer, SchedulerLength, length_of, optimizers_in
+from ..host.patches import with_subclasses
+from ..host.source import HostScript, lines_of
 from .clock import HostClock, clock_of
 
 _OWN_OPTIONS = ("--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type")
@@ -83,15 +78,9 @@ class LrSchedulerHook:
     def __init__(self, clock: HostClock, schedule: Schedule, num_warmup_steps: float):
         self.clock, self.run, self.schedule, self.num_warmup_steps = clock, clock.run, schedule, num_warmup_steps
         self.option = f"--lr_scheduler {describe_schedule(schedule)}"  # for messages
-        self.num_seen = 0  # updates
-        self._last_made: Optimizer | None = None  # by the program
         self._presumed: SchedulerLength | None = None  # of the run, if the program's scheduler tells it
         self._scheduled: list[DrivenOptimizer] = []  # with a scheduler
         self._driven: DrivenOptimizer | None = None
-        self._watched: WatchedSchedule | None = None  # in the clock's audit
-        self._running: list[Optimizer] = []  # optimizers in their steps: one may call another
-        self._replaced = ReplacedSteps(self._before_step, self._after_replaced_step)
-        self._error: LabError | None = None  # that has ended the run, even if the program has caught it
         self._depth = 0  # of calls of schedulers, which may call others
 
     def install(self) -> None:
@@ -101,18 +90,13 @@ class LrSchedulerHook:
             super(LRScheduler, cls).__init_subclass__(**kwargs)
             self._follow(cls)
 
-        def make_and_remember(init: Any, optimizer: Optimizer, /, *args: Any, **kwargs: Any) -> None:
-            self._last_made = optimizer
-            init(optimizer, *args, **kwargs)
-
-        for cls in _with_subclasses(LRScheduler):
+        for cls in with_subclasses(LRScheduler):
             self._follow(cls)
         patches.replace(LRScheduler, "__init_subclass__", classmethod(follow_new))
-        patches.wrap(Optimizer, "__init__", make_and_remember)
-        self._replaced.install(patches)
-        patches.callback(register_optimizer_step_pre_hook(self._before_step).remove)
-        patches.callback(register_optimizer_step_post_hook(self._after_step).remove)
-        self.clock.begin_early = self._begin_early
+        self.run.steps.follow_replaced(patches)
+        self.run.steps.before.append(self._before_step)
+        self.run.steps.after.insert(0, self._after_step)  # others ask how many updates there were
+        self.clock.driven = self.driven_early
 
     # --- the program's schedulers -------------------------------------------------------------------------------------
 
@@ -142,7 +126,7 @@ class LrSchedulerHook:
             return
         driven = self._find(optimizer)
         if not self.num_seen:
-            with self._kept():
+            with self.run.error_kept():
                 driven.check_steps_are_seen()
         rates = driven.rates()
         self._call(step, scheduler, *args, **kwargs)
@@ -158,72 +142,43 @@ class LrSchedulerHook:
 
     def _find(self, optimizer: Optimizer) -> DrivenOptimizer:
         known = [*self._scheduled, *([self._driven] if self._driven else [])]
-        return next((each for each in known if each.optimizer is optimizer), None) or DrivenOptimizer(optimizer)
+        found = next((each for each in known if each.optimizer is optimizer), None)
+        return found or DrivenOptimizer(optimizer, self.schedule, self.run.steps, self.clock.strict)
 
     # --- the optimizer's steps ----------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _kept(self) -> Iterator[None]:
-        """Keeps an error, which a program may catch."""
-        if self._error is not None:
-            raise self._error
-        try:
-            yield
-        except LabError as error:
-            self._error = error
-            if self._watched is not None:
-                self._watched.num_updates = None  # how many there have been says nothing now
-            raise
+    @property
+    def num_seen(self) -> int:
+        """Updates of this process."""
+        return 0 if self._driven is None else self.run.steps.count(self._driven.optimizer)
 
-    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        with self._kept():
+    def _before_step(self, optimizer: Optimizer) -> None:
+        if self._driven is not None and self.run.steps.is_running(self._driven.optimizer):
+            if self._driven.optimizer is not optimizer:
+                return  # which it calls
+        with self.run.error_kept():
             self._set_rates(optimizer)
 
     def _set_rates(self, optimizer: Optimizer) -> None:
-        if self._running and not self._replaced.running and not is_nested_step():
-            self._running.clear()  # left by a step that raised an error
-        is_inside = any(each is optimizer or self._is_driven(each) for each in self._running)
-        self._replaced.note_inner(optimizer)
-        self._running.append(optimizer)
-        if self._watched is not None:
-            self._watched.is_paused = is_inside
-        if is_inside:
-            return
         if self._driven is None and (not self._scheduled or any(each.optimizer is optimizer for each in self._scheduled)):
             self._begin(self._find(optimizer))
-        driven, watched = self._driven, self._watched
-        if driven is None or watched is None:
+        driven = self._driven
+        if driven is None:
             return
         if driven.optimizer is not optimizer:
             self._refuse_second(driven, optimizer)
             return
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise LabError(f"{self.option}: a step in a CUDA graph has the same rate at every replay. Switch the graph off.")
-        watched.update = driven.before_step()
+        driven.before_step()
         if self._presumed is not None:
-            self._presumed.check(self.num_seen, watched.update, self.option)
+            self._presumed.check(self.num_seen, driven.update, self.option)
         driven.say_if_past_end(self.option)
+        driven.audit_step()
 
-    def _after_replaced_step(self, optimizer: Optimizer, was_left_out: bool) -> None:
-        if self._is_driven(optimizer) and self._watched is not None and not was_left_out:
-            self._watched.is_paused = False
-            self._watched.before_step(optimizer)
-        self._after_step(optimizer, was_left_out=was_left_out)
-
-    def _after_step(self, optimizer: Optimizer, *_: Any, was_left_out: bool = False) -> None:
-        while self._running and self._running.pop() is not optimizer:
-            pass
-        driven, watched = self._driven, self._watched
-        if driven is None or watched is None or driven.optimizer is not optimizer:
-            return
-        if any(each is optimizer for each in self._running):
-            return  # its step called that of its base class
-        was_skipped = was_left_out or is_left_out(optimizer)
-        self.num_seen += not was_skipped
-        watched.update = driven.after_step(was_skipped)
-
-    def _is_driven(self, optimizer: Optimizer) -> bool:
-        return self._driven is not None and self._driven.optimizer is optimizer
+    def _after_step(self, optimizer: Optimizer) -> None:
+        if self._driven is not None and self._driven.optimizer is optimizer:
+            self._driven.after_step()
 
     def _refuse_second(self, driven: DrivenOptimizer, optimizer: Optimizer) -> None:
         """An optimizer without a scheduler may train beside one with a scheduler."""
@@ -238,10 +193,11 @@ class LrSchedulerHook:
 
     # --- beginning ----------------------------------------------------------------------------------------------------
 
-    def _begin_early(self) -> None:
-        """Before the first step, for hooks that ask which update comes."""
+    def driven_early(self) -> DrivenOptimizer | None:
+        """The optimizer, for hooks that ask before its first step which update comes."""
         if self._driven is None and len(self._scheduled) == 1:
             self._begin(self._scheduled[0])
+        return self._driven
 
     def _begin(self, driven: DrivenOptimizer) -> None:
         num_updates, source = self._length(driven)
@@ -257,12 +213,9 @@ class LrSchedulerHook:
             "" if self._presumed is None else f" Or give --num_updates N, since {num_updates} is {source.partition(';')[0]}."
         )
         warmup, total = _resolved(self.schedule, self.num_warmup_steps, num_updates, remedy)
-        driven.last_update = None if is_endless else total - 1
-        self._depth += 1  # the curve is a scheduler, too
-        curve = driven.drive(self.schedule, warmup, total)
-        self._depth -= 1
-        self._driven, self._watched = driven, self.clock.follow(curve, num_updates)
-        self._watched.last_update = driven.last_update
+        driven.last_update, driven.num_updates = None if is_endless else total - 1, num_updates
+        self._call(driven.drive, warmup, total)  # which makes a scheduler, too
+        self._driven = driven
         if num_updates is None:
             length = f"no end, with a warm-up of {counted(warmup, 'update', ',')}" if warmup else "no end, with no warm-up"
         else:
@@ -302,31 +255,21 @@ class LrSchedulerHook:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     @property
-    def num_past_end(self) -> int:
-        """Updates of this process after the last one of the schedule."""
-        return 0 if self._driven is None else self._driven.num_past_end
-
-    def raise_error(self) -> None:
-        """Raises the error that has ended the run, if the program has caught it."""
-        if self._error is not None:
-            raise self._error
+    def exit_status(self) -> int:
+        """1 if the program has done updates past the end of the schedule."""
+        return int(self._driven is not None and self._driven.num_past_end > 0)
 
     def report(self) -> str:
-        """Updates past the end; else empty if it acted, since the clock reports the rates."""
-        if (driven := self._driven) is not None and driven.num_past_end:
-            return (
-                f"{self.option}: {counted(driven.num_past_end, 'update', ',')} ran past the end of the schedule, at a "
+        """The audit and the updates past the end, or why the program was not driven."""
+        if (driven := self._driven) is not None and self.num_seen:
+            if self.run.error is not None:
+                driven.num_updates = None  # how many updates there were says nothing now
+            past = (
+                f"\n{self.option}: {counted(driven.num_past_end, 'update', ',')} ran past the end of the schedule, at a "
                 f"learning rate of {driven.rate:.4g}, that of its last update. The exit status is 1."
             )
-        if self.num_seen:
-            return ""
-        if self._last_made is None:
-            return f"{self.option}: the program ended without making a torch optimizer, so there was nothing to drive."
-        optimizer = self._scheduled[0].optimizer if self._scheduled else self._last_made
-        return (
-            f"{self.option}: the program ended before a step of its optimizer was seen. Either it did not train, or "
-            f"{why_unseen(optimizer)}."
-        )
+            return driven.report() + past * bool(driven.num_past_end)
+        return f"{self.option}: the program ended before a step of a torch optimizer was seen. If it trained, {UNSEEN}."
 
 
 def _resolved(schedule: Schedule, num_warmup_steps: float, num_updates: int | None, remedy: str = "") -> tuple[int, int]:
@@ -336,7 +279,3 @@ def _resolved(schedule: Schedule, num_warmup_steps: float, num_updates: int | No
     except LabError as error:
         named = f"--num_warmup_steps {num_warmup_steps:g}: " if num_warmup_steps else ""
         raise LabError(f"{named}{error}{remedy}") from None
-
-
-def _with_subclasses(cls: type[LRScheduler]) -> set[type[LRScheduler]]:
-    return {cls}.union(*map(_with_subclasses, cls.__subclasses__()))

@@ -23,9 +23,10 @@ from ...optimizers.build import check_installed, get_optimizer, optimizer_parts,
 from ...optimizers.entries import OPTIMIZERS
 from ...optimizers.layers import parts_in_words
 from ...optimizers.timescales import BETA2_HALF_LIFE, IMAGES_PER_UPDATE, TAU, is_in_images, per_update
-from ..host.hook import Hook, Host
+from ..hook_table import Hook, Host
+from ..host.patches import with_subclasses
 from ..host.run import HostRun
-from ..script.source import HostScript, NotRecognised, lines_of
+from ..host.source import HostScript, NotRecognised, lines_of
 
 _NAME = "lab_optimizer"  # a key of parameter groups, saved with the optimizer's state
 
@@ -81,14 +82,12 @@ class OptimizerHook:
             super(Optimizer, cls).__init_subclass__(**kwargs)
             self._follow(cls)
 
-        for cls in _with_subclasses(Optimizer):
+        for cls in with_subclasses(Optimizer):
             self._follow(cls)
         self.run.patches.replace(Optimizer, "__init_subclass__", classmethod(follow_new))
         self.run.patches.wrap(AcceleratedOptimizer, "load_state_dict", check_and_load)
         self.run.patches.wrap(torch.nn.Module, "named_parameters", self._remember_names)
         self.run.on_prepared.append(self._check_prepared)
-        if self.waits:
-            self.run.on_prepared.append(self._set_known)
 
     def _follow(self, cls: type[Optimizer]) -> None:
         if "__init__" in vars(cls):
@@ -176,18 +175,13 @@ class OptimizerHook:
             self.run.warn(f"{name}: {untrained}")
         return optimizer
 
-    def _set_known(self) -> None:
-        """Refuses a script whose images of an update are not known, as soon as its data are."""
-        if self.optimizer is not None and self.run.optimizer is self.optimizer:
-            self.run.images_per_update(f"--optimizer {self.name}")
-
     def _set_per_update(self, *_: Any) -> None:
         """Before the first update, sets what depends on its images."""
         assert self.optimizer is not None
         if not self.waits:
             return
         self.waits = False
-        images = self.run.must_know_images(f"--optimizer {self.name}")
+        images = self.run.images_per_update(f"--optimizer {self.name}")
         found = per_update(OPTIMIZERS[self.name], self.kwargs, self.learning_rate, images)
         shown = {}
         if BETA2_HALF_LIFE.name in self.kwargs:
@@ -240,7 +234,3 @@ def _as_groups(params: Any) -> list[dict[str, Any]]:
     tensors = [group["params"] for group in groups]
     lists = [[held] if isinstance(held, torch.Tensor) else list(held) for held in tensors]
     return [{**group, "params": held} for group, held in zip(groups, lists, strict=True)]
-
-
-def _with_subclasses(cls: type[Optimizer]) -> set[type[Optimizer]]:
-    return {cls}.union(*map(_with_subclasses, cls.__subclasses__()))

@@ -19,8 +19,8 @@ from ...core.words import counted, times
 from ...timesteps.noise_levels import NoiseLevels, flow_levels, is_flow, noise_levels, prediction_type_of
 from ...timesteps.registries import TIMESTEP_SAMPLERS
 from ...timesteps.sampling import TimestepSampler, contradiction
-from ..host.hook import Hook, Host
-from ..script.source import DENSITY, HostScript, NotRecognised, lines_of
+from ..hook_table import Hook, Host
+from ..host.source import DENSITY, HostScript, NotRecognised, lines_of
 from .clock import HostClock, clock_of
 
 # Stratified batches smaller than this share their strata with the updates after them.
@@ -42,7 +42,13 @@ def check_one_loss(script: HostScript) -> None:
 
 
 def make(host: Host) -> Hook:
-    return TimestepHook(host.script, clock_of(host), host.options.timestep_sampler, host.requested)
+    hook = TimestepHook(
+        host.script, clock_of(host), host.options.timestep_sampler, host.given("timesteps", "weighting", "log")
+    )
+    host.hooks["timesteps"] = hook  # the losses are those of its timesteps
+    if hook.follows_losses or hook.is_unbiased:
+        host.need("weighting")
+    return hook
 
 
 class TimestepHook:

@@ -5,20 +5,22 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CyclicLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CyclicLR, LinearLR, LRScheduler, ReduceLROnPlateau
 
+from ...audit.recorder.schedulers import bare_optimizer, describe_scheduler
 from ...core.errors import LabError, is_first_process
 from ...core.words import counted
 from ...schedules.momentum import read_momentum, write_lrs, write_momentum
 from ...schedules.schedule import Schedule
 from ...schedules.scheduler import CurveLR
-from .program_schedulers import parts_of
+from .steps import OptimizerSteps
+from .watched_schedule import AuditedSchedule
 
 COUNT = "lrlab_update"
 """The number of updates done: a key of parameter groups, and an attribute of schedulers, so that checkpoints contain it."""
 
 
-class DrivenOptimizer:
+class DrivenOptimizer(AuditedSchedule):
     """
     An optimizer, and the schedulers that the program makes for it.
 
@@ -26,16 +28,16 @@ class DrivenOptimizer:
     `curve` is there, the rates are those of the schedule at the number of steps that the optimizer has taken.
     """
 
-    def __init__(self, optimizer: Optimizer):
-        self.optimizer = optimizer
+    def __init__(self, optimizer: Optimizer, schedule: Schedule, steps: OptimizerSteps, strict: bool):
+        super().__init__(schedule, optimizer, steps, strict)
         self.schedulers: list[LRScheduler] = []
         self.num_scheduler_steps = 0  # by the program, since it set their position
         self.curve: CurveLR | None = None
         self.last_update: int | None = None  # of the curve, whose rates are those of all updates after it
-        self._first_update = 0  # of this process
         self._has_said_end = False
         self._momenta = [read_momentum(group) for group in optimizer.param_groups]  # before any scheduler
         self._rates: list[Any] = []  # of the curve, as written
+        self._base_lrs: list[float] = []
         self._may_differ = True  # the coming step may find other rates, as after a resume
         self._parts: list[int] = []
         self._weight_version: int | None = None
@@ -89,7 +91,7 @@ class DrivenOptimizer:
 
     @property
     def update(self) -> int:
-        """The next update."""
+        """The next update, also after a resume and after a checkpoint that was loaded in between."""
         return int(self.curve.last_epoch) if self.curve is not None else 0
 
     @property
@@ -97,7 +99,7 @@ class DrivenOptimizer:
         """The highest learning rate of the groups, as written."""
         return max(map(float, self._rates))
 
-    def drive(self, schedule: Schedule, num_warmup_steps: int, num_updates: int) -> CurveLR:
+    def drive(self, num_warmup_steps: int, num_updates: int) -> None:
         """Begins to set the rates, at the update from which the program resumes."""
         groups = self.optimizer.param_groups
         if any(group["lr"] is None for group in groups):
@@ -106,13 +108,14 @@ class DrivenOptimizer:
                 f"--lr_scheduler: {name} has no learning rate (lr=None), but computes its own. Give it one, such as "
                 "relative_step=False and lr=1e-5 of Adafactor."
             )
-        done = self._first_update = self._updates_before()
+        done = self._updates_before()
         for group, peak in zip(groups, self._peaks(done), strict=True):
             group["initial_lr"] = peak
-        curve = self.curve = CurveLR(self.optimizer, schedule, num_warmup_steps, num_updates)
+        self.curve = CurveLR(self.optimizer, self.schedule, num_warmup_steps, num_updates)
+        self._base_lrs = [float(lr) for lr in self.curve.base_lrs]
+        self.begin_at(done)
         self.optimizer.register_load_state_dict_post_hook(self._expect_other_rates)
-        self._write(curve, done)
-        return curve
+        self._write(self.curve, done)
 
     def _updates_before(self) -> int:
         """Updates before this process: of a checkpoint, by the best evidence there is."""
@@ -134,35 +137,46 @@ class DrivenOptimizer:
         return [float(peak) for peak in peaks]
 
     def _write(self, curve: CurveLR, update: int) -> None:
-        curve.move_to(update if self.last_update is None else min(update, self.last_update))
+        curve.move_to(self._in_curve(update))
         curve.last_epoch = update
         for group in self.optimizer.param_groups:
             group[COUNT] = update
         self._rates = self.rates()
         self._publish()
 
+    def _in_curve(self, update: int) -> int:
+        return update if self.last_update is None else min(update, self.last_update)
+
     def _expect_other_rates(self, *_: Any) -> None:
         self._may_differ = True
 
-    def before_step(self) -> int:
-        """Sets the rates of the coming update, and returns its number."""
+    def before_step(self) -> None:
+        """Sets and audits the rates of the coming update."""
         self._check_parts()
-        update = int(self.optimizer.param_groups[0].get(COUNT, self.update))  # another one if its state was loaded
-        if self.curve is not None and (self._may_differ or update != self.update or not self._has_its_rates()):
+        assert self.curve is not None
+        update = int(self.optimizer.param_groups[0].get(COUNT, self.update))
+        if update != self.update:  # its state was loaded
+            self.begin_at(update)
+        if self._may_differ or update != self.update or not self._has_its_rates():
             self._write(self.curve, update)
             self._may_differ = False
-        return update
 
-    def after_step(self, was_skipped: bool) -> int:
-        """Sets the rates of the next update, and returns its number."""
+    def audit_step(self) -> None:
+        assert self.curve is not None
+        position = self._in_curve(self.update)
+        self.check([self.curve.values(position, group) for group in range(len(self._base_lrs))], self._base_lrs)
+
+    def after_step(self) -> None:
+        """Sets the rates of the next update."""
         if self.curve is not None:
-            self._write(self.curve, self.update + (not was_skipped))
-        return self.update
+            self._write(self.curve, super().update)
 
     @property
     def num_past_end(self) -> int:
         """Updates of this process after the last one of the curve."""
-        return 0 if self.last_update is None else max(self.update - max(self.last_update + 1, self._first_update), 0)
+        if self.last_update is None:
+            return 0
+        return max(self.update - max(self.last_update + 1, self._num_before or 0), 0)
 
     def say_if_past_end(self, option: str) -> None:
         """Before an update: a line if it is the first one after the last of the curve."""
@@ -206,29 +220,82 @@ class DrivenOptimizer:
         weight = next((weight for group in groups for weight in group["params"] if weight.requires_grad), None)
         before, self._weight_version = self._weight_version, None if weight is None else weight._version
         if before is not None and before != self._weight_version:
-            raise LabError(
-                f"--lr_scheduler: the weights change, but no step of {type(self.optimizer).__name__} is seen: "
-                f"{why_unseen(self.optimizer)}."
-            )
+            name = type(self.optimizer).__name__
+            raise LabError(f"--lr_scheduler: the weights change, but no step of {name} is seen: {UNSEEN}.")
 
 
-def why_unseen(optimizer: Optimizer) -> str:
-    """What may hide the steps of an optimizer, with the remedy."""
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    if any(weight._post_accumulate_grad_hooks for weight in weights):  # as for a step in the backward pass
-        return "its step is fused into the backward pass. Switch that off in the program"
-    if "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["frames"]["total"]:
-        return "its step may be compiled (torch.compile). Switch that off in the program"
-    return (
-        "the program changes weights by other means than optimizer.step(). Hint: make the schedule in the program, by "
-        "diffusers_lrlab.get_scheduler or by its option for the class of a scheduler"
-    )
-
-
-def is_left_out(optimizer: Optimizer) -> bool:
-    """Whether an optimizer that gets the flag of a gradient scaler, such as a fused one, leaves out the running step."""
-    return bool(getattr(optimizer, "found_inf", False))
+UNSEEN = (
+    "its step is fused into the backward pass or compiled, or the program does not call it. Switch that off in the program, "
+    "or make the schedule there, by diffusers_lrlab.get_scheduler"
+)
 
 
 def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+# --- the schedulers of programs --------------------------------------------------------------------------------------
+
+
+class SchedulerLength:
+    """The steps of a scheduler, which may be epochs or micro-batches: only its moves between updates tell."""
+
+    def __init__(self, scheduler: LRScheduler, num_steps: int):
+        self.scheduler, self.num_steps = scheduler, num_steps
+        self._last: tuple[int, float] | None = None  # updates and position before the last step of the optimizer
+        self._fault = ""
+
+    def check(self, num_seen: int, update: int, option: str) -> None:
+        """
+        Before an update, the one after `num_seen` others: a `LabError` if the scheduler has not taken a step since the last.
+
+        After the second update it may take more than one, as for updates that a gradient scaler skips.
+        """
+        last, position = self._last, position_of(self.scheduler)
+        self._last = num_seen, position
+        if last is not None and last[0] != num_seen:
+            moved = position - last[1]
+            if moved != 1 if last[0] == 0 else moved == 0 and position < self.num_steps:
+                self._fault = f"It took {counted(moved, 'step', 'g')} between update {update - 1} and update {update}."
+        if self._fault:  # again, if the program has caught it
+            raise LabError(
+                f"{option}: the {counted(self.num_steps, 'step', ',')} of {type(self.scheduler).__name__} are not updates: "
+                f"give --num_updates N before the program's name. {self._fault}"
+            )
+
+
+def optimizers_in(values: Any) -> list[Optimizer]:
+    """The optimizers among a constructor's arguments, or of schedulers among them."""
+    found: list[Optimizer] = []
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            found += optimizers_in(value)
+        elif isinstance(value, Optimizer):
+            found += [bare_optimizer(value)]
+        elif isinstance(value, LRScheduler):
+            found += [bare_optimizer(value.optimizer)]
+    return found
+
+
+def parts_of(scheduler: LRScheduler) -> list[LRScheduler]:
+    """The schedulers that a scheduler holds, such as those of a `SequentialLR` or the one after a warm-up."""
+    held = [each for value in vars(scheduler).values() for each in (value if isinstance(value, list | tuple) else [value])]
+    return [each for each in held if isinstance(each, LRScheduler)]
+
+
+def position_of(scheduler: LRScheduler) -> float:
+    """The steps that a scheduler has taken; a `ChainedScheduler` counts only in its parts."""
+    own = vars(scheduler).get("last_epoch")
+    return max(map(position_of, parts_of(scheduler)), default=0) if own is None else own
+
+
+def length_of(scheduler: Any) -> int | None:
+    """The length that a scheduler was made for, in its own steps; not that of one that it holds, which may begin later."""
+    parts = getattr(scheduler, "_schedulers", [])
+    if parts and not hasattr(scheduler, "_milestones"):  # ChainedScheduler
+        return max((length for part in parts if (length := length_of(part))), default=None)
+    length = describe_scheduler(scheduler)["length"]
+    last = parts[-1] if parts else scheduler
+    if length is None and isinstance(last, LinearLR) and last.end_factor < last.start_factor:  # not a warm-up
+        length = last.total_iters + (scheduler._milestones[-1] if parts else 0)
+    return int(length) if length else None

@@ -53,3 +53,8 @@ def _positional(function: Callable[..., Any]) -> list[str]:
     except ValueError:
         return []
     return [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+
+
+def with_subclasses(cls: type) -> set[type]:
+    """A class, and all classes that inherit from it so far."""
+    return {cls}.union(*map(with_subclasses, cls.__subclasses__()))

@@ -1,9 +1,13 @@
-"""A third-party script while it runs: its arguments, what it prepares, and the events that hooks wait for."""
+"""A third-party script while it runs: its arguments, what it prepares, and the events that hooks wait for.
+
+Its own argparse takes all schedules as choices of its option for one, and explains mistakes.
+"""
 
 import argparse
+import contextlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +15,13 @@ import torch
 from torch.optim import Optimizer
 
 from ...core.errors import LabError
-from ..script.source import NotRecognised
+from ...schedules.registries import SCHEDULERS
+from ...schedules.resolve import resolve_schedule
 from .patches import Patches
+from .source import HostScript, NotRecognised
+from .steps import OptimizerSteps
+
+_LR_OPTIONS = {"--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type"}
 
 
 class HostRun:
@@ -22,16 +31,18 @@ class HostRun:
         self.strict = strict  # a hook that recognises nothing to act on is an error
         self.patches = Patches() if patches is None else patches  # made by hooks
         self.arguments: dict[str, Any] = {}  # of the script, parsed
+        self.unknown_arguments: list[str] = []  # that its parser does not know
         self.accelerator: Any = None  # of the script, once it prepares something
         self.models: list[torch.nn.Module] = []  # trained and prepared ones, without accelerate's wrappers
         self.optimizer: Optimizer | None = None  # the first prepared one, without wrapper; its steps are the updates
         self.training_loader: Any = None  # from the `prepare` call that also got an optimizer
-        # Optimizer steps in this process, without those before a resume; those whose update a gradient scaler skipped.
-        self.num_updates = self.num_skipped = 0
+        self.steps = OptimizerSteps()
+        self.num_skipped = 0  # updates that a gradient scaler skipped
+        self.error: LabError | None = None  # that has ended the run, even if the program has caught it
         self._last_logged = 0  # the last step for which the script logged something
         self.on_parsed: list[Callable[[argparse.Namespace], None]] = []  # may change the script's arguments
         self.on_prepared: list[Callable[[], None]] = []  # after each `accelerator.prepare`
-        self.on_update: list[Callable[[], None]] = []  # after each optimizer step, not after other micro-batches
+        self.on_update: list[Callable[[], None]] = []  # after each step of `optimizer`
         self.on_end: list[Callable[[], None]] = []  # at the end of the training, in all processes
         self._is_ended = False
 
@@ -43,7 +54,7 @@ class HostRun:
         def parse_and_remember(parse: Any, /, *args: Any, **kwargs: Any) -> Any:
             namespace, rest = parse(*args, **kwargs)
             # A copy, since scripts write their computed length into the namespace.
-            self.arguments = dict(vars(namespace))
+            self.arguments, self.unknown_arguments = dict(vars(namespace)), rest
             for call in self.on_parsed:
                 call(namespace)
             return namespace, rest
@@ -71,11 +82,34 @@ class HostRun:
             self.end()
             end_training(accelerator)
 
+        self.steps.install(self.patches)
+        self.steps.after.append(self._notify_of_update)
         self.patches.wrap(argparse.ArgumentParser, "parse_known_args", parse_and_remember)
         self.patches.wrap(Accelerator, "prepare", prepare_and_remember)
         self.patches.wrap(Accelerator, "end_training", notify_and_end)
         self.patches.wrap(AcceleratedOptimizer, "step", step_and_count)
         self.patches.wrap(Accelerator, "log", log_and_remember)
+
+    def follow_arguments(self, script: HostScript, launcher_options: Iterable[str]) -> None:
+        """
+        Adds our schedules to the choices of options for schedules, and explains misplaced options of the launcher.
+
+        A script that gives its `--lr_scheduler` to diffusers would report a wrong name only once its models are loaded.
+        """
+        ours = {*launcher_options} - {"--local_rank", "--local-rank"}  # which is passed on to the script
+
+        def add_wider_argument(add_argument: Any, container: Any, /, *flags: Any, **options: Any) -> Any:
+            if _LR_OPTIONS & {*flags}:
+                options = _widened(options, script)
+            return add_argument(container, *flags, **options)
+
+        def explain_order(error: Any, parser: argparse.ArgumentParser, message: str, /) -> Any:
+            misplaced = [flag for word in self.unknown_arguments if (flag := word.partition("=")[0]) in ours]
+            hint = f". Hint: options of the launcher ({', '.join(misplaced)}) go before the script's name."
+            return error(parser, message + hint if misplaced else message)
+
+        self.patches.wrap(argparse._ActionsContainer, "add_argument", add_wider_argument)
+        self.patches.wrap(argparse.ArgumentParser, "error", explain_order)
 
     def _remember(self, given: Any, prepared: Any) -> None:
         new = [model for model in given if isinstance(model, torch.nn.Module) and model not in self.models]
@@ -85,7 +119,6 @@ class HostRun:
             return
         if self.optimizer is None:
             self.optimizer = optimizers[0]
-            self.optimizer.register_step_post_hook(self._notify_of_update)
         # Scripts that generate class images first prepare a loader for them, without an optimizer.
         loaders = {id(loader) for loader in self.accelerator._dataloaders}
         self.training_loader = next((part for part in prepared if id(part) in loaders), self.training_loader)
@@ -99,10 +132,25 @@ class HostRun:
         for call in self.on_end:
             call()
 
-    def _notify_of_update(self, *step: Any) -> None:
-        self.num_updates += 1
-        for call in self.on_update:
+    @property
+    def num_updates(self) -> int:
+        """Updates in this process, without those before a resume."""
+        return 0 if self.optimizer is None else self.steps.count(self.optimizer)
+
+    def _notify_of_update(self, optimizer: Optimizer) -> None:
+        for call in self.on_update if optimizer is self.optimizer else ():
             call()
+
+    @contextlib.contextmanager
+    def error_kept(self) -> Iterator[None]:
+        """Keeps an error, which a program may catch, and raises it again."""
+        if self.error is not None:
+            raise self.error
+        try:
+            yield
+        except LabError as error:
+            self.error = error
+            raise
 
     # --- length of the run, and schedule steps in an update -----------------------------------------------------------
 
@@ -125,43 +173,30 @@ class HostRun:
             accumulation = arguments.get("gradient_accumulation_steps") or accumulation
         return math.ceil(float(epochs) * math.ceil(len(loader) / accumulation))
 
-    def images_per_update(self, option: str) -> int | None:
+    def images_per_update(self, option: str) -> int:
         """
-        The examples of an update over all micro-batches and processes; `None` before the data are prepared.
+        The examples of an update over all micro-batches and processes, once the script trains. `option` needs the number.
 
-        Raises a `LabError` if the loader does not tell: one that yields batches of its dataset, for instance, such as
-        those of sd-scripts, counts another number than the script's `--train_batch_size`. `option` needs it.
+        It is known if the loader and the script's `--train_batch_size` agree: a loader that yields batches of its dataset,
+        such as that of sd-scripts, has another one.
         """
         loader = self.training_loader
         if loader is None and self.accelerator is not None:
             loader = self.accelerator.gradient_state.active_dataloader
-        if loader is None:
-            return None
-        num, given = int(self.accelerator.num_processes), self.arguments.get("train_batch_size")
-        try:
-            size = int(loader.total_batch_size)
-        except (AttributeError, TypeError, ValueError):
-            size = 0
-        is_told = size in (given, num * given) if isinstance(given, int) else size > num
-        if not is_told:
+        num, given = int(getattr(self.accelerator, "num_processes", 1)), self.arguments.get("train_batch_size")
+        size = getattr(loader, "total_batch_size", None) or 0
+        if not (size in (given, num * given) if isinstance(given, int) else size > num):
             raise LabError(
                 f"{option} counts images, and the number of images per update is not known in this script. Add "
                 "images_per_update=N to it (batch size x accumulation x processes)."
             )
-        accumulated = int(self.accelerator.gradient_accumulation_steps)
-        if accumulated == 1:  # or without accelerate
-            accumulated = int(self.arguments.get("gradient_accumulation_steps") or 1)
-        return size * accumulated
+        return int(size) * self._accumulation
 
-    def must_know_images(self, option: str) -> int:
-        """The number of images, once the script trains and it must be known."""
-        images = self.images_per_update(option)
-        if images is None:
-            raise LabError(
-                f"{option} counts images, and the script prepares its data without accelerate. Add images_per_update=N to "
-                "it (batch size x accumulation x processes)."
-            )
-        return images
+    @property
+    def _accumulation(self) -> int:
+        """Micro-batches of an update, by accelerate or by the script itself."""
+        accumulated = int(getattr(self.accelerator, "gradient_accumulation_steps", 1))
+        return accumulated if accumulated > 1 else int(self.arguments.get("gradient_accumulation_steps") or 1)
 
     def steps_per_update(self, wrapper: Any) -> int:
         """How often accelerate steps a schedule per update, given its wrapper of the schedule."""
@@ -174,9 +209,7 @@ class HostRun:
         How often the script steps a schedule per update, judging by its `num_steps` steps before the first update: if all
         micro-batches but the last have stepped the schedule, every micro-batch does.
         """
-        accumulated = int(getattr(self.accelerator, "gradient_accumulation_steps", 1))
-        if accumulated == 1:  # or without accelerate
-            accumulated = int(self.arguments.get("gradient_accumulation_steps") or 1)
+        accumulated = self._accumulation
         if hasattr(self.training_loader, "__len__"):
             accumulated = min(accumulated, len(self.training_loader))  # the end of an epoch ends an update
         return accumulated if 0 < accumulated - 1 <= num_steps else 1
@@ -210,3 +243,45 @@ class HostRun:
 
         if PartialState().is_main_process:
             sys.stderr.write(f"diffusers_lrlab: {text}\n")
+
+
+# --- schedules of the script's own option -------------------------------------------------------------------------------
+
+
+class _WiderChoices(list[Any]):
+    """A script's choices of schedules, and all other names and spec strings."""
+
+    def __contains__(self, value: object) -> bool:
+        return super().__contains__(value) or _fault(str(getattr(value, "value", value))) is None
+
+
+def _fault(spec: str) -> LabError | None:
+    try:
+        resolve_schedule(spec)
+    except LabError as error:
+        return error
+    return None
+
+
+def _widened(options: dict[str, Any], script: HostScript) -> dict[str, Any]:
+    """What the script gives `add_argument`, changed so that the option takes our names and explains wrong ones."""
+    choices = options.get("choices")
+    own = [options.get("default"), *(script.texts if choices is None else choices)]  # a default may be a list
+    if choices is not None:
+        names = {str(getattr(choice, "value", choice)) for choice in choices}
+        options = {**options, "choices": _WiderChoices([*choices, *(name for name in SCHEDULERS if name not in names)])}
+    takes_text = options.get("type", str) is str and options.get("action", "store") == "store"
+    if takes_text and (choices is not None or script.has_schedules_of_diffusers):
+        options["type"] = _schedule(own)
+    return options
+
+
+def _schedule(own: Collection[Any]) -> Callable[[str], str]:
+    """A type for argparse: a name or a spec string that `get_scheduler` takes, or one of the script's `own`."""
+
+    def schedule(text: str) -> str:
+        if text not in own and (fault := _fault(text)):
+            raise argparse.ArgumentTypeError(str(fault))
+        return text
+
+    return schedule

@@ -12,42 +12,89 @@ from ...core.errors import LabError
 from ...core.progress import Progress
 from ...core.words import counted, times
 from ...schedules.audit import TOLERANCE, ScheduleAudit
-from ...schedules.feedback import FeedbackSchedule
 from ...schedules.momentum import default_lr, read_momentum, rounding_of, write_lrs
 from ...schedules.resolve import describe_schedule
 from ...schedules.schedule import Schedule
 from ...schedules.scheduler import CurveLR
+from .steps import OptimizerSteps
 
 
-class WatchedSchedule:
+class AuditedSchedule:
+    """A schedule of one optimizer, whose values are compared with the expected ones before each step."""
+
+    def __init__(self, schedule: Schedule, optimizer: Optimizer, steps: OptimizerSteps, strict: bool):
+        self.schedule, self.optimizer, self.steps, self.audit = schedule, optimizer, steps, ScheduleAudit(strict)
+        self.num_updates: int | None = None  # of the run, once known
+        self._num_before: int | None = None  # updates before this process, once it has started to train
+
+    @property
+    def update(self) -> int:
+        """Updates so far, including those before a resume."""
+        return (self._num_before or 0) + self.steps.count(self.optimizer)
+
+    def begin_at(self, update: int) -> None:
+        self._num_before = update - self.steps.count(self.optimizer)
+
+    def check(self, expected: list[tuple[Any, Any]], base_lrs: list[float]) -> None:
+        """Audits the coming update by the expected learning rate and momentum of each group."""
+        if self.audit.strict and self.update == self.num_updates:
+            raise LabError(
+                f"--strict_lr_audit: the script continues after {counted(self.num_updates, 'update')}, where its schedule "
+                "ends. Give its real number of updates (--num_updates N before its name)."
+            )
+        groups = self.optimizer.param_groups[: len(expected)]
+        applied = [(float(group["lr"]), read_momentum(group)) for group in groups]
+        self.audit.check(self.update, applied, expected, base_lrs, rounding_of(self.optimizer.param_groups))
+
+    def report(self) -> str:
+        """The result of the audit, and a sentence if the script did another number of updates than expected."""
+        text = f"{describe_schedule(self.schedule)}: {self.audit.summary()}"
+        if self._num_before is None or self.num_updates in (None, self.update):
+            return text
+        return (
+            f"{text} The script did {counted(self.update, 'update')} instead of the expected {self.num_updates}: if that is "
+            f"its length, start it with --num_updates {self.update}."
+        )
+
+
+class WatchedSchedule(AuditedSchedule):
     """
-    A schedule on the clock that the script gave it, audited at every update.
+    A schedule on the clock that the script gave it.
 
     accelerate steps a prepared schedule after an update, once per process. The script steps any other, perhaps in each
     micro-batch: an update then starts at a fraction of a step, since all its micro-batches but the last have already
     stepped the schedule.
     """
 
-    def __init__(self, schedule: Schedule, scheduler: LRScheduler, optimizer: Optimizer, given: Progress, strict: bool):
-        self.schedule, self.scheduler, self.optimizer = schedule, scheduler, optimizer
+    def __init__(
+        self,
+        schedule: Schedule,
+        scheduler: LRScheduler,
+        optimizer: Optimizer,
+        given: Progress,
+        steps: OptimizerSteps,
+        strict: bool,
+    ):
+        super().__init__(schedule, optimizer, steps, strict)
+        self.scheduler = scheduler
         self.given = self.expected = given  # the script's clock and the intended one, both at update 0
         self.steps_per_update = self.own_steps_per_update = 1  # now, and by the script's clock
-        self.audit = ScheduleAudit(strict)
         self.base_lrs = [float(lr) for lr in scheduler.base_lrs]
         self.default_lr = default_lr(optimizer)
         self.base_momenta = [group.get("initial_momentum") for group in optimizer.param_groups]
-        self.update: int | None = None  # the coming one, once this process has started to train
         self.phase = 0.0  # position of the schedule within an update
         self.num_steps = 0  # of the schedule in this process
         self.is_by_update = False  # whether steps at other times than after an update are skipped
-        self.num_updates: int | None = None  # of the run, once known
-        self.warmup_option: str | None = None  # the script's option for warm-up updates
         # Compares or corrects the clock, once its steps and the length of the run are known.
         self.resolve_clock: Callable[[], None] | None = None
         self.is_prepared = False  # whether accelerate steps it
-        self.is_paused = False  # the optimizer's step has called that of its base class
-        self.last_update: int | None = None  # whose values are those of all later ones, too
-        optimizer.register_step_pre_hook(self.before_step)
+        steps.before.append(self._before_step)
+
+    @property
+    def update(self) -> int:
+        if self._num_before is None:
+            return (self.scheduler.last_epoch - (0 if self.is_prepared else self.num_steps)) // self.steps_per_update
+        return super().update
 
     def lrs(self, num_updates: int) -> tuple[np.ndarray, np.ndarray]:
         """The learning rates at each update by the script's clock and by the intended one, float64."""
@@ -82,16 +129,9 @@ class WatchedSchedule:
         lr, momentum = self.schedule.at(at, self.base_lrs[group], self.base_momenta[group], self.default_lr)
         return lr if self.schedule.sets_lr else None, momentum
 
-    @property
-    def num_done(self) -> int:
-        """Updates so far, including those before a resume."""
-        if self.update is not None:
-            return self.update
-        return (self.scheduler.last_epoch - (0 if self.is_prepared else self.num_steps)) // self.steps_per_update
-
     def takes_step(self) -> bool:
         """Counts a step that is about to be made, and returns whether the schedule takes it."""
-        if self.is_by_update and self.scheduler.last_epoch >= (self.update or 0):
+        if self.is_by_update and self.scheduler.last_epoch >= self.update:
             return False
         self.num_steps += 1
         return True
@@ -99,43 +139,19 @@ class WatchedSchedule:
     def begin(self) -> None:
         """Finds the first update of this process, which is not 0 in a resumed run."""
         steps = self.num_steps if self.num_steps <= self.steps_per_update else 0
-        self.update, rest = divmod(self.scheduler.last_epoch - steps, self.steps_per_update)
+        update, rest = divmod(self.scheduler.last_epoch - steps, self.steps_per_update)
+        self.begin_at(update)
         self.phase = (rest + steps) / self.steps_per_update
 
-    def before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        """Audits the coming update."""
-        if self.is_paused:
+    def _before_step(self, optimizer: Optimizer) -> None:
+        if optimizer is not self.optimizer:
             return
         if self.resolve_clock is not None:
             self.resolve_clock()
-        if self.update is None:
+        if self._num_before is None:
             self.begin()
-        assert self.update is not None
-        if self.audit.strict and self.update == self.num_updates:
-            raise LabError(
-                f"--strict_lr_audit: the script continues after {counted(self.num_updates, 'update')}, where its schedule "
-                "ends. Give its real number of updates (--num_updates N before its name)."
-            )
         position = self.update + self.phase
-        position = position if self.last_update is None else min(position, self.last_update)
-        groups = range(len(self.base_lrs))
-        self.audit.check(
-            self.update,
-            [(float(group["lr"]), read_momentum(group)) for group in optimizer.param_groups[: len(groups)]],
-            [self._at(self.expected, position, index) for index in groups],
-            self.base_lrs,
-            rounding_of(optimizer.param_groups),
-        )
-        self.update += 1
-
-    def length_note(self) -> str:
-        """A sentence for the report if the script did another number of updates than expected."""
-        if self.update is None or self.num_updates in (None, self.update):
-            return ""
-        return (
-            f" The script did {counted(self.update, 'update')} instead of the expected {self.num_updates}: if that is its "
-            f"length, start it with --num_updates {self.update}."
-        )
+        self.check([self._at(self.expected, position, index) for index in range(len(self.base_lrs))], self.base_lrs)
 
     def load_state_dict(self, state: dict[str, Any]) -> str | None:
         """
@@ -149,7 +165,12 @@ class WatchedSchedule:
         if same:
             scheduler.load_state_dict(state)
             return None
-        update = _saved_updates(state, self.own_steps_per_update)
+        if "best" in state or "last_epoch" not in state:  # schedules that follow a loss count losses, not updates
+            raise LabError(
+                "The checkpoint's schedule does not record its number of updates. Resume with the --lr_scheduler that it "
+                "was trained with."
+            )
+        update = int(state["last_epoch"] // state.get("steps_per_update", self.own_steps_per_update))
         self.move_to(update * self.steps_per_update)
         return (
             f"the checkpoint was trained with another schedule or clock. From update {update} on, the learning rate "
@@ -159,61 +180,10 @@ class WatchedSchedule:
     def move_to(self, step: int) -> None:
         """Moves the schedule to a step, counted from its first one."""
         scheduler = self.scheduler
-        scheduler.last_epoch, scheduler._step_count = step, step + 1
-        groups = scheduler.optimizer.param_groups
         if isinstance(scheduler, CurveLR):
-            scheduler.apply()
-        elif isinstance(scheduler, LambdaLR):
+            scheduler.move_to(step)
+            return
+        scheduler.last_epoch, scheduler._step_count = step, step + 1
+        if isinstance(scheduler, LambdaLR):
             lambdas = zip(self.base_lrs, scheduler.lr_lambdas, strict=True)
-            write_lrs(groups, [lr * function(scheduler.last_epoch) for lr, function in lambdas])
-
-    def report(self) -> str:
-        return f"{describe_schedule(self.schedule)}: {self.audit.summary()}{self.length_note()}"
-
-
-class WatchedFeedback:
-    """A schedule that follows a loss, audited for whether the optimizer has the learning rates that it set."""
-
-    def __init__(self, schedule: Schedule, scheduler: FeedbackSchedule, strict: bool):
-        self.schedule, self.scheduler, self.audit = schedule, scheduler, ScheduleAudit(strict)
-        self.own_steps_per_update = 1  # of other schedules in the script's loop
-        self.lrs: list[float] = []  # of the first group, one for each change
-        scheduler.optimizer.register_step_pre_hook(self._before_step)
-
-    def _before_step(self, optimizer: Optimizer, *step: Any) -> None:
-        applied = [(float(group["lr"]), None) for group in optimizer.param_groups]
-        expected = [(float(lr), None) for lr in self.scheduler._last_lr]
-        rounding = rounding_of(optimizer.param_groups)
-        self.audit.check(self.scheduler.num_updates, applied, expected, self.scheduler.peak_lrs, rounding)
-        if not self.lrs or self.lrs[-1] != applied[0][0]:
-            self.lrs.append(applied[0][0])
-
-    def load_state_dict(self, state: dict[str, Any]) -> str | None:
-        """Like [`WatchedSchedule.load_state_dict`]; after another schedule it starts without earlier losses."""
-        scheduler: Any = self.scheduler
-        if state.keys() >= scheduler.state_dict().keys():
-            scheduler.load_state_dict(state)
-            return None
-        scheduler.go_on(_saved_updates(state, self.own_steps_per_update))
-        return (
-            f"the checkpoint was trained with another schedule. From update {scheduler.num_updates} on, the learning rate "
-            f"follows {describe_schedule(self.schedule)}, which has no earlier losses: {scheduler._last_lr[0]:.4g}."
-        )
-
-    def report(self) -> str:
-        return (
-            f"{describe_schedule(self.schedule)}: {self.audit.summary()} It follows a loss: the learning rate was at most "
-            f"{max(self.lrs):.4g}, and {self.lrs[-1]:.4g} at the last update."
-        )
-
-
-def _saved_updates(state: dict[str, Any], steps_per_update: int) -> int:
-    """Updates done by any saved schedule. `steps_per_update` is for those other than [`CurveLR`], which saves its own."""
-    if "num_updates" in state:  # feedback schedules of ours; others count losses in `last_epoch`
-        return int(state["num_updates"])
-    if "best" in state or "last_epoch" not in state:
-        raise LabError(
-            "The checkpoint's schedule does not record its number of updates. Resume with the --lr_scheduler that it was "
-            "trained with."
-        )
-    return int(state["last_epoch"] // state.get("steps_per_update", steps_per_update))
+            write_lrs(scheduler.optimizer.param_groups, [lr * function(step) for lr, function in lambdas])

@@ -15,7 +15,7 @@ from test_launch import launch
 from diffusers_lrlab import LabError
 from diffusers_lrlab.diffusers_plugin.hooks.ema import EMAHook, recognise
 from diffusers_lrlab.diffusers_plugin.host.run import HostRun
-from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "ema_script.py"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -77,15 +77,9 @@ def test_it_resumes(tmp_path, bare):
     assert "the average of 8 updates" in stderr
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("constant|warmup_power", "constant|warmup_power"),
-        ("posthoc:snapshots=4", "--ema 'posthoc:snapshots=4': must be an average that needs no snapshots, got"),
-    ],
-)
-def test_one_average_without_snapshots(tmp_path, spec, message):
-    assert message in launch(SCRIPT, f"--output_dir={tmp_path}", options=[f"--ema={spec}"], expect=2)
+def test_one_average_without_snapshots(tmp_path):
+    stderr = launch(SCRIPT, f"--output_dir={tmp_path}", options=["--ema=posthoc:snapshots=4"], expect=2)
+    assert "--ema 'posthoc:snapshots=4': must be an average that needs no snapshots, got" in stderr
     assert [*tmp_path.iterdir()] == []
 
 
@@ -105,25 +99,23 @@ def test_accumulation_processes_and_models_without_a_hook(tmp_path, spec, argume
     assert "the average of 8 updates is in" in stderr
 
 
-@pytest.mark.parametrize(("hook", "processes"), [("leaves", 1), pytest.param("leaves", 2, marks=pytest.mark.slow)])
-def test_weights_that_a_hook_leaves_to_accelerate(tmp_path, hook, processes):
+@pytest.mark.parametrize(
+    ("hook", "processes"), [("leaves", 1), ("drops", 1), pytest.param("leaves", 2, marks=pytest.mark.slow)]
+)
+def test_weights_that_a_hook_leaves_to_accelerate_or_drops(tmp_path, hook, processes):
     """As sd-scripts' train_network.py: the hook only takes other models' weights away, and writes a file of its own."""
     stderr, beside = run(tmp_path, f"--hook={hook}", options=["--ema=warmup_power", "--strict"], processes=processes)
     folder = tmp_path / "lrlab" / "ema"
-    assert sorted(path.name for path in folder.iterdir()) == ["average.safetensors", "model.safetensors", "train_state.json"]
+    named = load_file(folder / "average.safetensors")
+    assert same([named["0.trained.weight"], named["0.trained.bias"]], of(beside, "ema"))
+    by_names = f"by the names of parameters with safetensors.torch.load_file({str(folder / 'average.safetensors')!r})"
+    if hook == "drops":
+        assert f"Load it {by_names}." in stderr
+        return
     saved = load_file(folder / "model.safetensors")
     assert same([saved["trained.weight"], saved["trained.bias"]], of(beside, "ema"))
     assert saved["frozen.weight"].shape == (3, 2)
-    assert f"is in {folder}. Load it with safetensors.torch.load_file({str(folder / 'model.safetensors')!r})" in stderr
-
-
-def test_weights_that_a_hook_takes_away_and_does_not_save(tmp_path):
-    """The average is written by the names of parameters."""
-    stderr, beside = run(tmp_path, "--hook=drops", options=["--ema=warmup_power", "--strict"])
-    saved = load_file(tmp_path / "lrlab" / "ema" / "average.safetensors")
-    assert same([saved["0.trained.weight"], saved["0.trained.bias"]], of(beside, "ema"))
-    file = str(tmp_path / "lrlab" / "ema" / "average.safetensors")
-    assert f"Load it by the names of parameters with safetensors.torch.load_file({file!r})." in stderr
+    assert f"Load it with safetensors.torch.load_file({str(folder / 'model.safetensors')!r}), or {by_names}." in stderr
 
 
 def test_a_script_that_fails_after_its_last_update(tmp_path):
@@ -166,25 +158,6 @@ def test_it_begins_anew_where_a_checkpoint_has_none(tmp_path, bare):
     assert "the average of 3 updates is in" in stderr
     # A script with a checkpoint of an average resumes without --ema.
     assert "average" not in run(tmp_path / "2", f"--resume_from_checkpoint={tmp_path / 'checkpoint-5'}")[0]
-
-
-def test_numbers_that_are_not_finite_are_reported(tmp_path):
-    model = Saves(2, 2)
-    with torch.no_grad():
-        model.bias[0] = float("nan")
-    hook, _ = prepared(tmp_path, model)
-    hook._step()
-    hook._finish()
-    assert "It cannot be used: 1 of its 2 tensors hold values that are not finite, such as 0.bias." in hook.report()
-
-
-@pytest.mark.slow
-def test_weights_of_few_bits_are_averaged_in_float32(tmp_path):
-    run(tmp_path, "--bfloat16", options=["--ema=constant:decay=0.99"])
-    state = load_file(tmp_path / "checkpoint-5" / "lrlab" / "ema.safetensors")
-    assert {value.dtype for value in state.values()} == {torch.float32}
-    assert any(not value.bfloat16().float().equal(value) for value in state.values())
-    assert trained(tmp_path / "lrlab" / "ema" / "model")[0].dtype == torch.bfloat16
 
 
 # --- without a process ---------------------------------------------------------------------------------------------------
@@ -234,9 +207,9 @@ def quantized():
 
 REFUSED = {
     "quantized": (quantized(), {}, "its Linear is quantized: weight is torch.uint8"),
-    "sharded": (Saves(2, 2), {"distributed": "FSDP"}, "its models are sharded .FSDP."),
+    "sharded": (Saves(2, 2), {"distributed": "FSDP"}, "its models are sharded (FSDP)"),
     "nothing_trained": (Saves(2, 2).requires_grad_(False), {}, "nothing that it prepares has trainable parameters"),
-    "no_format": (torch.nn.Linear(2, 2), {}, "registers no hook for checkpoints, and its Linear saves no weights"),
+    "no_format": (torch.nn.Linear(2, 2), {}, "it registers no hook for checkpoints, and its Linear saves no weights"),
     "no_folder": (Saves(2, 2), {"output_dir": None}, "it has no --output_dir"),
     "embeddings": (Saves(2, 2), {"train_text_encoder_ti": True}, "it resets embeddings"),
 }
@@ -246,18 +219,12 @@ REFUSED = {
 def test_what_cannot_be_averaged_is_refused_before_training(tmp_path, name):
     model, arguments, reason = REFUSED[name]
     hook, said = prepared(tmp_path, model, **arguments)
-    assert len(said) == 1
-    assert said[0].startswith("--ema: ")
-    with pytest.raises(AssertionError, match=reason):
-        raise AssertionError(said[0])
+    assert [text.startswith(f"--ema: {reason}") for text in said] == [True]
     hook._step()
     hook._finish()
     assert (hook.num_seen, hook.report(), [*tmp_path.iterdir()]) == (0, "", [])
-
-
-def test_two_averages_are_an_error(tmp_path):
     with pytest.raises(LabError, match=r"keeps an EMA itself \(--use_ema\)"):
-        prepared(tmp_path, Saves(2, 2), use_ema=True)
+        prepared(tmp_path, model, use_ema=True)
 
 
 def test_by_hand(tmp_path):
@@ -283,14 +250,10 @@ def test_by_hand(tmp_path):
     assert model.weight.item() == values[-1]
 
 
-@cases("is_late", [False, True])
-def test_a_half_life_knows_the_images_of_an_update(tmp_path, is_late):
-    """Two micro-batches of 8, by the script's loader: at once, or at the first update if that is prepared elsewhere."""
+def test_a_half_life_knows_the_images_of_an_update(tmp_path):
+    """Two micro-batches of 8, by the script's loader."""
     model, loader = Saves(1, 1), SimpleNamespace(total_batch_size=8)
-    spec = "half_life:images=40,rampup=1e9"
-    hook, _ = prepared(tmp_path / str(is_late), model, spec=spec, loader=None if is_late else loader, train_batch_size=8)
-    assert hook.form.lacks_images == is_late
-    hook.run.accelerator.gradient_state.active_dataloader = loader
+    hook, _ = prepared(tmp_path, model, spec="half_life:images=40,rampup=1e9", loader=loader, train_batch_size=8)
     expected, decay = None, 0.5 ** (16 / 40)
     for value in (1.0, 5.0, -2.0):
         with torch.no_grad():
@@ -299,20 +262,20 @@ def test_a_half_life_knows_the_images_of_an_update(tmp_path, is_late):
         expected = value if expected is None else decay * expected + (1 - decay) * value
     with hook.average.swapped_in():
         assert model.weight.item() == pytest.approx(expected)
-    assert "images_per_update=16" in hook._metadata()["form"]
-
-
-def test_a_half_life_is_refused_where_the_images_are_unknown(tmp_path):
-    loader = SimpleNamespace(total_batch_size=1)  # of a dataset that yields batches
+    hook._save_state(None, None, str(tmp_path / "checkpoint"))
+    again, said = prepared(tmp_path, model, spec="half_life:images=40,rampup=1e9", loader=loader, train_batch_size=8)
+    again._load_state(None, str(tmp_path / "checkpoint"))
+    assert (again.num_seen, said, again._metadata()) == (3, [], hook._metadata())
+    unknown = SimpleNamespace(total_batch_size=1)  # of a dataset that yields batches
+    hook, _ = prepared(tmp_path, model, spec="half_life", loader=unknown, train_batch_size=8)
     with pytest.raises(LabError, match="--ema half_life counts images, and .* Add images_per_update=N to it"):
-        prepared(tmp_path, Saves(2, 2), spec="half_life", loader=loader, train_batch_size=8)
-    hook, _ = prepared(tmp_path, Saves(2, 2), spec="half_life:images_per_update=8", loader=loader, train_batch_size=8)
-    assert not hook.form.lacks_images
+        hook._step()
 
 
 def test_averages_of_something_else_and_damaged_ones(tmp_path):
-    hook, said = prepared(tmp_path, Saves(2, 2))
+    hook, said = prepared(tmp_path, Saves(2, 2).bfloat16())
     hook._step()
+    assert {each.dtype for each in hook.average.shadow_params} == {torch.float32}
     hook._save_state(None, None, str(tmp_path / "checkpoint"))
     again, said = prepared(tmp_path, Saves(2, 2), spec="constant:decay=0.25")
     again._load_state(None, str(tmp_path / "checkpoint"))
@@ -341,8 +304,4 @@ def test_scripts_that_are_not_recognised(tmp_path, text, reason):
     (tmp_path / "script.py").write_text(text)
     with pytest.raises(NotRecognised, match=reason):
         recognise(HostScript(str(tmp_path / "script.py")))
-
-
-def test_what_is_recognised_is_told():
-    found = recognise(HostScript(str(SCRIPT)))
-    assert found.startswith("its hook for checkpoints saves the trained weights (line ")
+    assert recognise(HostScript(str(SCRIPT))).startswith("its hook for checkpoints saves the trained weights (line ")

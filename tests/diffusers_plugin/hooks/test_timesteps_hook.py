@@ -16,7 +16,7 @@ from diffusers_lrlab import get_timestep_sampler
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.diffusers_plugin.hooks.timesteps import TimestepHook, _is_index_scheduler
 from diffusers_lrlab.diffusers_plugin.host.patches import Patches
-from diffusers_lrlab.diffusers_plugin.script.source import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised
 
 SCRIPTS = {name: Path(__file__).parents[2] / "scripts" / f"{name}_script.py" for name in ("ddpm", "flow")}
 

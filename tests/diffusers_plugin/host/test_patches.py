@@ -17,10 +17,10 @@ from launched_here import launch_here
 from diffusers_lrlab import launch
 from diffusers_lrlab.audit.recorder import recorder
 from diffusers_lrlab.diffusers_plugin.host.patches import Patches
-from diffusers_lrlab.diffusers_plugin.host.script_arguments import follow_arguments
+from diffusers_lrlab.diffusers_plugin.host.run import HostRun
+from diffusers_lrlab.diffusers_plugin.host.source import HostScript
 from diffusers_lrlab.diffusers_plugin.installed_hooks import InstalledHooks
-from diffusers_lrlab.diffusers_plugin.registration.schedules import build_for_library
-from diffusers_lrlab.diffusers_plugin.script.source import HostScript
+from diffusers_lrlab.diffusers_plugin.registration import build_for_library
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 LIBRARIES = ("torch", "accelerate", "diffusers", "transformers", "argparse", "multiprocessing", "diffusers_lrlab")
@@ -40,6 +40,7 @@ RUNS = {
     "optimizer": ("ddpm", ("--optimizer=rmsprop",)),
     "ema": ("ema", ("--ema=constant",)),
     "find_lr": ("ddpm", ("--find_lr", "--num_updates=12")),
+    "lr_scheduler": ("ddpm", ("--lr_scheduler=rex", "--num_updates=6")),
 }
 
 
@@ -137,7 +138,7 @@ def test_specs_of_a_script_are_not_watched_after_it(tmp_path):
 
 def wraps_of_the_launcher(name, folder):
     """Each function that wraps another one, by the attribute that it replaces."""
-    script, options = RUNS[name] if name in RUNS else ("ddpm", ("--lr_scheduler=rex", "--num_updates=6"))
+    script, options = RUNS[name]
     arguments = [*options, str(SCRIPTS / f"{script}_script.py"), f"--output_dir={folder}"]
     found, wrap = {}, Patches.wrap
 
@@ -149,7 +150,7 @@ def wraps_of_the_launcher(name, folder):
         parsed = launch.make_parser().parse_args(arguments)
         InstalledHooks(parsed, launch._range_test(parsed) if parsed.find_lr else None, patches)
         launch.follow_into_spawned_processes(patches)
-        follow_arguments(patches, HostScript(parsed.script), ())
+        HostRun(patches=patches).follow_arguments(HostScript(parsed.script), ())
     return found
 
 
@@ -166,7 +167,7 @@ def wraps_of_the_recorder(folder):
     return found
 
 
-@pytest.mark.parametrize("name", [*RUNS, "lr_scheduler", "audit"])
+@pytest.mark.parametrize("name", [*RUNS, "audit"])
 def test_no_keyword_of_a_caller_is_taken_for_a_parameter_of_a_wrap(name, tmp_path):
     if name == "find_lr" and not HAS_TRAINING:
         pytest.skip("--find_lr needs diffusers_lrlab[train]")

@@ -1,12 +1,13 @@
-"""Transforms of PIL images and of tensors."""
+"""Transforms of PIL images, and of the tensors that they become."""
 
 import enum
 import random
 
 import numpy as np
 import torch
+from PIL import Image, ImageOps
 
-from . import functional
+from .functional import crop
 
 
 class InterpolationMode(enum.Enum):
@@ -32,31 +33,35 @@ class Lambda:
 
 
 class Resize:
+    """An integer is the length of the shorter side."""
+
     def __init__(self, size, interpolation=InterpolationMode.BILINEAR):
-        self.size, self.interpolation = size, getattr(interpolation, "value", interpolation)
+        self.size, self.resampling = size, getattr(Image.Resampling, interpolation.name)
 
     def __call__(self, image):
-        return functional.resize(image, self.size, self.interpolation)
+        if not isinstance(self.size, int):
+            return image.resize(self.size[::-1], self.resampling)
+        scale = self.size / min(image.size)
+        return image.resize(tuple(round(length * scale) for length in image.size), self.resampling)
 
 
 class CenterCrop:
     def __init__(self, size):
-        self.size = functional.pair(size)
+        self.size = (size, size) if isinstance(size, int) else tuple(size)
 
     def __call__(self, image):
-        height, width = functional.size_of(image)
-        return functional.crop(image, (height - self.size[0]) // 2, (width - self.size[1]) // 2, *self.size)
+        width, height = image.size
+        return crop(image, (height - self.size[0]) // 2, (width - self.size[1]) // 2, *self.size)
 
 
 class RandomCrop(CenterCrop):
     @staticmethod
     def get_params(image, output_size):
-        height, width = functional.size_of(image)
-        top, left = (random.randint(0, most) for most in (height - output_size[0], width - output_size[1]))
-        return top, left, *output_size
+        width, height = image.size
+        return random.randint(0, height - output_size[0]), random.randint(0, width - output_size[1]), *output_size
 
     def __call__(self, image):
-        return functional.crop(image, *self.get_params(image, self.size))
+        return crop(image, *self.get_params(image, self.size))
 
 
 class RandomHorizontalFlip:
@@ -64,18 +69,13 @@ class RandomHorizontalFlip:
         self.p = p
 
     def __call__(self, image):
-        return functional.hflip(image) if torch.rand(1).item() < self.p else image
+        return ImageOps.mirror(image) if torch.rand(1).item() < self.p else image
 
 
 class PILToTensor:
     def __call__(self, image):
         pixels = torch.from_numpy(np.array(image))
         return (pixels[..., None] if pixels.ndim == 2 else pixels).permute(2, 0, 1)
-
-
-class ToTensor(PILToTensor):
-    def __call__(self, image):
-        return super().__call__(image).float() / 255
 
 
 class ConvertImageDtype:
@@ -86,6 +86,11 @@ class ConvertImageDtype:
 
     def __call__(self, image):
         return image.to(self.dtype) / 255
+
+
+class ToTensor:
+    def __call__(self, image):
+        return PILToTensor()(image).float() / 255
 
 
 class Normalize:

@@ -1,11 +1,11 @@
-"""Faults that a script's text shows."""
+"""Faults and patterns in the text of third-party scripts."""
 
 from pathlib import Path
 
 import pytest
 
-from diffusers_lrlab.diffusers_plugin.script.faults import find_faults
-from diffusers_lrlab.diffusers_plugin.script.source import HostScript
+from diffusers_lrlab.diffusers_plugin.host.faults import find_faults
+from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 RESUMES = "resume_step = args.resume_from_checkpoint\n"
@@ -111,21 +111,28 @@ def test_a_loop_without_accelerate_has_no_fault():
     assert "LR" not in [fault.name[:2] for fault in find_faults(HostScript(str(SCRIPTS / "own_script.py")))]
 
 
-@pytest.mark.parametrize(
-    "how", ["import own.parts as parts", "from own import parts", "from own.parts import resume", "import loader"]
-)
-def test_a_resume_in_a_module_beside_the_script(tmp_path, how):
-    """As in sd-scripts, whose scripts import what they have in common."""
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "__init__.py").touch()
-    (tmp_path / "own" / "parts.py").write_text("from . import states\n")
-    (tmp_path / "own" / "states.py").write_text("def resume(accelerator, args):\n    accelerator.load_state(args.resume)\n")
-    (tmp_path / "loader.py").write_text("import own.states\nimport loader\n")
-    (tmp_path / "script.py").write_text(f"import torch\n{how}\naccelerator.save_state('x')\n")
-    assert [fault.name for fault in find_faults(HostScript(str(tmp_path / "script.py")))] == ["resume: data"]
-
-
 def test_faults_at_a_resume(tmp_path):
     for text, names in ((RESUMES, []), ("first = args.resume_from_checkpoint", ["resume: data"]), ("", ["no resume"])):
         (tmp_path / "script.py").write_text(text)
         assert [fault.name for fault in find_faults(HostScript(str(tmp_path / "script.py")))] == names
+
+
+def test_forms_are_recognised_by_the_text(tmp_path):
+    def form(text):
+        (tmp_path / "script.py").write_text(text)
+        return HostScript(tmp_path / "script.py")
+
+    index = "t = torch.randint(0, s.config.num_train_timesteps, (b,))\n"
+    density = "u = compute_density_for_timestep_sampling(b)\ni = (u * s.config.num_train_timesteps).long()\n"
+    assert form(index).sampling_pattern == "index"
+    assert form(density).sampling_pattern == "density"
+    assert not form(density + "x = (1.0 - sigmas) * data + sigmas * noise").sigma_scales_data
+    assert form(density + "x = (1.0 - sigmas) * noise + sigmas * data").sigma_scales_data
+    for text, reason in [
+        (index + density, "in two ways .lines 1, 2."),
+        ("u = compute_density_for_timestep_sampling(b)\n", "as noise levels, not as indices"),
+        ("t = torch.randint(0, args.num_ddim_timesteps, (b,))\n", "it calls neither"),
+        ("not python", "it calls neither"),
+    ]:
+        with pytest.raises(NotRecognised, match=reason):
+            _ = form(text).sampling_pattern

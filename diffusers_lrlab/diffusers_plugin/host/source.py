@@ -72,17 +72,6 @@ class HostScript:
         """Whether an attribute of this name is used anywhere."""
         return any(node.attr == name for node in self.nodes(ast.Attribute))
 
-    @functools.cached_property
-    def local_modules(self) -> list["HostScript"]:
-        """The modules in its own folder that it imports, directly or through each other."""
-        folder, found, left = os.path.dirname(self.path), dict[str, HostScript](), [self]
-        while left:
-            for path in _imported(left.pop(), folder):
-                if path != self.path and path not in found:
-                    found[path] = HostScript(path)
-                    left.append(found[path])
-        return [*found.values()]
-
     # --- timesteps ----------------------------------------------------------------------------------------------------
 
     @functools.cached_property
@@ -149,21 +138,6 @@ class HostScript:
     def texts(self) -> set[str]:
         """The string literals of the script, such as names of schedules that it handles itself."""
         return {node.value for node in self.nodes(ast.Constant) if isinstance(node.value, str)}
-
-
-def _imported(script: HostScript, folder: str) -> list[str]:
-    """Files in a folder, or in packages there, that a script's imports name."""
-    names = [(folder, alias.name) for node in script.nodes(ast.Import) for alias in node.names]
-    for node in script.nodes(ast.ImportFrom):
-        root = os.path.dirname(script.path) if node.level else folder
-        for _ in range(node.level - 1):
-            root = os.path.dirname(root)
-        names += [
-            (root, ".".join(filter(None, (node.module, part)))) for part in ("", *(alias.name for alias in node.names))
-        ]
-    bases = [os.path.join(root, *name.split(".")) for root, name in names if name]
-    paths = [path for base in bases for path in (f"{base}.py", os.path.join(base, "__init__.py"))]
-    return [path for path in dict.fromkeys(paths) if os.path.isfile(path)]
 
 
 def _receiver(node: ast.expr) -> str:

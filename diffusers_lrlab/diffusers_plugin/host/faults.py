@@ -82,9 +82,8 @@ def _is_stepped_in_micro_batches(script: HostScript, schedule: str | None) -> bo
 
 
 def _resume_fault(script: HostScript) -> Fault | None:
-    files = (script, *script.local_modules)
-    if not any(each.mentions("resume_from_checkpoint") or each.calls("load_state") for each in files):
-        return Fault("no resume", "cannot resume from a checkpoint.")
+    if not script.mentions("resume_from_checkpoint") and not script.calls("load_state"):
+        return Fault("no resume", "cannot resume from a checkpoint, unless a module of its own does so.")
     if script.assigns("resume_step") or script.calls("skip_first_batches"):
         return None
     text = "rereads an epoch's data from the beginning when it resumes in mid-epoch."

@@ -1,1 +1,0 @@
-"""Registration with diffusers and transformers: schedules, models and pipelines."""

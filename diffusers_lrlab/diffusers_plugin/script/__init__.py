@@ -1,1 +1,0 @@
-"""The text of a third-party script, read before it runs."""
