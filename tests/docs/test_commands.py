@@ -16,7 +16,7 @@ from tables import cases
 from diffusers_lrlab.cli.main import COMMANDS, main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.plugins import load_plugins
-from diffusers_lrlab.study.same_command import PRESETS_FOLDER
+from diffusers_lrlab.study.shown_command import PRESETS_FOLDER
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.config import TrainingConfig

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...audit.recorder.schedulers import bare_optimizer
-from ...audit.recorder.steps import is_nested_step
 from ...core.errors import LabError, is_first_process, must_be
 from ...core.words import counted
 from ...schedules.expected import resolve_length

@@ -9,7 +9,8 @@ from typing import Any
 from torch.optim import Optimizer, lr_scheduler, optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ...audit.recorder.recorder import is_nested_step
+from diffusers_lrlab.audit.recorder.steps import is_nested_step
+
 from ...audit.recorder.schedulers import bare_optimizer
 from ...core.errors import LabError
 from .patches import Patches
