@@ -18,11 +18,9 @@ from .diffusers_plugin.registration.register import register  # noqa: E402
 
 _HOMES = {
     "Curve": "schedules.values",
-    "DiTImagePipeline": "pipelines.dit_image",
+    "ImagePipeline": "pipelines.image",
     "LabError": "core.errors",
-    "LabelledImagePipeline": "pipelines.labelled_images",
     "MLPDenoiser": "models.mlp_denoiser",
-    "LatentImagePipeline": "pipelines.latent_image",
     "PointDDPMPipeline": "pipelines.point_ddpm",
     "Progress": "core.progress",
     "FinderConfig": "finder.range_test",

@@ -10,11 +10,10 @@ from typing import Any
 
 from ..core.errors import LabError, did_you_mean, must_be
 from ..core.files import expanded
-from .folder_files import FolderFiles, ending_of
-from .image_folder import open_image_folder, warn_once
+from .image_folder import FolderFiles, ending_of, open_image_folder, warn_once
 from .image_sets import IMAGE_DATASETS, image_set, load_image_dataset
 from .options import EMBEDDED_DATASETS, DataConfig
-from .toy2d_entries import TOY_DATASETS
+from .toy2d import TOY_DATASETS
 
 
 def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ..data.image_loading import load_image_data
 from ..data.layout import BatchLayout
+from ..data.loading import load_image_data
 from .classifier import NUM_CLASSIFIED, ClassReader, class_reader
 from .frechet import frechet_distance, image_features
 from .registry import register_metric

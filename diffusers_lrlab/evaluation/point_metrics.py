@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..data.toy2d_entries import LOG_PROBS
+from ..data.toy2d import LOG_PROBS
 from . import distances, kl
 from .likelihood import NUM_STEPS, exact_kl, log_likelihood
 from .registry import ALL, register_metric

@@ -16,10 +16,10 @@ from ..training.config import complete_options
 from ..training.kinds.base import DataKind
 from ..training.kinds.select import component_of, kind_of
 from ..training.pipeline import pipeline_name
+from ..training.record_schema import read_json
 from .card_facts import compared_with_real_data, describe_data, distance_rows, facts_of, limits_of, result_rows
 from .card_sections import section_of
 from .cards import as_code, fill
-from .pipeline_folder import references_of
 
 
 def write_model_card(folder: Path, record: dict[str, Any]) -> None:
@@ -97,11 +97,9 @@ def _example(kind: DataKind, record: dict[str, Any], folder: Path) -> str:
             f"The denoiser is third-party code, `{component}/diffusers_lrlab.py`, which needs diffusers_lrlab. Read it, "
             f"and import a copy of it first.\n\n{example}"
         )
-    for name, reference in references_of(folder).items():
-        if pipeline in ("LatentImagePipeline", "DiTImagePipeline"):
-            example += f"\nIts `{name}` is loaded from `{reference.name_or_path}` when it is first needed.\n"
-            continue
-        example += f"\nIts `{name}` is loaded from elsewhere. Pass it to `from_pretrained` as `{name}={reference.call}`.\n"
+    index = folder / "model_index.json"
+    if source := read_json(index).get("vae_source") if index.is_file() else None:
+        example += f"\nIts `vae` is loaded from `{source['name_or_path']}` when it is first needed.\n"
     return example
 
 

@@ -80,18 +80,12 @@ LABELLED_SECTIONS: dict[str, CardSection] = {
 }
 """Of runs with class labels; the example has `{labels}`, some names of classes."""
 
-_DIT_EXAMPLE = _example(f"[0, 1], guidance_scale={{guidance_scale}}, {_STEPS}", pipeline="DiTPipeline", own=False).replace(
-    "images =", "print(pipeline.labels)  # by name\nimages ="
-)
-
 
 def section_of(kind: DataKind, config: dict[str, Any], pipeline: str = "") -> CardSection:
     """The parts of the card of a run, by its recorded configuration and the class of its pipeline."""
     rows = CARD_SECTIONS if config["label_column"] is None else LABELLED_SECTIONS
     section = row_for(kind, rows, CardSection())
-    if pipeline == "DiTPipeline":
-        return replace(section, example=_DIT_EXAMPLE, without_package="")
-    if pipeline == "DiTImagePipeline" and config["label_column"] is None:  # is called as the pipeline of latents is
+    if pipeline == "ImagePipeline" and config["label_column"] is None:  # is called as the pipeline of latents is
         called_alike = CARD_SECTIONS["latents"]
         return replace(section, example=called_alike.example, without_package=called_alike.without_package)
     return section

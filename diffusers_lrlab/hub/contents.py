@@ -11,7 +11,7 @@ from pathlib import Path
 from ..core.errors import LabError
 from ..core.manifest import MANIFEST, DamagedManifest, Sums, file_sums, manifest_text, read_manifest, sums_of_bytes
 from ..core.words import counted
-from ..data.latents.manifest import is_latents_folder
+from ..data.latents import is_latents_folder
 from ..training.kinds.select import components
 from ..training.record_schema import read_json
 from ..training.run_files import parts_of_pipeline

@@ -5,31 +5,16 @@ from typing import Any
 
 from ..core.errors import LabError
 from ..core.files import is_plain_name
-from ..pipelines.reference import Reference, saved_references
 from ..training.record_schema import read_json
-
-
-def references_of(folder: Path) -> dict[str, Reference]:
-    """The parts of a saved pipeline that are elsewhere, by name."""
-    index = folder / "model_index.json"
-    return _references(read_json(index), index) if index.is_file() else {}
-
-
-def _references(data: Any, index: Path) -> dict[str, Reference]:
-    if not isinstance(data, dict):
-        raise LabError(f"{str(index)!r} is not the index of a pipeline.")
-    try:
-        return saved_references(data)
-    except ValueError as error:
-        raise LabError(f"{str(index)!r} cannot be used: {error}.") from None
 
 
 def check_pipeline(folder: Path) -> None:
     """Raises a `LabError` unless all parts of a pipeline have readable configurations and weights."""
     index = read_json(folder / "model_index.json")
-    references = _references(index, folder / "model_index.json")
+    if not isinstance(index, dict):
+        raise LabError(f"{str(folder / 'model_index.json')!r} is not the index of a pipeline.")
     for name, value in index.items():
-        if isinstance(value, list) and any(value) and name not in references:
+        if isinstance(value, list) and any(value):
             if not is_plain_name(name):
                 raise LabError(f"{str(folder / 'model_index.json')!r} names {name!r}, which is not a folder beside it.")
             _check_part(folder / name)

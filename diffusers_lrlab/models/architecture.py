@@ -31,10 +31,3 @@ class Architecture:
     def prepared(self, model: Any) -> Any:
         """A new model, ready to be trained."""
         return model
-
-    def diffusers_pipeline(self, label_dropout: float | None, scheduler: Any, vae: Any) -> str | None:
-        """
-        "module:class" of diffusers' own pipeline that samples the model, with this dropout of its labels (`None` without
-        labels), this scheduler and this autoencoder (`None` for pixels); `None` if there is none.
-        """
-        return None

@@ -25,7 +25,7 @@ class DiT(Architecture):
     """
 
     component = "transformer"
-    pipeline = "diffusers_lrlab.pipelines.dit_image:DiTImagePipeline"
+    pipeline = "diffusers_lrlab.pipelines.image:ImagePipeline"
     null_label = NULL_LABEL
 
     def of_data(self, of_data: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,17 +73,6 @@ class DiT(Architecture):
             nn.init.zeros_(layer.bias)
         model.register_forward_pre_hook(_tell_no_label, with_kwargs=True)
         return model
-
-    def diffusers_pipeline(self, label_dropout: float | None, scheduler: Any, vae: Any) -> str | None:
-        """
-        `DiTPipeline` samples latents of an autoencoder without a shift, by schedulers with `scale_model_input`. It guides by
-        default, which needs dropped labels.
-        """
-        config = getattr(vae, "config", None)
-        is_scaled = hasattr(scheduler, "scale_model_input")
-        is_sampled = bool(label_dropout) and is_scaled and type(vae).__name__ == "AutoencoderKL"
-        is_decoded = bool(getattr(config, "scaling_factor", None)) and not getattr(config, "shift_factor", None)
-        return "diffusers:DiTPipeline" if is_sampled and is_decoded else None
 
 
 def _tell_no_label(_model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError, must_be
-from ..data.latents.manifest import latents_folder, read_latents_manifest
+from ..data.latents import latents_folder, read_latents_record
 from ..models.architecture import Architecture
 from ..models.loading import complete_config, load_model_config
 from ..models.registry import DENOISERS, architecture_of, denoiser_arguments, denoiser_class
@@ -91,7 +91,7 @@ def _config_of_start(config: ResolvedConfig, start: StartWeights, architecture: 
 def _known_arguments(config: ResolvedConfig) -> dict[str, Any]:
     """Arguments of any model of images or latents that are known before data are read."""
     if (folder := latents_folder(config)) is not None:
-        channels, size, _ = read_latents_manifest(folder).shape
+        channels, size, _ = read_latents_record(folder).shape
     elif config.resolution is not None:
         channels, size = config.image_shape
     else:

@@ -11,9 +11,8 @@ from PIL import Image
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data import image_sets
-from diffusers_lrlab.data.glyphs import FAMILIES
+from diffusers_lrlab.data.drawn_images import FACTORS, FAMILIES, RANGES, SHAPES, Factors, draw_factors, render_shapes
 from diffusers_lrlab.data.image_sets import IMAGE_DATASETS, load_image_dataset
-from diffusers_lrlab.data.shapes import FACTORS, RANGES, SHAPES, Factors, draw_factors, render_shapes
 
 MADE = [name for name, entry in IMAGE_DATASETS.items() if "made" in entry.traits]
 SIZES = {"digits": (1797, 8, "L"), "mnist": (5000, 28, "L"), "shapes": (12, 16, "RGB"), "glyphs": (12, 16, "L")}

@@ -14,8 +14,7 @@ from diffusers_lrlab.data.batches import iterate_batches
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.points import PointTransform, read_points
 from diffusers_lrlab.data.sources import find_point_column
-from diffusers_lrlab.data.toy2d import toy_points
-from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
+from diffusers_lrlab.data.toy2d import TOY_DATASETS, toy_points
 from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.resolve import resolve_config

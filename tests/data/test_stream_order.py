@@ -19,7 +19,7 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data import streams
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.batches import _Stream, iterate_batches
-from diffusers_lrlab.data.conditions import Example
+from diffusers_lrlab.data.labels import Example
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.loading import TrainingData
 from diffusers_lrlab.data.points import PointTransform

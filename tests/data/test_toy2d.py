@@ -23,8 +23,14 @@ from tables import cases
 import diffusers_lrlab
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.data.toy2d import MAX_POINTS, list_toy_datasets, load_toy_dataset, toy_log_prob, toy_points
-from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
+from diffusers_lrlab.data.toy2d import (
+    MAX_POINTS,
+    TOY_DATASETS,
+    list_toy_datasets,
+    load_toy_dataset,
+    toy_log_prob,
+    toy_points,
+)
 from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
 
 SETS = list(TOY_DATASETS)

@@ -12,7 +12,7 @@ from diffusers import DDPMScheduler
 from gaussians import gaussian_kl, normal
 from tables import rows
 
-from diffusers_lrlab.data.densities import mixture_log_prob
+from diffusers_lrlab.data.toy2d import mixture_log_prob
 from diffusers_lrlab.evaluation.likelihood import NUM_STEPS, _NoisePrediction, exact_kl, log_likelihood
 from diffusers_lrlab.objective.ddpm import DDPM
 

@@ -21,11 +21,11 @@ import diffusers_lrlab
 from diffusers_lrlab import LabError, register_denoiser
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.data.batches import iterate_batches
-from diffusers_lrlab.data.image_loading import load_image_data
 from diffusers_lrlab.data.latents.encode import EncodeOptions, encode_dataset
 from diffusers_lrlab.data.latents.loading import load_latent_data
 from diffusers_lrlab.data.latents.manifest import ROWS_FILE, read_latents_manifest
 from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.data.loading import load_image_data
 from diffusers_lrlab.models.registry import DENOISERS
 from diffusers_lrlab.training.model import find_start, given_model_config
 from diffusers_lrlab.training.plan import make_plan
