@@ -321,11 +321,6 @@ def _read_metadata(files: FolderFiles, path: str) -> tuple[datasets.Dataset, lis
         )
     if not len(table):
         raise LabError(f"{path!r} has no rows. Hint: add a row for each image, or remove the file to train without it.")
-    if twice := [name for name in images.values() if name in table.column_names or [*images.values()].count(name) > 1]:
-        column = next(name for name, image in images.items() if image == twice[0])
-        raise LabError(
-            f"{path!r} has columns {column!r} and {twice[0]!r}; the former becomes {twice[0]!r}. Rename one of them."
-        )
     names: list[str] = []
     for column, image in images.items():
         cells = [
@@ -333,9 +328,6 @@ def _read_metadata(files: FolderFiles, path: str) -> tuple[datasets.Dataset, lis
             for cell in table[column].to_pylist()
         ]
         names = [files.name_of(cell) if cell else "" for cell in cells]
-        for name in names:
-            if name.startswith(".."):
-                raise LabError(f"{path!r} names {name!r}, which is outside of the folder. Correct or remove that row.")
         table = table.set_column(table.column_names.index(column), image, pa.array(cells, pa.string()))
     rows = hf_datasets.Dataset(hf_datasets.table.InMemoryTable(table))
     for image in images.values():

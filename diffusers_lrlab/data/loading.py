@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -227,45 +227,17 @@ def find_image_column(dataset: datasets.Dataset, asked: str | None) -> str:
 
     features, listing = columns_of(dataset)
     columns = [name for name, feature in features.items() if isinstance(feature, Image)]
-    if asked is not None:
-        if asked not in columns:
-            remedy = _remedy({asked: features[asked]} if asked in features else {})
-            raise LabError(f"--image_column {asked!r} is not a column of images. Columns: {listing}.{remedy}")
-        return asked
-    if not columns:
-        remedy = (
-            _remedy(features) or " Use a dataset with an Image column; points are read from one column of lists of numbers."
-        )
-        raise LabError(f"The dataset has no column of images. Columns: {listing}.{remedy}")
-    if len(columns) > 1:
+    remedy = (
+        "Hint: for bytes, or structs of bytes and path, dataset.cast_column('NAME', datasets.Image()) in Python makes one, "
+        "and dataset.save_to_disk('images') a folder for --dataset_name; points are read from a column of lists of numbers."
+    )
+    if asked is not None and asked not in columns:
+        raise LabError(f"--image_column {asked!r} is not a column of images. Columns: {listing}. {remedy}")
+    if asked is None and not columns:
+        raise LabError(f"The dataset has no column of images. Columns: {listing}. {remedy}")
+    if asked is None and len(columns) > 1:
         raise LabError(f"The dataset has several columns of images: {', '.join(columns)}. Choose one with --image_column.")
-    return columns[0]
-
-
-def _remedy(features: Mapping[str, Any]) -> str:
-    """How to make a column of images of the first column that holds images in another form; empty if there is none."""
-    steps = (step for name, feature in features.items() if (step := _to_images(name, feature)))
-    if (step := next(steps, None)) is None:
-        return ""
-    return f" Hint: in Python, dataset = dataset{step} and dataset.save_to_disk('images'); then --dataset_name images."
-
-
-def _to_images(name: str, feature: Any) -> str | None:
-    """Calls of `datasets` that make a column of images of structs, bytes or lists; empty for one, `None` for other data."""
-    from datasets import Image
-
-    if isinstance(feature, Image):
-        return ""
-    if isinstance(feature, dict) and not {"bytes", "path"} & feature.keys():  # a struct with images among its fields
-        inner = (_to_images(f"{name}.{key}", each) for key, each in feature.items())
-        return next((f".flatten(){step}" for step in inner if step is not None), None)
-    if isinstance(feature, dict) or str(getattr(feature, "dtype", "")).endswith("binary"):
-        return f".cast_column({name!r}, datasets.Image())"
-    item = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
-    first = "first_" + name
-    if item is None or (step := _to_images(first, item)) is None:
-        return None
-    return f".map(lambda row: {{{first!r}: row[{name!r}][0]}}, remove_columns={name!r}){step}"
+    return asked or columns[0]
 
 
 def _keep_in_memory(data: TrainingData, config: DataConfig, label: LabelColumn | None) -> None:

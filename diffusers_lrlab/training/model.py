@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError, must_be
 from ..data.latents import latents_folder, read_latents_record
-from ..models.architecture import Architecture
-from ..models.loading import complete_config, load_model_config
-from ..models.registry import DENOISERS, architecture_of, denoiser_arguments, denoiser_class
-from ..models.start_weights import OPTION, StartWeights, find_start_weights
+from ..models.loading import OPTION, StartWeights, complete_config, find_start_weights, load_model_config
+from ..models.registry import DENOISERS, Architecture, architecture_of, denoiser_arguments, denoiser_class
 from ..models.width import start_for_width, width_of
 from .config import ResolvedConfig
 from .kinds.images import EMBEDDINGS_HINT

@@ -122,10 +122,8 @@ DRAWN = {"timesteps": lambda: torch.tensor([1, 2]), "losses": lambda: torch.ones
 VALID = {
     "FinderConfig": {},
     "MLPDenoiser": {},
-    "DiTImagePipeline": {"transformer": lambda: dit(), "scheduler": noise_scheduler},
-    "LatentImagePipeline": {"unet": lambda: latent_unet(), "scheduler": noise_scheduler},
+    "ImagePipeline": {"scheduler": noise_scheduler, "unet": lambda: labelled_unet()},
     "PointDDPMPipeline": {"denoiser": lambda: lab.MLPDenoiser(hidden_size=4), "scheduler": noise_scheduler},
-    "LabelledImagePipeline": {"unet": lambda: labelled_unet(), "scheduler": noise_scheduler},
     "Progress": {"update": 1, "total_updates": 10},
     "TrainingConfig": {},
     "find_lr": {"config": config},
@@ -156,20 +154,12 @@ BESIDE = {
     "TimestepSampler.observe": (lambda: sampler("loss_second_moment").observe, DRAWN),
     "LossWeighting.weights": (lambda: weighting().weights, {"timesteps": DRAWN["timesteps"]}),
     "Parameter": (lambda: Parameter, {"name": "a", "kind": int, "default": 1, "help": "h"}),
-    "DiTImagePipeline()": (
-        lambda: lab.DiTImagePipeline(dit(), DDPMScheduler(num_train_timesteps=4)),
-        {"batch_size": 2, "num_inference_steps": 2},
-    ),
-    "LatentImagePipeline()": (
-        lambda: lab.LatentImagePipeline(latent_unet(), DDPMScheduler(num_train_timesteps=4)),
-        {"batch_size": 2, "num_inference_steps": 2, "output_type": "latent"},
-    ),
     "PointDDPMPipeline()": (
         lambda: lab.PointDDPMPipeline(lab.MLPDenoiser(hidden_size=4), DDPMScheduler(num_train_timesteps=4)),
         {"num_points": 4, "num_inference_steps": 2},
     ),
-    "LabelledImagePipeline()": (
-        lambda: lab.LabelledImagePipeline(labelled_unet(), DDPMScheduler(num_train_timesteps=4)),
+    "ImagePipeline()": (
+        lambda: lab.ImagePipeline(DDPMScheduler(num_train_timesteps=4), labelled_unet()),
         {"class_labels": lambda: [0, 2], "num_inference_steps": 2},
     ),
     "MLPDenoiser()": (
@@ -199,8 +189,8 @@ LATE = {"torch": torch, "pandas": pandas, "Optimizer": torch.optim.Optimizer, "d
 SCHEDULES = [name for name in dir(functions) if name.startswith("get_") and name.endswith("_schedule")]
 
 # Their files import nothing of ours, so they raise what `LabError` is a kind of.
-PIPELINES = ("PointDDPMPipeline()", "LabelledImagePipeline()", "LatentImagePipeline()", "DiTImagePipeline()")
-CLASSES = ("MLPDenoiser", "PointDDPMPipeline", "LabelledImagePipeline", "LatentImagePipeline", "DiTImagePipeline")
+PIPELINES = ("PointDDPMPipeline()", "ImagePipeline()")
+CLASSES = ("MLPDenoiser", "PointDDPMPipeline", "ImagePipeline")
 FREE_OF_US = (*CLASSES, "MLPDenoiser()", *PIPELINES)
 
 

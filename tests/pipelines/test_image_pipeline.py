@@ -152,7 +152,11 @@ REFUSED = [
         for model in (ALL_LABELS, ALL_LABELS_OF_DIT)
         for case in [
             (model, {}, "class_labels must be given for a model that was trained with all labels"),
-            (model, {"class_labels": 0, "guidance_scale": 2.0}, "guidance_scale must be 1 for a model that was trained with"),
+            (
+                model,
+                {"class_labels": 0, "guidance_scale": 2.0},
+                "guidance_scale must be 1 for a model that was trained with",
+            ),
         ]
     ),
     ({"model": lambda: unet_of(2)}, {"class_labels": 0}, "num_class_embeds of the unet must be the number of.*got 2"),

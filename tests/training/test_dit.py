@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from diffusers import DDPMScheduler, DiTPipeline, DiTTransformer2DModel, FlowMatchEulerDiscreteScheduler
+from diffusers import DiTTransformer2DModel
 from diffusers.models.embeddings import LabelEmbedding
 from helpers import config, load_data_once
 
 from diffusers_lrlab import LabError
 from diffusers_lrlab.data import loading
 from diffusers_lrlab.data.batches import iterate_batches
-from diffusers_lrlab.models.dit import NULL_LABEL, DiT
+from diffusers_lrlab.models.networks import NULL_LABEL, DiT
 from diffusers_lrlab.preflight.model_checks import dead_parameters
 from diffusers_lrlab.preflight.subject import Subject
 from diffusers_lrlab.run.train import run_training

@@ -19,8 +19,8 @@ from diffusers_lrlab import MLPDenoiser, TrainingConfig
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.manifest import file_sums
 from diffusers_lrlab.data import loading, points
+from diffusers_lrlab.models.loading import find_start_weights
 from diffusers_lrlab.models.registry import DENOISERS, register_denoiser
-from diffusers_lrlab.models.start_weights import find_start_weights
 from diffusers_lrlab.run.train import run_training
 from diffusers_lrlab.training.model import find_start, given_model_config
 from diffusers_lrlab.training.resolve import resolve_config

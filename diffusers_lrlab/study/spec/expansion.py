@@ -12,7 +12,7 @@ from ...data.latents import image_set_of, latents_folder
 from ...data.options import EMBEDDED_DATASETS
 from ...data.toy2d import TOY_DATASETS
 from ...evaluation.metrics import METRICS
-from ...models.start_weights import StartWeights
+from ...models.loading import StartWeights
 from ...training.arguments import parse_options
 from ...training.config import ResolvedConfig, TrainingConfig
 from ...training.kinds.select import kind_of

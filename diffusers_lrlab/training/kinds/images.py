@@ -13,7 +13,7 @@ from ...data.image_sets import check_resolution as check_size
 from ...data.image_sets import image_set
 from ...data.toy2d import TOY_DATASETS
 from ...evaluation.registry import measures_samples
-from ...models.unet import check_resolution, default_down_blocks, default_unet_config
+from ...models.networks import check_resolution, default_down_blocks, default_unet_config
 from ..config import ResolvedConfig, TrainingConfig
 from .base import KINDS, DataKind
 

@@ -18,7 +18,7 @@ from ...data.latents import (
     scaling_of,
     weights_sha256,
 )
-from ...models.unet import default_down_blocks
+from ...models.networks import default_down_blocks
 from ..config import ResolvedConfig, TrainingConfig
 from .base import KINDS
 from .images import Images, check_embeddings
