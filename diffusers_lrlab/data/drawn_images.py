@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..core.errors import LabError
 from ..core.streams import stream_seed
 from .image_sets import ImageSet
 
@@ -186,11 +185,7 @@ def _font(file: str, size: int) -> Any:
     from matplotlib import get_data_path
     from PIL import ImageFont
 
-    path = f"{get_data_path()}/fonts/ttf/{file}.ttf"
-    try:
-        return ImageFont.truetype(path, size)
-    except OSError:
-        raise LabError(f"The font {file}.ttf of matplotlib is missing. Reinstall matplotlib.") from None
+    return ImageFont.truetype(f"{get_data_path()}/fonts/ttf/{file}.ttf", size)
 
 
 @cache

@@ -11,13 +11,12 @@ import unittest.mock
 import warnings
 from typing import Any
 
-import latents
 import numpy as np
 import pandas
 import printed
 import pytest
 import torch
-from diffusers import DDPMScheduler, DiTTransformer2DModel, UNet2DModel
+from diffusers import DDPMScheduler, UNet2DModel
 from hypothesis import given
 from hypothesis import strategies as st
 from tables import cases
@@ -81,10 +80,6 @@ def points():
     return np.random.default_rng(0).normal(size=(20, 2))
 
 
-def latent_unet():
-    return UNet2DModel.from_config({key: value for key, value in latents.TINY_UNET.items() if key != "_class_name"})
-
-
 def noise_scheduler():
     return DDPMScheduler()
 
@@ -100,11 +95,6 @@ def sampler(name="uniform", **kwargs):
 def labelled_unet():
     blocks = {"down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",), "block_out_channels": (8,)}
     return UNet2DModel(4, 1, 1, layers_per_block=1, norm_num_groups=2, num_class_embeds=4, **blocks)
-
-
-def dit():
-    sizes = {"num_attention_heads": 1, "attention_head_dim": 4, "num_layers": 1, "norm_num_groups": 1}
-    return DiTTransformer2DModel(**sizes, in_channels=1, out_channels=1, sample_size=4)
 
 
 def weighting():

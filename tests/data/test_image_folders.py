@@ -1,6 +1,5 @@
 """Folders as users have them: which images are read, with which labels, and what is said about those that are not."""
 
-import io
 import json
 import os
 import re
@@ -9,9 +8,8 @@ from pathlib import Path
 
 import datasets
 import pytest
-from helpers import load, numbered_image
+from helpers import load, numbered_image, png, write_tar
 from tables import cases
-from test_stream_sources import write_tar
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.options import DataConfig
@@ -250,9 +248,7 @@ def write_data(folder, form, level):
     elif form == "saved":
         row.save_to_disk(str(folder))
     elif form == "tar":
-        file = io.BytesIO()
-        numbered_image(level).save(file, "png")
-        write_tar(folder / "0[1].tar", [("0.png", file.getvalue())])
+        write_tar(folder / "0[1].tar", [("0.png", png(level))])
     else:
         (folder / "0[1].jsonl").write_text(json.dumps({"x": [level / 127.5 - 1]}))
 

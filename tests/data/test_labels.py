@@ -1,12 +1,9 @@
 """Class labels: the column, the classes, dropped labels, and those of samples."""
 
-import io
-import tarfile
-
 import datasets
 import pytest
 import torch
-from helpers import config, levels, load_data, numbered_image
+from helpers import config, levels, load_data, png, write_tar
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
@@ -19,11 +16,6 @@ NUM_ROWS, CORRUPT = 24, (3, 4, 17)
 WHOLE = datasets.Value("int64")
 STREAM = {"streaming": True, "max_train_steps": 9, "stream_shuffle_buffer": 60}
 NAMES = ("cat", "dog", "fox")
-
-
-def png(level):
-    numbered_image(level).save(file := io.BytesIO(), format="png")
-    return file.getvalue()
 
 
 def contents(labels):
@@ -46,21 +38,18 @@ def write_saved(folder, labels):
     rows_of(labels, WHOLE).save_to_disk(str(folder))
 
 
-def write_tar(folder, labels, mode="w"):
+def write_tars(folder, labels, mode="w"):
     """The label comes before the image in some rows, and after it in others."""
-    folder.mkdir()
-    with tarfile.open(folder / "train-00000.tar", mode) as tar:
-        for row, (label, content) in enumerate(zip(labels, contents(labels), strict=True)):
-            members = [(f"{row:03}.png", content), (f"{row:03}.cls", str(label).encode())]
-            for name, content in members if row % 2 else reversed(members):
-                entry = tarfile.TarInfo(name)
-                entry.size = len(content)
-                tar.addfile(entry, io.BytesIO(content))
+    members = []
+    for row, (label, content) in enumerate(zip(labels, contents(labels), strict=True)):
+        pair = [(f"{row:03}.png", content), (f"{row:03}.cls", str(label).encode())]
+        members += pair if row % 2 else reversed(pair)
+    write_tar(folder / "train-00000.tar", members, mode)
 
 
 def write_compressed(folder, labels):
     """A compressed tar file, which is read in order."""
-    write_tar(folder, labels, mode="w:gz")
+    write_tars(folder, labels, mode="w:gz")
 
 
 def load(folder, column="label", **options):
@@ -82,9 +71,9 @@ WAYS = {
     "lazy": (write_parquet, "label", {"in_memory_limit_mb": 0}),
     "stream of parquet": (write_parquet, "label", {**STREAM, "num_classes": 3}),
     "stream of saved": (write_saved, "label", {**STREAM, "num_classes": 3}),
-    "tar": (write_tar, "cls", {"image_column": "png"}),
+    "tar": (write_tars, "cls", {"image_column": "png"}),
     "stream in order": (write_compressed, "cls", {**STREAM, "image_column": "png", "num_classes": 3}),
-    "stream of tars": (write_tar, "cls", {**STREAM, "image_column": "png", "num_classes": 3}),
+    "stream of tars": (write_tars, "cls", {**STREAM, "image_column": "png", "num_classes": 3}),
 }
 
 
@@ -186,7 +175,7 @@ def test_a_label_that_is_no_class_is_found_when_data_are_loaded(tmp_path, write,
         load(tmp_path / "data", column, num_validation_images=0, **{"num_classes": 3, **options})
 
 
-@cases("write", [write_tar, write_compressed])
+@cases("write", [write_tars, write_compressed])
 def test_labels_are_compared_with_the_number_of_classes_at_each_start(tmp_path, write):
     """Also where an earlier one has counted the rows."""
     write(tmp_path / "data", [*INTEGERS[:-1], 7])
