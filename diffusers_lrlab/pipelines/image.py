@@ -207,7 +207,8 @@ class ImagePipeline(DiffusionPipeline):
             return None if null_label is None else torch.full((num,), null_label), num, 1.0
         _check("class_labels", class_labels, is_labelled, "left out for a model without labels")
         labels, scale = self.label_ids(class_labels), self.config.guidance_scale if scale is None else scale
-        _check("batch_size", batch_size, batch_size in (None, len(labels)), "the number of class_labels, or left out")
+        is_one_each = batch_size is None or (_is_number(batch_size, (int, np.integer)) and batch_size == len(labels))
+        _check("batch_size", batch_size, is_one_each, "the number of class_labels, or left out")
         _check_scale(scale)
         can_guide = scale == 1 or null_label is not None
         _check("guidance_scale", scale, can_guide, "1 for a model that was trained without dropped labels")
