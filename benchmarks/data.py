@@ -23,13 +23,12 @@ import torch
 from PIL import Image
 
 from diffusers_lrlab.data.batch import Batch
-from diffusers_lrlab.data.batches import iterate_batches
-from diffusers_lrlab.data.conditions import Example
+from diffusers_lrlab.data.batches import iterate_batches, prefetched
 from diffusers_lrlab.data.images import ImageTransform, decode
+from diffusers_lrlab.data.labels import Example
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.loading import TrainingData
 from diffusers_lrlab.data.points import PointTransform
-from diffusers_lrlab.data.prefetch import prefetched
 from diffusers_lrlab.data.shards import ParquetShards
 from diffusers_lrlab.data.streams import ShardedStream
 

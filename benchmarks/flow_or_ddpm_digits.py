@@ -24,7 +24,7 @@ from diffusers.utils.logging import disable_progress_bar
 
 import diffusers_lrlab  # noqa: F401  the pipelines of its runs
 from diffusers_lrlab.core.plotting import new_figure, save_figure
-from diffusers_lrlab.data.image_loading import load_image_data
+from diffusers_lrlab.data.loading import load_image_data
 from diffusers_lrlab.evaluation.features import class_reader, frechet_distance, image_features
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.resolve import resolve_config
@@ -61,7 +61,7 @@ def train(out, name, seed, more):
 def held_out(seed):
     """Held-out digits of the runs with a seed, and a reader of classes that was trained on the others."""
     config = resolve_config(parse_arguments(["--dataset_name=digits", f"--seed={seed}", *LABELS], ""))
-    data = load_image_data(config, config.seed, config.layout(1), {"class_labels": config.label_column})
+    data = load_image_data(config, config.seed, config.layout(1))
     return data.held_out.data, class_reader("digits", data.all_in_memory(), data.held_out)
 
 

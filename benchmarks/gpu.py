@@ -371,7 +371,7 @@ def decoding_rows(options):
 
 def overlap_rows(options):
     """An update with its data, read in turn and ahead."""
-    from diffusers_lrlab.data.prefetch import prefetched
+    from diffusers_lrlab.data.batches import prefetched
 
     model, batch, count = (TINY_UNET, 2, 2) if options.tiny else (UNET, 128, 30)
     with open_trainer(model, batch, "bf16" if DEVICE.type == "cuda" else "no") as trainer:

@@ -18,7 +18,7 @@ import torch
 from common import UNET, machine, make_parser, parse
 from diffusers import DiTTransformer2DModel, UNet2DModel
 
-from diffusers_lrlab.models.unet import default_unet_config
+from diffusers_lrlab.models.networks import default_unet_config
 from diffusers_lrlab.optimizers.build import get_optimizer, optimizer_state_bytes
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 

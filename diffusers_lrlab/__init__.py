@@ -17,11 +17,9 @@ begin_program()  # the following import takes a second
 from .diffusers_plugin.registration import register  # noqa: E402
 
 _HOMES = {
-    "DiTImagePipeline": "pipelines.dit_image",
+    "ImagePipeline": "pipelines.image",
     "LabError": "core.errors",
-    "LabelledImagePipeline": "pipelines.labelled_images",
     "MLPDenoiser": "models.mlp_denoiser",
-    "LatentImagePipeline": "pipelines.latent_image",
     "PointDDPMPipeline": "pipelines.point_ddpm",
     "Progress": "core.progress",
     "FinderConfig": "finder.range_test",

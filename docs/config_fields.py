@@ -14,7 +14,7 @@ from diffusers_lrlab.training.config import CONFIG_GROUPS, TrainingConfig
 # The page of a registry, in place of its names.
 PAGES = {
     "averaging.forms:EMA_FORMS": "averages.md",
-    "data.toy2d_entries:TOY_DATASETS": "toy-datasets.md",
+    "data.toy2d:TOY_DATASETS": "toy-datasets.md",
     "models.registry:DENOISERS": "denoisers.md",
     "objective.noise:NOISES": "noises.md",
     "objective.process:OBJECTIVES": "objectives.md",

@@ -1,7 +1,9 @@
 """Folders of small images whose pixels are known, and configurations that read them."""
 
 import dataclasses
+import io
 import json
+import tarfile
 
 import numpy as np
 import torch
@@ -19,6 +21,23 @@ from diffusers_lrlab.training.resolve import resolve_config
 def numbered_image(number, size=(4, 4)):
     """A grey image of one level, by which it is known again."""
     return Image.new("L", size, number)
+
+
+def png(number):
+    """A [`numbered_image`] as the content of a file."""
+    numbered_image(number).save(file := io.BytesIO(), "png")
+    return file.getvalue()
+
+
+def write_tar(path, members, mode="w"):
+    """A tar file of names with contents, and the folder that it is in."""
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, mode) as tar:
+        for name, content in members:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return path.parent
 
 
 def image_folder(folder, count=20, size=(4, 4)):

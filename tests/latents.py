@@ -3,7 +3,9 @@
 import torch
 from diffusers import AutoencoderKL
 
-from diffusers_lrlab.data.latents.manifest import LatentsManifest
+from diffusers_lrlab.data.latent_data import encode_dataset
+from diffusers_lrlab.data.latents import LatentsRecord
+from diffusers_lrlab.data.options import DataConfig
 
 TINY_VAE = {
     "in_channels": 1,
@@ -41,26 +43,31 @@ def save_vae(folder, seed=0, **changes):
     return folder
 
 
-def write_manifest(folder):
-    """A folder that configurations take for latents of digits, without any."""
-    folder.mkdir()
+def encode(folder, vae, dataset="digits", label_column="label", flip=False, batch_size=200, **options):
+    """A folder of latents of a data set."""
+    config = DataConfig(dataset_name=str(dataset), label_column=label_column, **options)
+    return encode_dataset(config, folder, vae=str(vae), flip=flip, batch_size=batch_size)
+
+
+def record_of():
+    """The record of latents of digits."""
     source = {"class_name": "AutoencoderKL", "name_or_path": "user/vae", "subfolder": None, "revision": "0" * 40}
-    LatentsManifest(
+    of_images = {"dataset": "digits", "resolution": 8, "image_channels": 1, "image_set": "digits", "num_images": 1797}
+    scaled = {"scaling_factor": 1.0, "shift_factor": 0.0, "mean": 0.0, "std": 1.0}
+    return LatentsRecord(
         autoencoder=source,
         weights_sha256="0" * 64,
-        scaling_factor=1.0,
-        shift_factor=0.0,
         shape=(4, 4, 4),
         is_deterministic=False,
-        resolution=8,
-        image_channels=1,
-        dtype="float32",
         flip=False,
-        dataset="digits",
-        image_set="digits",
         label_column="label",
-        num_images=1797,
-        mean=0.0,
-        std=1.0,
         rows={"size": 0, "sha256": "0" * 64},
-    ).write(folder)
+        **of_images,
+        **scaled,
+    )
+
+
+def write_record(folder):
+    """A folder that configurations take for latents of digits, without any."""
+    folder.mkdir()
+    record_of().write(folder)

@@ -21,7 +21,7 @@ for name in (
     "matplotlib.backends.backend_agg",
     "diffusers_lrlab.diagnostics.plot",
     "diffusers_lrlab.evaluation.evaluate",
-    "diffusers_lrlab.models.dit",
+    "diffusers_lrlab.models.networks",
     "diffusers_lrlab.objective.ddpm",
     "diffusers_lrlab.optimizers.layers",
     "diffusers_lrlab.training.plots.images",

@@ -21,7 +21,6 @@ _ENCODE: dict[str, Any] = {
     "image_column": None,
     "dataset_config_name": None,
     "dataset_split": "train",
-    "dtype": "float32",
     "batch_size": 16,
     "cache_dir": None,
 }
@@ -54,8 +53,6 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
     add("--image_column", metavar="NAME", help="Column of the images (default: the only one of that type).")
     add("--dataset_config_name", metavar="NAME", help="Configuration of a Hub dataset.")
     add("--dataset_split", metavar="SPLIT", help="Split to encode (default: train).")
-    dtype = "Type of the stored numbers: float32, or float16 or bfloat16 at half the size (default: float32)."
-    add("--dtype", metavar="TYPE", help=dtype)
     add("--batch_size", type=int, metavar="B", help="Images that are encoded at once (default: 16).")
     add("--cache_dir", metavar="DIR", help="Folder for downloaded datasets and autoencoders (default: the Hub's cache).")
     parser.set_defaults(**{**_EXPORT, **_ENCODE})
@@ -73,8 +70,7 @@ def data(options: argparse.Namespace) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     from ..data.image_sets import IMAGE_DATASETS, check_resolution
-    from ..data.toy2d import MAX_POINTS
-    from ..data.toy2d_entries import TOY_DATASETS
+    from ..data.toy2d import MAX_POINTS, TOY_DATASETS
     from ..hub.dataset_folder import export_image_dataset, export_toy_dataset
 
     is_images = options.name in IMAGE_DATASETS
@@ -102,9 +98,11 @@ def _export(options: argparse.Namespace) -> None:
 def _encode(options: argparse.Namespace) -> None:
     if options.vae is None:
         raise must_be("--vae", None, "given to lrlab data encode", "such as --vae stabilityai/sd-vae-ft-mse")
-    from ..data.latents.encode import EncodeOptions, encode_dataset, summary
+    from ..data.latent_data import encode_dataset, summary
+    from ..data.options import DataConfig
 
     given = {name: getattr(options, name) for name in _ENCODE}
-    manifest = encode_dataset(EncodeOptions(dataset=options.name, **given), options.dir)
-    say(summary(manifest))
+    how = {name: given.pop(name) for name in ("vae", "subfolder", "revision", "flip", "batch_size")}
+    record = encode_dataset(DataConfig(dataset_name=options.name, **given), options.dir, **how)
+    say(summary(record))
     say(f"Train on them: lrlab train --train_data_dir {shlex.quote(str(options.dir))}")

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any
 
 import torch
 
-from ..core.errors import LabError, must_be
-from ..core.words import counted
 from .images import normalise
 
 Conditions = Mapping[str, torch.Tensor]
@@ -31,12 +28,6 @@ class Batch:
     data: torch.Tensor
     conditions: Conditions = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for keyword, values in self.conditions.items():
-            if len(values) != len(self.data):
-                wanted = f"{counted(len(self.data), 'row')}, one for each example"
-                raise must_be(keyword, values, wanted, "give a tensor (n, ...)", of="Batch()", got=str(len(values)))
-
     @classmethod
     def stack(cls, examples: Sequence[tuple[torch.Tensor, Conditions]]) -> Batch:
         """A batch of one or more examples, whose tensors have no batch dimension."""
@@ -47,10 +38,7 @@ class Batch:
     @classmethod
     def join(cls, parts: Sequence[Batch]) -> Batch:
         """One batch from one or more batches with the same conditions."""
-        keywords = parts[0].conditions
-        if any(part.conditions.keys() != keywords.keys() for part in parts):
-            raise LabError(f"Batches with the conditions {[sorted(part.conditions) for part in parts]} cannot be joined.")
-        conditions = {keyword: torch.cat([part.conditions[keyword] for part in parts]) for keyword in keywords}
+        conditions = {keyword: torch.cat([part.conditions[keyword] for part in parts]) for keyword in parts[0].conditions}
         return cls(torch.cat([part.data for part in parts]), conditions)
 
     def __len__(self) -> int:
@@ -58,7 +46,8 @@ class Batch:
 
     def __getitem__(self, rows: slice | list[int] | torch.Tensor) -> Batch:
         """The examples of a slice, of row numbers, or of a mask."""
-        if isinstance(rows, (Integral, tuple)) or getattr(rows, "ndim", 1) == 0:
+        if isinstance(rows, int):
+            # Also if a batch is iterated, which would never end.
             raise TypeError(f"A batch is indexed by a slice or several row numbers, got {rows!r}.")
         return self.map(lambda values: values[rows])
 

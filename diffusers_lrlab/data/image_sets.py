@@ -87,7 +87,7 @@ _register(
 )
 _register(
     "shapes",
-    "shapes:make_shapes_set",
+    "drawn_images:make_shapes_set",
     ("circle", "triangle", "square", "star"),
     {"resolution": 16, "image_channels": 3, **_SMALL},
     description="one coloured shape on white, generated from independent factors: kind, hue, size, x, y, rotation",
@@ -97,7 +97,7 @@ _register(
 )
 _register(
     "glyphs",
-    "glyphs:make_glyphs_set",
+    "drawn_images:make_glyphs_set",
     tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
     {"resolution": 16, "image_channels": 1, **_SMALL},
     description="capital letters in the fonts that matplotlib ships; the test split has other font families",

@@ -172,7 +172,7 @@ def decode(cell: Any) -> Image:
     """The image in a cell of an undecoded `datasets.Image` column (`{"bytes": ..., "path": ...}`), fully loaded."""
     from PIL import Image as images
 
-    from .folder_files import image_endings
+    from .image_folder import image_endings
 
     if not cell or (cell["bytes"] is None and cell["path"] is None):
         raise LabError("its cell in the dataset is empty.")

@@ -1,10 +1,10 @@
-"""Class labels: their column, the classes, labels that training drops, and labels of samples."""
+"""Class labels: their column, the rows that carry them, the classes, labels that training drops, and labels of samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,11 +12,90 @@ from ..core.errors import LabError, must_be
 from ..core.streams import stream_generator, stream_uniform
 from ..core.words import counted
 from .batch import Batch, Conditions
-from .conditions import ConditionColumn, ConditionColumns
 from .options import MOST_CLASSES, DataConfig
 from .sources import columns_of
 
 KEYWORD = "class_labels"  # of the model's `forward`
+
+
+@dataclass(frozen=True)
+class LabelColumn:
+    """A column of labels, whole numbers from 0 on."""
+
+    name: str
+    num_classes: int | None = None  # labels are below it, if it is known
+    class_names: tuple[str, ...] = ()  # of a `datasets.ClassLabel`
+
+    def check(self, value: Any, row: str) -> None:
+        """Raises a `LabError` that names the row if a value is not allowed."""
+        highest = torch.iinfo(torch.int64).max if self.num_classes is None else self.num_classes - 1
+        if isinstance(value, int) and 0 <= value <= highest:
+            return
+        wanted = "a label, a whole number from 0 on" if self.num_classes is None else f"a class in [0, {highest}]"
+        is_beyond = isinstance(value, int) and value > highest
+        hint = f"correct or remove the row{', or raise --num_classes' if is_beyond else ''}"
+        raise must_be(self.name, value, wanted, hint, of=row)
+
+    def read_all(self, dataset: Any) -> torch.Tensor:
+        """The labels of all rows of a dataset with random access, int64 `(num_rows,)`."""
+        values = dataset[self.name][:]
+        for row, value in enumerate(values):
+            self.check(value, f"row {row}")
+        return torch.tensor(values, dtype=torch.int64)
+
+
+class Example(NamedTuple):
+    """A cell of the data with the conditions of its row, tensors without dimensions."""
+
+    cell: Any
+    conditions: Conditions
+
+
+def labelled(cell: Any, row: Mapping[str, Any], label: LabelColumn | None, name: str) -> Example:
+    """A cell with the label in its row, if there is a column of labels; `name` is the row's, for errors."""
+    if label is None:
+        return Example(cell, {})
+    label.check(row[label.name], name)
+    return Example(cell, {KEYWORD: torch.tensor(row[label.name], dtype=torch.int64)})
+
+
+class Examples(Sequence[Example]):
+    """Cells with the conditions of their rows."""
+
+    def __init__(self, cells: Any, conditions: Conditions):
+        self.cells, self.conditions = cells, conditions
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self._example(self.cells[row], row)
+
+    def __iter__(self) -> Iterator[Example]:
+        return (self._example(cell, row) for row, cell in enumerate(self.cells))
+
+    def _example(self, cell: Any, row: int) -> Example:
+        return Example(cell, {keyword: values[row] for keyword, values in self.conditions.items()})
+
+
+def find_label_column(dataset: Any, config: DataConfig) -> LabelColumn | None:
+    """The column of `--label_column`, `None` without one; a `LabError` for an unsuitable column."""
+    if config.label_column is None:
+        return None
+    features, listing = columns_of(dataset)
+    name, feature = config.label_column, features.get(config.label_column)
+    if not str(getattr(feature, "dtype", "")).startswith(("int", "uint", "bool")):
+        got = f"{name!r} of type {getattr(feature, 'dtype', None) or feature}" if name in features else ""
+        hint = f"the columns are {listing}; class_encode_column() of `datasets` turns texts into integers"
+        raise must_be("--label_column", name, "a column of whole numbers or class labels", hint, got=got)
+    names = tuple(map(str, getattr(feature, "names", None) or ()))
+    if config.num_classes is None and config.streaming and not getattr(feature, "num_classes", None):
+        hint = f"labels of {name!r} are read one by one, so the largest is unknown; give the number of classes"
+        raise must_be("--num_classes", None, "given for a stream of whole numbers without names", hint)
+    if names and config.num_classes is not None and config.num_classes < len(names):
+        wanted = f"{len(names)} or more, as {name!r} has"
+        raise must_be("--num_classes", config.num_classes, wanted, "leave it out for all classes")
+    return LabelColumn(name, config.num_classes or len(names) or None, names)
 
 
 @dataclass(frozen=True)
@@ -81,47 +160,19 @@ class Classes:
         return num // len(self.names)
 
 
-def find_label_column(dataset: Any, config: DataConfig) -> dict[str, ConditionColumn]:
-    """The column of `--label_column` by the model's keyword, empty without one; a `LabError` for an unsuitable column."""
-    if config.label_column is None:
-        return {}
-    features, listing = columns_of(dataset)
-    name, feature = config.label_column, features.get(config.label_column)
-    if not str(getattr(feature, "dtype", "")).startswith(("int", "uint", "bool")):
-        got = f"{name!r} of type {getattr(feature, 'dtype', None) or feature}" if name in features else ""
-        hint = f"the columns are {listing}; class_encode_column() of `datasets` turns texts into integers"
-        raise must_be("--label_column", name, "a column of whole numbers or class labels", hint, got=got)
-    if config.num_classes is None and config.streaming and not getattr(feature, "num_classes", None):
-        hint = f"labels of {name!r} are read one by one, so the largest is unknown; give the number of classes"
-        raise must_be("--num_classes", None, "given for a stream of whole numbers without names", hint)
-    return label_column(name, map(str, getattr(feature, "names", None) or ()), config)
-
-
-def label_column(name: str, class_names: Iterable[str], config: DataConfig) -> dict[str, ConditionColumn]:
-    """A column of labels by the model's keyword; `class_names` are empty if they are not known."""
-    names = tuple(class_names)
-    known = len(names) or None
-    if known and config.num_classes is not None and config.num_classes < known:
-        raise must_be(
-            "--num_classes", config.num_classes, f"{known} or more, as {name!r} has", "leave it out for all classes"
-        )
-    return {KEYWORD: ConditionColumn(name, torch.int64, config.num_classes or known, is_label=True, class_names=names)}
-
-
-def find_classes(columns: ConditionColumns, values: Conditions, dropout: float, seed: int) -> Classes | None:
-    """The classes of the label column, if there is one, and the `values` of all columns; those of a stream are unknown."""
-    column, labels = columns.get(KEYWORD), values.get(KEYWORD)
-    if column is None or not column.is_label:
+def find_classes(label: LabelColumn | None, labels: torch.Tensor | None, dropout: float, seed: int) -> Classes | None:
+    """The classes of a column of labels, if there is one; its `labels` are not known for a stream."""
+    if label is None:
         return None
-    num = column.num_classes
+    num = label.num_classes
     if num is None:
         if labels is None or not len(labels):
-            raise LabError(f"The column {column.name!r} has no rows. Use data with labels.")
+            raise LabError(f"The column {label.name!r} has no rows. Use data with labels.")
         num = int(labels.max()) + 1
         if num > MOST_CLASSES:
             wanted = f"a column with labels below {MOST_CLASSES:,}"
-            raise must_be("--label_column", column.name, wanted, "number the classes from 0", got=f"a label {num - 1:,}")
-    names = (*column.class_names, *map(str, range(len(column.class_names), num)))
+            raise must_be("--label_column", label.name, wanted, "number the classes from 0", got=f"a label {num - 1:,}")
+    names = (*label.class_names, *map(str, range(len(label.class_names), num)))
     counts = [1] * num if labels is None else torch.bincount(labels, minlength=num).tolist()
     return Classes(names, tuple(counts), dropout, seed)
 

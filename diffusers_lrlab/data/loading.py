@@ -1,24 +1,29 @@
-"""The data of a run, and the steps of loading that images (`image_loading.py`) and points (`points.py`) share."""
+"""The data of a run; loading of images, by steps that latents and points share."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from ..core.errors import LabError
 from ..core.streams import SPLIT_SEED, split_rows, stream_seed
 from .batch import Batch, Conditions
-from .conditions import ConditionColumns, Example, Examples, no_conditions, read_conditions
-from .images import normalise
-from .labels import Classes, find_classes
+from .image_folder import digest_of
+from .image_sets import image_set
+from .images import ImageTransform, normalise
+from .labels import KEYWORD, Classes, Example, Examples, LabelColumn, find_classes, find_label_column
+from .layout import BatchLayout
 from .options import DataConfig
-from .shard_rows import digest_of
 from .shards import open_shards
+from .sources import columns_of, open_dataset
 from .streams import ShardedStream
+
+if TYPE_CHECKING:
+    import datasets
 
 
 class Transform(Protocol):
@@ -110,37 +115,37 @@ class TrainingData:
         return self.transform.shape
 
 
-def select_columns(
-    dataset: Any, column: str, columns: ConditionColumns, is_stream: bool
-) -> tuple[Any, dict[str, torch.Tensor]]:
-    """
-    A dataset with only `column` (for a stream also those of the conditions), and the conditions' values (none for a stream).
-    """
-    values = {} if is_stream else read_conditions(dataset, columns)
-    names = dict.fromkeys([column, *(each.name for each in columns.values() if is_stream)])
-    return dataset.select_columns(list(names)), values
-
-
 def stream_data(
-    config: DataConfig,
-    seed: int,
-    stream: Any,
-    column: str,
-    transform: Transform,
-    name: str,
-    columns: ConditionColumns,
+    config: DataConfig, seed: int, stream: Any, column: str, transform: Transform, name: str, label: LabelColumn | None
 ) -> TrainingData:
     """The data of a stream, whose held-out rows (a fifth at most) come from a few of its shards."""
-    source = open_shards(config, stream, column, name, columns)
+    names = dict.fromkeys([column, *([] if label is None else [label.name])])
+    source = open_shards(config, stream.select_columns(list(names)), column, name, label)
     num_held_out = min(config.num_validation_images or 0, int(source.lengths.sum()) // 5)
     generator_seed, buffer = stream_seed(seed, "stream"), config.stream_shuffle_buffer
     train = ShardedStream(source, column, num_held_out, SPLIT_SEED, generator_seed, buffer)
     fingerprint = source.fingerprint
-    if columns:  # which are in it, but not what they are to the model
-        fingerprint = digest_of([fingerprint, *sorted((keyword, each.name) for keyword, each in columns.items())])
+    if label is not None:  # whose values are in it, but not what they are to the model
+        fingerprint = digest_of([fingerprint, (KEYWORD, label.name)])
     data = TrainingData(name, train, Batch(torch.empty(0)), column, fingerprint, transform)
-    hold_out(data, config, train.held_out_examples(), columns)
+    data.classes = find_classes(label, None, config.label_dropout, seed)
+    hold_out(data, config, train.held_out_examples(), label)
     return data
+
+
+def hold_out_rows(
+    data: TrainingData, config: DataConfig, label: LabelColumn | None, labels: torch.Tensor | None, seed: int
+) -> None:
+    """Divides data with random access, and their labels, into rows to hold out and rows to train on."""
+    held_out, training = split_rows(len(data.train), config.num_validation_images or 0)
+    if labels is not None:
+        data.fingerprint = digest_of([data.fingerprint, (KEYWORD, labels.numpy().tobytes())])
+        data.conditions = {KEYWORD: labels[training]}
+    data.classes = find_classes(label, labels, config.label_dropout, seed)
+    own = {} if labels is None else {KEYWORD: labels[held_out]}
+    hold_out(data, config, Examples(data.train.select(held_out)[data.column], own), label)
+    if held_out:
+        data.train = data.train.select(training)
 
 
 def decoded_rows(
@@ -160,23 +165,86 @@ def decoded_rows(
             yield pixels, conditions
 
 
-def hold_out_rows(data: TrainingData, config: DataConfig, columns: ConditionColumns, values: Conditions, seed: int) -> None:
-    """Divides data with random access, whose conditions are `values`, into rows to hold out and rows to train on."""
-    held_out, training = split_rows(len(data.train), config.num_validation_images or 0)
-    own = {keyword: some[held_out] for keyword, some in values.items()}
-    hold_out(data, config, Examples(data.train.select(held_out)[data.column], own), columns)
-    data.conditions = {keyword: some[training] for keyword, some in values.items()}
-    data.classes = find_classes(columns, values, config.label_dropout, seed)
-    if held_out:
-        data.train = data.train.select(training)
-
-
-def hold_out(data: TrainingData, config: DataConfig, examples: Iterable[Example], columns: ConditionColumns) -> None:
+def hold_out(data: TrainingData, config: DataConfig, examples: Iterable[Example], label: LabelColumn | None) -> None:
     """Makes these examples the held-out ones."""
     images = [(data.transform.fixed(pixels), conditions) for pixels, conditions in decoded_rows(data, config, examples)]
-    data.held_out = batch_of(images, data, columns)
+    data.held_out = batch_of(images, data, label)
 
 
-def batch_of(images: list[tuple[torch.Tensor, Conditions]], data: TrainingData, columns: ConditionColumns) -> Batch:
+def batch_of(images: list[tuple[torch.Tensor, Conditions]], data: TrainingData, label: LabelColumn | None) -> Batch:
     """Images with their conditions as a batch, which may be empty."""
-    return Batch.stack(images) if images else Batch(torch.empty(0, *data.image_shape), no_conditions(columns))
+    if images:
+        return Batch.stack(images)
+    return Batch(torch.empty(0, *data.image_shape), {} if label is None else {KEYWORD: torch.empty(0, dtype=torch.int64)})
+
+
+# --- images -------------------------------------------------------------------------------------------------------------
+
+
+def load_image_data(config: DataConfig, seed: int, layout: BatchLayout) -> TrainingData:
+    """Loads the images of a resolved configuration, holds out some, and decodes them if they fit into memory."""
+    import datasets as hf_datasets
+
+    dataset = open_dataset(config)
+    column = find_image_column(dataset, config.image_column)
+    dataset = dataset.cast_column(column, hf_datasets.Image(decode=False))
+    label = find_label_column(dataset, config)
+    channels, resolution = config.image_shape
+    transform = ImageTransform(
+        resolution=resolution,
+        channels=channels,
+        center_crop=config.center_crop,
+        random_flip=config.random_flip,
+        eight_bit=not config.preserve_input_precision,
+        seed=seed,
+    )
+    name = config.dataset_name or config.train_data_dir or ""
+    if config.streaming:
+        return stream_data(config, seed, dataset, column, transform, name, label)
+    labels = None if label is None else label.read_all(dataset)
+    rows = dataset.select_columns([column])
+    data = TrainingData(name, rows, Batch(torch.empty(0)), column, fingerprint_of(config, rows), transform)
+    data.image_set = name if image_set(config.dataset_name) is not None else None
+    hold_out_rows(data, config, label, labels, seed)
+    layout.check_fits(len(data.train))
+    if len(data.train) * 4 * transform.channels * transform.resolution**2 <= config.in_memory_limit_mb * 2**20:
+        _keep_in_memory(data, config, label)
+    if not data.num_images:
+        raise LabError(f"{name!r} has no images to train on.")
+    return data
+
+
+def fingerprint_of(config: DataConfig, dataset: datasets.Dataset) -> str:
+    """A text that changes with the data."""
+    if (embedded := image_set(config.dataset_name)) is None:
+        return dataset._fingerprint
+    return f"{embedded.name}-{config.resolution}" if "made" in embedded.traits else embedded.name
+
+
+def find_image_column(dataset: datasets.Dataset, asked: str | None) -> str:
+    """The column of images: the given one, or the only one of type `datasets.Image`."""
+    from datasets import Image
+
+    features, listing = columns_of(dataset)
+    columns = [name for name, feature in features.items() if isinstance(feature, Image)]
+    remedy = (
+        "Hint: for bytes, or structs of bytes and path, dataset.cast_column('NAME', datasets.Image()) in Python makes one, "
+        "and dataset.save_to_disk('images') a folder for --dataset_name; points are read from a column of lists of numbers."
+    )
+    if asked is not None and asked not in columns:
+        raise LabError(f"--image_column {asked!r} is not a column of images. Columns: {listing}. {remedy}")
+    if asked is None and not columns:
+        raise LabError(f"The dataset has no column of images. Columns: {listing}. {remedy}")
+    if asked is None and len(columns) > 1:
+        raise LabError(f"The dataset has several columns of images: {', '.join(columns)}. Choose one with --image_column.")
+    return asked or columns[0]
+
+
+def _keep_in_memory(data: TrainingData, config: DataConfig, label: LabelColumn | None) -> None:
+    """Decodes all training images, unless their sizes differ, as those of oblong images for random crops do."""
+    images: list[tuple[torch.Tensor, Conditions]] = []
+    for pixels, conditions in decoded_rows(data, config, data.examples):
+        images.append((data.transform.fixed(pixels) if config.center_crop else pixels, conditions))
+        if images[-1][0].shape != images[0][0].shape:
+            return
+    data.in_memory = batch_of(images, data, label)

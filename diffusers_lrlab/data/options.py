@@ -5,7 +5,7 @@ from typing import Literal
 
 from ..core.options import DATA, DRAWS, OBJECTIVE, SOURCE, SPEED, Need, option
 from .image_sets import IMAGE_DATASETS
-from .toy2d_entries import TOY_DATASETS
+from .toy2d import TOY_DATASETS
 
 MOST_CLASSES = 1_000_000  # more is taken for numbers of rows
 
@@ -35,7 +35,7 @@ class DataConfig:
         f"Dataset: an image set ({', '.join(IMAGE_DATASETS)}) or toy dataset ({{names}}) that needs no download, a local "
         "folder or a Hub id (default: digits).",
         SOURCE,
-        registry="data.toy2d_entries:TOY_DATASETS",
+        registry="data.toy2d:TOY_DATASETS",
         is_path=True,
         is_first=True,
     )

@@ -1,6 +1,6 @@
 """Points: the embedded toy datasets, and datasets with a column of equally long lists of numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,8 @@ from ..core.errors import LabError, must_be
 from ..core.streams import split_rows
 from ..core.words import counted
 from .batch import Batch
-from .conditions import find_conditions, fingerprint_with
 from .layout import BatchLayout
-from .loading import TrainingData, select_columns, stream_data
+from .loading import TrainingData, stream_data
 from .options import DataConfig
 from .sources import columns_of, is_numeric_list, open_dataset
 from .toy2d import TOY_DATASETS, toy_points
@@ -57,14 +56,10 @@ class PointTransform:
         return tensor
 
 
-def load_point_data(
-    config: DataConfig, seed: int, layout: BatchLayout, conditions: Mapping[str, str] | None = None
-) -> TrainingData:
-    """Loads the points of a resolved configuration and holds out some; `conditions` are those of [`load_image_data`]."""
+def load_point_data(config: DataConfig, seed: int, layout: BatchLayout) -> TrainingData:
+    """Loads the points of a resolved configuration and holds out some for validation."""
     name, column = config.dataset_name or config.train_data_dir or "", config.point_column or ""
     if name in TOY_DATASETS:
-        if conditions:
-            raise must_be("conditions", conditions, "empty", f"the toy set {name!r} has points only")
         return _toy_data(name, config)
     dataset = open_dataset(config)
     features, listing = columns_of(dataset)
@@ -72,25 +67,21 @@ def load_point_data(
         raise LabError(f"--point_column {column!r} is not a column of the data set. Columns: {listing}.")
     if not is_numeric_list(features[column]):
         raise LabError(f"The column {column!r} does not hold points (lists of equally many numbers). Columns: {listing}.")
-    columns = find_conditions(dataset, conditions)
-    dataset, values = select_columns(dataset, column, columns, config.streaming)
+    dataset = dataset.select_columns([column])
     if config.streaming:
         first = next(iter(dataset), None)
         if first is None:
             raise LabError(f"The stream {name!r} has no points to train on.")
         if not first[column]:
             raise must_be(column, first[column], "a list of one number or more", "correct or remove the row", of="row 0")
-        return stream_data(config, seed, dataset, column, PointTransform(len(first[column]), column), name, columns)
+        return stream_data(config, seed, dataset, column, PointTransform(len(first[column]), column), name, None)
     points = read_points(dataset, column)
     held_out, training = split_rows(len(points), config.num_validation_images or 0)
     train, transform = dataset.select(training), PointTransform(points.shape[1], column)
-    whole = Batch(points, values)
-    fingerprint = fingerprint_with(dataset._fingerprint, values)
-    data = TrainingData(name, train, whole[held_out], column, fingerprint, transform)
-    data.conditions = {keyword: some[training] for keyword, some in values.items()}
+    data = TrainingData(name, train, Batch(points[held_out]), column, dataset._fingerprint, transform)
     layout.check_fits(len(training))
     if points.nbytes <= config.in_memory_limit_mb * 2**20:
-        data.in_memory = whole[training]
+        data.in_memory = Batch(points[training])
     return data
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..core.errors import LabError
-from ..core.files import expanded
-from .conditions import ConditionColumns, Example, example
-from .shard_rows import count_rows, digest_of, read_errors_explained
+from ..core.files import expanded, full_disk_explained
+from .image_folder import digest_of
+from .labels import Example, LabelColumn, labelled
 from .sources import is_saved_dataset, is_table, load_errors_explained, open_builder, open_dataset
 
 if TYPE_CHECKING:
@@ -25,14 +27,24 @@ _AT_ONCE = 16  # files whose footers are read in parallel
 _BATCH_ROWS = 32  # of Parquet
 
 
+@contextmanager
+def read_errors_explained(failure: str, remedy: str) -> Iterator[None]:
+    """Makes a `LabError` of any error of a source, whose network errors `datasets` has already retried."""
+    try:
+        yield
+    except LabError:
+        raise
+    except Exception as error:  # of fsspec, pyarrow, httpx, tarfile and the system
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise LabError(f"{failure} ({reason}). {remedy}") from error
+
+
 class ParquetShards:
     """Row groups of Parquet files as shards."""
 
-    def __init__(
-        self, name: str, files: Sequence[str], column: str, feature: Any, conditions: ConditionColumns | None = None
-    ):
-        self.name, self.column, self.feature, self.conditions = name, column, feature, conditions or {}
-        self._columns = list(dict.fromkeys([column, *(each.name for each in self.conditions.values())]))
+    def __init__(self, name: str, files: Sequence[str], column: str, feature: Any, label: LabelColumn | None = None):
+        self.name, self.column, self.feature, self.label = name, column, feature, label
+        self._columns = [column] if label is None else list(dict.fromkeys([column, label.name]))
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             self._files = dict(zip(files, pool.map(_read_footer, files), strict=True))
         for file, footer in self._files.items():
@@ -42,14 +54,13 @@ class ParquetShards:
                     f"{file!r} has no column {missing!r}, unlike other files of the data. It has {', '.join(names)}."
                 )
         self._row_groups = [(file, group) for file, footer in self._files.items() for group in range(footer.num_row_groups)]
-        rows = (self._files[file].row_group(group).num_rows for file, group in self._row_groups)
-        self.lengths = np.fromiter(rows, np.int64)
         groups = [self._files[file].row_group(group) for file, group in self._row_groups]
+        self.lengths = np.fromiter((group.num_rows for group in groups), np.int64)
         self.fingerprint = digest_of(_of_column(group, each) for group in groups for each in self._columns)
-        for each in self.conditions.values():
-            for (file, group), facts in zip(self._row_groups, groups, strict=True):
-                for end in _ends_of_column(facts, each.name):
-                    each.check(end, f"row group {group} of {file!r}")
+        if label is not None:
+            for (file, number), group in zip(self._row_groups, groups, strict=True):
+                for end in _ends_of_column(group, label.name):
+                    label.check(end, f"row group {number} of {file!r}")
 
     def open(self, shard: int, row: int) -> Iterator[tuple[int, Example]]:
         import pyarrow.parquet as parquet
@@ -64,9 +75,9 @@ class ParquetShards:
                     cells = batch.column(self.column)
                     cells = self.feature.cast_storage(cells) if hasattr(self.feature, "cast_storage") else cells
                     where = f"row group {group} of {path!r}"
-                    rows = batch.select(self._columns[1:]).to_pylist() if self.conditions else [{}] * len(batch)
+                    rows = batch.select(self._columns[1:]).to_pylist() if self.label else [{}] * len(batch)
                     pairs = zip(cells.to_pylist(), rows, strict=True)
-                    yield from enumerate((example(cell, row, self.conditions, where) for cell, row in pairs), number)
+                    yield from enumerate((labelled(cell, row, self.label, where) for cell, row in pairs), number)
                 number += len(batch)
 
 
@@ -100,18 +111,10 @@ def _ends_of_column(group: Any, column: str) -> Iterator[Any]:
 class TableShards:
     """Slices of a table with random access as shards."""
 
-    def __init__(
-        self,
-        name: str,
-        rows: Any,
-        column: str,
-        fingerprint: str,
-        conditions: ConditionColumns | None = None,
-    ):
-        self.name, self.rows, self.column, self.fingerprint = name, rows, column, fingerprint
-        self.conditions = conditions or {}
-        for each in self.conditions.values():
-            each.read_all(rows[each.name][:])
+    def __init__(self, name: str, rows: Any, column: str, fingerprint: str, label: LabelColumn | None = None):
+        self.name, self.rows, self.column, self.fingerprint, self.label = name, rows, column, fingerprint, label
+        if label is not None:
+            label.read_all(rows)  # which checks them
         starts = np.arange(0, len(rows), _TABLE_ROWS)
         self.lengths = np.diff(starts, append=len(rows))
 
@@ -119,28 +122,26 @@ class TableShards:
         start = shard * _TABLE_ROWS
         for number in range(row, self.lengths[shard]):
             found = self.rows[start + number]
-            yield number, example(found[self.column], found, self.conditions, f"row {start + number}")
+            yield number, labelled(found[self.column], found, self.label, f"row {start + number}")
 
 
 class SequentialShards:
-    """The shards of a `datasets.IterableDataset`, such as tar and CSV files: counted first, and read from the start."""
+    """
+    The shards of a `datasets.IterableDataset`, such as tar and CSV files: read from the start, and counted first. `counts`
+    is a file for the counts, which must be specific to these data.
+    """
 
     def __init__(
-        self,
-        name: str,
-        stream: Any,
-        files: Sequence[str],
-        column: str,
-        counts: Path,
-        conditions: ConditionColumns | None = None,
+        self, name: str, stream: Any, files: Sequence[str], column: str, counts: Path, label: LabelColumn | None = None
     ):
-        self.name, self.stream, self.column, self.conditions = name, stream, column, conditions or {}
+        self.name, self.stream, self.column, self.label = name, stream, column, label
         shards = range(stream.num_shards)
         self._places = [repr(file) for file in files]
         if len(files) != len(shards):
             self._places = [f"shard {shard} of {name!r}" for shard in shards]
-        lengths, digests = count_rows(self._digests, self._places, counts)
-        self.lengths, self.fingerprint = np.array(lengths, np.int64), digest_of(digests)
+        counted = _count_rows(self._digests, self._places, counts)
+        self.lengths = np.array([rows for _, rows in counted], np.int64)
+        self.fingerprint = digest_of(digest for digest, _ in counted)
 
     def _digests(self, shard: int) -> Iterator[str]:
         for _, (cell, conditions) in self.open(shard, 0):
@@ -151,52 +152,79 @@ class SequentialShards:
         rows = self.stream.shard(self.stream.num_shards, shard).iter(batch_size=1)
         for number, batch in enumerate(rows):
             each = {name: values[0] for name, values in batch.items()}
-            yield number, example(each[self.column], each, self.conditions, f"row {number} of {self._places[shard]}")
+            yield number, labelled(each[self.column], each, self.label, f"row {number} of {self._places[shard]}")
 
 
-def open_shards(
-    config: DataConfig, stream: Any, column: str, name: str, conditions: ConditionColumns | None = None
-) -> Source:
+def _count_rows(facts_of: Callable[[int], Iterator[Any]], places: Sequence[str], path: Path) -> list[tuple[str, int]]:
     """
-    The shards of the stream of a configuration; `stream` has only the undecoded column `column` and those of the conditions.
+    For each shard, which `places` names, a digest of the facts about its rows, and their number. Both are appended shard by
+    shard to the file `path`, so that nothing is counted twice.
     """
+    from tqdm.auto import tqdm
+
+    found = _counted_before(path, len(places))
+    missing = [shard for shard in range(len(places)) if shard not in found]
+    for shard in tqdm(missing, desc="count the rows of shards", disable=None, leave=False, delay=2):
+        remedy = "Start again when it can be read; earlier shards are not counted again. Replace it if it is damaged."
+        with read_errors_explained(f"The rows of {places[shard]} could not be counted", remedy):
+            facts = list(facts_of(shard))
+        found[shard] = (digest_of(facts), len(facts))
+        line = json.dumps([shard, *found[shard]])
+        with full_disk_explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab", buffering=0) as file:  # in one write, since other processes may write too
+                file.write(f"\n{line}\n".encode())
+    return [found[shard] for shard in range(len(places))]
+
+
+def _counted_before(path: Path, num_shards: int) -> dict[int, tuple[str, int]]:
+    """Digests and numbers of rows in the file, by shard; damaged or incomplete lines are ignored."""
+    found: dict[int, tuple[str, int]] = {}
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError, TypeError):
+            shard, digest, rows = json.loads(line)
+            if type(shard) is int and 0 <= shard < num_shards and type(digest) is str and type(rows) is int:
+                found[shard] = (digest, rows)
+    return found
+
+
+def open_shards(config: DataConfig, stream: Any, column: str, name: str, label: LabelColumn | None = None) -> Source:
+    """The shards of the stream of a configuration; `stream` has only the undecoded column `column` and that of labels."""
     with load_errors_explained(config):
-        return _open_shards(config, stream, column, name, conditions or {})
+        if is_table(config):
+            return _table_shards(config, stream, column, name, label)
+        return _file_shards(config, stream, column, name, label)
 
 
-def _open_shards(config: DataConfig, stream: Any, column: str, name: str, conditions: ConditionColumns) -> Source:
+def _table_shards(config: DataConfig, stream: Any, column: str, name: str, label: LabelColumn | None) -> TableShards:
     import datasets as hf_datasets
+
+    names = [] if label is None else [label.name]
+    table = open_dataset(config, streaming=False)
+    rows, fingerprint = table.select_columns(list(dict.fromkeys([column, *names]))), table._fingerprint
+    if isinstance(stream.features[column], hf_datasets.Image):
+        rows = rows.cast_column(column, hf_datasets.Image(decode=False))
+    if not is_saved_dataset(config):  # but a folder of images, whose copy is the same data
+        paths = [cell["path"] for cell in rows[column] if cell]
+        values = map(list, zip(*(rows[each] for each in names), strict=True))
+        fingerprint = digest_of([*_names_and_sizes(paths), *values])
+    return TableShards(name, rows, column, fingerprint, label)
+
+
+def _file_shards(config: DataConfig, stream: Any, column: str, name: str, label: LabelColumn | None) -> Source:
+    from datasets.config import HF_DATASETS_CACHE
+    from datasets.fingerprint import Hasher
     from datasets.packaged_modules.parquet.parquet import Parquet
 
-    names = [each.name for each in conditions.values()]
-    if is_table(config):
-        table = open_dataset(config, streaming=False)
-        rows, fingerprint = table.select_columns(list(dict.fromkeys([column, *names]))), table._fingerprint
-        if isinstance(stream.features[column], hf_datasets.Image):
-            rows = rows.cast_column(column, hf_datasets.Image(decode=False))
-        if not is_saved_dataset(config):  # but a folder of images, whose copy is the same data
-            paths = [cell["path"] for cell in rows[column] if cell]
-            values = map(list, zip(*(rows[each] for each in names), strict=True))
-            fingerprint = digest_of([*_names_and_sizes(paths), *values])
-        return TableShards(name, rows, column, fingerprint, conditions)
     builder = open_builder(config)
     files = builder.config.data_files[config.dataset_split]
     if isinstance(builder, Parquet):
-        return ParquetShards(name, list(files), column, stream.features[column], conditions)
-    these = [list(files), repr(files.origin_metadata), list(_names_and_versions(files)), config.dataset_config_name, column]
-    these += [names] if names else []
-    kept = _cache_file(config, these)
-    if limits := [each.num_classes for each in conditions.values() if each.num_classes is not None]:
-        kept = _cache_file(config, [*these, limits])  # values are checked while rows are counted
-    return SequentialShards(name, stream, files, column, kept, conditions)
-
-
-def _cache_file(config: DataConfig, facts: list[Any]) -> Path:
-    from datasets.config import HF_DATASETS_CACHE
-    from datasets.fingerprint import Hasher
-
+        return ParquetShards(name, list(files), column, stream.features[column], label)
+    # What the rows are counted for: the files, and the labels, whose values are checked meanwhile.
+    facts = [list(files), repr(files.origin_metadata), list(_names_and_versions(files)), config.dataset_config_name, column]
+    facts += [] if label is None else [[label.name], [label.num_classes]]
     folder = expanded(config.cache_dir or HF_DATASETS_CACHE) / "lrlab-shard-rows"
-    return folder / f"{Hasher.hash(facts)}.jsonl"
+    return SequentialShards(name, stream, files, column, folder / f"{Hasher.hash(facts)}.jsonl", label)
 
 
 def _names_and_versions(files: Any) -> Iterator[Any]:

@@ -17,8 +17,8 @@ import torch
 
 from ..core.errors import LabError, how_to_continue
 from ..core.streams import stream_generator, stream_seed
-from .conditions import Example
-from .shard_rows import read_errors_explained
+from .labels import Example
+from .shards import read_errors_explained
 
 # Saved in checkpoints, which can only be resumed in the same order.
 ORDER_VERSION = 1

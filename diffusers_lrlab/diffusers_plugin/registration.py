@@ -23,15 +23,10 @@ from ..schedules.registries import SCHEDULERS
 
 PACKAGE = "diffusers_lrlab"
 PIPELINES = {
-    f"{PACKAGE}.pipelines.{file}": name
-    for file, name in {
-        "point_ddpm": "PointDDPMPipeline",
-        "labelled_images": "LabelledImagePipeline",
-        "latent_image": "LatentImagePipeline",
-        "dit_image": "DiTImagePipeline",
-    }.items()
+    f"{PACKAGE}.pipelines.point_ddpm": ("PointDDPMPipeline",),
+    f"{PACKAGE}.pipelines.image": ("ImagePipeline", "LabelledImagePipeline", "LatentImagePipeline", "DiTImagePipeline"),
 }
-"""The classes by their modules."""
+"""The classes by their modules; after each the names that it has in pipelines of version 0.1.0."""
 
 
 def register() -> None:
@@ -225,5 +220,6 @@ def register_pipeline(module: Any) -> None:
     """Adds the class where `DiffusionPipeline.from_pretrained` looks up the name in a model_index.json."""
     import diffusers
 
-    name = PIPELINES[module.__name__]
-    setattr(diffusers, name, getattr(module, name))
+    names = PIPELINES[module.__name__]
+    for name in names:
+        setattr(diffusers, name, getattr(module, names[0]))

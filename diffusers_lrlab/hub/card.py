@@ -17,6 +17,7 @@ from ..training.config import complete_options
 from ..training.kinds.base import DataKind, row_for
 from ..training.kinds.select import component_of, kind_of
 from ..training.pipeline import pipeline_name
+from ..training.record_schema import read_json
 from .card_facts import (
     as_code,
     compared_with_real_data,
@@ -27,7 +28,6 @@ from .card_facts import (
     limits_of,
     result_rows,
 )
-from .records import references_of
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,6 @@ CARD_SECTIONS: dict[str, CardSection] = {
 }
 
 _LABELLED_EXAMPLE = _example(f"class_labels={{labels}}, {_STEPS}")  # `{labels}` are some names of classes
-_DIT_EXAMPLE = _example(f"[0, 1], guidance_scale={{guidance_scale}}, {_STEPS}", pipeline="DiTPipeline", own=False).replace(
-    "images =", "print(pipeline.labels)  # by name\nimages ="
-)
 
 
 def section_of(kind: DataKind, config: dict[str, Any], pipeline: str = "") -> CardSection:
@@ -105,9 +102,7 @@ def section_of(kind: DataKind, config: dict[str, Any], pipeline: str = "") -> Ca
     if is_labelled and section.task == _UNCONDITIONAL:
         tags = ("class-conditional-image-generation", *section.tags[1:])
         section = CardSection("other", tags, _LABELLED_EXAMPLE, _WITHOUT_PACKAGE)
-    if pipeline == "DiTPipeline":
-        return replace(section, example=_DIT_EXAMPLE, without_package="")
-    if pipeline == "DiTImagePipeline" and not is_labelled:  # is called as the pipeline of latents is
+    if pipeline == "ImagePipeline" and not is_labelled:  # is called as the pipeline of latents is
         called_alike = CARD_SECTIONS["latents"]
         return replace(section, example=called_alike.example, without_package=called_alike.without_package)
     return section
@@ -188,11 +183,9 @@ def _example(kind: DataKind, record: dict[str, Any], folder: Path) -> str:
             f"The denoiser is third-party code, `{component}/diffusers_lrlab.py`, which needs diffusers_lrlab. Read it, "
             f"and import a copy of it first.\n\n{example}"
         )
-    for name, reference in references_of(folder).items():
-        if pipeline in ("LatentImagePipeline", "DiTImagePipeline"):
-            example += f"\nIts `{name}` is loaded from `{reference.name_or_path}` when it is first needed.\n"
-            continue
-        example += f"\nIts `{name}` is loaded from elsewhere. Pass it to `from_pretrained` as `{name}={reference.call}`.\n"
+    index = folder / "model_index.json"
+    if source := read_json(index).get("vae_source") if index.is_file() else None:
+        example += f"\nIts `vae` is loaded from `{source['name_or_path']}` when it is first needed.\n"
     return example
 
 

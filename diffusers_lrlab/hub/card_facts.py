@@ -9,7 +9,7 @@ from ..core.words import counted, singular
 from ..data.image_sets import IMAGE_DATASETS
 from ..data.labels import describe_classes
 from ..data.sources import local_folder
-from ..data.toy2d_entries import TOY_DATASETS
+from ..data.toy2d import TOY_DATASETS
 from ..evaluation.metrics import METRICS
 from ..training.choices import describe_choices
 from ..training.kinds.base import DataKind

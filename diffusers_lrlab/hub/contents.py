@@ -14,7 +14,7 @@ from ..core.errors import LabError
 from ..core.manifest import MANIFEST, DamagedManifest, Sums, file_sums, manifest_text, read_manifest, sums_of_bytes
 from ..core.plain_yaml import load_front_matter
 from ..core.words import counted
-from ..data.latents.manifest import is_latents_folder
+from ..data.latents import is_latents_folder
 from ..training.kinds.select import components
 from ..training.record_schema import read_json
 from ..training.run_files import parts_of_pipeline

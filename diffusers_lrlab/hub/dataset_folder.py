@@ -12,8 +12,7 @@ from ..core.files import new_folder, write_text
 from ..core.manifest import write_manifest
 from ..core.registry import Entry
 from ..data.image_sets import IMAGE_DATASETS, load_image_dataset
-from ..data.toy2d import check_draw, load_toy_dataset, toy_log_prob
-from ..data.toy2d_entries import TOY_DATASETS
+from ..data.toy2d import TOY_DATASETS, check_draw, load_toy_dataset, toy_log_prob
 from .card_facts import fill
 
 _NUM_SHOWN = 40  # images of the plot

@@ -10,7 +10,6 @@ from ..core.errors import LabError
 from ..core.files import is_plain_name
 from ..core.held import refuse_damage_in_use
 from ..core.options import names_where
-from ..pipelines.reference import Reference, saved_references
 from ..training.config import TrainingConfig, complete_options
 from ..training.record_schema import is_number, no_number, read_checked, read_json, small
 
@@ -92,21 +91,13 @@ def recorded_options(
     return options | ({} if commit is None else {"revision": commit})
 
 
-def references_of(folder: Path) -> dict[str, Reference]:
-    """The parts of a saved pipeline that are elsewhere, by name."""
-    index = folder / "model_index.json"
-    data = read_json(index) if index.is_file() else {}
-    try:
-        return saved_references(data)
-    except (ValueError, AttributeError) as error:
-        raise LabError(f"{str(index)!r} is not the index of a pipeline: {error}.") from None
-
-
 def check_pipeline(folder: Path) -> None:
     """Raises a `LabError` unless all parts of a pipeline have readable configurations and weights."""
-    references = references_of(folder)
-    for name, value in read_json(folder / "model_index.json").items():
-        if isinstance(value, list) and any(value) and name not in references:
+    index = read_json(folder / "model_index.json")
+    if not isinstance(index, dict):
+        raise LabError(f"{str(folder / 'model_index.json')!r} is not the index of a pipeline.")
+    for name, value in index.items():
+        if isinstance(value, list) and any(value):
             if not is_plain_name(name):
                 raise LabError(f"{str(folder / 'model_index.json')!r} names {name!r}, which is not a folder beside it.")
             _check_part(folder / name)

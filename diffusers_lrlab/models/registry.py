@@ -1,4 +1,6 @@
-"""Registry of denoisers, which replace the default model of a kind of data."""
+"""Registry of denoisers, which replace the default model of a kind of data, and the conventions of their classes."""
+
+from __future__ import annotations
 
 import inspect
 import pkgutil
@@ -11,9 +13,35 @@ from ..core.errors import LabError, must_be
 from ..core.registered import Unusable
 from ..core.registry import Parameter, Registry
 from ..core.signatures import checked
-from .architecture import Architecture
 
 _PACKAGE = "diffusers_lrlab"
+
+
+class Architecture:
+    """The conventions of a model class. These are the conventions of UNets, MLPs and third-party classes."""
+
+    component: str | None = None  # its name in pipelines; `None` for that of the kind of data
+    pipeline: str | None = None  # "module:class" of this package's pipeline of it; `None` for that of the kind of data
+    # The label that stands for "no label", and so the most classes; `None` for the label after the last class.
+    null_label: int | None = None
+
+    def of_data(self, of_data: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments that the data decide, by the names that the class gives them."""
+        return dict(of_data)
+
+    def sizes(self, given: Mapping[str, Any], of_data: Mapping[str, Any], num_images: int | None) -> dict[str, Any]:
+        """
+        Arguments of the class from the parameters of its row, for data with these arguments and this number of training
+        images, `None` for a stream. Raises a `LabError` for parameters that exclude each other or do not fit the data.
+        """
+        return dict(given)
+
+    def check_start(self, arguments: Mapping[str, Any], model: str) -> None:
+        """Raises a `LabError` if weights to start from are those of a model that cannot be trained."""
+
+    def prepared(self, model: Any) -> Any:
+        """A new model, ready to be trained."""
+        return model
 
 
 def _check_separate(model: Any, *_: Any) -> Any:
@@ -72,7 +100,7 @@ DENOISERS.register(
     description="transformer on patches of images or latents, with or without class labels: DiTTransformer2DModel",
     source="DiT, arXiv 2212.09748",
     parameters=_SIZES_OF_TRANSFORMERS,
-    facts={"architecture": "diffusers_lrlab.models.dit:DiT"},
+    facts={"architecture": "diffusers_lrlab.models.networks:DiT"},
 )("diffusers:DiTTransformer2DModel")
 
 

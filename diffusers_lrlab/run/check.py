@@ -10,7 +10,7 @@ from ..core.held import held_against_manifest
 from ..core.lock import is_locked
 from ..core.manifest import MANIFEST, each_damage
 from ..core.words import counted
-from ..data.latents.manifest import LATENTS_FILE, ROWS_FILE, check_rows, is_latents_folder, read_latents_manifest
+from ..data.latents import LATENTS_FILE, ROWS_FILE, check_rows, is_latents_folder, read_latents_record
 from ..hub.contents import type_of_folder
 from ..hub.records import check_pipeline, read_log, read_record
 from ..training.run_files import RECORD, SNAPSHOTS
@@ -107,8 +107,8 @@ def _check_run(folder: Path, finding: Finding) -> None:
 
 
 def _check_latents(folder: Path, finding: Finding) -> None:
-    finding.note(LATENTS_FILE, partial(read_latents_manifest, folder))
+    finding.note(LATENTS_FILE, partial(read_latents_record, folder))
     if not finding.damaged:
-        manifest = read_latents_manifest(folder)
-        finding.note(ROWS_FILE, partial(check_rows, folder, manifest))
-        finding.status = f"finished, {counted(manifest.num_images, 'image')}"
+        record = read_latents_record(folder)
+        finding.note(ROWS_FILE, partial(check_rows, folder, record))
+        finding.status = f"finished, {counted(record.num_images, 'image')}"

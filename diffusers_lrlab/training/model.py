@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError, must_be
-from ..data.latents.manifest import latents_folder, read_latents_manifest
-from ..models.architecture import Architecture
-from ..models.loading import complete_config, load_model_config
-from ..models.registry import DENOISERS, architecture_of, denoiser_arguments, denoiser_class
-from ..models.start_weights import OPTION, StartWeights, find_start_weights
+from ..data.latents import latents_folder, read_latents_record
+from ..models.loading import OPTION, StartWeights, complete_config, find_start_weights, load_model_config
+from ..models.registry import DENOISERS, Architecture, architecture_of, denoiser_arguments, denoiser_class
 from ..models.width import start_for_width, width_of
 from .config import ResolvedConfig
 from .kinds.images import EMBEDDINGS_HINT
@@ -91,7 +89,7 @@ def _config_of_start(config: ResolvedConfig, start: StartWeights, architecture: 
 def _known_arguments(config: ResolvedConfig) -> dict[str, Any]:
     """Arguments of any model of images or latents that are known before data are read."""
     if (folder := latents_folder(config)) is not None:
-        channels, size, _ = read_latents_manifest(folder).shape
+        channels, size, _ = read_latents_record(folder).shape
     elif config.resolution is not None:
         channels, size = config.image_shape
     else:

@@ -1,6 +1,5 @@
 """The pipeline of a run."""
 
-import inspect
 import json
 import os
 import pkgutil
@@ -12,15 +11,11 @@ import torch
 
 from ..core.files import full_disk_explained, sync, sync_tree, temporary_beside
 from ..models.registry import architecture_of, denoiser_code
-from ..pipelines.reference import Reference, save_with_references
 from .kinds.base import DataKind, row_for
 from .run_state import RunState
 
 # Pipelines of runs with class labels, by the name of a kind.
-LABELLED_PIPELINES = {
-    "images": "diffusers_lrlab.pipelines.labelled_images:LabelledImagePipeline",
-    "latents": "diffusers_lrlab.pipelines.latent_image:LatentImagePipeline",
-}
+LABELLED_PIPELINES = {"images": "diffusers_lrlab.pipelines.image:ImagePipeline"}
 
 
 def _pipeline_path(kind: DataKind, has_labels: bool, denoiser: str | None) -> str:
@@ -49,34 +44,21 @@ def _parts_of(run: RunState) -> dict[str, Any]:
     return parts | {"has_null_label": classes.null_label is not None}
 
 
-def make_pipeline(run: RunState, scheduler: Any = None) -> Any:
-    """A pipeline with the current model, by default with a new sampling scheduler."""
+def make_pipeline(run: RunState, scheduler: Any = None, is_saved: bool = False) -> Any:
+    """
+    A pipeline with the current model, by default with a new sampling scheduler. One to save has no part whose source it
+    knows, such as a `vae` beside a `vae_source`.
+    """
     path = _pipeline_path(run.kind, run.plan.classes is not None, run.config.denoiser)
-    return _pipeline_of(run, path, _parts_of(run), scheduler)
-
-
-def _pipeline_of(run: RunState, path: str, parts: dict[str, Any], scheduler: Any) -> Any:
-    config, model = run.config, run.model
-    loaded = {name: part.load(config.cache_dir) if isinstance(part, Reference) else part for name, part in parts.items()}
-    loaded = {name: part.to(model.device) if isinstance(part, torch.nn.Module) else part for name, part in loaded.items()}
-    known = {run.component: model, "scheduler": run.process.sampling_scheduler() if scheduler is None else scheduler}
+    parts = _parts_of(run)
+    loaded = {name: part.to(run.model.device) if isinstance(part, torch.nn.Module) else part for name, part in parts.items()}
+    if is_saved:
+        loaded = {name: part for name, part in loaded.items() if f"{name}_source" not in parts}
+    known = {run.component: run.model, "scheduler": run.process.sampling_scheduler() if scheduler is None else scheduler}
     pipeline = pkgutil.resolve_name(path)(**known, **loaded)
     if plain := {name: part for name, part in parts.items() if isinstance(part, dict | list | str | int | float)}:
         pipeline.register_to_config(**plain)  # else the saved index would lack them
     return pipeline
-
-
-def _saved_pipeline(run: RunState, parts: dict[str, Any]) -> Any:
-    """The pipeline to save: that of diffusers, if it samples the model, or that which samples during the run."""
-    config, vae = run.config, parts.get("vae")
-    vae = vae.load(config.cache_dir) if isinstance(vae, Reference) else vae
-    label_dropout = None if run.plan.classes is None else config.label_dropout
-    path = architecture_of(config.denoiser).diffusers_pipeline(label_dropout, run.process.scheduler, vae)
-    if path is None:
-        return make_pipeline(run, run.process.scheduler)
-    taken = inspect.signature(pkgutil.resolve_name(path)).parameters
-    parts = {name: part for name, part in parts.items() if name in taken}
-    return _pipeline_of(run, path, parts, run.process.scheduler)
 
 
 def save_pipeline(run: RunState, folder: Path) -> None:
@@ -85,11 +67,9 @@ def save_pipeline(run: RunState, folder: Path) -> None:
     is removed first and written last.
     """
     temporary, index = temporary_beside(folder / "pipeline"), folder / "model_index.json"
-    parts = _parts_of(run)
-    references = {name: part for name, part in parts.items() if isinstance(part, Reference)}
     try:
         with full_disk_explained(index):
-            save_with_references(_saved_pipeline(run, parts), references, temporary)
+            make_pipeline(run, run.process.scheduler, is_saved=True).save_pretrained(temporary)
             if (code := denoiser_code(run.model)) is not None:
                 shutil.copyfile(code, temporary / run.component / f"{type(run.model).__module__}.py")
         sync_tree(temporary)

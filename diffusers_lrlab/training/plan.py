@@ -19,7 +19,7 @@ from ..data.batches import num_workers
 from ..data.labels import Classes
 from ..data.layout import BatchLayout
 from ..data.loading import TrainingData
-from ..models.start_weights import StartWeights
+from ..models.loading import StartWeights
 from ..models.width import Width
 from ..objective.process import NoiseProcess
 from ..optimizers.entries import OPTIMIZERS

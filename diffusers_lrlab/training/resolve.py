@@ -14,7 +14,7 @@ from ..core.options import check_needs, check_ranges, defaults_of
 from ..core.plugins import load_plugins
 from ..core.spec import merge_spec
 from ..core.words import counted
-from ..data.latents.manifest import latents_folder
+from ..data.latents import latents_folder
 from ..data.options import EMBEDDED_DATASETS
 from ..data.sources import find_point_column, known_point_column, local_folder
 from ..models.registry import DENOISERS

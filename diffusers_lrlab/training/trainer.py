@@ -12,9 +12,8 @@ from ..averaging.averages import averages_itself
 from ..core.environment import is_watched
 from ..core.errors import Diverged, Interrupted
 from ..data.batch import Batch, to_device
-from ..data.batches import iterate_batches
+from ..data.batches import iterate_batches, prefetched
 from ..data.loading import TrainingData
-from ..data.prefetch import prefetched
 from ..objective.objective import Objective
 from ..timesteps.bands import scaled_lr
 from .checkpoint_writer import CheckpointWriter, is_kept_for_good, remove_old_checkpoints

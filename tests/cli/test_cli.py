@@ -17,7 +17,7 @@ from diffusers_lrlab.cli.lists import LISTED
 from diffusers_lrlab.cli.main import COMMANDS, main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.image_sets import IMAGE_DATASETS
-from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
+from diffusers_lrlab.data.toy2d import TOY_DATASETS
 from diffusers_lrlab.models.registry import DENOISERS
 from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.objective.process import OBJECTIVES

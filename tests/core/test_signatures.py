@@ -11,13 +11,12 @@ import unittest.mock
 import warnings
 from typing import Any
 
-import latents
 import numpy as np
 import pandas
 import printed
 import pytest
 import torch
-from diffusers import DDPMScheduler, DiTTransformer2DModel, UNet2DModel
+from diffusers import DDPMScheduler, UNet2DModel
 from hypothesis import given
 from hypothesis import strategies as st
 from tables import cases
@@ -81,10 +80,6 @@ def points():
     return np.random.default_rng(0).normal(size=(20, 2))
 
 
-def latent_unet():
-    return UNet2DModel.from_config({key: value for key, value in latents.TINY_UNET.items() if key != "_class_name"})
-
-
 def noise_scheduler():
     return DDPMScheduler()
 
@@ -102,11 +97,6 @@ def labelled_unet():
     return UNet2DModel(4, 1, 1, layers_per_block=1, norm_num_groups=2, num_class_embeds=4, **blocks)
 
 
-def dit():
-    sizes = {"num_attention_heads": 1, "attention_head_dim": 4, "num_layers": 1, "norm_num_groups": 1}
-    return DiTTransformer2DModel(**sizes, in_channels=1, out_channels=1, sample_size=4)
-
-
 def weighting():
     return lab.get_loss_weighting("min_snr", DDPMScheduler())
 
@@ -122,10 +112,8 @@ DRAWN = {"timesteps": lambda: torch.tensor([1, 2]), "losses": lambda: torch.ones
 VALID = {
     "FinderConfig": {},
     "MLPDenoiser": {},
-    "DiTImagePipeline": {"transformer": lambda: dit(), "scheduler": noise_scheduler},
-    "LatentImagePipeline": {"unet": lambda: latent_unet(), "scheduler": noise_scheduler},
+    "ImagePipeline": {"scheduler": noise_scheduler, "unet": lambda: labelled_unet()},
     "PointDDPMPipeline": {"denoiser": lambda: lab.MLPDenoiser(hidden_size=4), "scheduler": noise_scheduler},
-    "LabelledImagePipeline": {"unet": lambda: labelled_unet(), "scheduler": noise_scheduler},
     "Progress": {"update": 1, "total_updates": 10},
     "TrainingConfig": {},
     "find_lr": {"config": config},
@@ -155,20 +143,12 @@ BESIDE = {
     "TimestepSampler.observe": (lambda: sampler("loss_second_moment").observe, DRAWN),
     "LossWeighting.weights": (lambda: weighting().weights, {"timesteps": DRAWN["timesteps"]}),
     "Parameter": (lambda: Parameter, {"name": "a", "kind": int, "default": 1, "help": "h"}),
-    "DiTImagePipeline()": (
-        lambda: lab.DiTImagePipeline(dit(), DDPMScheduler(num_train_timesteps=4)),
-        {"batch_size": 2, "num_inference_steps": 2},
-    ),
-    "LatentImagePipeline()": (
-        lambda: lab.LatentImagePipeline(latent_unet(), DDPMScheduler(num_train_timesteps=4)),
-        {"batch_size": 2, "num_inference_steps": 2, "output_type": "latent"},
-    ),
     "PointDDPMPipeline()": (
         lambda: lab.PointDDPMPipeline(lab.MLPDenoiser(hidden_size=4), DDPMScheduler(num_train_timesteps=4)),
         {"num_points": 4, "num_inference_steps": 2},
     ),
-    "LabelledImagePipeline()": (
-        lambda: lab.LabelledImagePipeline(labelled_unet(), DDPMScheduler(num_train_timesteps=4)),
+    "ImagePipeline()": (
+        lambda: lab.ImagePipeline(DDPMScheduler(num_train_timesteps=4), labelled_unet()),
         {"class_labels": lambda: [0, 2], "num_inference_steps": 2},
     ),
     "MLPDenoiser()": (
@@ -194,8 +174,8 @@ LATE = {"torch": torch, "pandas": pandas, "Optimizer": torch.optim.Optimizer, "d
 SCHEDULES = [name for name in dir(functions) if name.startswith("get_") and name.endswith("_schedule")]
 
 # Their files import nothing of ours, so they raise what `LabError` is a kind of.
-PIPELINES = ("PointDDPMPipeline()", "LabelledImagePipeline()", "LatentImagePipeline()", "DiTImagePipeline()")
-CLASSES = ("MLPDenoiser", "PointDDPMPipeline", "LabelledImagePipeline", "LatentImagePipeline", "DiTImagePipeline")
+PIPELINES = ("PointDDPMPipeline()", "ImagePipeline()")
+CLASSES = ("MLPDenoiser", "PointDDPMPipeline", "ImagePipeline")
 FREE_OF_US = (*CLASSES, "MLPDenoiser()", *PIPELINES)
 
 

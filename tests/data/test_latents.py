@@ -1,5 +1,6 @@
 """`lrlab data encode`: what it writes, and what it refuses; and the latents that training draws."""
 
+import dataclasses
 import json
 import os
 import re
@@ -13,15 +14,14 @@ import started
 import torch
 from diffusers import AutoencoderDC, AutoencoderKL
 from helpers import image_folder
-from latents import save_vae
+from latents import encode, record_of, save_vae
 
 from diffusers_lrlab import LabError
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.manifest import with_sum
 from diffusers_lrlab.data.image_sets import load_image_dataset
-from diffusers_lrlab.data.latents.encode import EncodeOptions, encode_dataset
-from diffusers_lrlab.data.latents.loading import LatentTransform
-from diffusers_lrlab.data.latents.manifest import LATENTS_FILE, ROWS_FILE, read_latents_manifest
+from diffusers_lrlab.data.latent_data import LatentTransform
+from diffusers_lrlab.data.latents import LATENTS_FILE, ROWS_FILE, read_latents_record
 
 NUM_DIGITS = 1797
 
@@ -40,21 +40,19 @@ def few(tmp_path_factory):
 @pytest.fixture(scope="module")
 def encoded(vae, tmp_path_factory):
     folder = tmp_path_factory.mktemp("encoded") / "digits"
-    options = EncodeOptions(dataset="digits", vae=str(vae), flip=True, label_column="label", batch_size=100)
-    encode_dataset(options, folder)
+    encode(folder, vae, flip=True, batch_size=100)
     return folder
 
 
 def all_of(folder):
     """The parts of all latents by name, and their labels."""
-    manifest, rows = read_latents_manifest(folder), datasets.Dataset.from_file(str(folder / ROWS_FILE))
-    transform = LatentTransform(manifest.shape, manifest.dtype, 1.0, 0.0, not manifest.is_deterministic, manifest.flip, 0)
-    parts = torch.stack([transform.read(cell) for cell in rows["latent"]]).unbind(1)
+    record, rows = read_latents_record(folder), datasets.Dataset.from_file(str(folder / ROWS_FILE))
+    parts = torch.stack([LatentTransform(record, 0).read(cell) for cell in rows["latent"]]).unbind(1)
     found = dict(zip(("mean", "std", "mean_flipped", "std_flipped"), parts, strict=False))
     return found | {name: rows[name][:] for name in rows.column_names if name != "latent"}
 
 
-def encode(*words):
+def encode_by_command(*words):
     return main(["data", "encode", *map(str, words)])
 
 
@@ -77,35 +75,18 @@ def test_latents_are_those_of_diffusers(encoded, vae):
     assert not torch.allclose(found["mean"], found["mean_flipped"])
 
 
-def test_the_manifest_says_what_encoded_what(encoded, vae):
-    manifest = read_latents_manifest(encoded)
-    assert manifest.autoencoder == {
-        "class_name": "AutoencoderKL",
-        "name_or_path": str(vae),
-        "subfolder": None,
-        "revision": None,
-    }
-    assert (manifest.scaling_factor, manifest.shift_factor) == (0.9, 0.1)
-    assert (manifest.shape, manifest.resolution, manifest.image_channels) == ((2, 4, 4), 8, 1)
-    assert (manifest.image_set, manifest.num_images) == ("digits", NUM_DIGITS)
+def test_the_record_says_what_encoded_what(encoded, vae):
+    record = read_latents_record(encoded)
+    source = {"class_name": "AutoencoderKL", "name_or_path": str(vae), "subfolder": None, "revision": None}
+    assert record.autoencoder == source
+    assert (record.scaling_factor, record.shift_factor) == (0.9, 0.1)
+    assert (record.shape, record.resolution, record.image_channels) == ((2, 4, 4), 8, 1)
+    assert (record.image_set, record.num_images) == ("digits", NUM_DIGITS)
     found = all_of(encoded)
     scaled = (found["mean"].double() - 0.1) * 0.9
     square = scaled.square() + (found["std"].double() * 0.9).square()
     expected = float(scaled.mean()), float((square.mean() - scaled.mean() ** 2).sqrt())
-    assert (manifest.mean, manifest.std) == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_numbers_are_stored_in_the_given_type(few, vae, tmp_path, dtype, capsys):
-    options = ("--vae", vae, "--resolution", 4, "--cache_dir", tmp_path / "cache")
-    assert encode(few, tmp_path / "whole", *options) == 0
-    assert encode(few, tmp_path / "half", *options, "--dtype", dtype) == 0
-    out = capsys.readouterr().out
-    assert f"lrlab train --train_data_dir {tmp_path / 'half'}" in out
-    whole, half = all_of(tmp_path / "whole"), all_of(tmp_path / "half")
-    assert {"mean", "std"} == {*whole}
-    for name, values in whole.items():
-        assert torch.equal(half[name], values.to(getattr(torch, dtype)))
+    assert (record.mean, record.std) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.slow
@@ -127,7 +108,8 @@ def test_a_killed_encode_leaves_no_folder_and_is_repeated(encoded, vae, tmp_path
 
 def test_damage_is_reported(few, vae, tmp_path, capsys):
     words = (few, tmp_path / "out", "--vae", vae, "--resolution", 4, "--cache_dir", tmp_path / "cache")
-    assert encode(*words) == 0
+    assert encode_by_command(*words) == 0
+    assert f"lrlab train --train_data_dir {tmp_path / 'out'}" in capsys.readouterr().out
     assert main(["check", str(tmp_path / "out")]) == 0
     assert "set of latents, finished, 20 images" in capsys.readouterr().out
     rows = tmp_path / "out" / ROWS_FILE
@@ -142,10 +124,12 @@ def test_damage_is_reported(few, vae, tmp_path, capsys):
     text = (tmp_path / "out" / LATENTS_FILE).read_text()
     (tmp_path / "out" / LATENTS_FILE).write_text(text.replace('"flip": false', '"flip": true'))
     assert main(["check", str(tmp_path / "out")]) == 1
-    data = json.loads(text) | {"format": 1}
+    data = json.loads(text) | {"format": 2}
     (tmp_path / "out" / LATENTS_FILE).write_text(json.dumps(with_sum({k: data[k] for k in data if k != "sha256"})))
-    with pytest.raises(LabError, match=r"has the format 1; this version reads 2\. Hint: remove the folder and encode again"):
-        read_latents_manifest(tmp_path / "out")
+    with pytest.raises(
+        LabError, match=r"it has the format 2, this version reads 3\. Hint: remove the folder and encode again"
+    ):
+        read_latents_record(tmp_path / "out")
 
 
 def test_a_deterministic_autoencoder_has_means_alone(few, tmp_path):
@@ -156,26 +140,28 @@ def test_a_deterministic_autoencoder_has_means_alone(few, tmp_path):
     multiscale = {"encoder_qkv_multiscales": ((), ()), "decoder_qkv_multiscales": ((), ())}
     vae = AutoencoderDC(in_channels=3, **sizes, **blocks, **layers, **multiscale, scaling_factor=0.5)
     vae.save_pretrained(tmp_path / "vae")
-    options = EncodeOptions(dataset=str(few), vae=str(tmp_path / "vae"), resolution=8, cache_dir=str(tmp_path / "cache"))
-    manifest = encode_dataset(options, tmp_path / "out")
-    assert (manifest.is_deterministic, manifest.shape) == (True, (4, 4, 4))
+    record = encode(tmp_path / "out", tmp_path / "vae", few, None, resolution=8, cache_dir=str(tmp_path / "cache"))
+    assert (record.is_deterministic, record.shape) == (True, (4, 4, 4))
     assert {*all_of(tmp_path / "out")} == {"mean"}
 
 
 REFUSED = {
     "toy": (["dino"], "the data set 'dino': must be a data set of images"),
-    "missing folder": (["./nowhere"], "the data set './nowhere': must be a folder that exists"),
-    "latents": (["LATENTS"], "it holds latents; train on it"),
-    "vae path": (["digits", "--vae", "./nowhere"], "--vae './nowhere': must be a Hub id or a folder that exists"),
+    "missing folder": (["./nowhere"], "Cannot load the dataset './nowhere'"),
+    "latents": (["LATENTS"], "the data set .*: must be a data set of images"),
+    "vae path": (["digits", "--vae", "./nowhere"], "--vae './nowhere': must be a Hub id, or a folder with a config.json"),
     "no vae": (["digits", "--vae", "UNET"], "--vae .*: must be an autoencoder of diffusers, got a UNet2DModel"),
+    "none": (["digits"], "--vae None: must be given to lrlab data encode"),
     "revision": (["digits", "--revision", "main"], "--revision 'main': must be left out for a folder"),
     "normalised": (["digits", "--vae", "NORMALISED"], "must be an autoencoder with one scaling_factor"),
     "channels": (["digits", "--vae", "FOUR"], "must be an autoencoder of grey or RGB images, got 4 channels"),
     "size": (["digits", "--resolution", "9"], "--resolution 9: must be a size that the autoencoder reproduces"),
     "label": (["digits", "--label_column", "kind"], "--label_column 'kind': must be a column of whole numbers"),
-    "dtype": (["digits", "--dtype", "float8"], "--dtype 'float8': must be one of float32, float16, bfloat16"),
     "batch": (["digits", "--batch_size", "0"], "--batch_size 0: must be a whole number"),
-    "split": (["digits", "--dataset_split", "test"], "--dataset_split 'test': must be left out for 'digits'"),
+    "split": (
+        ["digits", "--dataset_split", "test"],
+        "--dataset_split .test. has no effect without a data set that is",
+    ),
     "column": (["FEW", "--image_column", "picture"], "--image_column 'picture' is not a column of images"),
     "export": (["digits", "--n", "10"], "--n 10: must be left out of lrlab data encode"),
 }
@@ -195,8 +181,8 @@ def test_what_cannot_be_encoded_is_refused_before_it_begins(name, vae, few, enco
     known = {"LATENTS": encoded, "FEW": few, "NORMALISED": tmp_path / "other"}
     known |= {"FOUR": tmp_path / "other", "UNET": tmp_path / "other"}
     words = [str(known.get(word, word)) for word in words]
-    words += [] if "--vae" in words else ["--vae", str(vae)]
-    assert encode(words[0], tmp_path / "out", *words[1:], "--cache_dir", tmp_path / "cache") == 2
+    words += [] if "--vae" in words or name == "none" else ["--vae", str(vae)]
+    assert encode_by_command(words[0], tmp_path / "out", *words[1:], "--cache_dir", tmp_path / "cache") == 2
     assert re.search(message, capsys.readouterr().err), message
     assert not (tmp_path / "out").exists()
 
@@ -206,7 +192,7 @@ def test_a_folder_of_latents_or_other_files_is_left_alone(encoded, vae, tmp_path
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("kept")
     for folder in (encoded, tmp_path / "mine"):
-        assert encode("digits", folder, "--vae", vae) == 2
+        assert encode_by_command("digits", folder, "--vae", vae) == 2
         assert "is not an empty folder" in capsys.readouterr().err
     assert (encoded / LATENTS_FILE).read_bytes() == before
 
@@ -222,9 +208,9 @@ def test_unreadable_images_and_negative_labels_are_named(vae, tmp_path, capsys):
         (tmp_path / name).mkdir()
         rows.to_parquet(tmp_path / name / "train.parquet")
     options = ("--vae", vae, "--resolution", 4, "--label_column", "label", "--cache_dir", tmp_path / "cache")
-    assert encode(tmp_path / "broken", tmp_path / "out", *options) == 2
-    assert "The image 'broken.png' in row 2 cannot be read" in capsys.readouterr().err
-    assert encode(tmp_path / "negative", tmp_path / "other", *options) == 2
+    assert encode_by_command(tmp_path / "broken", tmp_path / "out", *options) == 2
+    assert "The image 'broken.png' cannot be read" in capsys.readouterr().err
+    assert encode_by_command(tmp_path / "negative", tmp_path / "other", *options) == 2
     assert "label=-1 of row 1: must be a label, a whole number from 0 on, got -1" in capsys.readouterr().err
 
 
@@ -233,7 +219,8 @@ def test_unreadable_images_and_negative_labels_are_named(vae, tmp_path, capsys):
 
 @pytest.fixture
 def transform():
-    return LatentTransform((2, 4, 4), "float32", scaling_factor=0.9, shift_factor=0.1, has_std=True, has_flips=True, seed=3)
+    record = dataclasses.replace(record_of(), shape=(2, 4, 4), scaling_factor=0.9, shift_factor=0.1, flip=True)
+    return LatentTransform(record, seed=3)
 
 
 def test_draws_have_the_mean_and_the_variance(transform):
@@ -254,8 +241,3 @@ def test_a_draw_depends_on_seed_and_number_alone(transform):
     assert torch.equal(together[0], together[2])
     assert torch.equal(together[1], transform.augment(stored, 6))
     assert not torch.equal(together[0], together[1])
-
-
-def test_an_encode_without_a_vae_or_of_points_says_so(tmp_path, capsys):
-    assert encode("digits", tmp_path / "out") == 2
-    assert "--vae None: must be given to lrlab data encode" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.data.prefetch import prefetched
+from diffusers_lrlab.data.batches import prefetched
 
 
 def test_batches_that_are_read_ahead_are_the_same():
@@ -44,7 +44,7 @@ def test_who_stops_early_leaves_no_thread_and_closes_the_source():
 
 def test_the_end_does_not_wait_for_a_source_that_hangs(monkeypatch):
     """That of a stream is waited for for minutes, one of files for ever."""
-    monkeypatch.setattr("diffusers_lrlab.data.prefetch._JOIN_SECONDS", 0.01)
+    monkeypatch.setattr("diffusers_lrlab.data.batches._JOIN_SECONDS", 0.01)
     goes_on, ended = threading.Event(), threading.Event()
 
     def hanging():

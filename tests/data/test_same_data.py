@@ -1,14 +1,13 @@
 """The same images in the same places, whatever the format, the workers and the processes."""
 
 import io
-import tarfile
 
 import datasets
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from helpers import load, stacked
+from helpers import load, stacked, write_tar
 from PIL import Image
 
 from diffusers_lrlab.data.batches import iterate_batches
@@ -35,11 +34,7 @@ def folders(tmp_path_factory):
         cells = {"jpg": [{"bytes": files[row], "path": None} for row in rows]}
         table = datasets.Dataset.from_dict(cells, features=datasets.Features({"jpg": datasets.Image()})).data.table
         parquet.write_table(table, root / "parquet" / f"train-{part:05}.parquet", row_group_size=5)
-        with tarfile.open(root / "tar" / f"train-{part:05}.tar", "w") as tar:
-            for row in rows:
-                entry = tarfile.TarInfo(f"{row:03}.jpg")
-                entry.size = len(files[row])
-                tar.addfile(entry, io.BytesIO(files[row]))
+        write_tar(root / "tar" / f"train-{part:05}.tar", [(f"{row:03}.jpg", files[row]) for row in rows])
     return root
 
 

@@ -1,8 +1,6 @@
 """Streams: the order of their rows, what is read for it, and sources that fail."""
 
-import io
 import json
-import tarfile
 from collections import Counter
 
 import datasets
@@ -10,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from helpers import levels, load, numbered_image, stacked
+from helpers import levels, load, numbered_image, png, stacked, write_tar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import cases
@@ -18,8 +16,8 @@ from tables import cases
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data import streams
 from diffusers_lrlab.data.batch import Batch
-from diffusers_lrlab.data.batches import _Stream, iterate_batches
-from diffusers_lrlab.data.conditions import Example
+from diffusers_lrlab.data.batches import iterate_batches
+from diffusers_lrlab.data.labels import Example
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.loading import TrainingData
 from diffusers_lrlab.data.points import PointTransform
@@ -129,18 +127,6 @@ def test_a_process_reads_its_share_only(processes):
         assert source.read.total() <= (1 / processes + 0.05) * total
 
 
-def test_two_workers_share_the_lanes():
-    source = Shards([10] * 320)
-    data = stream_of(source)
-    items = [item for update in range(4) for item in _Stream(data, BatchLayout(16, 2), 2).items(update)]
-    order = data.train.order(32)
-    lanes = [set(order.lanes(np.array(part)).tolist()) for part in ([], [])]
-    for number, (_, numbers, _) in enumerate(items):
-        lanes[number % 2] |= set(order.lanes(np.array(numbers)).tolist())
-    assert not lanes[0] & lanes[1]
-    assert [len(each) for each in lanes] == [16, 16]
-
-
 def test_a_resumed_run_reads_a_shard_and_a_block_of_each_lane_again():
     start, batch = 1_000_000 // 64, 64
     source = Shards([1000] * 2000)
@@ -210,26 +196,11 @@ def test_row_groups_of_parquet_are_shards(tmp_path):
     assert sorted(read) == list(range(20))
 
 
-def write_tar(path, members, compression=""):
-    """Members are names with the level of an image, or bytes."""
-    path.parent.mkdir(exist_ok=True)
-    with tarfile.open(path, f"w:{compression}", format=tarfile.PAX_FORMAT) as tar:
-        for name, content in members:
-            if not isinstance(content, bytes):
-                file = io.BytesIO()
-                numbered_image(content).save(file, "png")
-                content = file.getvalue()
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
-    return path.parent
-
-
 @pytest.fixture
 def tar_folder(tmp_path):
     for shard in range(2):
         rows = range(10 * shard, 10 * shard + 10)
-        write_tar(tmp_path / "data" / f"train-{shard:05}.tar", [(f"{number:04}.png", number) for number in rows])
+        write_tar(tmp_path / "data" / f"train-{shard:05}.tar", [(f"{number:04}.png", png(number)) for number in rows])
     return tmp_path / "data"
 
 
@@ -238,8 +209,8 @@ def test_shards_of_tar_files_are_counted_once(tmp_path, compression):
     """Compressed ones, too, which have to be read from their start."""
     for shard in range(2):
         rows = range(10 * shard, 10 * shard + 10)
-        members = [(f"{number:04}.png", number) for number in rows]
-        folder = write_tar(tmp_path / "data" / f"train-{shard:05}.tar", members, compression)
+        members = [(f"{number:04}.png", png(number)) for number in rows]
+        folder = write_tar(tmp_path / "data" / f"train-{shard:05}.tar", members, f"w:{compression}")
     data, read = read_levels(folder, image_column="png")
     assert data.train.lengths.tolist() == [10, 10]
     assert sorted(read) == list(range(20))

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import shutil
-import tarfile
 from pathlib import Path
 
 import datasets
@@ -12,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from helpers import load, stacked
+from helpers import load, stacked, write_tar
 from PIL import Image
 from tables import cases
 
@@ -28,19 +27,11 @@ NUM_FILES, ROWS = 4, 5  # of each
 # --- the same data ---------------------------------------------------------------------------------------------------
 
 
-def png(number, size=8):
+def noise_png(number, size=8):
     file = io.BytesIO()
     pixels = np.random.default_rng(number).integers(0, 256, (size, size), dtype=np.uint8)
     Image.fromarray(pixels).save(file, "png", compress_level=0)
     return file.getvalue()
-
-
-def write_tar(path, names_and_contents, kind="tar"):
-    with tarfile.open(path, kind.replace("tar", "w").replace(".", ":")) as tar:
-        for name, content in names_and_contents:
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
 
 
 def write_shards(folder, kind):
@@ -49,14 +40,18 @@ def write_shards(folder, kind):
     for shard in range(NUM_FILES):
         rows = range(ROWS * shard, ROWS * shard + ROWS)
         if kind in ("tar", "tar.gz"):
-            write_tar(folder / f"{shard}.tar", [(f"{row:03}.png", png(row)) for row in rows], kind)
+            write_tar(
+                folder / f"{shard}.tar",
+                [(f"{row:03}.png", noise_png(row)) for row in rows],
+                "w:gz" if kind == "tar.gz" else "w",
+            )
         elif kind == "parquet":
             cells = datasets.Dataset.from_dict({"x": [[row / 64, 1.0] for row in rows]})
             parquet.write_table(cells.data.table, folder / f"{shard}.parquet", row_group_size=3)
         elif kind == "jsonl":
             (folder / f"{shard}.jsonl").write_text("".join(json.dumps({"x": [row + 10.5, 1.0]}) + "\n" for row in rows))
         else:
-            (folder / f"{shard}.png").write_bytes(png(shard, 8 + shard))
+            (folder / f"{shard}.png").write_bytes(noise_png(shard, 8 + shard))
     if kind == "images":
         return {}
     return {"image_column": "png"} if "tar" in kind else {"point_column": "x", "resolution": None, "image_channels": None}

@@ -53,7 +53,7 @@ def readers_folder(tmp_path, monkeypatch):
     for name in ("photos", "shapes-32"):
         image_folder(tmp_path / name, count=2)
     for name in ("photos-latents", "digits-latents"):
-        latents.write_manifest(tmp_path / name)
+        latents.write_record(tmp_path / name)
     (tmp_path / "recipe.yaml").write_text("lr_scheduler: rex\n")
     (tmp_path / "quick.yaml").write_text(printed.block_with("logger:", "yaml").code)
     files = {"stairs": "def stairs", "gated": "class GatedDenoiser", "lab_extras": "def sawtooth"}

@@ -21,10 +21,9 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from diffusers import UNet2DModel
 from helpers import load_data_once
-from latents import TINY_UNET, save_vae
+from latents import TINY_UNET, encode, save_vae
 
 from diffusers_lrlab import TrainingConfig, load_image_dataset
-from diffusers_lrlab.data.latents.encode import EncodeOptions, encode_dataset
 from diffusers_lrlab.models.registry import DENOISERS, denoiser_class
 from diffusers_lrlab.objective.process import OBJECTIVES, NoiseProcess
 from diffusers_lrlab.study.stacked.member import Member
@@ -123,8 +122,7 @@ def place(tmp_path_factory):
     """Digits as latents and as shards of a stream, with their labels."""
     place = tmp_path_factory.mktemp("place")
     vae = str(save_vae(place / "vae"))
-    options = EncodeOptions(dataset="digits", vae=vae, flip=True, label_column="label", batch_size=200)
-    encode_dataset(options, place / "latents")
+    encode(place / "latents", vae, flip=True)
     (place / "shards").mkdir()
     for part in range(2):
         rows = load_image_dataset("digits").select(range(part * 100, part * 100 + 100))

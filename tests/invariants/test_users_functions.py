@@ -19,7 +19,7 @@ from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core import plugins
 from diffusers_lrlab.core.registry import restored
-from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
+from diffusers_lrlab.data.toy2d import TOY_DATASETS
 from diffusers_lrlab.evaluation.metrics import METRICS
 from diffusers_lrlab.hub.records import read_record
 from diffusers_lrlab.models.registry import DENOISERS

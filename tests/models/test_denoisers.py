@@ -21,8 +21,6 @@ from diffusers_lrlab.core.plugins import load_plugins
 from diffusers_lrlab.core.registry import Parameter
 from diffusers_lrlab.models.registry import DENOISERS
 from diffusers_lrlab.study.stacked.stacks import not_stackable
-from diffusers_lrlab.training.kinds.points import Points
-from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.prepare import prepare
 from diffusers_lrlab.training.resolve import resolve_config
 
@@ -133,20 +131,9 @@ def test_what_cannot_be_is_said_before_training(options, message, gated):
         prepare(TrainingConfig(**{**SMALL, **options}))
 
 
-def test_the_default_for_points_takes_sizes_by_its_name():
-    plan, _, _ = prepare(TrainingConfig(**{**SMALL, "denoiser": "mlp:hidden_size=32,num_layers=1"}))
-    assert "MLPDenoiser(dimension=2, hidden_size=32, num_layers=1, " in describe_plan(plan)
-
-
 def test_stacks_are_for_the_default(gated):
     spec = SimpleNamespace(config=resolve_config(TrainingConfig(**SMALL)))
     assert not_stackable(spec, None) == "stacks need an MLPDenoiser, and its denoiser is 'gated'"
-
-
-def test_stacks_are_for_the_default_whatever_the_kind_calls_its_model(monkeypatch):
-    spec = SimpleNamespace(config=resolve_config(TrainingConfig(**{**SMALL, "denoiser": None})))
-    monkeypatch.setattr(Points, "model", "diffusers:UNet2DModel")
-    assert not_stackable(spec, None) == "stacks need an MLPDenoiser, and its model is a UNet2DModel"
 
 
 class NotInAFile(ModelMixin, ConfigMixin):

@@ -66,10 +66,3 @@ def test_configurations_that_mean_nothing_are_refused(wrong):
 def test_points_of_another_dimension_are_refused(shape):
     with pytest.raises(ValueError, match=r"\(batch, 2\)"):
         MLPDenoiser(**SMALL)(torch.zeros(shape), 0)
-
-
-def test_half_precision_keeps_the_embedding_exact():
-    model = MLPDenoiser()
-    points = torch.randn(100, 2)
-    exact = model(points, 7).sample
-    assert (model.to(torch.bfloat16)(points, 7).sample - exact).abs().max() < 0.05

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.models.unet import check_resolution, default_down_blocks, default_unet_config
+from diffusers_lrlab.models.networks import check_resolution, default_down_blocks, default_unet_config
 
 
 @settings(deadline=None)

@@ -175,17 +175,6 @@ def test_without_the_factors_the_changes_grow(make):
     assert all(found[name] > 2 for name in grown), found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [(make_mlp, name) for name in ("blocks.0", "blocks.1", "output")]
-    + [(make_dit, name.removesuffix(".weight")) for name in sorted(HIDDEN | {"proj_out_2.weight"})],
-)
-def test_the_check_notices_a_single_factor_that_is_missing(make, name):
-    found, broken = (growth(make, WIDTHS[-1], names)[name] for names in ((), (f"{name}.weight",)))
-    assert broken > 1.3 * found
-
-
 def test_an_unknown_parameter_is_an_error():
     class WithGate(MLPDenoiser):
         def __init__(self, **sizes):

@@ -12,7 +12,7 @@ from tables import cases
 
 from diffusers_lrlab import get_optimizer, train
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.models.unet import default_unet_config
+from diffusers_lrlab.models.networks import default_unet_config
 from diffusers_lrlab.optimizers import muon
 from diffusers_lrlab.optimizers.build import optimizer_parts
 from diffusers_lrlab.optimizers.layers import HIDDEN, chunks_of, layers_of, parts_in_words

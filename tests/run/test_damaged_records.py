@@ -15,8 +15,8 @@ from diffusers_lrlab.core import manifest
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.manifest import MANIFEST
 from diffusers_lrlab.hub.contents import contents_of
-from diffusers_lrlab.models import start_weights
-from diffusers_lrlab.models.start_weights import find_start_weights
+from diffusers_lrlab.models import loading
+from diffusers_lrlab.models.loading import find_start_weights
 from diffusers_lrlab.run.averages import run_snapshots, write_average
 from diffusers_lrlab.run.check import check_folder
 from diffusers_lrlab.training.run_folder import RunFolder
@@ -65,7 +65,7 @@ def test_a_damaged_run_is_not_used(run, tmp_path, reader):
 
 def test_weights_to_start_from_are_hashed_once(run, monkeypatch):
     hashed = []
-    for module in (manifest, start_weights):
+    for module in (manifest, loading):
         monkeypatch.setattr(module, "file_sums", lambda path: (hashed.append(path.name), FILE_SUMS(path))[1])
     for part in ("", "denoiser"):
         hashed.clear()

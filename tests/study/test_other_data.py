@@ -141,7 +141,7 @@ def test_a_missing_configuration_of_a_model_is_not_one_for_other_data(tmp_path):
     with pytest.raises(LabError) as error:
         with_datasets(load_spec(tmp_path / "copy.yaml"), ["moons"])
     assert "--model_config_name_or_path" in str(error.value)
-    assert "no such file or folder exists" in str(error.value)
+    assert "it cannot be read" in str(error.value)
 
 
 def test_a_folder_keeps_its_data_sets(bare, home, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """What is between labels and today's options: a kind that names their column, and a model that takes them."""
 
+import dataclasses
 import json
 import os
 
@@ -33,12 +34,15 @@ class Labelled(ModelMixin, ConfigMixin):
 
 def register():
     """Reads labels in each run of this process, and notes what its model is told of which images."""
-    from diffusers_lrlab.data.image_loading import load_image_data
+    from diffusers_lrlab.data.loading import load_image_data
     from diffusers_lrlab.objective.process import NoiseProcess
     from diffusers_lrlab.training.kinds.images import Images
 
     def load_data(kind, config, num_processes):
-        return load_image_data(config, config.seed, config.layout(num_processes), {"class_labels": "label"})
+        labelled = dataclasses.replace(config, label_column="label")
+        data = load_image_data(labelled, config.seed, config.layout(num_processes))
+        data.classes = None
+        return data
 
     losses = NoiseProcess.losses
 

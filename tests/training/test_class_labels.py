@@ -13,11 +13,10 @@ import torch
 from accelerate.state import AcceleratorState
 from diffusers import DiffusionPipeline
 from helpers import numbered_image
-from latents import save_vae
+from latents import encode, save_vae
 
-from diffusers_lrlab import LabelledImagePipeline, LatentImagePipeline, TrainingConfig, train
+from diffusers_lrlab import ImagePipeline, TrainingConfig, train
 from diffusers_lrlab.cli.main import main
-from diffusers_lrlab.data.latents.encode import EncodeOptions, encode_dataset
 from diffusers_lrlab.hub.card import write_model_card
 from diffusers_lrlab.training.prepare import prepare
 from diffusers_lrlab.training.run_folder import RunFolder
@@ -29,7 +28,6 @@ pytestmark = pytest.mark.slow
 NUM_UPDATES = 8
 LABELS = ("--label_column=label", "--label_dropout=0.3", "--guidance_scale=2")
 OBJECTIVES = {"ddpm": "ddpm:num_steps=20", "flow": "flow_matching:num_steps=20", "latents": "ddpm:num_steps=20"}
-PIPELINES = {"ddpm": LabelledImagePipeline, "flow": LabelledImagePipeline, "latents": LatentImagePipeline}
 RUNS = ["ddpm", "flow", pytest.param("latents", marks=pytest.mark.slow)]
 
 
@@ -50,8 +48,7 @@ def model_file(folder, num_embeddings, **changes):
 def encoded(tmp_path_factory):
     """Digits as latents, with their labels."""
     place = tmp_path_factory.mktemp("encoded")
-    vae = str(save_vae(place / "vae"))
-    encode_dataset(EncodeOptions(dataset="digits", vae=vae, label_column="label", batch_size=200), place / "digits")
+    encode(place / "digits", save_vae(place / "vae"))
     return place / "digits"
 
 
@@ -114,7 +111,7 @@ def test_record_and_card_name_the_classes(straight):
     assert results["class_accuracy_num_samples"] == 40
     right, error = round(40 * results["class_accuracy"]), results["class_accuracy_error_of_classifier"]
     assert f"| {right} of 40, by a classifier that misreads {100 * error:.2g} % of held-out images |" in card
-    assert f"A `{PIPELINES[output.name].__name__}` trained by" in card
+    assert "A `ImagePipeline` trained by" in card
     assert "One row for each class, from the top: `0`, `1`" in card
     assert "| Classes | `label`, 10 classes (`0`, `1`" in card
     assert "| Label dropout | 0.3 |" in card
@@ -168,7 +165,7 @@ def config_of(folder, output, **options):
 def test_a_trained_model_samples_the_classes_apart(grey, tmp_path, objective):
     """Bright and dark; the null label samples both, and guidance moves the classes further apart."""
     train(config_of(grey, tmp_path / "run", objective=objective, evaluation=False))
-    pipeline = LabelledImagePipeline.from_pretrained(tmp_path / "run")
+    pipeline = ImagePipeline.from_pretrained(tmp_path / "run")
     pipeline.set_progress_bar_config(disable=True)
 
     def levels(**how):

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from diffusers import DDPMScheduler, DiTPipeline, DiTTransformer2DModel, FlowMatchEulerDiscreteScheduler
+from diffusers import DiTTransformer2DModel
 from diffusers.models.embeddings import LabelEmbedding
 from helpers import config, load_data_once
 
 from diffusers_lrlab import LabError
-from diffusers_lrlab.data import image_loading
+from diffusers_lrlab.data import loading
 from diffusers_lrlab.data.batches import iterate_batches
-from diffusers_lrlab.models.dit import NULL_LABEL, DiT
+from diffusers_lrlab.models.networks import NULL_LABEL, DiT
 from diffusers_lrlab.preflight.model_checks import dead_parameters
 from diffusers_lrlab.preflight.subject import Subject
 from diffusers_lrlab.run.train import run_training
@@ -83,7 +83,7 @@ def test_what_does_not_fit_is_refused_before_data_are_read(monkeypatch, tmp_path
     def read(*_):
         raise AssertionError("data were read")
 
-    monkeypatch.setattr(image_loading, "load_image_data", read)
+    monkeypatch.setattr(loading, "load_image_data", read)
     options, message = REFUSED[case]
     with pytest.raises(LabError, match=message):
         run_training(TrainingConfig(**{"denoiser": "dit", "max_train_steps": 2, "output_dir": str(tmp_path), **options}))
@@ -181,22 +181,3 @@ def test_all_parameters_learn_though_its_gates_begin_at_zero(tmp_path):
     assert not model(torch.randn(2, 1, 8, 8), timestep=torch.tensor([1, 2]), class_labels=torch.tensor([1, 2])).sample.any()
     assert dead_parameters(Subject(trainer)) is None
     trainer.release()
-
-
-def test_diffusers_samples_what_its_pipeline_can():
-    class AutoencoderKL:
-        def __init__(self, **config):
-            self.config = type("Config", (), config)
-
-    vae = AutoencoderKL(scaling_factor=0.5)
-    pipeline, ddpm = DiT().diffusers_pipeline, DDPMScheduler()
-    assert pipeline(0.1, ddpm, vae) == f"diffusers:{DiTPipeline.__name__}"
-    for case in (
-        (None, ddpm, vae),
-        (0.0, ddpm, vae),
-        (0.1, FlowMatchEulerDiscreteScheduler(), vae),
-        (0.1, ddpm, None),
-        (0.1, ddpm, AutoencoderKL(scaling_factor=0.5, shift_factor=0.1)),
-        (0.1, ddpm, AutoencoderKL(scaling_factor=None)),
-    ):
-        assert pipeline(*case) is None

@@ -13,15 +13,15 @@ from diffusers import (
     AutoencoderKL,
     DDIMScheduler,
     DiffusionPipeline,
+    DiTPipeline,
     DiTTransformer2DModel,
 )
 from diffusers.models.embeddings import LabelEmbedding
-from latents import save_vae
+from latents import encode, save_vae
 from safetensors.torch import load_file
 
 import diffusers_lrlab
 from diffusers_lrlab.cli.main import main
-from diffusers_lrlab.data.latents.encode import EncodeOptions, encode_dataset
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 NUM_UPDATES = 12
@@ -34,8 +34,7 @@ def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("place")
     for name, shift in (("plain", None), ("shifted", 0.1)):
         save_vae(place / f"vae-{name}", shift_factor=shift)
-        options = {"dataset": "digits", "vae": str(place / f"vae-{name}"), "label_column": "label", "batch_size": 200}
-        encode_dataset(EncodeOptions(**options), place / name)
+        encode(place / name, place / f"vae-{name}")
     return place
 
 
@@ -77,58 +76,34 @@ def test_killed_it_goes_on_to_the_same_bits(place, labelled, tmp_path):
     assert_same_end(labelled, tmp_path / "run")
 
 
-ALONE = """
-import sys
-sys.modules["diffusers_lrlab"] = None
-import torch
-from diffusers import DDIMScheduler, DiTPipeline
-from safetensors.torch import save_file
-pipeline = DiTPipeline.from_pretrained(sys.argv[1])
-torch.manual_seed(0)
-assert pipeline([3, 7], guidance_scale=3.0, num_inference_steps=3).images[0].size == (8, 8)
-pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
-found = {}
-for scale in (1.0, 3.0):
-    generator = torch.Generator().manual_seed(1)
-    images = pipeline(
-        pipeline.get_label_ids(["3", "7"]),
-        guidance_scale=scale, num_inference_steps=5, generator=generator, output_type="pt",
-    ).images
-    found[str(scale)] = images.contiguous()
-save_file(found, sys.argv[2])
-"""
-
-
 @pytest.mark.slow
-def test_diffusers_alone_samples_it_with_guidance_as_the_run_does(place, labelled, tmp_path):
-    index = json.loads((labelled / "model_index.json").read_text())
-    assert index["_class_name"] == "DiTPipeline"
-    assert index["transformer"] == ["diffusers", "DiTTransformer2DModel"]
-    assert not (labelled / "pipeline.py").exists()
-    how = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 300}
-    done = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", ALONE, labelled, tmp_path / "images"], **how)
-    assert done.returncode == 0, done.stderr
-    assert "not expected" not in done.stderr
-    found = load_file(tmp_path / "images")
-    assert (found["1.0"] - found["3.0"]).abs().max() > 1e-3
-    # By the pipeline of this package, that of previews and metrics.
+def test_guidance_is_that_of_diffusers_own_pipeline(place, labelled):
+    """`DiTPipeline`, for what it samples: labelled latents of an autoencoder without a shift."""
     model = DiTTransformer2DModel.from_pretrained(labelled, subfolder="transformer")
     scheduler = DDIMScheduler.from_pretrained(labelled, subfolder="scheduler")
     vae = AutoencoderKL.from_pretrained(place / "vae-plain")
-    own = diffusers_lrlab.DiTImagePipeline(model, scheduler, vae, id2label={n: str(n) for n in range(10)})
-    for scale, images in found.items():
-        how = {"guidance_scale": float(scale), "num_inference_steps": 5, "generator": torch.Generator().manual_seed(1)}
-        torch.testing.assert_close(own([3, 7], **how, output_type="pt").images, images, rtol=1e-4, atol=1e-4)
+    own, other = DiffusionPipeline.from_pretrained(labelled), DiTPipeline(model, vae, scheduler)
+    own.scheduler = scheduler
+    for scale in (1.0, 3.0):
+        found, expected = (
+            pipeline(
+                [3, 7],
+                guidance_scale=scale,
+                num_inference_steps=5,
+                generator=torch.Generator().manual_seed(1),
+                output_type="np",
+            ).images
+            for pipeline in (own, other)
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
 def test_its_folder_card_and_previews(labelled):
     assert main(["check", str(labelled)]) == 0
     card = (labelled / "README.md").read_text()
-    assert "A `DiTPipeline` trained by" in card
-    assert "pipeline = DiTPipeline.from_pretrained(" in card
+    assert "A `ImagePipeline` trained by" in card
     assert f"| Denoiser | `{TINY}` |" in card
-    assert "trust_remote_code" not in card
     previews = {np.load(path).shape for path in (labelled / "lrlab/samples").glob("*.npy")}
     assert previews == {(10, 8, 8, 1)}
     model = DiTTransformer2DModel.from_pretrained(labelled, subfolder="transformer")
@@ -152,11 +127,11 @@ OWN = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", OWN)
-def test_what_diffusers_has_no_pipeline_for_has_one_here(place, tmp_path, case):
+def test_it_is_sampled_by_the_code_on_its_card(place, tmp_path, case):
     is_latent, more, scheduler = OWN[case]
     runs.run(*arguments(place if is_latent else None, tmp_path / "run", *more, data="shifted"))
     pipeline = DiffusionPipeline.from_pretrained(tmp_path / "run")
-    assert type(pipeline) is diffusers_lrlab.DiTImagePipeline
+    assert type(pipeline) is diffusers_lrlab.ImagePipeline
     assert type(pipeline.scheduler).__name__ == scheduler
     call = {"class_labels": ["3", 7]} if more else {"batch_size": 2}
     generators = [torch.Generator().manual_seed(0) for _ in range(2)]

@@ -206,7 +206,7 @@ OPTIONS = {
     "flag without a value": (["--learning_rate"], ["--learning_rate", "expected one argument", "--help"]),
     "negative rate": (["--learning_rate", "-1e-4"], ["--learning_rate -0.0001", "a number in (0, 1e30]"]),
     "not one of the choices": (["--mixed_precision=fp8"], ["--mixed_precision", "'fp8'", "fp16", "bf16"]),
-    "missing model": (["--model_config_name_or_path=TMP/none"], ["no such file or folder exists", "config.json"]),
+    "missing model": (["--model_config_name_or_path=TMP/none"], ["it cannot be read", "config.json"]),
     "missing YAML": (["--config=TMP/none.yaml"], ["TMP/none.yaml", "Give the path of a YAML file"]),
 }
 

@@ -1,5 +1,6 @@
 """A model that takes class labels, in real runs: each image has its own, whatever happens to the run."""
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -16,7 +17,7 @@ from helpers import config, numbered_image
 from safetensors.torch import load_file
 
 from diffusers_lrlab.data.batch import Batch
-from diffusers_lrlab.data.image_loading import load_image_data
+from diffusers_lrlab.data.loading import load_image_data
 from diffusers_lrlab.diagnostics.observer import GradientProbes
 from diffusers_lrlab.evaluation.metrics import _training_set_loss
 from diffusers_lrlab.evaluation.registry import Evaluation
@@ -137,7 +138,8 @@ def conditional(tmp_path_factory):
     folder = tmp_path_factory.mktemp("conditional") / "run"
     options = {"dataset_name": "digits", "max_train_steps": 4, "train_batch_size": 8, "num_validation_images": 40}
     resolved = config(**options, output_dir=str(folder))
-    data = load_image_data(resolved, 0, resolved.layout(1), {"class_labels": "label"})
+    data = load_image_data(dataclasses.replace(resolved, label_column="label"), 0, resolved.layout(1))
+    data.classes = None
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(cpu=True)
     model = {key: value for key, value in runs.TINY_UNET.items() if key != "_class_name"}

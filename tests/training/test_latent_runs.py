@@ -14,17 +14,14 @@ import started
 import torch
 from diffusers import AutoencoderKL, DiffusionPipeline, UNet2DModel
 from helpers import config, load_data, stacked
-from latents import TINY_UNET, save_vae
+from latents import TINY_UNET, encode, save_vae
 from printed import registrations_undone
 
 import diffusers_lrlab
 from diffusers_lrlab import LabError, register_denoiser
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.data.batches import iterate_batches
-from diffusers_lrlab.data.image_loading import load_image_data
-from diffusers_lrlab.data.latents.encode import EncodeOptions, encode_dataset
-from diffusers_lrlab.data.latents.loading import load_latent_data
-from diffusers_lrlab.data.latents.manifest import ROWS_FILE, read_latents_manifest
+from diffusers_lrlab.data.latents import ROWS_FILE, read_latents_record
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.models.registry import DENOISERS
 from diffusers_lrlab.training.model import find_start, given_model_config
@@ -41,8 +38,7 @@ def place(tmp_path_factory):
     """An autoencoder, digits encoded by it, and the configuration of a model of them."""
     place = tmp_path_factory.mktemp("place")
     save_vae(place / "vae")
-    options = EncodeOptions(dataset="digits", vae=str(place / "vae"), flip=True, label_column="label", batch_size=200)
-    encode_dataset(options, place / "digits")
+    encode(place / "digits", place / "vae", flip=True)
     (place / "unet.json").write_text(json.dumps(TINY_UNET))
     return place
 
@@ -104,28 +100,18 @@ def test_batches_are_memory_mapped_and_the_same_with_workers_and_later(place):
     assert next(iterate_batches(data, layout, 0, range(epoch, epoch + 1))).data.isfinite().all()
 
 
-def test_the_rows_of_images_are_held_out_with_their_labels(place):
-    options = resolved(place)
-    layout, conditions = options.layout(1), {"class_labels": "label"}
-    latents = load_latent_data(options, 0, layout, conditions)
-    images = load_image_data(config(dataset_name="digits", num_validation_images=16), 0, layout, conditions)
-    for part in ("held_out", "conditions"):
-        found, expected = getattr(latents, part), getattr(images, part)
-        found, expected = (getattr(each, "conditions", each)["class_labels"] for each in (found, expected))
-        assert torch.equal(found, expected)
-    batch = next(iterate_batches(latents, layout, 0, range(1)))
-    assert batch.conditions["class_labels"].shape == (8,)
+def test_the_rows_of_images_are_held_out(place):
+    latents = load_data(resolved(place))
+    images = load_data(config(dataset_name="digits", num_validation_images=16))
     vae = AutoencoderKL.from_pretrained(place / "vae").eval()
     with torch.no_grad():
         means = vae.encode(images.held_out.data).latent_dist.mean
     torch.testing.assert_close(latents.held_out.data, (means - 0.1) * 0.9)
-    with pytest.raises(LabError, match=r"class_labels='digit' of conditions: must be a column of numbers"):
-        load_latent_data(options, 0, layout, {"class_labels": "digit"})
 
 
 def test_samples_are_decoded_by_what_is_saved(straight, place):
     pipeline = DiffusionPipeline.from_pretrained(straight)
-    assert type(pipeline) is diffusers_lrlab.LatentImagePipeline
+    assert type(pipeline) is diffusers_lrlab.ImagePipeline
     how = {"batch_size": 3, "num_inference_steps": 2}
     draws = [
         pipeline(**how, generator=torch.Generator().manual_seed(1), output_type=kind).images for kind in ("np", "latent")
@@ -164,12 +150,12 @@ def test_it_is_measured_against_the_images_that_were_encoded(straight):
 
 
 def test_the_card_the_record_and_the_plan_name_the_autoencoder(straight, place):
-    manifest = read_latents_manifest(place / "digits")
+    record = read_latents_record(place / "digits")
     card = (straight / "README.md").read_text()
-    named = f"AutoencoderKL {place / 'vae'}, weights {manifest.weights_sha256[:12]}"
+    named = f"AutoencoderKL {place / 'vae'}, weights {record.weights_sha256[:12]}"
     assert named in card
     assert "latent-diffusion" in card
-    assert runs.read_record(straight)["train"]["autoencoder"]["weights_sha256"] == manifest.weights_sha256
+    assert runs.read_record(straight)["train"]["autoencoder"]["weights_sha256"] == record.weights_sha256
     assert named in describe_plan(plan_of(place))
 
 
@@ -196,7 +182,7 @@ def test_an_autoencoder_of_the_hub_is_saved_as_its_commit(place, hub, tmp_path):
         "-m", "diffusers_lrlab", "data", "encode", "digits", tmp_path / "digits", *options, **how
     )
     assert status == 0, stderr
-    assert read_latents_manifest(tmp_path / "digits").autoencoder["revision"] == commit
+    assert read_latents_record(tmp_path / "digits").autoencoder["revision"] == commit
     shutil.copyfile(place / "unet.json", tmp_path / "unet.json")
     train(tmp_path, tmp_path / "run", **how)
     index = json.loads((tmp_path / "run" / "model_index.json").read_text())
@@ -257,12 +243,12 @@ def test_options_that_latents_do_not_have_are_refused(place, name):
 
 
 def test_labels_that_were_not_encoded_are_refused_before_data_are_read(place, tmp_path):
-    with pytest.raises(LabError, match=r"--label_column 'digit': must be 'label', the column that was encoded, got 'digit'"):
+    with pytest.raises(LabError, match=r"--label_column 'digit': must be 'label' for the latents .*, got 'digit'"):
         resolved(place, label_column="digit")
-    manifest = read_latents_manifest(place / "digits")
+    record = read_latents_record(place / "digits")
     (tmp_path / "digits").mkdir()
-    dataclasses.replace(manifest, label_column=None).write(tmp_path / "digits")
-    told = r"must be left out for latents that were encoded without labels.* lrlab data encode \.\.\. --label_column label"
+    dataclasses.replace(record, label_column=None).write(tmp_path / "digits")
+    told = r"--label_column 'label': must be left out for the latents .*Hint: these images were encoded without it"
     with pytest.raises(LabError, match=told):
         resolved(tmp_path, label_column="label")
 
@@ -344,9 +330,9 @@ def test_an_embedded_set_is_itself_beside_a_folder_of_its_name(place, tmp_path, 
 
 def test_an_autoencoder_of_a_subfolder_may_move_without_it(place, tmp_path):
     shutil.copytree(place / "digits", tmp_path / "latents")
-    manifest = read_latents_manifest(place / "digits")
-    moved = {**manifest.autoencoder, "name_or_path": str(tmp_path / "gone"), "subfolder": "vae"}
-    dataclasses.replace(manifest, autoencoder=moved).write(tmp_path / "latents")
+    record = read_latents_record(place / "digits")
+    moved = {**record.autoencoder, "name_or_path": str(tmp_path / "gone"), "subfolder": "vae"}
+    dataclasses.replace(record, autoencoder=moved).write(tmp_path / "latents")
     load_data(config(train_data_dir=str(tmp_path / "latents"), vae=str(place / "vae")))
 
 
@@ -372,14 +358,18 @@ def test_another_autoencoder_than_that_of_the_latents_is_refused(place, tmp_path
     ):
         load_data(resolved(place, vae=str(other)))
     scaled = save_vae(tmp_path / "scaled", scaling_factor=1.5)
-    with pytest.raises(LabError, match=r"with scaling_factor 0.9 and shift_factor 0.1, got scaling_factor 1.5"):
+    with pytest.raises(
+        LabError, match=r"with scaling_factor 0.9 and shift_factor 0.1, got other weights, or scaling_factor 1.5"
+    ):
         load_data(resolved(place, vae=str(scaled)))
     moved = shutil.copytree(place, tmp_path / "place")
     shutil.move(moved / "vae", tmp_path / "moved")
-    manifest = read_latents_manifest(moved / "digits")
-    gone = dataclasses.replace(manifest, autoencoder={**manifest.autoencoder, "name_or_path": str(moved / "vae")})
+    record = read_latents_record(moved / "digits")
+    gone = dataclasses.replace(record, autoencoder={**record.autoencoder, "name_or_path": str(moved / "vae")})
     gone.write(moved / "digits")
-    with pytest.raises(LabError, match=r"(?s)cannot be loaded: .*Hint: give its new location with --vae"):
+    with pytest.raises(
+        LabError, match=r"(?s)--vae .*must be an autoencoder that can be loaded.*--vae gives its new location"
+    ):
         load_data(resolved(moved))
     assert load_data(resolved(moved, vae=str(tmp_path / "moved"))).num_images == 1781
 
@@ -390,8 +380,7 @@ def test_a_run_does_not_go_on_with_latents_of_another_autoencoder(place, plain, 
     moved = shutil.copytree(place, tmp_path / "place")
     shutil.rmtree(moved / "digits")
     vae = save_vae(moved / "other", seed=1)
-    options = EncodeOptions(dataset="digits", vae=str(vae), flip=True, label_column="label", batch_size=200)
-    encode_dataset(options, moved / "digits")
+    encode(moved / "digits", vae, flip=True)
     before = (place / "digits").rename(place / "kept")
     try:
         shutil.copytree(moved / "digits", place / "digits")

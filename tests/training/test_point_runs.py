@@ -19,7 +19,7 @@ from tables import cases
 
 from diffusers_lrlab import PointDDPMPipeline, TrainingConfig, load_toy_dataset
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.data.conditions import Example
+from diffusers_lrlab.data.labels import Example
 from diffusers_lrlab.evaluation.distances import knn_kl
 from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS

@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from diffusers_lrlab import MLPDenoiser, TrainingConfig
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.manifest import file_sums
-from diffusers_lrlab.data import image_loading, points
+from diffusers_lrlab.data import loading, points
+from diffusers_lrlab.models.loading import find_start_weights
 from diffusers_lrlab.models.registry import DENOISERS, register_denoiser
-from diffusers_lrlab.models.start_weights import find_start_weights
 from diffusers_lrlab.run.train import run_training
 from diffusers_lrlab.training.model import find_start, given_model_config
 from diffusers_lrlab.training.resolve import resolve_config
@@ -93,7 +93,7 @@ def test_what_contradicts_is_refused_before_data_are_read(models, monkeypatch, t
     def read(*_):
         raise AssertionError("data were read")
 
-    for module, name in ((image_loading, "load_image_data"), (points, "load_point_data")):
+    for module, name in ((loading, "load_image_data"), (points, "load_point_data")):
         monkeypatch.setattr(module, name, read)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     of_data, start, more, message = REFUSED[case]

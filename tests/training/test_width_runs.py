@@ -185,19 +185,28 @@ def test_what_has_no_rule_is_refused_before_data_are_read(options, part):
 
 
 DIT = """
+import dataclasses
+
 from diffusers import DiTTransformer2DModel
 
 from diffusers_lrlab import register_denoiser
 from diffusers_lrlab.core.registry import Parameter
-from diffusers_lrlab.data.image_loading import load_image_data
+from diffusers_lrlab.data.loading import load_image_data
 from diffusers_lrlab.training.kinds.images import Images
 
 sizes = ("num_attention_heads", "attention_head_dim", "num_layers", "num_embeds_ada_norm")
 parameters = tuple(Parameter(name, int, None, name, "[1, inf)") for name in sizes)
 register_denoiser("small_dit", description="a transformer", source="diffusers", parameters=parameters)(DiTTransformer2DModel)
-Images.load_data = lambda kind, config, num: load_image_data(
-    config, config.seed, config.layout(num), {"class_labels": "label"}
-)
+
+
+def load_data(kind, config, num_processes):
+    labelled = dataclasses.replace(config, label_column="label")
+    data = load_image_data(labelled, config.seed, config.layout(num_processes))
+    data.classes = None
+    return data
+
+
+Images.load_data = load_data
 """
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from ...core.errors import LabError, did_you_mean
 from ...core.options import names_where, options_of
-from ...data.latents.manifest import image_set_of, latents_folder
+from ...data.latents import image_set_of, latents_folder
 from ...data.options import EMBEDDED_DATASETS
-from ...data.toy2d_entries import TOY_DATASETS
+from ...data.toy2d import TOY_DATASETS
 from ...evaluation.metrics import METRICS
-from ...models.start_weights import StartWeights
+from ...models.loading import StartWeights
 from ...training.arguments import parse_options
 from ...training.config import ResolvedConfig, TrainingConfig
 from ...training.kinds.select import kind_of

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from ...core.errors import LabError, did_you_mean
 from ...data.image_sets import IMAGE_DATASETS
-from ...data.latents.manifest import image_set_of
-from ...data.toy2d_entries import LOG_PROBS
+from ...data.latents import image_set_of
+from ...data.toy2d import LOG_PROBS
 from ...evaluation.metrics import METRICS
 from ...training.config import ResolvedConfig
 from ...training.kinds.select import kind_of

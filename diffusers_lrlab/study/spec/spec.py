@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ...core.options import defaults_of, options_of
-from ...models.start_weights import StartWeights
+from ...models.loading import StartWeights
 from ...training.config import ResolvedConfig, TrainingConfig
 from ..shown_command import PRESETS as PRESETS
 

@@ -87,8 +87,8 @@ class DataKind(ABC):
 
     def pipeline_parts(self, config: ResolvedConfig) -> dict[str, Any]:
         """
-        Parts of the pipeline beside model and scheduler, by its names for them: a [`Reference`] for a VAE or a text encoder
-        that is not trained, which is saved as its source, without its weights; plain values such as `id2label`.
+        Parts of the pipeline beside model and scheduler, by its names for them: models that are not trained, and plain
+        values such as `id2label`. Beside a `vae_source`, the `vae` is not saved; the pipeline loads it from there.
         """
         return {}
 

@@ -11,9 +11,9 @@ from ...core.registry import Entry
 from ...core.words import counted
 from ...data.image_sets import check_resolution as check_size
 from ...data.image_sets import image_set
-from ...data.toy2d_entries import TOY_DATASETS
+from ...data.toy2d import TOY_DATASETS
 from ...evaluation.registry import measures_samples
-from ...models.unet import check_resolution, default_down_blocks, default_unet_config
+from ...models.networks import check_resolution, default_down_blocks, default_unet_config
 from ..config import ResolvedConfig, TrainingConfig
 from .base import KINDS, DataKind
 
@@ -93,7 +93,7 @@ class Images(DataKind):
         return {"frechet_samples": affordable if affordable >= _FEWEST_FRECHET else 0}
 
     def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData:
-        from ...data.image_loading import load_image_data
+        from ...data.loading import load_image_data
 
         return load_image_data(config, config.seed, config.layout(num_processes))
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...core.errors import LabError, is_first_process, must_be
+from ...core.errors import is_first_process, must_be
 from ...core.options import defaults_of
 from ...data.image_sets import IMAGE_DATASETS
-from ...data.latents.autoencoder import Source, find_autoencoder, scaling_of, weights_sha256
-from ...data.latents.manifest import LatentsManifest, latents_folder, read_latents_manifest
-from ...models.unet import default_down_blocks
-from ...pipelines.reference import Reference
+from ...data.latents import (
+    LatentsRecord,
+    Source,
+    find_autoencoder,
+    latents_folder,
+    load_autoencoder,
+    read_latents_record,
+    scaling_of,
+    weights_sha256,
+)
+from ...models.networks import default_down_blocks
 from ..config import ResolvedConfig, TrainingConfig
 from .base import KINDS
 from .images import Images, check_embeddings
@@ -20,14 +26,12 @@ from .images import Images, check_embeddings
 if TYPE_CHECKING:
     from ...data.loading import TrainingData
 
-_ENCODED = "latents are of the images as they were encoded"
-# Options of images and of other sources that latents do not have, and why.
-_NO_EFFECT = {
-    "random_flip": "a latent cannot be mirrored; encode both by lrlab data encode ... --flip, and half of them are flipped",
-    **dict.fromkeys(("center_crop", "preserve_input_precision", "skip_corrupt_images"), _ENCODED),
-    **dict.fromkeys(("image_column", "dataset_config_name", "dataset_split"), "lrlab data encode takes it"),
-    **dict.fromkeys(("point_column", "streaming", "in_memory_limit_mb"), "latents are read from a memory-mapped file"),
-}
+# Options of images and of other sources, and those whose values are the ones of the encoded images.
+_NO_EFFECT = (
+    *("random_flip", "center_crop", "preserve_input_precision", "skip_corrupt_images", "image_column", "point_column"),
+    *("dataset_config_name", "dataset_split", "streaming", "in_memory_limit_mb"),
+)
+_OF_IMAGES = ("resolution", "image_channels", "label_column")
 
 
 @KINDS.register(
@@ -38,7 +42,7 @@ class Latents(Images):
 
     name = "latents"
     results = "diffusers_lrlab.training.results.images:LatentResults"
-    pipeline = "diffusers_lrlab.pipelines.latent_image:LatentImagePipeline"
+    pipeline = "diffusers_lrlab.pipelines.image:ImagePipeline"
     is_bounded = False
 
     def defaults(self, config: TrainingConfig) -> dict[str, Any]:
@@ -48,26 +52,27 @@ class Latents(Images):
             raise must_be(
                 "--data_kind", "latents", "left out for data that are not a folder of latents", hint, got=f"{name}"
             )
-        for option, reason in _NO_EFFECT.items():
-            if getattr(config, option) != usual[option]:
-                value = getattr(config, option)
-                raise must_be(f"--{option}", value, f"left out for the latents in {name!r}", reason)
-        manifest = self.manifest(config)
-        of_images = {"resolution": manifest.resolution, "image_channels": manifest.image_channels}
-        for option, value in of_images.items():
-            if getattr(config, option) not in (None, value):
-                hint = f"{_ENCODED}; encode them again for others"
-                raise must_be(f"--{option}", getattr(config, option), f"{value} for the latents in {name!r}", hint)
-        manifest.check_label_column("--label_column", config.label_column)
-        embedded = IMAGE_DATASETS[manifest.image_set] if manifest.image_set else None
+        record, hint = (
+            self.record(config),
+            "these images were encoded without it; lrlab data encode --help lists its options",
+        )
+        allowed = {option: usual[option] for option in _NO_EFFECT} | {
+            option: getattr(record, option) for option in _OF_IMAGES
+        }
+        for option, value in allowed.items():
+            if getattr(config, option) not in (usual[option], value):
+                wanted = "left out" if value in (None, usual[option]) else f"{value!r}"
+                raise must_be(f"--{option}", getattr(config, option), f"{wanted} for the latents in {name!r}", hint)
+        embedded = IMAGE_DATASETS[record.image_set] if record.image_set else None
         own = embedded.facts["defaults"] if embedded is not None else {}
+        of_images = {"resolution": record.resolution, "image_channels": record.image_channels}
         return self.defaults_of_set(config, embedded) | own | of_images
 
-    def manifest(self, config: TrainingConfig) -> LatentsManifest:
-        return read_latents_manifest(config.train_data_dir or config.dataset_name or "")
+    def record(self, config: TrainingConfig) -> LatentsRecord:
+        return read_latents_record(config.train_data_dir or config.dataset_name or "")
 
     def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData:
-        from ...data.latents.loading import load_latent_data
+        from ...data.latent_data import load_latent_data
 
         data = load_latent_data(config, config.seed, config.layout(num_processes))
         if is_first_process():
@@ -76,32 +81,25 @@ class Latents(Images):
 
     def _check_autoencoder(self, config: ResolvedConfig) -> None:
         """Raises a `LabError` if samples would be decoded by another autoencoder than encoded the latents."""
-        source, hint = self._source(config), "give its new location with --vae if it was moved"
-        try:
-            model = _reference(source).load(config.cache_dir)
-        except (OSError, ValueError, RuntimeError, AttributeError) as error:
-            raise LabError(
-                f"The autoencoder {source.name_or_path!r} of these latents cannot be loaded: {str(error)} Hint: {hint}."
-            ) from None
-        manifest = self.manifest(config)
-        wanted = f"the autoencoder that encoded these latents ({manifest.autoencoder['name_or_path']!r})"
-        if weights_sha256(model) != manifest.weights_sha256:
-            raise must_be("--vae", source.name_or_path, wanted, hint, got="other weights")
-        if scaling_of(model) != (manifest.scaling_factor, manifest.shift_factor):
-            factors = "scaling_factor {} and shift_factor {}"
-            then, now = factors.format(manifest.scaling_factor, manifest.shift_factor), factors.format(*scaling_of(model))
-            raise must_be("--vae", source.name_or_path, f"{wanted}, with {then}", "encode again", got=now)
+        record, source = self.record(config), self._source(config)
+        model = load_autoencoder(source, config.cache_dir)
+        factors = "scaling_factor {} and shift_factor {}"
+        then, now = factors.format(record.scaling_factor, record.shift_factor), factors.format(*scaling_of(model))
+        if weights_sha256(model) != record.weights_sha256 or then != now:
+            wanted = f"the autoencoder that encoded these latents ({record.autoencoder['name_or_path']!r}), with {then}"
+            hint = "give its new location with --vae if it was moved, or encode again"
+            raise must_be("--vae", source.name_or_path, wanted, hint, got=f"other weights, or {now}")
 
     def _source(self, config: TrainingConfig) -> Source:
         """The autoencoder of the latents, at the place that --vae gives."""
-        known = Source(**self.manifest(config).autoencoder)
+        known = Source(**self.record(config).autoencoder)
         if config.vae is None:
             return known
         is_itself = (Path(config.vae).expanduser() / "config.json").is_file()  # a copy without the pipeline around it
-        return _found(config.vae, None if is_itself else known.subfolder, config.cache_dir)
+        return find_autoencoder(config.vae, None if is_itself else known.subfolder, None, config.cache_dir)
 
     def check_model_config(self, config: ResolvedConfig, given: dict[str, Any] | None) -> dict[str, Any] | None:
-        channels, size, _ = self.manifest(config).shape
+        channels, size, _ = self.record(config).shape
         blocks = default_down_blocks(size) if given is None else given["block_out_channels"]
         factor = 2 ** (len(blocks) - 1)
         if size % factor:
@@ -118,19 +116,7 @@ class Latents(Images):
         return {**given, "sample_size": size}
 
     def pipeline_parts(self, config: ResolvedConfig) -> dict[str, Any]:
-        """An autoencoder of the Hub is saved as its source, one of a folder, which others do not have, as a copy."""
+        """The source of an autoencoder of the Hub is saved in place of its weights; others do not have a local folder."""
         source = self._source(config)
-        reference = _reference(source)
-        if source.revision is None:
-            return {"vae": reference.load(config.cache_dir)}
-        return {"vae": reference, "vae_source": source._asdict()}
-
-
-@functools.lru_cache(maxsize=8)
-def _found(name: str, subfolder: str | None, cache_dir: str | None) -> Source:
-    """[`find_autoencoder`], asked once in a process."""
-    return find_autoencoder(name, subfolder, None, cache_dir)
-
-
-def _reference(source: Source) -> Reference:
-    return Reference(f"diffusers:{source.class_name}", source.name_or_path, source.subfolder, source.revision)
+        vae = {"vae": load_autoencoder(source, config.cache_dir)}
+        return vae if source.revision is None else {**vae, "vae_source": source._asdict()}

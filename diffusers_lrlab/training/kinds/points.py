@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.errors import LabError
-from ...data.toy2d_entries import TOY_DATASETS
+from ...data.toy2d import TOY_DATASETS
 from ..config import ResolvedConfig, TrainingConfig
 from .base import KINDS, DataKind
 

@@ -1,4 +1,4 @@
-"""DiT, diffusers' `DiTTransformer2DModel`: its size for the data, and its labels (arXiv 2212.09748)."""
+"""Sizes of models for the data: the default `UNet2DModel`, and DiT (arXiv 2212.09748)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,58 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.errors import must_be
-from .architecture import Architecture
+from ..core.words import times
+from .registry import Architecture
+
+# (training images below which it is used, channels of the first level, layers per block)
+_SIZES_OF_UNET = ((10_000, 32, 1), (100_000, 64, 2), (float("inf"), 128, 2))
+_MAX_LEVELS = 6
+
+
+def default_down_blocks(resolution: int) -> tuple[str, ...]:
+    """Six levels from 64 pixels on, as upstream; fewer below, down to maps of 4x4."""
+    levels = _MAX_LEVELS if resolution >= 64 else max(2, resolution.bit_length() - 2)
+    attention = levels - 2 if levels == _MAX_LEVELS else levels - 1
+    return tuple("AttnDownBlock2D" if level == attention else "DownBlock2D" for level in range(levels))
+
+
+def default_unet_config(resolution: int, channels: int, num_images: int | None) -> dict[str, Any]:
+    """
+    Arguments of a `UNet2DModel`: 0.7 M parameters for 1,541 digits of 8x8, up to upstream's 113.7 M for many of 64x64.
+
+    `num_images` counts training images; `None`, a stream, stands for many. Large models memorise small sets, slowly.
+    """
+    _, width, layers = next(size for size in _SIZES_OF_UNET if (num_images or float("inf")) <= size[0])
+    down = default_down_blocks(resolution)
+    # 1, 2, 2, 2 as DDPM's CIFAR-10 model (arXiv 2006.11239, appendix B); 1, 1, 2, 2, 4, 4 as diffusers' own example.
+    multipliers = [2 ** (level // 2) if len(down) == _MAX_LEVELS else 1 + (level > 0) for level in range(len(down))]
+    return {
+        "sample_size": resolution,
+        "in_channels": channels,
+        "out_channels": channels,
+        "layers_per_block": layers,
+        "block_out_channels": tuple(width * multiplier for multiplier in multipliers),
+        "norm_num_groups": min(32, width // 4),
+        "down_block_types": down,
+        "up_block_types": tuple(name.replace("Down", "Up") for name in reversed(down)),
+    }
+
+
+def check_resolution(resolution: int, num_levels: int) -> None:
+    """Each level but the last halves the image, so the resolution must be divisible by a power of two."""
+    factor = 2 ** (num_levels - 1)
+    if resolution % factor:
+        below, above = resolution // factor * factor, (resolution // factor + 1) * factor
+        sizes = " or ".join(str(size) for size in (below, above) if size)
+        hint = f"the UNet halves images {times(num_levels - 1)}; use {sizes}"
+        raise must_be("--resolution", resolution, f"divisible by {factor}", hint)
+
+
+# --- DiT ----------------------------------------------------------------------------------------------------------------
 
 NULL_LABEL = 1000  # written into diffusers' DiTPipeline
 # (training images below which it is used, hidden size, layers); the last one has the hidden size and layers of DiT-S.
-_SIZES = ((10_000, 64, 4), (100_000, 256, 8), (float("inf"), 384, 12))
+_SIZES_OF_DIT = ((10_000, 64, 4), (100_000, 256, 8), (float("inf"), 384, 12))
 # Unless they are given: numbers of a head; the side of a patch, in pixels or numbers of a latent; patches along a side.
 _HEAD_SIZE, _PATCH_SIZE, _FEWEST_PATCHES, _MOST_PATCHES = 32, 2, 4, 16
 
@@ -25,7 +72,7 @@ class DiT(Architecture):
     """
 
     component = "transformer"
-    pipeline = "diffusers_lrlab.pipelines.dit_image:DiTImagePipeline"
+    pipeline = "diffusers_lrlab.pipelines.image:ImagePipeline"
     null_label = NULL_LABEL
 
     def of_data(self, of_data: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,7 +80,7 @@ class DiT(Architecture):
         return {name: value for name, value in of_data.items() if name != "num_class_embeds"}
 
     def sizes(self, given: Mapping[str, Any], of_data: Mapping[str, Any], num_images: int | None) -> dict[str, Any]:
-        _, hidden_size, num_layers = next(size for size in _SIZES if (num_images or float("inf")) <= size[0])
+        _, hidden_size, num_layers = next(size for size in _SIZES_OF_DIT if (num_images or float("inf")) <= size[0])
         hidden_size = given.get("hidden_size") or hidden_size
         if hidden_size % 4:
             hint = "half of it encodes the row of a patch and half its column, by sines and cosines"
@@ -73,17 +120,6 @@ class DiT(Architecture):
             nn.init.zeros_(layer.bias)
         model.register_forward_pre_hook(_tell_no_label, with_kwargs=True)
         return model
-
-    def diffusers_pipeline(self, label_dropout: float | None, scheduler: Any, vae: Any) -> str | None:
-        """
-        `DiTPipeline` samples latents of an autoencoder without a shift, by schedulers with `scale_model_input`. It guides by
-        default, which needs dropped labels.
-        """
-        config = getattr(vae, "config", None)
-        is_scaled = hasattr(scheduler, "scale_model_input")
-        is_sampled = bool(label_dropout) and is_scaled and type(vae).__name__ == "AutoencoderKL"
-        is_decoded = bool(getattr(config, "scaling_factor", None)) and not getattr(config, "shift_factor", None)
-        return "diffusers:DiTPipeline" if is_sampled and is_decoded else None
 
 
 def _tell_no_label(_model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -1,16 +1,21 @@
-"""Procedural images of one coloured shape each, made from named factors, so that the truth about a set is known."""
+"""Images drawn from a seed, so that the truth about a set is known: coloured shapes of named factors, and letters."""
 
 from __future__ import annotations
 
 import colorsys
 import math
+import string
 from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from ..core.streams import stream_seed
 from .image_sets import ImageSet
+
+# --- shapes -------------------------------------------------------------------------------------------------------------
 
 SHAPES = ("circle", "triangle", "square", "star")
 """The values of the factor `kind`, which are the labels."""
@@ -22,7 +27,7 @@ SIZES = (0.14, 0.24)
 PLACES = (0.38, 0.62)  # the largest triangle still fits
 
 _INNER = 0.5  # radius of a star's inner corners over that of its outer ones
-_FINE, _FEWEST = 128, 4  # cells of a side of the image and of a pixel, at least, in which coverage is counted
+_CELLS, _FEWEST = 128, 4  # of a side of the image and of a pixel, at least, in which coverage is counted
 _AT_ONCE = 2**22  # cells
 
 
@@ -63,7 +68,7 @@ def render_shapes(factors: Factors, resolution: int) -> np.ndarray:
 
     Each shape covers a pixel by the fraction of a fine grid's cells in it whose centres lie inside the shape.
     """
-    fine = max(_FEWEST, math.ceil(_FINE / resolution))
+    fine = max(_FEWEST, math.ceil(_CELLS / resolution))
     step = max(1, _AT_ONCE // (resolution * fine) ** 2)
     starts = tqdm(range(0, len(factors), step), desc="draw shapes", disable=None, leave=False, delay=2)
     parts = [_render(factors[start : start + step], resolution, fine) for start in starts]
@@ -113,3 +118,78 @@ def make_shapes_set(n: int, seed: int, split: str, resolution: int) -> ImageSet:
     factors = draw_factors(n, seed, split)
     columns = {name: getattr(factors, name) for name in RANGES}
     return ImageSet(render_shapes(factors, resolution), factors.kind, columns)
+
+
+# --- letters ------------------------------------------------------------------------------------------------------------
+
+LETTERS = tuple(string.ascii_uppercase)
+"""The labels."""
+
+FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
+    "train": {
+        "DejaVu Sans": ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
+        "DejaVu Sans Mono": ("DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique"),
+        "DejaVu Serif": ("DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic", "DejaVuSerif-BoldItalic"),
+        "Computer Modern": ("cmr10", "cmb10", "cmss10"),
+    },
+    "test": {"STIX": ("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta")},
+}
+"""Font files by family; no family is in both splits."""
+
+_LETTER = 0.6  # height of a capital letter, as a fraction of the side
+_SCALES, _SHIFT, _TURN = (0.8, 1.1), 0.06, 10.0  # of the height; fraction of the side; degrees, either way
+_FINE = 128  # pixels of a side, at least, at which letters are drawn before they are reduced
+
+
+def glyph_files(split: str) -> list[str]:
+    """The names of the font files of a split, without ending."""
+    return [name for names in FAMILIES[split].values() for name in names]
+
+
+def make_glyphs_set(n: int, seed: int, split: str, resolution: int) -> ImageSet:
+    """
+    The registered set: black capital letters on white, each in a random font, size, place and slight rotation.
+
+    The labels are indices of [`LETTERS`]; the column `font` has the names of font files.
+    """
+    files = glyph_files(split)
+    of = {
+        name: np.random.default_rng(stream_seed(seed, f"glyphs/{split}/{name}")).random((n, 3)) for name in ("what", "how")
+    }
+    letters, fonts = ((of["what"][:, column] * len(all_)).astype(np.int64) for column, all_ in enumerate((LETTERS, files)))
+    scale = _SCALES[0] + (_SCALES[1] - _SCALES[0]) * of["what"][:, 2]
+    shift, turn = (2 * of["how"][:, :2] - 1) * _SHIFT, (2 * of["how"][:, 2] - 1) * _TURN
+    images = np.empty((n, resolution, resolution), np.uint8)
+    for row in tqdm(range(n), desc="draw glyphs", disable=None, leave=False, delay=2):
+        letter, file = LETTERS[letters[row]], files[fonts[row]]
+        images[row] = _draw(letter, file, scale[row], shift[row], turn[row], resolution)
+    return ImageSet(images, letters, {"font": np.array(files)[fonts]})
+
+
+def _draw(letter: str, file: str, scale: float, shift: np.ndarray, degrees: float, resolution: int) -> np.ndarray:
+    from PIL import Image, ImageDraw
+
+    factor = -(-_FINE // resolution)
+    side = resolution * factor
+    image = Image.new("L", (side, side), 255)
+    font = _font(file, round(side * _LETTER * scale / _height_of_capitals(file)))
+    left, top, right, bottom = font.getbbox(letter)
+    at = side / 2 - (left + right) / 2 + shift[0] * side, side / 2 - (top + bottom) / 2 + shift[1] * side
+    ImageDraw.Draw(image).text(at, letter, fill=0, font=font)
+    turned = image.rotate(degrees, Image.Resampling.BILINEAR, fillcolor=255)
+    return np.asarray(turned.reduce(factor))
+
+
+@cache
+def _font(file: str, size: int) -> Any:
+    from matplotlib import get_data_path
+    from PIL import ImageFont
+
+    return ImageFont.truetype(f"{get_data_path()}/fonts/ttf/{file}.ttf", size)
+
+
+@cache
+def _height_of_capitals(file: str) -> float:
+    """As a fraction of the font's size."""
+    left, top, right, bottom = _font(file, 1000).getbbox("H")
+    return (bottom - top) / 1000

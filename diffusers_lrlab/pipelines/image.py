@@ -1,4 +1,4 @@
-"""A pipeline that samples images by a DiT, of pixels or of latents, with or without class labels.
+"""A pipeline that samples images by a UNet or a DiT, of pixels or of latents, with or without class labels.
 
 This file imports nothing but torch, numpy and diffusers: a copy of it travels beside saved weights, so that they load
 where diffusers_lrlab is not installed.
@@ -56,38 +56,41 @@ def _names_of_labels(id2label: Any) -> dict[int, str]:
     return {label: given[str(label)] for label in range(len(given))}
 
 
-class DiTImagePipeline(DiffusionPipeline):
+class ImagePipeline(DiffusionPipeline):
     r"""
-    Pipeline for images by a DiT of pixels or latents.
+    Pipeline for images by a model of pixels or of latents, with or without class labels.
 
-    diffusers' `DiTPipeline` needs latents, class labels and a scheduler with `scale_model_input`; this one does not. With a
-    guidance scale \(s\) other than 1, the prediction at each step is
+    With a guidance scale \(s\) other than 1, the prediction at each step is
     \(\epsilon(x, \emptyset) + s\,(\epsilon(x, c) - \epsilon(x, \emptyset))\) (arXiv 2207.12598 has \(s = 1 + w\)), where
-    \(\emptyset\) is the last label of the model's table.
+    \(\emptyset\) stands for "no label": for a UNet the label after the last class, if labels were dropped in training, and
+    for a DiT the last label of its table.
 
     Args:
-        transformer ([`DiTTransformer2DModel`]): Predicts from noisy images, timesteps and `class_labels`.
         scheduler ([`SchedulerMixin`]):
             A scheduler of diffusers for the noise process that the model was trained on, such as [`DDPMScheduler`],
             [`DDIMScheduler`] or [`FlowMatchEulerDiscreteScheduler`].
+        unet ([`UNet2DModel`], or any `ModelMixin` that is called as it is, *optional*): Predicts from noisy images
+            `(num, channels, height, width)` and timesteps, and from `class_labels` of shape `(num,)` if it has classes.
+        transformer ([`DiTTransformer2DModel`], *optional*): Predicts in place of a `unet`.
         vae ([`AutoencoderKL`], *optional*): Decodes latents; loaded from `vae_source` when it is first needed if it is not
             given. With neither, the model is one of pixels.
         vae_source (`dict`, *optional*): The `class_name` of an autoencoder of diffusers, its `name_or_path`, and a
             `subfolder` and a `revision` or `None`.
-        id2label (`dict` of `int` to `str`, *optional*): The names of the classes, of a model with labels.
+        id2label (`dict` of `int` to `str`, *optional*): The names of the classes; for a UNet their numbers if not given.
         guidance_scale (`float`, *optional*, defaults to 1.0): Guidance of a call that gives none.
-        has_null_label (`bool`, *optional*, defaults to `True`): Whether the model was trained to sample without a label.
+        has_null_label (`bool`, *optional*, defaults to `True`): Whether a DiT was trained to sample without a label.
     """
 
     __module__ = "diffusers_lrlab"
-    model_cpu_offload_seq = "transformer->vae"
-    _optional_components = ["vae"]  # as diffusers declares it
+    model_cpu_offload_seq = "unet->transformer->vae"
+    _optional_components = ["unet", "transformer", "vae"]  # as diffusers declares it
 
     def __init__(
         self,
-        transformer: ModelMixin,
         scheduler: SchedulerMixin,
-        vae: Optional[ModelMixin] = None,  # noqa: UP045  # diffusers 0.35 reads annotations, and no others than these
+        unet: Optional[ModelMixin] = None,  # noqa: UP045  # diffusers 0.35 reads annotations, and no others than these
+        transformer: Optional[ModelMixin] = None,  # noqa: UP045
+        vae: Optional[ModelMixin] = None,  # noqa: UP045
         vae_source: Optional[dict] = None,  # noqa: UP045
         # Files have the labels as texts.
         id2label: Union[dict[int, str], dict[str, str], None] = None,  # noqa: UP007
@@ -96,24 +99,42 @@ class DiTImagePipeline(DiffusionPipeline):
     ):
         super().__init__()
         # No stricter: compiled and prepared models are allowed, and parts that are loaded later.
-        is_model = isinstance(transformer, torch.nn.Module | None)
-        _check("transformer", transformer, is_model, "a model, such as a DiTTransformer2DModel")
         is_scheduler = isinstance(scheduler, SchedulerMixin | None)
         _check("scheduler", scheduler, is_scheduler, "a scheduler of diffusers, such as DDPMScheduler()")
-        _check("vae", vae, isinstance(vae, torch.nn.Module | None), "an autoencoder of diffusers, or None")
+        for name, model in (("unet", unet), ("transformer", transformer), ("vae", vae)):
+            _check(name, model, isinstance(model, torch.nn.Module | None), "a model of diffusers, or None")
+        _check("transformer", transformer, unet is None or transformer is None, "left out beside a unet")
         known = isinstance(vae_source, dict) and {"class_name", "name_or_path"} <= vae_source.keys()
         _check("vae_source", vae_source, vae_source is None or known, "a dict with class_name and name_or_path, or None")
         named = _names_of_labels(id2label)
         _check_scale(guidance_scale)
         _check("has_null_label", has_null_label, isinstance(has_null_label, bool), "True or False")
-        self.register_modules(transformer=transformer, scheduler=scheduler, vae=vae)
+        self.register_modules(scheduler=scheduler, unet=unet, transformer=transformer, vae=vae)
         more = {"id2label": named or None, "guidance_scale": guidance_scale, "has_null_label": has_null_label}
         self.register_to_config(vae_source=vae_source, **more)
 
     @property
+    def _model(self) -> Any:
+        return self.unet if self.transformer is None else self.transformer
+
+    @property
     def class_names(self) -> list[str]:
         """The names of the classes, by label; empty for a model without labels."""
-        return [*(self.config.id2label or {}).values()]
+        named = self.config.id2label or {}
+        if self.transformer is not None:
+            return [*named.values()]
+        num = getattr(self.unet.config, "num_class_embeds", None) or 0
+        fits = num >= len(named)
+        _check("num_class_embeds of the unet", num, fits, "the number of classes, or one more for dropped labels")
+        return [*named.values()] or [str(label) for label in range(num)]
+
+    @property
+    def _null_label(self) -> int | None:
+        """The label that stands for "no label"; `None` if the model knows none."""
+        if self.transformer is not None:
+            return getattr(self.transformer.config, "num_embeds_ada_norm", 1000) if self.config.has_null_label else None
+        num_classes = len(self.class_names)
+        return num_classes if (getattr(self.unet.config, "num_class_embeds", None) or 0) > num_classes else None
 
     @torch.no_grad()
     def __call__(
@@ -131,7 +152,8 @@ class DiTImagePipeline(DiffusionPipeline):
         Samples an image for each label, or `batch_size` images without labels.
 
         Args:
-            class_labels (`int`, `str`, or a list or tensor of them, *optional*): Labels, or names of classes.
+            class_labels (`int`, `str`, or a list or tensor of them, *optional*): Labels, or names of classes. They may be
+                left out if the model has none, or if it was trained to sample without them, too.
             batch_size (`int`, *optional*): Images without labels; 1 if not given.
             generator (`torch.Generator`, *optional*): Makes sampling deterministic.
             num_inference_steps (`int`, *optional*): Denoising steps; 100, or all timesteps of the noise schedule if fewer.
@@ -149,21 +171,21 @@ class DiTImagePipeline(DiffusionPipeline):
         >>> import diffusers_lrlab
         >>> from diffusers import DiffusionPipeline
 
-        >>> pipeline = DiffusionPipeline.from_pretrained("dit-digits")
+        >>> pipeline = DiffusionPipeline.from_pretrained("ddpm-digits-8")
         >>> images = pipeline(class_labels=[3, 3, 7], num_inference_steps=50).images
         ```
         """
         total = self.scheduler.config.num_train_timesteps
         steps = min(100, total) if num_inference_steps is None else num_inference_steps
-        scale = self.config.guidance_scale if guidance_scale is None else guidance_scale
         _check_count("num_inference_steps", steps, total)
         if decode_batch_size is not None:
             _check_count("decode_batch_size", decode_batch_size, _MOST_IMAGES)
         _check("generator", generator, isinstance(generator, torch.Generator | None), "a torch.Generator or None")
-        _check("output_type", output_type, output_type in _OUTPUTS, f"one of {', '.join(_OUTPUTS)}")
+        is_known = isinstance(output_type, str) and output_type in _OUTPUTS
+        _check("output_type", output_type, is_known, f"one of {', '.join(_OUTPUTS)}")
         _check("return_dict", return_dict, isinstance(return_dict, bool), "True or False")
-        labels, scale = self._labels(class_labels, batch_size, scale)
-        samples = self._samples(labels.to(self._execution_device), steps, scale, generator)
+        labels, num, scale = self._labels(class_labels, batch_size, guidance_scale)
+        samples = self._samples(labels, num, steps, scale, generator)
         if output_type == "latent":
             images: Any = samples
         elif self.vae is None and not self.config.vae_source:
@@ -173,44 +195,50 @@ class DiTImagePipeline(DiffusionPipeline):
         self.maybe_free_model_hooks()
         return ImagePipelineOutput(images=images) if return_dict else (images,)
 
-    def _labels(self, class_labels: Any, batch_size: Any, scale: Any) -> tuple[torch.Tensor, float]:
-        """The labels of all images, int64 `(num,)`, and the scale of their guidance."""
-        has_null = self.config.has_null_label
-        _check_scale(scale)
+    def _labels(self, class_labels: Any, batch_size: Any, scale: Any) -> tuple[torch.Tensor | None, int, float]:
+        """The labels of all images, int64 `(num,)`, or `None` for a model without; their number; the scale of guidance."""
+        null_label, is_labelled = self._null_label, bool(self.class_names)
         if class_labels is None:
-            _check("class_labels", class_labels, has_null, "given for a model that was trained with all labels")
+            may_be_left_out = null_label is not None or not is_labelled
+            _check("class_labels", class_labels, may_be_left_out, "given for a model that was trained with all labels")
+            _check("guidance_scale", scale, scale is None, "left out without class_labels")
             num = 1 if batch_size is None else batch_size
             _check_count("batch_size", num, _MOST_IMAGES)
-            return torch.full((num,), self._null_label), 1.0
-        _check("batch_size", batch_size, batch_size is None, "left out beside class_labels")
-        _check("class_labels", class_labels, bool(self.class_names), "left out for a model without labels")
-        _check("guidance_scale", scale, scale == 1 or has_null, "1 for a model that was trained without dropped labels")
-        return self.label_ids(class_labels), scale
+            return None if null_label is None else torch.full((num,), null_label), num, 1.0
+        _check("class_labels", class_labels, is_labelled, "left out for a model without labels")
+        labels, scale = self.label_ids(class_labels), self.config.guidance_scale if scale is None else scale
+        is_one_each = batch_size is None or (_is_number(batch_size, (int, np.integer)) and batch_size == len(labels))
+        _check("batch_size", batch_size, is_one_each, "the number of class_labels, or left out")
+        _check_scale(scale)
+        can_guide = scale == 1 or null_label is not None
+        _check("guidance_scale", scale, can_guide, "1 for a model that was trained without dropped labels")
+        return labels, len(labels), scale
 
-    @property
-    def _null_label(self) -> int:
-        return getattr(self.transformer.config, "num_embeds_ada_norm", 1000)
-
-    def _samples(self, labels: torch.Tensor, steps: int, scale: float, generator: torch.Generator | None) -> torch.Tensor:
+    def _samples(
+        self, labels: torch.Tensor | None, num: int, steps: int, scale: float, generator: torch.Generator | None
+    ) -> torch.Tensor:
         """Samples as the model sees them."""
-        scheduler, config = self.scheduler, self.transformer.config
-        shape = (len(labels), config.in_channels, config.sample_size, config.sample_size)
-        samples = randn_tensor(shape, generator=generator, device=labels.device, dtype=self.transformer.dtype)
-        scheduler.set_timesteps(steps, device=labels.device)
+        scheduler, config, device = self.scheduler, self._model.config, self._execution_device
+        size = (config.sample_size,) * 2 if isinstance(config.sample_size, int) else tuple(config.sample_size)
+        shape = (num, config.in_channels, *size)
+        samples = randn_tensor(shape, generator=generator, device=device, dtype=self._model.dtype)
+        scheduler.set_timesteps(steps, device=device)
         samples = samples * getattr(scheduler, "init_noise_sigma", 1.0)
         arguments = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
         scales = hasattr(scheduler, "scale_model_input")  # schedulers of flow matching have none
+        labels = None if labels is None else labels.to(device)
         for timestep in self.progress_bar(scheduler.timesteps):
             noisy = scheduler.scale_model_input(samples, timestep) if scales else samples
             prediction = self._predict(noisy, timestep, labels, scale)
             samples = scheduler.step(prediction, timestep, samples, **arguments).prev_sample
         return samples
 
-    def _predict(self, noisy: torch.Tensor, timestep: torch.Tensor, labels: torch.Tensor, scale: float) -> torch.Tensor:
-        if scale != 1:
-            noisy, labels = torch.cat([noisy, noisy]), torch.cat([labels, torch.full_like(labels, self._null_label)])
-        timesteps = timestep.to(noisy.device).expand(len(noisy))
-        prediction = self.transformer(noisy, timestep=timesteps, class_labels=labels).sample
+    def _predict(self, noisy: torch.Tensor, timestep: torch.Tensor, labels: torch.Tensor | None, scale: float) -> Any:
+        if labels is not None and scale != 1:
+            null_labels = torch.full_like(labels, self._null_label)  # type: ignore[arg-type]
+            noisy, labels = torch.cat([noisy, noisy]), torch.cat([labels, null_labels])
+        conditions = {} if labels is None else {"class_labels": labels}
+        prediction = self._model(noisy, timestep.to(noisy.device).expand(len(noisy)), **conditions).sample
         prediction = prediction[:, : noisy.shape[1]]  # some models also predict variances
         if scale == 1:
             return prediction
@@ -248,12 +276,17 @@ class DiTImagePipeline(DiffusionPipeline):
         return VaeImageProcessor().postprocess(torch.cat(parts), output_type=output_type)
 
     def _autoencoder(self, device: torch.device) -> Any:
-        """The autoencoder, loaded from its source if it was not given."""
+        """The autoencoder, loaded from its source if it was not given; only classes of diffusers are loaded."""
+        source = self.config.vae_source
+        if self.vae is None and not source:
+            raise ValueError("The pipeline has no vae, which decodes latents: pass vae=..., or output_type='latent'.")
         if self.vae is None:
-            source = self.config.vae_source
-            if not source:
-                raise ValueError("The pipeline has no vae, which decodes latents: pass vae=..., or output_type='latent'.")
-            self.register_modules(vae=_load_source(source).to(device))
+            model_class: Any = getattr(diffusers, str(source.get("class_name")), None)
+            if not (inspect.isclass(model_class) and issubclass(model_class, ModelMixin)):
+                raise ValueError(f"vae_source names {source.get('class_name')!r}, which is not a model of diffusers.")
+            where = {name: source[name] for name in ("subfolder", "revision") if source.get(name) is not None}
+            vae = model_class.from_pretrained(source["name_or_path"], **where).eval().requires_grad_(False)
+            self.register_modules(vae=vae.to(device))
         return self.vae
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
@@ -270,13 +303,3 @@ class DiTImagePipeline(DiffusionPipeline):
                 shutil.copyfile(inspect.getfile(inspect.unwrap(type(self).__call__)), folder / _CODE)
         # After the code, as this may upload the folder.
         super().save_pretrained(save_directory, *args, **kwargs)
-
-
-def _load_source(source: dict[str, Any]) -> Any:
-    """The autoencoder that a `vae_source` names, for inference; only classes of diffusers are loaded."""
-    model_class: Any = getattr(diffusers, str(source.get("class_name")), None)
-    is_model = inspect.isclass(model_class) and issubclass(model_class, ModelMixin)
-    if not is_model:
-        raise ValueError(f"vae_source names {source.get('class_name')!r}, which is not a model of diffusers.")
-    options = {name: source[name] for name in ("subfolder", "revision") if source.get(name) is not None}
-    return model_class.from_pretrained(source["name_or_path"], **options).eval().requires_grad_(False)

@@ -1,0 +1,259 @@
+"""Latents: images encoded once by an autoencoder, through `datasets.map`, and their rows as training data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..core.environment import available_cores
+from ..core.errors import LabError, is_first_process, must_be
+from ..core.files import expanded, new_folder
+from ..core.manifest import file_sums
+from ..core.options import check_needs, check_ranges
+from ..core.ranges import COUNT
+from ..core.streams import stream_generator, stream_uniform
+from ..core.words import counted
+from .batch import Batch
+from .image_sets import IMAGE_DATASETS, image_set
+from .images import ImageTransform, decode, normalise
+from .labels import find_label_column
+from .latents import (
+    ROWS_FILE,
+    LatentsRecord,
+    check_rows,
+    find_autoencoder,
+    is_latents_folder,
+    latents_folder,
+    load_autoencoder,
+    read_latents_record,
+    scaling_of,
+    weights_sha256,
+)
+from .layout import BatchLayout
+from .loading import TrainingData, find_image_column, hold_out_rows
+from .options import DataConfig
+from .sources import local_folder, open_dataset
+from .toy2d import TOY_DATASETS
+
+_RESOLUTION = 256  # pixels, of sets that have no size of their own
+
+
+def encode_dataset(
+    config: DataConfig,
+    folder: Path,
+    *,
+    vae: str,
+    subfolder: str | None = None,
+    revision: str | None = None,
+    flip: bool = False,
+    batch_size: int = 16,
+) -> LatentsRecord:
+    """Encodes all images of a data set into a new folder, which appears once it is whole."""
+    name = config.dataset_name or ""
+    check_ranges(config, DataConfig)
+    check_needs(config, DataConfig, "images")
+    COUNT.check("--batch_size", batch_size, "images that are encoded at once")
+    if name in TOY_DATASETS or (local_folder(name) is not None and is_latents_folder(name)):
+        hint = f"it has points or latents; images that need no download are {', '.join(IMAGE_DATASETS)}"
+        raise must_be("the data set", name, "a data set of images", hint)
+    embedded = image_set(name)
+    own = embedded.facts["defaults"]["resolution"] if embedded is not None else _RESOLUTION
+    config = replace(config, resolution=config.resolution or own)
+    with new_folder(expanded(folder)) as temporary:
+        source = find_autoencoder(vae, subfolder, revision, config.cache_dir)
+        encoder = _Encoder(load_autoencoder(source, config.cache_dir), vae, config, flip)
+        num_images = _encode(config, encoder, batch_size, temporary / ROWS_FILE)
+        count, total, total_of_squares = encoder.sums.tolist()
+        record = LatentsRecord(
+            autoencoder=source._asdict(),
+            weights_sha256=weights_sha256(encoder.model),
+            scaling_factor=encoder.factor,
+            shift_factor=encoder.shift,
+            shape=encoder.shape,
+            is_deterministic=encoder.is_deterministic,
+            flip=flip,
+            dataset=name,
+            resolution=encoder.transform.resolution,
+            image_channels=encoder.transform.channels,
+            image_set=None if embedded is None else embedded.name,
+            label_column=config.label_column,
+            num_images=num_images,
+            mean=total / count,
+            std=max(0.0, total_of_squares / count - (total / count) ** 2) ** 0.5,
+            rows=file_sums(temporary / ROWS_FILE),
+        )
+        record.write(temporary)
+    return record
+
+
+def _encode(config: DataConfig, encoder: _Encoder, batch_size: int, file: Path) -> int:
+    """Writes the latents of all images, and their labels; returns the number of images."""
+    import datasets as hf_datasets
+
+    dataset = open_dataset(config)
+    column = find_image_column(dataset, config.image_column)
+    if not len(dataset):
+        raise LabError(f"{config.dataset_name!r} has no images to encode.")
+    of_labels = {}
+    if (label := find_label_column(dataset, config)) is not None:
+        label.read_all(dataset)  # which checks them
+        of_labels = {label.name: dataset.features[label.name]}
+    images = dataset.select_columns([column, *of_labels]).cast_column(column, hf_datasets.Image(decode=False))
+    images.map(
+        encoder,
+        input_columns=column,
+        batched=True,
+        batch_size=batch_size,
+        writer_batch_size=100,  # rows, which may have megabytes each
+        remove_columns=[column],
+        features=hf_datasets.Features({"latent": hf_datasets.Value("binary"), **of_labels}),
+        load_from_cache_file=False,
+        cache_file_name=str(file),
+        new_fingerprint="latents",  # otherwise it would hash the autoencoder
+        desc="encode",
+    )
+    return len(images)
+
+
+class _Encoder:
+    """The latents of a batch of undecoded images, as bytes of float32; counts and sums those that training draws."""
+
+    def __init__(self, model: Any, name: str, config: DataConfig, flip: bool):
+        has_device = torch.accelerator.is_available()
+        self.device = torch.accelerator.current_accelerator() if has_device else torch.device("cpu")
+        self.model, self.flip, (self.factor, self.shift) = model.to(self.device), flip, scaling_of(model)
+        resolution, channels = config.resolution or _RESOLUTION, getattr(model.config, "in_channels", 3)
+        if channels not in (1, 3):
+            wanted = "an autoencoder of grey or RGB images"
+            raise must_be("--vae", name, wanted, "choose another", got=counted(channels, "channel"))
+        self.transform = ImageTransform(resolution, channels, center_crop=True, random_flip=False, eight_bit=False, seed=0)
+        parts = self._tried(name)
+        self.shape, self.is_deterministic = tuple(parts[0].shape[1:]), len(parts) == 1
+        self.sums = torch.zeros(3, dtype=torch.float64)  # of numbers: 1, their values, their squares
+        self._pool = ThreadPoolExecutor(available_cores())
+
+    @torch.no_grad()
+    def _tried(self, name: str) -> list[torch.Tensor]:
+        """The latents of an empty image; a `LabError` if the decoded image has another size."""
+        images = torch.zeros(1, *self.transform.shape, device=self.device)
+        try:
+            parts = self._encoded(images)
+            size = self.model.decode(parts[0], return_dict=False)[0].shape
+        except Exception as error:  # of any type, as of layers that do not fit
+            wanted = f"an autoencoder of images of {images.shape[-1]}x{images.shape[-1]} pixels"
+            raise must_be("--vae", name, wanted, f"{error}", got=f"a {type(self.model).__name__} that fails") from error
+        if size != images.shape:
+            hint = f"--vae {name} would decode to {' x '.join(map(str, size[1:]))}"
+            raise must_be("--resolution", images.shape[-1], "a size that the autoencoder reproduces", hint)
+        return parts
+
+    def _encoded(self, images: torch.Tensor) -> list[torch.Tensor]:
+        """Mean and standard deviation, or the mean alone of a deterministic autoencoder."""
+        output = self.model.encode(images)
+        return [output.latent_dist.mean, output.latent_dist.std] if hasattr(output, "latent_dist") else [output.latent]
+
+    def _read(self, cell: Any) -> torch.Tensor:
+        try:
+            return self.transform.fixed(normalise(self.transform.resize_compact(decode(cell))))
+        except LabError as error:
+            name = (cell and cell["path"]) or "(embedded bytes)"
+            raise LabError(f"The image {name!r} cannot be read: {error} Replace or remove it.") from None
+
+    @torch.no_grad()
+    def __call__(self, cells: Any) -> dict[str, list[bytes]]:
+        images = torch.stack(list(self._pool.map(self._read, cells))).to(self.device)
+        parts = self._encoded(images)
+        mean, *std = (part.cpu().double() for part in parts)
+        scaled = (mean - self.shift) * self.factor
+        squares = scaled.square() + sum((each * self.factor).square() for each in std)
+        self.sums += torch.stack([torch.tensor(float(scaled.numel())), scaled.sum(), squares.sum()])
+        if self.flip:
+            parts += self._encoded(images.flip(-1))
+        latents = torch.stack(parts, dim=1).to("cpu", torch.float32).contiguous()
+        return {"latent": [each.flatten().view(torch.uint8).numpy().tobytes() for each in latents]}
+
+
+def summary(record: LatentsRecord) -> str:
+    """What was encoded, and whether noise of standard deviation 1 suits it."""
+    text = (
+        f"{counted(record.num_images, 'image', ',')} of {record.resolution}x{record.resolution} pixels as latents of "
+        f"{' x '.join(map(str, record.shape))}, {record.rows['size'] / 2**20:,.1f} MiB. Scaled by "
+        f"{record.scaling_factor:.5g}, they have mean {record.mean:.3g} and standard deviation {record.std:.3g}."
+    )
+    if not 0.5 <= record.std <= 2 and record.std > 0:
+        text += (
+            f"\nThe noise has a standard deviation of 1: set scaling_factor to {record.scaling_factor / record.std:.4g} "
+            "in the config.json of the autoencoder, and encode again."
+        )
+    return text
+
+
+# --- training data -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LatentTransform:
+    """
+    The transform from the bytes of a row to the latent that a model is trained on, float32 `(channels, height, width)`.
+
+    Flip and draw depend on the seed of the run and the image number in it only, so they are the same for any number of
+    workers, processes and micro-batches, and after a resume; in another epoch an image has another number.
+    """
+
+    record: LatentsRecord
+    seed: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.record.shape
+
+    def read(self, cell: bytes) -> torch.Tensor:
+        """Mean and standard deviation, and both of the mirrored image, as far as they are stored: `(parts, *shape)`."""
+        return torch.frombuffer(bytearray(cell), dtype=torch.float32).view(-1, *self.shape)
+
+    read_compact = read
+
+    def fixed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The mean, not flipped; `tensor` may have more dimensions in front."""
+        return self._scaled(tensor.select(-4, 0))
+
+    def augment(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
+        """A draw from mean and variance, of the mirrored image for half of the numbers if it was encoded."""
+        is_flipped = self.record.flip and stream_uniform(self.seed, "flip", number) < 0.5
+        first = (1 if self.record.is_deterministic else 2) * is_flipped
+        latent = tensor[first]
+        if not self.record.is_deterministic:
+            noise = torch.randn(self.shape, generator=stream_generator(self.seed, "latent", number))
+            latent = latent + tensor[first + 1] * noise
+        return self._scaled(latent)
+
+    def augment_all(self, tensors: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
+        return torch.stack([self.augment(tensor, number) for tensor, number in zip(tensors, numbers, strict=True)])
+
+    def _scaled(self, latents: torch.Tensor) -> torch.Tensor:
+        return (latents - self.record.shift_factor) * self.record.scaling_factor
+
+
+def load_latent_data(config: DataConfig, seed: int, layout: BatchLayout) -> TrainingData:
+    """Opens the latents of a resolved configuration, verifies them, and holds out the rows that a run on images would."""
+    from datasets import Dataset
+
+    folder = latents_folder(config) or Path()
+    record = read_latents_record(folder)
+    if is_first_process():  # the others would read the same file
+        check_rows(folder, record)
+    dataset = Dataset.from_file(str(folder / ROWS_FILE))
+    label = find_label_column(dataset, config)
+    labels, rows = None if label is None else label.read_all(dataset), dataset.select_columns(["latent"])
+    name = config.dataset_name or config.train_data_dir or ""
+    data = TrainingData(name, rows, Batch(torch.empty(0)), "latent", record.fingerprint, LatentTransform(record, seed))
+    data.image_set = record.image_set
+    data.autoencoder = {**record.autoencoder, "weights_sha256": record.weights_sha256}
+    hold_out_rows(data, config, label, labels, seed)
+    layout.check_fits(len(data.train))
+    return data

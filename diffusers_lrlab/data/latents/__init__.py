@@ -1,1 +1,0 @@
-"""Latents: images encoded once by an autoencoder of diffusers, in shards that training reads memory-mapped."""
