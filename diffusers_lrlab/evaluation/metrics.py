@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..data.image_loading import load_image_data
+from diffusers_lrlab.data.loading import load_image_data
+from diffusers_lrlab.data.toy2d import LOG_PROBS
+
 from ..data.layout import BatchLayout
-from ..data.toy2d_entries import LOG_PROBS
 from . import distances
 from .features import NUM_CLASSIFIED, ClassReader, class_reader, frechet_distance, image_features
 from .likelihood import NUM_STEPS, exact_kl, log_likelihood

@@ -12,7 +12,6 @@ from diffusers import DDPMScheduler
 from gaussians import normal
 from tables import cases
 
-from diffusers_lrlab.data.toy2d import mixture_log_prob
 from diffusers_lrlab.evaluation.likelihood import NUM_STEPS, _NoisePrediction, exact_kl, log_likelihood
 from diffusers_lrlab.objective.ddpm import DDPM
 from diffusers_lrlab.objective.process import make_process

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from accelerate.state import AcceleratorState, GradientState
 
+from diffusers_lrlab.data.image_folder import digest_of
+
 from ...core.errors import Diverged, LabError
 from ...core.files import remove
-from ...data.shard_rows import digest_of
 from ...training.prepare import make_accelerator
 from ...training.run_folder import RunFolder
 from ...training.trainer import Trainer
