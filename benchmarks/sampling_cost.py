@@ -25,7 +25,7 @@ def main():
     parser.add_argument("--updates", type=int, default=100, help="that are timed, after ten others")
     parser.add_argument("--steps", type=int, default=100, help="of sampling")
     options = parse(parser, updates=3, steps=2)
-    from diffusers_lrlab.training.samples import draw_samples
+    from diffusers_lrlab.training.pipeline import draw_samples
 
     print(machine())
     print("| data | training, us an item | a step of sampling, us an item | ratio | taken as |\n|---|---|---|---|---|")

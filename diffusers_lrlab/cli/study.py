@@ -7,7 +7,6 @@ from typing import Any
 
 from ..core.errors import LabError, did_you_mean
 from ..core.extras import require_extra
-from ..core.lock import remove_leftovers_if_free
 from ..study.runs.precision import PRECISIONS
 from ..study.same_command import finished_report, names_in, shown_command, shown_names, shown_path
 from .output import say
@@ -138,7 +137,6 @@ def run(options: argparse.Namespace, program: str) -> None:
     if options.out is None and not options.dry_run:
         raise LabError("--out DIR is missing. Give a new folder, or the folder of the study to continue.")
     if not options.dry_run and (page := _finished_before(options, program)):
-        remove_leftovers_if_free(options.out.expanduser())
         say(f"This study is finished. Its report: {page}")
         return
     from ..study.spec.reading import load_spec

@@ -6,15 +6,13 @@ from typing import Any
 
 from ..core.options import defaults_of, names_where
 from ..training.config import TrainingConfig, complete_options
-from ..training.record_schema import NONE, NUMBER, TEXT, Fields, problem_in
+from ..training.record_schema import problem_in
 from ..training.run_folder import FINDER_FILES
 
-_RESULT = Fields(
-    {
-        **{"learning_rate": NUMBER | NONE, "settings": Fields({"rule": TEXT}), "sweeps": [Fields({})], "seconds": NUMBER},
-        "suggestions": Fields({}, each=Fields({"reason": TEXT})),
-    }
-)
+_RESULT = {
+    **{"learning_rate": float | None, "settings.rule": str, "sweeps": list[dict], "seconds": float},
+    "suggestions": dict[str, dict],
+}
 
 
 def deciding(config: dict[str, Any], num_parameters: int, global_batch: int) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule
 from ..schedules.schedule import Schedule
 from ..training.config import complete_options
+from ..training.kinds import component_of, kind_of
 from ..training.kinds.base import DataKind
-from ..training.kinds.select import component_of, kind_of
 from ..training.pipeline import pipeline_name
 from .card_facts import compared_with_real_data, describe_data, distance_rows, facts_of, limits_of, result_rows
 from .card_sections import section_of

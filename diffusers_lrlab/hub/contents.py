@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import LabError
-from ..core.manifest import MANIFEST, DamagedManifest, Sums, file_sums, manifest_text, read_manifest, sums_of_bytes
+from ..core.manifest import MANIFEST, Sums, file_sums, manifest_text, read_manifest, sums_of_bytes
 from ..core.words import counted
 from ..data.latents.manifest import is_latents_folder
-from ..training.kinds.select import components
+from ..training.kinds import components
 from ..training.record_schema import read_json
-from ..training.run_files import parts_of_pipeline
+from ..training.run_folder import parts_of_pipeline
 from .cards import located_card, unfinished_card
 from .records import read_record, updates_done
 
@@ -49,7 +49,7 @@ def type_of_folder(folder: Path) -> str:
     for what, marker in _MARKERS.items():
         if next(folder.glob(marker), None) is not None:
             return what
-    with suppress(DamagedManifest):  # the marker file may be lost
+    with suppress(LabError):  # the marker file may be lost
         if found := type_of_files(read_manifest(folder) or ()):
             return found
     raise LabError(

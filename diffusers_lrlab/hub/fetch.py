@@ -10,8 +10,7 @@ from typing import Any
 
 from ..core.errors import LabError, continued_by
 from ..core.files import check_new_folder, new_folder
-from ..core.held import refuse_damaged
-from ..core.manifest import MANIFEST, write_manifest
+from ..core.manifest import MANIFEST, refuse_damaged, write_manifest
 from .access import Target, hub_errors
 from .contents import type_of_files
 from .pipeline_folder import check_pipeline
@@ -20,7 +19,7 @@ from .records import read_record
 # Formats that run code when they are read.
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".msgpack")
 _TAKEN = (".json", ".yaml", ".md", ".jsonl", ".tex", ".parquet", ".png", ".gif", ".html", ".safetensors")
-_OUT = "Give a new one with --out"
+_OUT = "--out"
 
 
 def fetch(repo_id: str, folder: Path, revision: str | None = None) -> Path:
@@ -45,7 +44,7 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None) -> Path:
             shutil.copyfile(cached / name, temporary / name)
         try:
             if (temporary / MANIFEST).exists():
-                refuse_damaged(temporary, "download", "pull again, or another --revision.", only=_is_taken)
+                refuse_damaged(temporary, "pull again, or another --revision", only=_is_taken)
             elif kind == "run":
                 read_record(temporary)
                 check_pipeline(temporary)

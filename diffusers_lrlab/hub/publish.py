@@ -9,9 +9,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.errors import LabError
-from ..core.held import refuse_damaged
-from ..core.manifest import Sums
+from ..core.errors import LabError, warn
+from ..core.manifest import Sums, refuse_damaged
 from .access import Target, hub_errors, make_ready, named
 from .contents import Contents, contents_of, is_owned, type_of_files, type_of_folder, with_manifest
 from .pipeline_folder import check_pipeline
@@ -37,9 +36,11 @@ def push_folder(folder: Path, target: Target, message: str | None = None, unfini
 
 def _refuse_damaged(folder: Path, unfinished: bool = False) -> dict[str, Sums]:
     """The sums of the files of a folder; raises a `LabError` for damaged ones."""
-    remedy = f"`lrlab check {shlex.quote(str(folder))}` lists the damage and the remedies. Nothing was sent."
+    remedy = f"`lrlab check {shlex.quote(str(folder))}` lists the damage and the remedies. Nothing was sent"
     kind = type_of_folder(folder)
-    held = refuse_damaged(folder, kind, remedy)
+    held = refuse_damaged(folder, remedy)
+    if held.note:
+        warn(f"{str(folder)!r}: {held.note}.")
     if held.is_open and not unfinished:
         raise LabError(f"{str(folder)!r} was being written and is not finished. Hint: give the command that wrote it again.")
     if kind == "run" and (folder / "model_index.json").exists():  # without it, [`contents_of`] raises

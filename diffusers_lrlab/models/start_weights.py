@@ -11,8 +11,7 @@ from typing import Any
 
 from ..core.errors import LabError, must_be
 from ..core.files import is_plain_name
-from ..core.held import refuse_damage_in_use
-from ..core.manifest import file_sums
+from ..core.manifest import file_sums, refuse_damaged
 
 OPTION = "--pretrained_model_name_or_path"
 _LORA_FILE = "pytorch_lora_weights.safetensors"  # diffusers' name for it
@@ -165,7 +164,7 @@ def _refuse_damaged(part: Path) -> dict[str, str]:
     part = part.resolve()
     for folder, read in ((part, ""), (part.parent, (f"{part.name}/", "model_index.json"))):
         if any((folder / name).is_file() for name in _RECORDS):
-            sums = refuse_damage_in_use(folder, "run", partial(_begins_with, read))
+            sums = refuse_damaged(folder, only=partial(_begins_with, read)).sums
             known |= {Path(name).name: each["sha256"] for name, each in sums.items() if (folder / name).parent == part}
     return known
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import LabError
-from ..core.held import refuse_damage_in_use
+from ..core.manifest import refuse_damaged
 from ..core.signatures import checked
 from .analysis.runs_table import RUNS_TABLE, read_table, runs_as_table
 from .analysis.tuning import chosen_rates, tuning_rounds
@@ -45,7 +45,7 @@ def read_study(folder: str | Path) -> pandas.DataFrame:
     if table.exists():
         written = table.stat().st_mtime_ns
         if not any(file.stat().st_mtime_ns > written for file in (study.path / "runs").glob("[!.]*.json")):
-            refuse_damage_in_use(study.path, "study", lambda name: name == RUNS_TABLE)
+            refuse_damaged(study.path, only=lambda name: name in ("summary.json", RUNS_TABLE))
             return read_table(study.path).to_pandas()
     saved, _ = study.read_spec()
     tuning, compared = runs_of(spec_from_dict(saved, study.path), study)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError, warn
-from ..core.held import damage_named, refuse_damaged
-from ..core.manifest import open_manifest
+from ..core.manifest import damage_named, open_manifest, refuse_damaged
 from ..core.plugins import loaded_plugins, names_code, plugin_packages
 from ..core.registered import registered_code_located
 from ..core.signatures import checked
@@ -163,15 +162,13 @@ def report_study(out: Path, figures: "Figures | None" = None) -> Path:
         spec = spec_from_dict(saved, folder.path)
     if is_card:
         # Its summary and report are rewritten.
-        refuse_damaged(
-            out, "study", "download the card again.", only=lambda name: not name.startswith(("summary.", "report/"))
-        )
+        refuse_damaged(out, "download the card again", only=lambda name: not name.startswith(("summary.", "report/")))
     else:
-        again = "give the command of the study again, which repeats damaged runs."
+        again = "give the command of the study again, which repeats damaged runs"
         parts = ("runs/", "weights/") if (out / "weights").is_dir() else ("runs/",)
-        refuse_damaged(out, "study", again, only=lambda name: name.startswith(parts))
+        refuse_damaged(out, again, only=lambda name: name.startswith(parts))
     if is_card and (out / RUNS_TABLE).exists():
-        with folder.locked(), damage_named(out, "study"):
+        with folder.locked(), damage_named(out):
             results, notes = read_runs(out)
             return _write_results(spec, results, notes, folder, StudyProgress(), command, figures)
     if is_card and (out / "summary.json").exists():

@@ -12,7 +12,7 @@ import yaml
 from .. import __version__
 from ..core.errors import must_be
 from ..core.files import expanded
-from ..core.held import held_against_manifest
+from ..core.manifest import verify
 
 PRESETS = "(presets)"  # stored as the folder of presets of the package
 PRESETS_FOLDER = Path(__file__).parent / "spec" / "presets"
@@ -83,8 +83,8 @@ def finished_report(source: str | Path, out: Path, command: str) -> Path | None:
         saved = yaml.safe_load((out / "spec.yaml").read_text(encoding="utf-8"))
         if saved["command"] != command or saved["source"] is None or saved["source"] != source_sum(source):
             return None
-        held = held_against_manifest(out, "study")
+        held = verify(out)
         page = out / "report" / "index.html"
-        if not (held.damaged or held.is_open or held.notes) and page.relative_to(out).as_posix() in held.sums:
+        if not (held.damaged or held.note) and page.relative_to(out).as_posix() in held.sums:
             return page
     return None

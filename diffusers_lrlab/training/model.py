@@ -15,8 +15,8 @@ from ..models.registry import DENOISERS, architecture_of, denoiser_arguments, de
 from ..models.start_weights import OPTION, StartWeights, find_start_weights
 from ..models.width import start_for_width, width_of
 from .config import ResolvedConfig
+from .kinds import component_of, kind_of
 from .kinds.images import EMBEDDINGS_HINT
-from .kinds.select import component_of, kind_of
 from .resume import read_state
 
 if TYPE_CHECKING:

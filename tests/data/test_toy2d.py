@@ -739,7 +739,7 @@ def test_an_export_that_fails_in_the_middle_leaves_nothing(tmp_path, monkeypatch
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("diffusers_lrlab.training.plots.points.plot_splits", fail)
+    monkeypatch.setattr("diffusers_lrlab.training.plots.plot_splits", fail)
     assert export("line", tmp_path / "new", "--n", 5) == 2
     assert "No space left" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -34,7 +34,7 @@ from diffusers_lrlab.finder.readings import MEMORY, Readings
 from diffusers_lrlab.finder.saved_result import read_saved_result
 from diffusers_lrlab.finder.suggestions import RULES, Suggestion, combine, disagreement, minimum_tenth, steepest, valley
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
-from diffusers_lrlab.training.kinds.select import kind_of
+from diffusers_lrlab.training.kinds import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder

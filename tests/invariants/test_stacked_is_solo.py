@@ -29,8 +29,8 @@ from diffusers_lrlab.study.stacked.member import Member
 from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.kinds import kind_of
 from diffusers_lrlab.training.kinds.points import Points
-from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder

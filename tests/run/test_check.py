@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from diffusers_lrlab.cli.main import main
-from diffusers_lrlab.core.lock import locked
+from diffusers_lrlab.core.files import locked
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.training.run_folder import RunFolder
 

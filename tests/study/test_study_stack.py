@@ -29,7 +29,7 @@ from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.study.stacked.stacked_mlp import StackedMLP
 from diffusers_lrlab.study.stacked.worker_threads import ParallelStacks, worker_threads
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.kinds.select import kind_of
+from diffusers_lrlab.training.kinds import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
 

@@ -19,9 +19,9 @@ from diffusers_lrlab import LabelledImagePipeline, LatentImagePipeline, Training
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.data.latents.encode import EncodeOptions, encode_dataset
 from diffusers_lrlab.hub.card import write_model_card
+from diffusers_lrlab.training.pipeline import draw_samples
 from diffusers_lrlab.training.prepare import prepare
 from diffusers_lrlab.training.run_folder import RunFolder
-from diffusers_lrlab.training.samples import draw_samples
 from diffusers_lrlab.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow

@@ -17,13 +17,13 @@ from trainer_states import assert_same, state_of
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core.errors import Diverged, LabError
 from diffusers_lrlab.study.spec.parts import read_fields
-from diffusers_lrlab.training.checkpoint_writer import kept_checkpoints
-from diffusers_lrlab.training.divergence import find_nonfinite
+from diffusers_lrlab.training.checkpoints import kept_checkpoints
 from diffusers_lrlab.training.model import given_model_config
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.prepare import check_precision
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.stopping import find_nonfinite
 from diffusers_lrlab.training.trainer import Trainer
 
 MODEL = {"_class_name": "MLPDenoiser", "hidden_size": 8, "num_layers": 1, "embedding_size": 4}

@@ -10,7 +10,7 @@ from diffusers_lrlab.core.environment import OTHERS_WAIT
 from diffusers_lrlab.core.errors import Interrupted
 from diffusers_lrlab.study.runs.stops import StudyInterrupted, stops_explained
 from diffusers_lrlab.training import interrupts
-from diffusers_lrlab.training.interrupts import InterruptGuard
+from diffusers_lrlab.training.stopping import InterruptGuard
 
 
 class Peer:

@@ -26,12 +26,12 @@ from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training import trainer as training_loop
-from diffusers_lrlab.training.kinds.select import kind_of
+from diffusers_lrlab.training.kinds import kind_of
 from diffusers_lrlab.training.model import given_model_config
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.results.base import results_of
+from diffusers_lrlab.training.results import results_of
 from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.trainer import Trainer
 

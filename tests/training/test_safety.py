@@ -17,10 +17,10 @@ from faults.injected import DAMAGE
 from diffusers_lrlab.core.errors import DiskFull, LabError
 from diffusers_lrlab.core.manifest import find_damage
 from diffusers_lrlab.run.record import _write_end
-from diffusers_lrlab.training.interrupts import InterruptGuard
+from diffusers_lrlab.training.pipeline import load_previews, save_preview
 from diffusers_lrlab.training.resume import check_fresh
 from diffusers_lrlab.training.run_folder import RunFolder
-from diffusers_lrlab.training.samples import load_previews, save_preview
+from diffusers_lrlab.training.stopping import InterruptGuard
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +304,7 @@ def test_a_run_killed_before_it_removed_a_checkpoint_removes_it_when_it_goes_on(
 
 def signal_in_last_checkpoint():
     """Called in the process, first."""
-    from diffusers_lrlab.training.checkpoint_writer import CheckpointWriter
+    from diffusers_lrlab.training.checkpoints import CheckpointWriter
 
     begin = CheckpointWriter.begin
 

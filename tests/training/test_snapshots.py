@@ -17,8 +17,7 @@ from diffusers_lrlab.averaging.snapshots import copy_snapshot, read_snapshots, w
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.run_files import SNAPSHOTS
-from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.run_folder import SNAPSHOTS, RunFolder
 from diffusers_lrlab.training.trainer import Trainer
 
 MODEL = {"dimension": 2, "hidden_size": 8, "num_layers": 1, "embedding_size": 4}

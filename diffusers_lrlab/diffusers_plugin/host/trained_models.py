@@ -1,12 +1,14 @@
 """The models that a third-party script trains: their parameters by name, and how the script saves them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from accelerate.utils import SAFE_WEIGHTS_NAME
+from diffusers.utils import logging
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -17,6 +19,17 @@ from .run import HostRun
 
 HOOK = "register_save_state_pre_hook"  # accelerate's, by which a script saves its weights itself
 _SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # accelerate's names of strategies that shard the weights
+
+
+@contextmanager
+def _without_config_warnings() -> Iterator[None]:
+    """Silences diffusers' warning that settings of an average in config.json look like misspelt arguments of the model."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 class TrainedModels:
@@ -59,10 +72,8 @@ class TrainedModels:
         If the script has hooks, this does what `accelerator.save_state` does: hooks save weights and remove them from the
         list, or leave them to accelerate.
         """
-        from ...averaging.averages import without_config_warnings
-
         hooks = self._hooks()
-        with torch.random.fork_rng(devices=[]), without_config_warnings():
+        with torch.random.fork_rng(devices=[]), _without_config_warnings():
             if hooks:
                 self._save_by(hooks, folder)
                 return

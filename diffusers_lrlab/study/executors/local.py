@@ -9,7 +9,8 @@ from ...core.errors import Diverged, LabError
 from ...core.files import remove, write_text
 from ...data.loading import TrainingData
 from ...training.prepare import make_accelerator
-from ...training.run_folder import RunFolder
+from ...training.resume import read_state
+from ...training.run_folder import RunFolder, checkpoint_update
 from ...training.trainer import Trainer
 from ..runs.context import StudyContext
 from ..runs.curves import Curves
@@ -55,8 +56,11 @@ def _interrupted_run(path: Path, data: TrainingData, study: StudyContext) -> tup
     try:
         same_data = note.exists() and note.read_text("utf-8", errors="replace") == data.fingerprint
         checkpoint = folder.newest_checkpoint() if same_data else None
-        if checkpoint is not None:
-            folder.check_log_until(checkpoint)
+        if (
+            checkpoint is not None
+            and len(folder.rows_until(checkpoint_update(checkpoint))) != read_state(checkpoint)["log_rows"]
+        ):
+            raise LabError(f"{str(folder.metrics_file)!r} lacks rows. ")
     except LabError as damage:
         study.progress.log(f"{str(damage).partition('. ')[0]}: the run {path.name} starts from the beginning.")
         checkpoint = None

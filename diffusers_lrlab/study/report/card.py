@@ -10,10 +10,8 @@ from typing import Any
 import yaml
 
 from ...core.errors import LabError
-from ...core.files import atomic_folder, write_text
-from ...core.held import damage_named, refuse_damage_in_use
-from ...core.lock import LOCK_FILES
-from ...core.manifest import MANIFEST, write_manifest
+from ...core.files import LOCK, atomic_folder, write_text
+from ...core.manifest import MANIFEST, damage_named, refuse_damaged, write_manifest
 from ...core.plain_yaml import load_front_matter
 from ...data.options import EMBEDDED_DATASETS
 from ..analysis.runs_table import RUNS_TABLE, read_runs
@@ -23,7 +21,7 @@ from .contents import ReportContents
 from .markdown import card_markdown
 from .plot_list import plots_of
 
-_FILES = ("README.md", "*.png", "spec.yaml", "summary.*", RUNS_TABLE, MANIFEST, "tables", "report", *LOCK_FILES)
+_FILES = ("README.md", "*.png", "spec.yaml", "summary.*", RUNS_TABLE, MANIFEST, "tables", "report", LOCK)
 _SIZES = (1_000, 10_000, 100_000, 1_000_000)  # rows, as the Hub counts them
 _LICENCE = ("license", "license_name", "license_link")
 _TAGS = ("diffusers", "diffusers_lrlab", "learning-rate-schedule", "study")
@@ -46,8 +44,8 @@ def write_study_card(folder: Path, out: Path) -> Path:
         raise LabError(f"{str(folder)!r} is a card already. Give the folder of the study.")
     if not ((folder / "report" / "report.md").exists() and (folder / RUNS_TABLE).exists()):
         raise LabError(f"{str(folder)!r} has no report yet. Write one with `lrlab study report {folder}`.")
-    with atomic_folder(out) as temporary, damage_named(folder, "study"):
-        refuse_damage_in_use(folder, "study", lambda name: not name.startswith(("runs/", "weights/")))
+    with atomic_folder(out) as temporary, damage_named(folder):
+        refuse_damaged(folder, only=lambda name: not name.startswith(("runs/", "weights/")))
         _copy_report(folder, temporary)
         write_text(temporary / "README.md", card_text(temporary, out.resolve().name, _licence_of(out)))
         write_manifest(temporary)

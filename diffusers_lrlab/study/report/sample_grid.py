@@ -10,7 +10,7 @@ from PIL import Image
 
 from ...core.plotting import DARK, new_figure
 from ...core.words import counted
-from ...training.plots.points import draw_points
+from ...training.plots import draw_points
 from ..runs.results import RunResult, by_cell
 from ..spec.spec import Cell
 from . import plots

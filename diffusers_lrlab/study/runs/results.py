@@ -13,8 +13,7 @@ from typing import Any
 import yaml
 
 from ...core.errors import LabError, did_you_mean, must_be, warn
-from ...core.files import atomic_file, remove_leftovers, write_text
-from ...core.lock import LOCK_FILES, locked
+from ...core.files import LOCK, atomic_file, locked, remove_leftovers, write_text
 from ...core.manifest import (
     MANIFEST,
     checksum_matches,
@@ -214,7 +213,7 @@ class StudyFolder:
         result files, so its manifest covers all of its files.
         """
         if not (self.path / "runs").exists():
-            there = (path for path in self.path.rglob("*") if path.name not in LOCK_FILES)  # held meanwhile
+            there = (path for path in self.path.rglob("*") if path.name != LOCK)  # held meanwhile
             write_manifest(self.path, sums_in(self.path, there))
             return
         results, parts = list(results), ("spec.yaml", "runs.parquet", "summary.json", "summary.parquet")

@@ -8,7 +8,7 @@ from ...data.latents.manifest import image_set_of
 from ...data.toy2d_entries import LOG_PROBS
 from ...evaluation.metrics import METRICS
 from ...training.config import ResolvedConfig
-from ...training.kinds.select import kind_of
+from ...training.kinds import kind_of
 from ..kind_settings import settings_of
 
 

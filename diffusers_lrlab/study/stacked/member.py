@@ -10,8 +10,6 @@ import torch
 from ...data.loading import TrainingData
 from ...optimizers.elementwise import Rule
 from ...optimizers.entries import OPTIMIZERS
-from ...schedules.feedback import FeedbackSchedule
-from ...schedules.scheduler import CurveLR
 from ...timesteps.bands import scaled_lr
 from ...training.plan import Plan
 from ...training.run_state import RunState
@@ -29,7 +27,6 @@ class Member:
     def __init__(self, plan: Plan, data: TrainingData, device: torch.device):
         self.run = RunState(plan, data, device)
         self.run.model.to(device).train()
-        self.feedback = [scheduler for scheduler in self.run.schedulers if isinstance(scheduler, FeedbackSchedule)]
         self.curves = Curves(plan.num_updates)
         self.error: str | None = None
         path = OPTIMIZERS[plan.config.optimizer].facts.get("elementwise")
@@ -49,11 +46,9 @@ class Member:
         return self.run.current_lr * (1.0 if factor is None else factor)
 
     def catch_up(self) -> None:
-        """Moves the schedules, the count of the audit and the clock of the average to this update."""
+        """Moves the rates, the count of the audit and the clock of the average to this update."""
         run = self.run
-        for scheduler in run.schedulers:
-            if isinstance(scheduler, CurveLR) and scheduler.last_epoch != run.update:
-                scheduler.move_to(run.update)
+        run.write_rates()
         run.audit.num_updates = run.update
         if run.average is not None:
             run.average.move_to(run.update)
@@ -74,8 +69,8 @@ class Member:
 
     def advance_feedback(self) -> None:
         """Advances schedules that follow a metric by one update."""
-        for scheduler in self.feedback:
-            scheduler.advance()
+        if self.run.feedback is not None:
+            self.run.feedback.advance()
 
     def take_out(self) -> None:
         """Copies its tensors out of the stack: views would keep, and save, the tensors of all members."""

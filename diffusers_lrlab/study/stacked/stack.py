@@ -77,7 +77,7 @@ class Stack:
         ]
         self.averages = StackedAverages(members, mlp.rows, mlp.values, self.rates)
         self._without_rule = [member for member in members if member.rule is None]
-        self._reacting = [index for index, member in enumerate(members) if member.feedback]
+        self._reacting = [index for index, member in enumerate(members) if member.run.feedback]
         self._observing = [index for index, member in enumerate(members) if member.run.objective.follows_losses]
         self._captured: CapturedUpdate | None = None
         self._can_record = False

@@ -100,7 +100,7 @@ class StackedOptimizer:
         found: dict[Any, list[int]] = {}
         for index, member in enumerate(members):
             own = rates[:, :AVERAGING, index].numpy().tobytes()
-            alone = index if member.feedback else None  # its rates are not known in advance
+            alone = index if member.run.feedback else None  # its rates are not known in advance
             found.setdefault((own, *settings[index].values(), alone), []).append(index)
         for indices in found.values():
             matrices = {"step": self.counts, **self.state}
