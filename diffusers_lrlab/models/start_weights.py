@@ -162,7 +162,7 @@ def _refuse_damaged(part: Path) -> dict[str, str]:
     """
     known: dict[str, str] = {}
     part = part.resolve()
-    for folder, read in ((part, ""), (part.parent, (f"{part.name}/", "model_index.json"))):
+    for folder, read in ((part, ""), (part.parent, (f"{part.name}/", "model_index.json", _RECORDS[0]))):
         if any((folder / name).is_file() for name in _RECORDS):
             sums = refuse_damaged(folder, only=partial(_begins_with, read)).sums
             known |= {Path(name).name: each["sha256"] for name, each in sums.items() if (folder / name).parent == part}

@@ -1,6 +1,7 @@
 """The folder of a run: the paths that belong to the run, its log, record, manifest and checkpoints."""
 
 import json
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,17 @@ from typing import Any
 
 from ..averaging.snapshots import snapshots_in
 from ..core.errors import LabError, how_to_continue, warn
-from ..core.files import TEMPORARY, append_line, is_plain_name, number_in, remove, remove_leftovers, sync, write_text
+from ..core.files import (
+    TEMPORARY,
+    append_line,
+    atomic_folder,
+    is_plain_name,
+    number_in,
+    remove,
+    remove_leftovers,
+    sync,
+    write_text,
+)
 from ..core.manifest import MANIFEST, find_damage, open_manifest, sums_in, write_manifest
 from .kinds import components
 from .record_schema import read_checked, read_json
@@ -92,6 +103,10 @@ class RunFolder:
         for later in (*self.checkpoints(), *snapshots_in(self.path / SNAPSHOTS)):
             if checkpoint_update(later) > update:
                 remove(later)
+        if source.path != self.path:
+            for snapshot in snapshots_in(source.path / SNAPSHOTS):
+                if checkpoint_update(snapshot) <= update:
+                    self._take_snapshot(snapshot)
         rows = source.rows_until(update)
         if len(rows) != num_rows:
             warn(
@@ -100,6 +115,13 @@ class RunFolder:
             )
         if rows or self.metrics_file.exists():
             write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def _take_snapshot(self, snapshot: Path) -> None:
+        if damage := find_damage(snapshot):
+            warn(f"The snapshot {snapshot.name} is damaged, and is not copied: {damage}.")
+            return
+        with atomic_folder(self.path / SNAPSHOTS / snapshot.name) as temporary:
+            shutil.copytree(snapshot, temporary, dirs_exist_ok=True)
 
     # --- record and manifest -----------------------------------------------------------------------------------------
 
