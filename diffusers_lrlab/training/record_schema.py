@@ -44,14 +44,14 @@ def no_number(text: str) -> float:
     raise ValueError(f"{text} is not a number")
 
 
-def read_json(path: Path, parse_constant: Callable[[str], float] = no_number) -> Any:
+def read_json(path: Path, remedy: str = _AGAIN, parse_constant: Callable[[str], float] = no_number) -> Any:
     """The data of a JSON file; a `LabError` that names it if it is not valid JSON or has numbers like NaN."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=parse_constant, parse_int=small)
         if _is_nested(data, _DEEPEST + 1):
             raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
     except _UNREADABLE as error:
-        raise LabError(f"{str(path)!r} is damaged (it cannot be read as JSON: {error}). Hint: {_AGAIN}.") from None
+        raise LabError(f"{str(path)!r} is damaged (it cannot be read as JSON: {error}). Hint: {remedy}.") from None
     return data
 
 
@@ -72,7 +72,7 @@ def small(text: str) -> int:
 
 def read_checked(file: Path, remedy: str = _AGAIN, parse_constant: Callable[[str], float] = no_number) -> dict[str, Any]:
     """A record; a `LabError` that names the field if anything in it that is used has another type."""
-    record = read_json(file, parse_constant)
+    record = read_json(file, remedy, parse_constant)
     options = {f"config.{name}?": hint | None for name, hint in typing.get_type_hints(ResolvedConfig).items()}
     if problem := problem_in(record, {**_RECORD, **options}):
         raise LabError(f"{str(file)!r} is damaged ({problem}). Hint: {remedy}.")
