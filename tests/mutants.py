@@ -36,7 +36,7 @@ PACKAGE = "diffusers_lrlab"
 # From areas to files of the package; the first area that matches counts.
 AREAS = {
     "statistics": "study/analysis/[!p]*.py",
-    "resume": """training/checkpoint*.py training/run_state.py training/run_folder.py training/interrupts.py core/streams.py
+    "resume": """training/checkpoint*.py training/run_state.py training/run_folder.py training/stopping.py core/streams.py
         data/batches.py study/stacked/stacks.py study/runs/results.py averaging/*.py""",
     "options": """training/config.py training/choices.py training/arguments.py training/resolve*.py
         core/options.py core/spec.py study/spec/*.py""",

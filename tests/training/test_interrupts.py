@@ -9,7 +9,6 @@ import torch.distributed as dist
 from diffusers_lrlab.core.environment import OTHERS_WAIT
 from diffusers_lrlab.core.errors import Interrupted
 from diffusers_lrlab.study.runs.stops import StudyInterrupted, stops_explained
-from diffusers_lrlab.training import interrupts
 from diffusers_lrlab.training.stopping import InterruptGuard
 
 
@@ -44,9 +43,9 @@ def make_guard():
 def test_asking_waits_as_long_as_all_else_does(monkeypatch):
     """torch's default of half an hour would end the processes that wait while one samples or uploads."""
     made = []
-    monkeypatch.setattr(interrupts.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(interrupts.dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(interrupts.dist, "new_group", lambda **how: made.append(how))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "new_group", lambda **how: made.append(how))
     InterruptGuard()
     assert made == [{"backend": "gloo", "timeout": OTHERS_WAIT}]
 
