@@ -18,7 +18,7 @@ from .records import read_record
 
 # Formats that run code when they are read.
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".msgpack")
-_TAKEN = (".json", ".yaml", ".md", ".jsonl", ".tex", ".parquet", ".png", ".gif", ".html", ".safetensors")
+_TAKEN = (".json", ".yaml", ".md", ".jsonl", ".tex", ".parquet", ".png", ".html", ".safetensors")
 _OUT = "--out"
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 _MOST_POINTS = 10_000  # more hide the shape
-_FRAME_MS, _LAST_FRAME_MS = 90, 2000
 Limits = tuple[np.ndarray, np.ndarray]
 
 
@@ -210,31 +209,9 @@ def plot_trajectory(frames: np.ndarray, timesteps: list[int], real: np.ndarray, 
     _strip([frames[index] for index in chosen], titles, limits_of(real, frames[0]), path)
 
 
-def as_picture(points: np.ndarray, limits: Limits, title: str = "", pixels: int = 320) -> np.ndarray:
-    """Points as an 8-bit RGB image `(pixels, pixels, 3)`."""
-    figure = new_figure(pixels / 100, pixels / 100, dpi=100)
-    draw_points(figure.add_subplot(), points, limits, ORANGE, title)
-    return _pixels(figure)
-
-
-def _pixels(figure: Any) -> np.ndarray:
+def as_picture(points: np.ndarray, limits: Limits) -> np.ndarray:
+    """Points as an 8-bit RGB image of 320 pixels."""
+    figure = new_figure(3.2, 3.2, dpi=100)
+    draw_points(figure.add_subplot(), points, limits, ORANGE)
     figure.canvas.draw()
     return np.asarray(figure.canvas.buffer_rgba())[:, :, :3].copy()
-
-
-def animate(frames: np.ndarray, timesteps: list[int], real: np.ndarray, path: Path) -> None:
-    """Sampling from noise to data as an animated GIF, which ends with a pause."""
-    from PIL import Image
-
-    limits = limits_of(real, frames[0])
-    figure = new_figure(3.2, 3.2, dpi=100)
-    axes = figure.add_subplot()
-    pictures: list[Any] = []
-    for points, left in zip(frames, timesteps, strict=True):
-        axes.clear()
-        draw_points(axes, points, limits, ORANGE, f"{counted(left, 'timestep')} left" if left else "samples")
-        pictures.append(Image.fromarray(_pixels(figure)).quantize(32))
-        figure.set_layout_engine("none")  # that of the first frame holds for all; it takes most of the time
-    durations = [_FRAME_MS] * (len(pictures) - 1) + [_LAST_FRAME_MS]
-    with atomic_file(path) as temporary:
-        pictures[0].save(temporary, save_all=True, append_images=pictures[1:], duration=durations, loop=0)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from typing_extensions import Self
 
 from ..core.environment import OTHERS_WAIT
-from ..core.errors import Diverged, Interrupted
+from ..core.errors import Diverged
 from ..core.signals import SIGNALS
 from ..core.words import counted
 from .checkpoints import CheckpointWriter
@@ -27,11 +27,8 @@ class InterruptGuard:
     Notes SIGINT and SIGTERM during a `with` block; a second one ends the process immediately. An unhandled signal is passed
     to the previous handler.
 
-    The processes agree over a process group on the CPU, without device synchronization. No process waits for the answer,
-    which arrives one update later.
+    The processes agree over a process group on the CPU, without device synchronization.
     """
-
-    _answer: tuple[torch.Tensor, Any] | None = None  # pending: the largest number, and the work to wait for
 
     def __init__(self) -> None:
         self._received, self._received_at = 0, 0.0
@@ -46,8 +43,6 @@ class InterruptGuard:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        if kind is None or issubclass(kind, Interrupted):  # otherwise the others may not have asked
-            self._last_answer()
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         if kind is None and self._received:  # it arrived after the last check
@@ -61,24 +56,12 @@ class InterruptGuard:
         elif not self._received:
             self._received, self._received_at = number, time.monotonic()
 
-    def received(self, now: bool = False) -> int:
-        """
-        The signal that any process received before the last call, or before this one with `now`, which waits for all
-        processes; 0 without one. All processes must call it at the same update.
-        """
+    def received(self) -> int:
+        """The signal that any process has received, 0 without one; all processes must call it at the same update."""
         if self._group is None:
             return self._received
         number = torch.tensor(self._received)
-        on_its_way = dist.all_reduce(number, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
-        before = self._last_answer()
-        self._answer = number, on_its_way
-        return max(before, self._last_answer()) if now else before
-
-    def _last_answer(self) -> int:
-        if self._answer is None:
-            return 0
-        (number, on_its_way), self._answer = self._answer, None
-        on_its_way.wait()
+        dist.all_reduce(number, op=dist.ReduceOp.MAX, group=self._group)
         return int(number)
 
 

@@ -137,7 +137,7 @@ class Trainer:
             # The last checkpoint keeps the raw weights, so that the rest of the run can be interrupted without loss.
             if run.update == run.plan.num_updates:
                 checkpoint = self.save()
-                if signal_number := guard.received(now=True):  # while it was written
+                if signal_number := guard.received():  # while it was written
                     raise Interrupted(signal_number, checkpoint)
             elif is_kept_for_good(run.update, config) or (
                 run.update % config.checkpointing_steps == 0 and self.checkpoints.is_due()

@@ -146,7 +146,7 @@ def end_of(folder):
 
 
 def _content(path):
-    if path.suffix in (".png", ".gif", ".html", ".md", ".tex") or path.name == "manifest.json":
+    if path.suffix in (".png", ".html", ".md", ".tex") or path.name == "manifest.json":
         return "there"
     if path.name in ("summary.parquet", "cost.csv"):  # of summary.json, and with times
         return "there"

@@ -13,7 +13,7 @@ from ..pipeline import load_previews, make_pipeline
 from ..run_state import RunState
 from . import Results
 
-_FRAMES = 21
+_FRAMES = 6
 
 
 class PointResults(Results):
@@ -54,13 +54,12 @@ class PointResults(Results):
         return self._sampled.points
 
     def draw(self, run: RunState, samples: np.ndarray, lab: Path) -> None:
-        from ..plots import animate, plot_beside, plot_point_progress, plot_trajectory
+        from ..plots import plot_beside, plot_point_progress, plot_trajectory
 
         real, sampled = _real_points(run.data, len(samples)), self._sampled
         plot_beside(real, samples, lab / "samples.png")
         plot_point_progress(load_previews(lab / "samples"), run.plan.num_updates, real, lab / "progress.png")
         plot_trajectory(sampled.frames, sampled.frame_timesteps, real, lab / "trajectory.png")
-        animate(sampled.frames, sampled.frame_timesteps, real, lab / "sampling.gif")
 
 
 def _real_points(data: TrainingData, num: int) -> np.ndarray:
