@@ -73,7 +73,7 @@ def make_trainer(folder, arguments):
     from accelerate import Accelerator
 
     from diffusers_lrlab.training.arguments import parse_arguments
-    from diffusers_lrlab.training.kinds.select import kind_of
+    from diffusers_lrlab.training.kinds import kind_of
     from diffusers_lrlab.training.plan import make_plan
     from diffusers_lrlab.training.resolve import resolve_config
     from diffusers_lrlab.training.run_folder import RunFolder

@@ -6,11 +6,10 @@
 Trains on points and on digits at a constant rate, with snapshots of widths 0.05 and 0.10 and with 12 power-function averages
 beside them. Prints for each width how far the combination of the snapshots is from the average that was run: of the profile
 (residual), of the weights (norm of the difference over the norm of the weights), and of the held-out loss; the weights also
-from snapshots in bf16. Then the largest error by number of snapshots, and what they cost: the time that 16 snapshots add to
-the updates (a thread writes them), and the time of an update with the second average over that with one.
+from snapshots in bf16. Then the largest error by number of snapshots, and what they cost: the time to write 16 snapshots,
+and the time of an update with the second average over that with one.
 """
 
-import math
 import statistics
 import tempfile
 import time
@@ -24,6 +23,7 @@ from diffusers_lrlab.averaging.averages import EMA
 from diffusers_lrlab.averaging.forms import EMAForm
 from diffusers_lrlab.averaging.posthoc import Profiles, combine
 from diffusers_lrlab.averaging.snapshots import profiles_of, read_snapshots
+from diffusers_lrlab.training.run_folder import SNAPSHOTS
 
 STORED = "posthoc:sigma_rels=[0.05|0.10],snapshots={}"
 WIDTHS = (0.05, 0.06, 0.07, 0.08, 0.1, 0.12, 0.14, 0.16, 0.18, 0.2, 0.225, 0.25)
@@ -52,7 +52,7 @@ class Rebuilt:
 
     def __init__(self, trainer):
         self.names = [name for name, _ in trainer.run.model.named_parameters()]
-        snapshots = read_snapshots(trainer.snapshots.path)
+        snapshots = read_snapshots(trainer.folder.path / SNAPSHOTS)
         self.profiles, self.end = profiles_of(snapshots), snapshots[-1].end
         shapes = snapshots[-1].shapes()
         self.stored = []
@@ -109,26 +109,18 @@ def compare(trainer, beside, most):
 
 
 def seconds_of(folder, job, rounds):
-    """Medians of an update with one average and with the two of posthoc, and of what a snapshot adds to the updates."""
+    """Medians of an update with one average and with the two of posthoc, and of a snapshot."""
     trainers, length = {}, ["--max_train_steps=1000000", "--checkpointing_steps=1000000"]
     for name, spec in (("one", "power_function"), ("two", STORED.format(1))):
         trainers[name] = make_trainer(folder / name, [JOBS[job][0], *length, *USUAL, f"--ema={spec}"])
     loops = {name: trainer.updates(show_progress=False) for name, trainer in trainers.items()}
     times = updates_in_turns(loops, rounds)
     seconds = {name: statistics.median(spent) / 1e3 for name, spent in times.items()}
-    writer, lost = trainers["two"].snapshots, []
-    meanwhile = max(2, math.ceil(0.2 / seconds["two"]))  # updates, during which a snapshot is written
-    for number in range(max(2, rounds // 10)):
-        spent = {}
-        for is_written in (number % 2 == 0, number % 2 == 1):
-            started = time.perf_counter()
-            if is_written:
-                writer.begin()
-            for _ in range(meanwhile):
-                next(loops["two"])
-            writer.finish()
-            spent[is_written] = time.perf_counter() - started
-        lost.append(spent[True] - spent[False])
+    lost = []
+    for _ in range(max(2, rounds // 10)):
+        started = time.perf_counter()
+        trainers["two"].write_snapshot()
+        lost.append(time.perf_counter() - started)
     for loop in loops.values():
         loop.close()
     return seconds | {"snapshot": statistics.median(lost)}

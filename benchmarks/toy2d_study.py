@@ -23,7 +23,7 @@ from diffusers_lrlab.core.environment import describe_environment
 from diffusers_lrlab.core.plotting import ORANGE, new_figure, save_figure
 from diffusers_lrlab.data.toy2d import toy_points
 from diffusers_lrlab.evaluation.distances import knn_kl
-from diffusers_lrlab.training.plots.points import draw_points, limits_of
+from diffusers_lrlab.training.plots import draw_points, limits_of
 
 RECIPE = SCRIPT.parent / "recipes" / "lr_study_2d.yaml"
 # Evaluation loss and KL (bits) of three runs of the template itself (SakanaAI/AI-Scientist, templates/2d_diffusion).

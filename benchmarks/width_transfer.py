@@ -24,7 +24,7 @@ from common import machine, make_parser, parse
 from diffusers_lrlab.core.plotting import COLORS, new_figure, plain_axes, save_figure
 from diffusers_lrlab.core.words import counted
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.kinds.select import kind_of
+from diffusers_lrlab.training.kinds import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder

@@ -14,7 +14,7 @@ from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.options import DataConfig
 from diffusers_lrlab.optimizers.build import check_installed
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.kinds.select import kind_of
+from diffusers_lrlab.training.kinds import kind_of
 from diffusers_lrlab.training.resolve import resolve_config
 
 

@@ -29,7 +29,7 @@ from diffusers_lrlab.study.kind_settings import KIND_SETTINGS, KindSettings
 from diffusers_lrlab.study.run import run_study
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.kinds.base import KINDS, DataKind, row_for
-from diffusers_lrlab.training.results.base import Results
+from diffusers_lrlab.training.results import Results
 
 DIMENSION = 5
 

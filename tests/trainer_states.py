@@ -17,7 +17,7 @@ def state_of(trainer):
             "training": trainer.run.model.training,
             "optimizer": trainer.run.optimizer.state_dict(),
             "ema": trainer.run.average.state_dict() if trainer.run.average else None,
-            "schedules": [scheduler.state_dict() for scheduler in trainer.run.schedulers],
+            "schedule": trainer.run.feedback and trainer.run.feedback.state_dict(),
             "objective": trainer.run.objective.state_dict(),
             "observer": trainer.log.observer.state_dict(),
             "random": [torch.get_rng_state(), torch.tensor(np.random.get_state()[1].astype(np.int64)), random.getstate()[1]],

@@ -1,7 +1,7 @@
 """Snapshots of averages: a folder each, with the weights, what they are of, and a manifest.
 
 update-00000500/averages.safetensors   "WIDTH/PARAMETER" for each width and averaged parameter
-update-00000500/snapshot.json          update, widths, and the run that it is of
+update-00000500/snapshot.json          update and widths
 update-00000500/manifest.json          sizes and SHA-256
 """
 
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..core.errors import LabError
 from ..core.files import atomic_folder, write_text
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 _WEIGHTS, _FACTS = "averages.safetensors", "snapshot.json"
-DTYPES = {"float32": "float32", "bf16": "bfloat16"}  # torch's names
+_DTYPES = {"float32": "float32", "bf16": "bfloat16"}  # torch's names
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,6 @@ class Snapshot:
     update: int
     end: int  # updates in its averages, the end of their profiles
     sigma_rels: list[float]
-    of: dict[str, Any]  # options of the run
 
     def read(self, coefficients: Sequence[float], into: dict[str, torch.Tensor]) -> None:
         """Adds the averages of all widths, times a coefficient each, to the float32 tensors `into`, by parameter."""
@@ -56,36 +54,22 @@ class Snapshot:
             return {name.removeprefix(prefix): tuple(file.get_slice(name).get_shape()) for name in names}
 
 
-def snapshot_folder(folder: Path, update: int) -> Path:
-    return folder / f"update-{update:08d}"
-
-
 def write_snapshot(
-    folder: Path, averages: Mapping[float, Mapping[str, torch.Tensor]], dtype: str, facts: Mapping[str, Any]
+    folder: Path, update: int, end: int, averages: Mapping[float, Mapping[str, torch.Tensor]], dtype: str
 ) -> None:
-    """Writes averages by width and parameter, whole or not at all; `facts` are the fields of [`Snapshot`] beside them."""
+    """Writes the averages after an update by width and parameter into `update-NUMBER`, whole or not at all."""
     import torch
     from safetensors.torch import save_file
 
-    precision = getattr(torch, DTYPES[dtype])
+    precision = getattr(torch, _DTYPES[dtype])
     tensors = {
         f"{width:g}/{name}": value.detach().to("cpu", precision).contiguous()
         for width, weights in averages.items()
         for name, value in weights.items()
     }
-    with atomic_folder(folder) as temporary:
+    with atomic_folder(folder / f"update-{update:08d}") as temporary:
         save_file(tensors, temporary / _WEIGHTS)
-        write_text(temporary / _FACTS, json.dumps({**facts, "sigma_rels": list(averages)}))
-        write_manifest(temporary)
-
-
-def copy_snapshot(source: Path, folder: Path, of: Mapping[str, Any]) -> None:
-    """Copies a snapshot, whole or not at all, for a run with the options `of`, which has the same weights so far."""
-    _read(source)  # which says what is wrong with it
-    facts = json.loads((source / _FACTS).read_text(encoding="utf-8"))
-    with atomic_folder(folder) as temporary:
-        shutil.copyfile(source / _WEIGHTS, temporary / _WEIGHTS)
-        write_text(temporary / _FACTS, json.dumps({**facts, "of": dict(of)}))
+        write_text(temporary / _FACTS, json.dumps({"update": update, "end": end, "sigma_rels": list(averages)}))
         write_manifest(temporary)
 
 
@@ -101,23 +85,15 @@ def update_of(folder: Path) -> int:
 
 def read_snapshots(folder: Path) -> list[Snapshot]:
     """All snapshots in a folder, oldest first; a `LabError` for a damaged one."""
-    return [_read(path) for path in snapshots_in(folder)]
-
-
-def _read(folder: Path) -> Snapshot:
-    if damage := find_damage(folder):
-        raise LabError(
-            f"The snapshot {folder.name} is damaged: {damage}. Hint: restore it from a copy, or remove its folder."
-        )
-    try:
-        facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
-        known = Snapshot(folder, facts["update"], facts["end"], facts["sigma_rels"], facts["of"])
-        numbers = (known.update, known.end, *known.sigma_rels)
-        if not known.sigma_rels or not isinstance(known.of, dict) or not all(type(each) in (int, float) for each in numbers):
-            raise ValueError("fields of other types")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise LabError(f"{str(folder / _FACTS)!r} does not describe a snapshot ({error}). Hint: remove {folder}.") from None
-    return known
+    found = []
+    for path in snapshots_in(folder):
+        if damage := find_damage(path):
+            raise LabError(
+                f"The snapshot {path.name} is damaged: {damage}. Hint: restore it from a copy, or remove its folder."
+            )
+        facts = json.loads((path / _FACTS).read_text(encoding="utf-8"))
+        found.append(Snapshot(path, facts["update"], facts["end"], facts["sigma_rels"]))
+    return found
 
 
 def profiles_of(snapshots: list[Snapshot]) -> Profiles:

@@ -20,7 +20,7 @@ def ema(options: argparse.Namespace) -> None:
     from ..run.averages import write_average
 
     out = options.out or folder_beside(options.run, "-ema")
-    with new_folder(out, "Give a new one with --out") as temporary:
+    with new_folder(out, "--out") as temporary:
         found = write_average(options.run, options.sigma_rel, temporary)
     quality = f"residual of the profile {found.residual:.2%}, largest coefficient {found.largest:.3g}"
     say(f"sigma_rel {options.sigma_rel:g}: {quality}\nWrote {out}.")

@@ -1,11 +1,11 @@
-"""Atomic files and folders: each is written under a temporary name, synced to the disk and renamed."""
+"""Atomic files and folders, written under a temporary name, synced to the disk and renamed; locked folders."""
 
 import errno
 import itertools
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,7 @@ _FULL_TEXT = re.compile(r"inline_container\.cc|PytorchStreamWriter|iostream erro
 
 
 TEMPORARY = ".tmp-lrlab-"  # prefix of unfinished files
-_NEW, _LOCK, _REPLACED = "new", ".lock", ".replaced"
-_ALL = ("**/*",)
+LOCK = ".lock"
 
 
 def expanded(path: str | Path) -> Path:
@@ -45,14 +44,9 @@ def read_utf8(path: str | Path, what: str) -> str:
     raise must_be(what, str(path), "a file in UTF-8", "save it as UTF-8", got=f"another encoding in line {line}")
 
 
-def temporary_beside(path: Path, mark: str | None = None) -> Path:
-    """The temporary path of a file or folder beside its final path; one per process unless there is a mark."""
-    return path.with_name(f"{TEMPORARY}{os.getpid() if mark is None else mark}-{path.name}")
-
-
-def unfinished(path: Path) -> Path:
-    """The path under which [`atomic_file`] and [`atomic_folder`] write, the same in all processes."""
-    return temporary_beside(path, _NEW) / path.name
+def temporary_beside(path: Path, mark: str = "") -> Path:
+    """The temporary path of this process beside the final path of a file or folder."""
+    return path.with_name(f"{TEMPORARY}{os.getpid()}{mark}-{path.name}")
 
 
 @contextmanager
@@ -85,50 +79,77 @@ def full_disk_explained(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _unfinished(path: Path, timeout: float = -1) -> Iterator[Path]:
+def locked(folder: Path, option: str) -> Iterator[None]:
     """
-    [`unfinished`] of a path, in a folder that is locked: one process at a time writes there, and removes what a killed one
-    has left. Raises `filelock.Timeout` if the lock is not free in time; by default it waits.
+    Locks a folder, which is created if need be, and removed if it stays empty; removes what killed processes left in it.
+
+    Raises a `LabError` if another process has locked it; `option` is the option that names the folder. The system releases
+    the lock of a process that ends.
     """
-    room = temporary_beside(path, _NEW)
-    made = [*itertools.takewhile(lambda parent: not parent.exists(), room.parents)]
-    lock = _locked(room, timeout)
+    made = _missing(folder)
+    lock = FileLock(folder / LOCK, timeout=0)
     try:
-        if (room / _REPLACED).exists() and not path.exists():
-            os.replace(room / _REPLACED, path)  # killed between two renames
-        _empty(room)
-        yield room / path.name
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise LabError(
+            f"{str(folder)!r} is being written by another process. Wait for it, stop it, or give another {option}."
+        ) from None
+    except OSError as error:
+        text = f"{option} {str(folder)!r} cannot be made or written to ({error.strerror}). Give another folder."
+        raise LabError(text) from None
+    try:
+        remove_leftovers(folder)
+        yield
+    finally:
+        with suppress(OSError):  # the folder may be gone
+            (folder / LOCK).unlink()
+        lock.release()
+        _remove_empty(made)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process has locked the folder."""
+    if not (folder / LOCK).exists():
+        return False
+    try:
+        with FileLock(folder / LOCK, timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # nothing can write to this folder
+        return False
+
+
+def _missing(folder: Path) -> list[Path]:
+    """The folder and its parents, as far as they do not exist."""
+    return [*itertools.takewhile(lambda path: not path.exists(), (folder, *folder.parents))]
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    with suppress(OSError):  # unless they hold a result
+        for folder in folders:
+            folder.rmdir()
+
+
+@contextmanager
+def _unfinished(path: Path) -> Iterator[Path]:
+    """The temporary path of a file or folder, which is removed at the end if it is still there."""
+    made, temporary = _missing(path.parent), temporary_beside(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield temporary
     finally:
         with suppress(OSError):  # it must not hide why something could not be written
-            _empty(room)
-            (room / _LOCK).unlink()
-        lock.release()
-        with suppress(OSError):  # unless they hold a result, or another process has them now
-            for folder in (room, *made):
-                folder.rmdir()
-
-
-def _locked(room: Path, timeout: float) -> FileLock:
-    while True:
-        room.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(room / _LOCK, timeout=timeout)
-        with suppress(FileNotFoundError):  # the process that had the lock has removed the folder meanwhile
-            lock.acquire()
-            if (room / _LOCK).exists():
-                return lock
-            lock.release()
-
-
-def _empty(room: Path) -> None:
-    for path in room.iterdir():
-        if path.name != _LOCK:
-            _delete(path)
+            if temporary.exists():
+                _delete(temporary)
+        _remove_empty(made)
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yields a path to write to, which becomes `path` when the block ends and disappears if it fails."""
-    # The name stays, since libraries choose the format by its suffix.
+    # The ending of the name stays, since libraries choose the format by it.
     with full_disk_explained(path), _unfinished(path) as temporary:
         yield temporary
         sync(temporary)
@@ -137,83 +158,67 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_folder(path: Path, own: Sequence[str] = _ALL) -> Iterator[Path]:
+def atomic_folder(path: Path, own: Sequence[str] = ("**/*",)) -> Iterator[Path]:
     """
     Yields an empty folder to write into, which becomes `path` when the block ends and disappears if it fails.
 
     It replaces an older folder, so it is only for folders inside a result of this program; [`new_folder`] is for all others.
-    Files that match none of the patterns `own`, or that appeared during the block, are kept.
+    Files that match none of the patterns `own` are kept.
     """
     with full_disk_explained(path), _unfinished(path) as temporary:
-        _check_replaceable(path)
-        replaced = _files_in(path, own)
+        if path.is_symlink() or path.is_file():
+            raise LabError(
+                f"{str(path)!r} is not a folder, but a folder must be made there. Hint: move it away; it is not replaced."
+            )
         temporary.mkdir()
         yield temporary
-        sync_tree(temporary)
-        _check_replaceable(path)  # again, since the block may take hours
         if path.exists():
-            old = temporary.with_name(_REPLACED)
-            os.replace(path, old)
-            for name in _files_in(old) - replaced - _files_in(temporary):
+            for name in _files_in(path, ("**/*",)) - _files_in(path, own) - _files_in(temporary, ("**/*",)):
                 (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(old / name, temporary / name, follow_symlinks=False)
+                shutil.copy2(path / name, temporary / name, follow_symlinks=False)
+        sync_tree(temporary)
+        old = temporary_beside(path, "-old")
+        if path.exists():
+            os.replace(path, old)
         os.replace(temporary, path)
         sync(path.parent)
+        if old.exists():
+            _delete(old)
 
 
 @contextmanager
-def new_folder(path: Path, remedy: str = "Give a new one") -> Iterator[Path]:
+def new_folder(path: Path, option: str = "folder") -> Iterator[Path]:
     """
     Yields an empty folder to write into, which becomes `path` when the block ends and disappears if it fails. Nothing is
-    replaced: raises a `LabError` if there is anything, or if another process is writing there, also if this happens later.
+    replaced: raises a `LabError` if there is anything, or if another process is writing there; `option` names the path.
     """
-    if path.name and temporary_beside(path, _NEW).exists():
-        with suppress(Timeout), _unfinished(path, timeout=0):
-            pass  # it removes what a process left that was killed after its last rename
-    check_new_folder(path, remedy)
+    check_new_folder(path, option)
+    room = path.with_name(f"{TEMPORARY}{path.name}")  # the same in all processes, so that what a killed one left is removed
+    made = _missing(path.parent)
     try:
-        with full_disk_explained(path), _unfinished(path, timeout=0) as temporary:
-            check_new_folder(path, remedy)  # again, since another process may just have finished
+        with full_disk_explained(path), locked(room, option), _unfinished(room / path.name) as temporary:
             temporary.mkdir()
             yield temporary
             sync_tree(temporary)
-            _rename_to_new(temporary, path, remedy)
+            check_new_folder(path, option)  # again, since the block may take hours
+            os.rename(temporary, path)
             sync(path.parent)
-    except Timeout:
-        raise LabError(f"{str(path)!r} is being written by another process. {remedy}, or wait for it.") from None
+    finally:
+        _remove_empty([room, *made])
 
 
-def _rename_to_new(temporary: Path, path: Path, remedy: str) -> None:
-    """Renames a folder to a path where there is nothing, or an empty folder."""
-    try:
-        os.rename(temporary, path)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            raise
-        what = "was made by another program meanwhile, and nothing in it was changed"
-        raise LabError(f"{str(path)!r} {what}. {remedy}, and repeat the command.") from None
-
-
-def _files_in(folder: Path, patterns: Sequence[str] = _ALL) -> set[str]:
+def _files_in(folder: Path, patterns: Sequence[str]) -> set[str]:
     """Relative paths of the files and links in a folder that match a pattern."""
     found = (path for pattern in patterns for path in folder.glob(pattern))
     return {path.relative_to(folder).as_posix() for path in found if path.is_symlink() or not path.is_dir()}
 
 
-def _check_replaceable(path: Path) -> None:
-    if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise LabError(
-            f"{str(path)!r} is not a folder, but a folder must be made there. Hint: move it away; it is not replaced."
-        )
-
-
 def remove(path: Path) -> None:
     """Removes a file, a link or a folder; a folder disappears at once, so that a killed process leaves no part of it."""
     if path.is_dir() and not path.is_symlink():
-        old = temporary_beside(path, "old")
-        shutil.rmtree(old, ignore_errors=True)
-        path = path.replace(old)
-    _delete(path)
+        path = path.replace(temporary_beside(path, "-old"))
+    if path.is_symlink() or path.exists():
+        _delete(path)
 
 
 def _delete(path: Path) -> None:
@@ -254,17 +259,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends a whole line or nothing."""
-    size = path.stat().st_size if path.exists() else 0
     with full_disk_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
-        except OSError:
-            with suppress(OSError):  # if the file cannot be changed at all, nothing was written
-                os.truncate(path, size)
-            raise
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
 
 
 def is_plain_name(name: Any) -> bool:
@@ -284,11 +282,14 @@ def folder_beside(folder: Path, ending: str) -> Path:
     return named.with_name(f"{named.name}{ending}")
 
 
-def check_new_folder(folder: Path, remedy: str = "Give a new one") -> None:
+def check_new_folder(folder: Path, option: str = "folder") -> None:
     """Raises a `LabError` unless a folder is new or empty. The current folder and links cannot be replaced."""
+    problem = ""
     if folder.is_symlink():
-        raise LabError(f"{str(folder)!r} is a link, and links are not replaced. {remedy}.")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise LabError(f"{str(folder)!r} exists and is not an empty folder. {remedy}.")
-    if folder.resolve() == Path.cwd():
-        raise LabError(f"The current folder cannot be replaced. {remedy}.")
+        problem = "is a link, and links are not replaced"
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        problem = "exists and is not an empty folder"
+    elif folder.resolve() == Path.cwd():
+        problem = "is the current folder, which cannot be replaced"
+    if problem:
+        raise LabError(f"{option} {str(folder)!r} {problem}. Hint: give a new one.")

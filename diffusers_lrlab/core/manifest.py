@@ -1,12 +1,18 @@
-"""Manifests: the files of a folder with sizes and SHA-256, by which damage is detected."""
+"""Manifests: the files of a finished result with sizes and SHA-256, by which damage is noticed.
+
+A result has one manifest, written last. While its files change, the manifest says that it is open.
+"""
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .errors import LabError
+from .errors import LabError, shortened
 from .files import write_text
 from .words import counted
 
@@ -14,10 +20,6 @@ MANIFEST = "manifest.json"
 CARD = "README.md"  # its reader may edit it
 
 Sums = dict[str, Any]  # "size" in bytes and "sha256" of a file
-
-
-class DamagedManifest(LabError):
-    """A manifest is missing or damaged, so nothing can be verified."""
 
 
 def file_sums(path: Path) -> Sums:
@@ -76,7 +78,7 @@ def _sum_of(data: Any) -> str:
 def read_manifest(folder: Path) -> dict[str, Sums] | None:
     """
     The sums in the manifest of a folder, which may come from the Hub; `None` if the folder was being written. Raises a
-    `DamagedManifest` if there is none, if it has changed, or if it names files outside of the folder.
+    `LabError` if there is none, if it has changed, or if it names files outside of the folder.
     """
     file = folder / MANIFEST
     try:
@@ -84,11 +86,11 @@ def read_manifest(folder: Path) -> dict[str, Sums] | None:
         files = manifest["files"]
         is_whole = manifest["sha256"] == _sum_of(files) and (files is None or all(map(_is_entry, files.items())))
     except FileNotFoundError:
-        raise DamagedManifest(f"{str(file)!r} is missing") from None
+        raise LabError(f"{str(file)!r} is missing") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         is_whole = False
     if not is_whole:
-        raise DamagedManifest(f"{str(file)!r} is damaged")
+        raise LabError(f"{str(file)!r} is damaged")
     return files
 
 
@@ -97,25 +99,7 @@ def _is_entry(entry: tuple[str, Any]) -> bool:
     name, sums = entry
     path = PurePosixPath(name)
     is_inside = not path.is_absolute() and ".." not in path.parts and bool(path.parts) and "\0" not in name
-    return is_inside and sums.keys() == {"size", "sha256"} and type(sums["size"]) is int and type(sums["sha256"]) is str
-
-
-def find_damage(folder: Path) -> str | None:
-    """The first difference between a folder and its manifest, in words; `None` if there is none."""
-    return next(each_damage(folder), None)
-
-
-def each_damage(folder: Path) -> Iterator[str]:
-    """Every difference between a folder and its manifest."""
-    try:
-        expected = read_manifest(folder)
-    except DamagedManifest as error:
-        yield str(error)
-        return
-    if expected is None:
-        yield f"{str(folder)!r} is not finished"
-        return
-    yield from filter(None, (find_damage_of_file(folder / name, sums) for name, sums in expected.items()))
+    return is_inside and type(sums["size"]) is int and type(sums["sha256"]) is str
 
 
 def find_damage_of_file(path: Path, expected: Sums) -> str | None:
@@ -125,3 +109,77 @@ def find_damage_of_file(path: Path, expected: Sums) -> str | None:
     if (size := path.stat().st_size) != expected["size"]:
         return f"{str(path)!r} has {counted(size, 'byte')} instead of {expected['size']}"
     return None if file_sums(path) == expected else f"{str(path)!r} is damaged (its SHA-256 has changed)"
+
+
+@dataclass
+class Verified:
+    """A folder compared with its manifest."""
+
+    sums: dict[str, Sums] = field(default_factory=dict)  # of intact files
+    damaged: list[str] = field(default_factory=list)  # what is wrong with the others
+    note: str = ""  # for the user to know, not to mend
+    is_open: bool = False  # still being written, or the writer was killed
+
+
+def verify(folder: Path, only: Callable[[str], bool] = lambda name: True) -> Verified:
+    """Compares files of a folder with its manifest, all or those that `only` selects; users may edit the card."""
+    if not (folder / MANIFEST).exists():
+        return Verified(note=f"it has no {MANIFEST}, which is written last: its files can be read but not verified")
+    try:
+        expected = read_manifest(folder)
+    except LabError as error:
+        return Verified(damaged=[str(error)])
+    if expected is None:
+        return Verified(note="it is not finished; the command that wrote it continues it", is_open=True)
+    found = Verified()
+    for name, sums in expected.items():
+        if not only(name):
+            continue
+        damage = find_damage_of_file(folder / name, sums)
+        if damage is None:
+            found.sums[name] = sums
+        elif name == CARD:
+            found.note = f"the card has changed since it was written: {damage}"
+        else:
+            found.damaged.append(damage)
+    return found
+
+
+def find_damage(folder: Path) -> str | None:
+    """How a folder that must have a complete manifest, such as a checkpoint, differs from it; `None` if it does not."""
+    found = verify(folder)
+    if found.damaged:
+        return "; ".join(found.damaged)
+    return (
+        None
+        if (folder / MANIFEST).exists() and not found.is_open
+        else f"{str(folder / MANIFEST)!r} is missing or not finished"
+    )
+
+
+def refuse_damaged(folder: Path, remedy: str = "", only: Callable[[str], bool] = lambda name: True) -> Verified:
+    """[`verify`]; raises a `LabError` that names damaged files."""
+    found = verify(folder, only)
+    if damage := found.damaged:
+        more = f"; and {len(damage) - 5} more" if len(damage) > 5 else ""
+        remedy = (
+            remedy
+            or f"restore them from a copy, make or pull them again; `lrlab check {shlex.quote(str(folder))}` lists all"
+        )
+        raise LabError(f"{'; '.join(damage[:5])}{more}. Hint: {remedy}.")
+    return found
+
+
+@contextmanager
+def damage_named(folder: Path) -> Iterator[None]:
+    """Turns what readers raise for data of another form into a `LabError`: a folder may be a download."""
+    try:
+        yield
+    except LabError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        what = f"{type(error).__name__}: {shortened(str(error))}"
+        raise LabError(
+            f"The files in {str(folder)!r} are damaged or do not belong together ({what}). Hint: restore them from a copy, "
+            "or pull them again."
+        ) from error

@@ -94,7 +94,7 @@ class DataConfig:
         None,
         "Kind of data (default: found from the columns). Names: {names}.",
         SOURCE,
-        registry="training.kinds.select:KINDS",
+        registry="training.kinds:KINDS",
     )
     resolution: int | None = option(
         None,

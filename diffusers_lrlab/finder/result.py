@@ -17,7 +17,7 @@ from ..core.options import names_where
 from ..core.plotting import BLUE, GREEN, GREY, ORANGE, new_figure, plain_axes, save_figure
 from ..core.words import counted
 from ..training.config import TrainingConfig, complete_options
-from ..training.record_schema import NONE, NUMBER, TEXT, Fields, problem_in
+from ..training.record_schema import problem_in
 from ..training.run_folder import FINDER_FILES
 from .range_test import FinderConfig, Sweep
 
@@ -26,12 +26,10 @@ if TYPE_CHECKING:
 
 _DISAGREE = 3.0  # a factor
 _STYLES = {"steepest": (BLUE, "steepest"), "minimum_tenth": (ORANGE, "a tenth of the minimum"), "valley": (GREEN, "valley")}
-_SAVED = Fields(
-    {
-        **{"learning_rate": NUMBER | NONE, "settings": Fields({"rule": TEXT}), "sweeps": [Fields({})], "seconds": NUMBER},
-        "suggestions": Fields({}, each=Fields({"reason": TEXT})),
-    }
-)
+_SAVED = {
+    **{"learning_rate": float | None, "settings.rule": str, "sweeps": list[dict], "seconds": float},
+    "suggestions": dict[str, dict],
+}
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
-from ..core.manifest import MANIFEST, DamagedManifest, Sums, file_sums, manifest_text, read_manifest, sums_of_bytes
+from ..core.manifest import MANIFEST, Sums, file_sums, manifest_text, read_manifest, sums_of_bytes
 from ..core.plain_yaml import load_front_matter
 from ..core.words import counted
 from ..data.latents import is_latents_folder
-from ..training.kinds.select import components
+from ..training.kinds import components
 from ..training.record_schema import read_json
-from ..training.run_files import parts_of_pipeline
+from ..training.run_folder import parts_of_pipeline
 from .card_facts import fill
 from .records import read_record, updates_done
 
@@ -52,7 +52,7 @@ def type_of_folder(folder: Path) -> str:
     for what, marker in _MARKERS.items():
         if next(folder.glob(marker), None) is not None:
             return what
-    with suppress(DamagedManifest):  # the marker file may be lost
+    with suppress(LabError):  # the marker file may be lost
         if found := type_of_files(read_manifest(folder) or ()):
             return found
     raise LabError(

@@ -27,7 +27,7 @@ def export_toy_dataset(name: str, folder: Path, n: int = 100_000, n_test: int = 
     """
     check_draw(name, n, seed)
     check_draw(name, n_test, seed, "n_test", least=0)
-    from ..training.plots.points import plot_splits
+    from ..training.plots import plot_splits
 
     entry = TOY_DATASETS[name]
     with _written(folder, n, n_test, lambda split, size: load_toy_dataset(name, size, seed, split)) as (temporary, splits):  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ def export_image_dataset(
     if "made" not in entry.traits:
         made = ", ".join(repr(each) for each, other in IMAGE_DATASETS.items() if "made" in other.traits)
         raise LabError(f"{name!r} cannot be exported: its images come from {entry.source}. Sets that can: {made}.")
-    from ..training.plots.images import plot_samples
+    from ..training.plots import plot_samples
 
     def make(split: str, size: int) -> Any:
         return load_image_dataset(name, size, seed, split, resolution)  # type: ignore[arg-type]

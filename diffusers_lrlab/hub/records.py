@@ -8,10 +8,11 @@ from typing import Any
 
 from ..core.errors import LabError
 from ..core.files import is_plain_name
-from ..core.held import refuse_damage_in_use
+from ..core.manifest import refuse_damaged
 from ..core.options import names_where
 from ..training.config import TrainingConfig, complete_options
 from ..training.record_schema import is_number, no_number, read_checked, read_json, small
+from ..training.run_folder import RECORD
 
 _COLUMNS = ("lr", "lr_hidden", "beta1", "loss", "validation_loss", "validation_loss_ema", "grad_norm")
 _ALWAYS = {"decoding": "float", "on_divergence": "stop"}  # values of options that have left and asked for what is done now
@@ -19,7 +20,7 @@ _ALWAYS = {"decoding": "float", "on_divergence": "stop"}  # values of options th
 
 def open_run(folder: Path, reads: Callable[[str], bool]) -> dict[str, Any]:
     """The [`read_record`] of a run to use; a `LabError` if it, or a file that `reads` selects, is damaged."""
-    refuse_damage_in_use(folder, "run", reads)
+    refuse_damaged(folder, only=lambda name: name == RECORD or reads(name))
     return read_record(folder)
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import LabError, continued_by
+from ..core.errors import LabError, continued_by, warn
 from ..core.files import FULL, check_new_folder, new_folder
-from ..core.held import refuse_damaged
+from ..core.manifest import refuse_damaged
 from ..core.manifest import MANIFEST, Sums, write_manifest
 from .contents import Contents, contents_of, is_owned, type_of_files, type_of_folder, with_manifest
 from .records import check_pipeline, read_record
@@ -167,9 +167,11 @@ def _make_ready(target: Target) -> None:
 
 def _refuse_damaged(folder: Path, unfinished: bool = False) -> dict[str, Sums]:
     """The sums of the files of a folder; raises a `LabError` for damaged ones."""
-    remedy = f"`lrlab check {shlex.quote(str(folder))}` lists the damage and the remedies. Nothing was sent."
+    remedy = f"`lrlab check {shlex.quote(str(folder))}` lists the damage and the remedies. Nothing was sent"
     kind = type_of_folder(folder)
-    held = refuse_damaged(folder, kind, remedy)
+    held = refuse_damaged(folder, remedy)
+    if held.note:
+        warn(f"{str(folder)!r}: {held.note}.")
     if held.is_open and not unfinished:
         raise LabError(f"{str(folder)!r} was being written and is not finished. Hint: give the command that wrote it again.")
     if kind == "run" and (folder / "model_index.json").exists():  # without it, [`contents_of`] raises
@@ -242,7 +244,7 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None) -> Path:
             shutil.copyfile(cached / name, temporary / name)
         try:
             if (temporary / MANIFEST).exists():
-                refuse_damaged(temporary, "download", "pull again, or another --revision.", only=_is_taken)
+                refuse_damaged(temporary, "pull again, or another --revision", only=_is_taken)
             elif kind == "run":
                 read_record(temporary)
                 check_pipeline(temporary)

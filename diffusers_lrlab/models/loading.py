@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core.errors import LabError, must_be
 from ..core.files import expanded, is_plain_name, read_utf8
-from ..core.held import refuse_damage_in_use
+from ..core.manifest import refuse_damaged
 from ..core.manifest import file_sums
 
 OPTION = "--pretrained_model_name_or_path"
@@ -164,9 +164,9 @@ def _refuse_damaged(part: Path) -> dict[str, str]:
     """
     known: dict[str, str] = {}
     part = part.resolve()
-    for folder, read in ((part, ""), (part.parent, (f"{part.name}/", "model_index.json"))):
+    for folder, read in ((part, ""), (part.parent, (f"{part.name}/", "model_index.json", _RECORDS[0]))):
         if any((folder / name).is_file() for name in _RECORDS):
-            sums = refuse_damage_in_use(folder, "run", partial(_begins_with, read))
+            sums = refuse_damaged(folder, only=partial(_begins_with, read)).sums
             known |= {Path(name).name: each["sha256"] for name, each in sums.items() if (folder / name).parent == part}
     return known
 

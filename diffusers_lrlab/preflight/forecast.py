@@ -21,10 +21,9 @@ from ..core.streams import stream_generator
 from ..core.words import counted, duration
 from ..optimizers.build import optimizer_state_bytes
 from ..optimizers.timescales import scaled_learning_rate
-from ..training.pipeline import make_pipeline
-from ..training.results.base import results_of
+from ..training.pipeline import make_pipeline, sample_conditions
+from ..training.results import results_of
 from ..training.run_folder import RunFolder
-from ..training.samples import sample_conditions
 from ..training.trainer import Trainer
 from .run import run_checks
 

@@ -1,18 +1,26 @@
-"""Averages of a finished run, of any width, from its snapshots."""
+"""Averages of a finished run, of any width, from its snapshots: copies of its pipeline in which the weights are replaced.
 
+This needs neither the data nor the class of the model, so it works for all kinds of data.
+"""
+
+import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from ..averaging.posthoc import Combination, Profiles, check_target, combine
 from ..averaging.snapshots import Snapshot, profiles_of, read_snapshots
 from ..core.errors import LabError, must_be, warn
+from ..core.files import write_text
+from ..core.manifest import damage_named
 from ..hub.records import open_run, recorded_options
-from ..training.run_files import LAB, SNAPSHOTS
-from ..training.saved_pipeline import SavedPipeline
-from ..training.snapshots import identity_of
+from ..training.kinds import components
+from ..training.run_folder import LAB, SNAPSHOTS, parts_of_pipeline
 
 
 def write_average(run: Path, width: float, into: Path) -> Combination:
@@ -20,9 +28,7 @@ def write_average(run: Path, width: float, into: Path) -> Combination:
     Writes the pipeline of a run with the average of a width into an empty folder. Raises a `LabError` if the snapshots of
     the run cannot give it, and warns if they fit it poorly.
     """
-    snapshots, pipeline = run_snapshots(run), SavedPipeline.of(run)
-    for snapshot in snapshots:
-        pipeline.check(snapshot.shapes(), f"the snapshot {snapshot.folder.name} in")
+    snapshots = run_snapshots(run)
     if warning := check_target(width, [width for snapshot in snapshots for width in snapshot.sigma_rels]):
         warn(warning)
     last = snapshots[-1]
@@ -34,22 +40,42 @@ def write_average(run: Path, width: float, into: Path) -> Combination:
         snapshot.read(own, weights)
         parts.append({"update": snapshot.update, "sigma_rels": snapshot.sigma_rels, "coefficients": own})
     about = {"kind": "power_function", "sigma_rel": width, "update": last.update, "residual": found.residual}
-    pipeline.write(into, weights, {**about, "largest_coefficient": found.largest, "snapshots": parts})
+    with damage_named(run):
+        _copy_pipeline(run, into, weights)
+    about |= {"largest_coefficient": found.largest, "snapshots": parts}
+    write_text(into / "average.json", json.dumps(about, indent=2) + "\n")
     return found
 
 
+def _copy_pipeline(run: Path, into: Path, weights: dict[str, torch.Tensor]) -> None:
+    """Copies the pipeline of a run, with these weights in the files of its model."""
+    component = next((name for name in components() if (run / name).is_dir()), None)
+    if not (run / "model_index.json").is_file() or component is None:
+        raise LabError(
+            f"{str(run)!r} holds no pipeline of a run, whose weights could be replaced. Hint: let the run finish "
+            "(`lrlab train ... --resume_from_checkpoint latest`), or give the folder of another one."
+        )
+    for name in dict.fromkeys(("model_index.json", "pipeline.py", component, *parts_of_pipeline(run))):
+        if (source := run / name).exists():
+            shutil.copytree(source, into / name) if source.is_dir() else shutil.copyfile(source, into / name)
+    for path in sorted((into / component).glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
+        own = {name: weights.pop(name).to(value.dtype) for name, value in tensors.items() if name in weights}
+        save_file({**tensors, **own}, path, metadata=metadata)
+    if weights:
+        raise ValueError(f"the model has no {next(iter(weights))}, which its snapshots have")
+
+
 def run_snapshots(run: Path) -> list[Snapshot]:
-    """The snapshots of a finished run, oldest first; a `LabError` if there are none, or one is damaged or of another run."""
+    """The snapshots of a finished run, oldest first; a `LabError` if there are none, or one is damaged."""
     if (run / "spec.yaml").exists() and (run / "runs").is_dir():
         hint = "train one of its runs with `lrlab train --ema posthoc`"
         raise must_be("RUN", str(run), "the folder of a run", hint, got="that of a study")
     record = open_run(run, lambda name: not name.startswith(f"{LAB}/"))
-    snapshots = read_snapshots(run / SNAPSHOTS)
-    if not snapshots:
-        raise no_snapshots(run, record)
-    for snapshot in snapshots:
-        _check_same_run(snapshot, record, run)
-    return snapshots
+    if snapshots := read_snapshots(run / SNAPSHOTS):
+        return snapshots
+    raise no_snapshots(run, record)
 
 
 def no_snapshots(folder: Path, record: Mapping[str, Any]) -> LabError:
@@ -60,14 +86,3 @@ def no_snapshots(folder: Path, record: Mapping[str, Any]) -> LabError:
         why = "the run took some, which are not here; uploads do not include them"
         still = f"use the folder in which it was trained, or {still}"
     return LabError(f"{str(folder)!r} has no snapshots of averages ({SNAPSHOTS}/): {why}. Hint: {still}.")
-
-
-def _check_same_run(snapshot: Snapshot, record: Mapping[str, Any], folder: Path) -> None:
-    """Raises a `LabError` for a snapshot of a run with other settings."""
-    own = identity_of(recorded_options(record, str(folder)))
-    differing = [name for name, value in own.items() if name in snapshot.of and snapshot.of[name] != value]
-    if differing:
-        name = differing[0]
-        got = f"one of a run with {name}={snapshot.of[name]!r}, not {own[name]!r}"
-        hint = f"restore the run's own, or remove {snapshot.folder.name} to do without it"
-        raise must_be("the snapshot", str(snapshot.folder), f"of the run in {str(folder)!r}", hint, got=got)

@@ -1,20 +1,18 @@
 """`lrlab check`: compare a folder with the hashes in its manifests."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..core.held import held_against_manifest
-from ..core.lock import is_locked
-from ..core.manifest import MANIFEST, each_damage
+from ..core.files import is_locked
+from ..core.manifest import MANIFEST, find_damage, verify
 from ..core.words import counted
 from ..data.latents import LATENTS_FILE, ROWS_FILE, check_rows, is_latents_folder, read_latents_record
 from ..hub.contents import type_of_folder
 from ..hub.records import check_pipeline, read_log, read_record
-from ..training.run_files import RECORD, SNAPSHOTS
-from ..training.run_folder import RunFolder
+from ..training.run_folder import RECORD, RunFolder, SNAPSHOTS
 
 _LATENTS = "set of latents"
 _PARTS = ("checkpoint-*", f"{SNAPSHOTS}/*", "stacks/*", "local/*/checkpoint-*")  # folders with a manifest of their own
@@ -47,12 +45,6 @@ class Finding:
         else:
             self.whole.append(what)
 
-    def note_damage(self, what: str, damage: Iterable[str]) -> None:
-        """Notes a part as intact if there is no damage."""
-        found = list(damage)
-        self.damaged += found
-        self.whole += [] if found else [what]
-
     def as_data(self) -> dict[str, Any]:
         return {**asdict(self), "is_whole": not self.damaged}
 
@@ -72,11 +64,12 @@ def check_folder(folder: Path) -> Finding:
         if finding.kind == "run":
             _check_run(folder, finding)
         for part in sorted(path for pattern in _PARTS for path in folder.glob(pattern) if path.is_dir()):
-            finding.note_damage(part.relative_to(folder).as_posix(), each_damage(part))
-        held = held_against_manifest(folder, finding.kind)
+            damage = find_damage(part)
+            (finding.damaged if damage else finding.whole).append(damage or part.relative_to(folder).as_posix())
+        held = verify(folder)
         finding.whole += [f"{counted(len(held.sums), 'file')} of {MANIFEST}"] if held.sums else []
-        finding.damaged += held.damaged.values()
-        finding.notes += held.notes
+        finding.damaged += held.damaged
+        finding.notes += [held.note] if held.note else []
     finding.status = "being written by another process" if is_locked(folder) else finding.status
     if finding.damaged:
         whole = [path.name for path in RunFolder(folder).checkpoints() if path.name in finding.whole]

@@ -1,69 +1,42 @@
-"""`lrlab extend`: a longer run, or a cool-down, that starts from a checkpoint of another run."""
+"""`lrlab extend`: a longer run, or a cool-down, that starts from a checkpoint of another run.
+
+The new run resumes from the checkpoint of the other one into a folder of its own, where the same command continues it.
+"""
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import LabError, continued_by, is_first_process, must_be, printable
-from ..core.files import folder_beside
-from ..core.lock import is_locked, remove_leftovers_if_free
+import numpy as np
+
+from ..core.environment import launch_command
+from ..core.errors import LabError, continued_by, did_you_mean, is_first_process, must_be, printable, warn
+from ..core.files import folder_beside, is_locked
+from ..core.manifest import find_damage
 from ..core.options import names_where
 from ..core.ranges import Range
 from ..core.signatures import checked
 from ..core.words import counted
+from ..data.layout import BatchLayout
+from ..hub.recorded_options import recorded_options
+from ..hub.records import open_run
 from ..schedules.expected import RunCurve, agreeing_updates
 from ..schedules.registries import COOLDOWNS
 from ..training.config import ResolvedConfig, TrainingConfig
+from ..training.plan import updates_between_validations
 from ..training.resolve import resolve_config
-from ..training.resume import OtherSettings
-from ..training.run_folder import RunFolder
-from .hand_over import hand_over
-from .parent import Parent, read_parent
+from ..training.resolve_timesteps import objective_spec
+from ..training.resume import read_state
+from ..training.run_folder import LAB, RunFolder, checkpoint_update
 
 DECAY = "1-sqrt"  # of a run whose schedule has no cool-down of its own
-
-
-@dataclass(frozen=True)
-class Child:
-    """A run that takes the state of another run after the update `at`, and continues with its own curve."""
-
-    parent: Parent
-    at: int
-    curve: RunCurve
-    output_dir: Path
-
-    @property
-    def config(self) -> ResolvedConfig:
-        return resolve_config(TrainingConfig(**self.parent.options_of(self.curve, self.output_dir)))
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The entry `parent` of `run.json`."""
-        parent = self.parent
-        return {
-            "folder": str(parent.folder.path),
-            "git_commit": parent.record["meta"].get("git_commit"),
-            "version": parent.record["meta"]["versions"].get("diffusers_lrlab"),
-            "update": self.at,
-            "num_updates": parent.num_updates,
-            "schedule": parent.curve.text,
-        }
-
-    def exists(self) -> bool:
-        """Whether the folder holds this run; raises a `LabError` if it holds anything else."""
-        if not self.output_dir.exists() or (self.output_dir.is_dir() and not any(self.output_dir.iterdir())):
-            return False
-        record = RunFolder(self.output_dir).read_record()
-        found = record.get("run", {}).get("parent") or {}
-        if {**found, "folder": ""} != {**self.facts, "folder": ""} or _compared(record["config"]) != _compared(
-            self.config.to_dict()
-        ):
-            raise LabError(f"--out {str(self.output_dir)!r} holds something else. Hint: give a new folder.")
-        return True
+# Options of this start of a run that a run which continues from it keeps, besides those that repeat it.
+_KEPT = ("plugins", "logger", "logging_dir")
+_NUM_COMPARED = 33  # densities of timesteps, over a run
 
 
 @checked
@@ -108,15 +81,48 @@ def extend(
         curve = _cooled_down(parent, at, cooldown, decay)
     else:
         at, curve = _longer(parent, int(max_train_steps or 0))
-    child = Child(parent, at, curve, Path(output_dir or folder_beside(path, f"-{curve.num_updates}")))
-    return _train(child, dry_run)
+    parent.check_timesteps(curve.num_updates, at)
+    folder = RunFolder(Path(output_dir or folder_beside(path, f"-{curve.num_updates}")))
+    exists = _holds_child(folder, parent.facts(at))
+    if is_first_process():
+        sys.stdout.write(printable(_described(parent, at, curve, folder.path)) + "\n")
+        sys.stdout.flush()
+    if not dry_run and not (exists and folder.is_finished()):
+        _train(parent, at, curve, folder)
+    return None if dry_run else folder.path
+
+
+def _train(parent: Parent, at: int, curve: RunCurve, folder: RunFolder) -> None:
+    from .train import Start, run_training
+
+    options = parent.options_of(curve, folder.path)
+    if folder.checkpoints():
+        options["resume_from_checkpoint"] = "latest"
+    else:  # of a run that was killed before its first checkpoint, if any
+        options["overwrite_output_dir"] = True
+    begun = {"parent": parent.facts(at), "command": launch_command() or "lrlab extend"}
+    begun["program_registrations"] = parent.record["run"].get("program_registrations", [])
+    with continued_by("give the same command again"):
+        run_training(TrainingConfig(**options), Start(parent.checkpoints[at], {**parent.record, "run": begun}))
+
+
+def _holds_child(folder: RunFolder, facts: dict[str, Any]) -> bool:
+    """Whether the folder holds a run that started from there; raises a `LabError` if it holds anything else."""
+    path = folder.path
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return False
+    found = folder.read_record().get("run", {}).get("parent") or {}
+    if {**found, "folder": ""} != {**facts, "folder": ""}:
+        raise LabError(f"--out {str(path)!r} holds something else. Hint: give a new folder.")
+    return True
 
 
 def _longer(parent: Parent, num_updates: int) -> tuple[int, RunCurve]:
     """The newest checkpoint up to which the schedule has the same rates over another length, and its curve there."""
-    if num_updates <= parent.newest:
-        hint = f"it counts from the start of the run, and its newest checkpoint has done {counted(parent.newest, 'update')}"
-        raise must_be("--max_train_steps", num_updates, f"more than {parent.newest}", hint)
+    newest = max(parent.checkpoints)
+    if num_updates <= newest:
+        hint = f"it counts from the start of the run, and its newest checkpoint has done {counted(newest, 'update')}"
+        raise must_be("--max_train_steps", num_updates, f"more than {newest}", hint)
     curve, longer = parent.curve, parent.curve.lasting(num_updates)
     agree = agreeing_updates(curve, longer)
     if equal := [update for update in sorted(parent.checkpoints) if update <= agree]:
@@ -148,64 +154,119 @@ def _cooled_down(parent: Parent, at: int, cooldown: int | None, decay: str | Non
     return branch
 
 
-def _train(child: Child, dry_run: bool) -> Path | None:
-    """Announces a run that continues from another run, makes its folder unless it exists, and trains it to its end."""
-    from .train import run_training
-
-    parent, folder = child.parent, child.output_dir
-    if is_locked(parent.folder.path):
-        raise LabError(f"{str(parent.folder.path)!r} is being written by another process. Wait for it, or stop it.")
-    if (processes := parent.state["num_processes"]) > 1:
-        raise LabError(
-            f"{str(parent.folder.path)!r} was trained by {counted(processes, 'process')}, and this command trains with one. "
-            "Hint: start a run of the new length and schedule by `accelerate launch`."
-        )
-    parent.check_timesteps(child.curve.num_updates, child.at)
-    exists = child.exists()
-    if is_first_process():
-        _say(describe_child(child))
-    if dry_run:
-        return None
-    if exists and RunFolder(folder).is_finished():
-        remove_leftovers_if_free(folder)
-        _say(f"It is finished: {folder}")
-        return folder
-    if not exists:
-        hand_over(parent, child.at, child.curve, child.config, child.facts, folder)
-    try:
-        with continued_by("give the same command again"):
-            run_training(TrainingConfig(**parent.options_of(child.curve, folder), resume_from_checkpoint="latest"))
-    except OtherSettings as error:
-        if error.names != ["data"]:
-            raise
-        raise LabError(
-            f"The data of {str(parent.folder.path)!r} have changed since it was trained, so its order of samples cannot "
-            f"continue. Hint: restore the data, then repeat the command, which continues in {str(folder)!r}."
-        ) from None
-    return folder
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(printable(text) + "\n")
-    sys.stdout.flush()
-
-
-def describe_child(child: Child) -> str:
-    """The announcement: where a run starts, what it equals, and its curve."""
-    curve, at, parent = child.curve, child.at, child.parent
-    again = min(parent.newest, curve.num_updates) - at
-    same = parent.curve.schedule == curve.schedule
-    repeated = f", of which the run has already done {again}" if same and again > 0 else ""
+def _described(parent: Parent, at: int, curve: RunCurve, out: Path) -> str:
+    """Where a run starts, what it equals, and its curve."""
     lines = {
         "starts from": f"checkpoint-{at} of {parent.folder.path} ({counted(parent.num_updates, 'update')})",
         "equals": f"a run with {curve.text!r} over {counted(curve.num_updates, 'update')} from its start, to the bit",
         "learning rate": curve.in_words(at),
-        "work": f"{counted(curve.num_updates - at, 'update')}{repeated}, in {child.output_dir}",
+        "work": f"{counted(curve.num_updates - at, 'update')}, in {out}",
     }
     return "\n".join(f"{name:>13}  {text}" for name, text in lines.items())
 
 
-def _compared(config: dict[str, Any]) -> dict[str, Any]:
-    """The options that make another run."""
-    fixed = names_where(TrainingConfig, may_change_on_resume=False)
-    return json.loads(json.dumps({name: config.get(name) for name in fixed}))
+@dataclass(frozen=True)
+class Parent:
+    """A run to continue from."""
+
+    folder: RunFolder
+    record: dict[str, Any]
+    state: dict[str, Any]  # `trainer.json` of its newest intact checkpoint
+    checkpoints: dict[int, Path]  # intact ones by update, in order
+    config: ResolvedConfig
+
+    @property
+    def num_updates(self) -> int:
+        """Its length."""
+        return self.state["num_updates"]
+
+    def facts(self, at: int) -> dict[str, Any]:
+        """The entry `parent` of the record of a run that starts from the checkpoint at an update."""
+        return {
+            "folder": str(self.folder.path),
+            "git_commit": self.record["meta"].get("git_commit"),
+            "version": self.record["meta"]["versions"].get("diffusers_lrlab"),
+            "update": at,
+            "num_updates": self.num_updates,
+            "schedule": self.curve.text,
+        }
+
+    @cached_property
+    def curve(self) -> RunCurve:
+        batch = self.state["global_batch"]
+        schedule, peak = self.config.schedule_for(batch), self.config.peak_learning_rate(batch)
+        if schedule.follows_metric:
+            raise LabError(
+                f"{str(self.folder.path)!r}: the schedule {self.config.lr_scheduler!r} follows the validation loss, so its "
+                "rates over another length are not known in advance. Hint: train with a schedule of the clock, such as "
+                "constant_with_warmup or warmup_stable_decay."
+            )
+        warmup = self.record["train"]["warmup_updates"]
+        return RunCurve(schedule, peak, self.config.start_momentum, warmup, self.num_updates)
+
+    def options_of(self, curve: RunCurve, output_dir: Path) -> dict[str, Any]:
+        """
+        The options of a run with another curve. What depends on the length, such as a warm-up of 5 %, stays as it was; so
+        the same options start a run that is equal from its beginning.
+        """
+        names = (*names_where(TrainingConfig, is_repeated=True), *_KEPT)
+        options = {name: getattr(self.config, name) for name in names}
+        layout = BatchLayout(self.config.train_batch_size, self.config.gradient_accumulation_steps, 1, 0)
+        num_held_out = self.record["train"]["num_held_out_images"]
+        every = updates_between_validations(self.config, layout, self.num_updates, num_held_out)
+        if (curve.schedule.name, curve.schedule.kwargs) != (self.curve.schedule.name, self.curve.schedule.kwargs):
+            given = {key: value for key, value in curve.schedule.kwargs.items() if value is not None}
+            options |= {"lr_scheduler": curve.schedule.name, "lr_scheduler_kwargs": given}
+        return options | {
+            "max_train_steps": curve.num_updates,
+            "num_epochs": None,
+            "lr_warmup_steps": float(curve.warmup_updates),
+            "validation_steps": every if num_held_out else self.config.validation_steps,
+            "output_dir": str(output_dir),
+        }
+
+    def check_timesteps(self, num_updates: int, at: int) -> None:
+        """Raises a `LabError` if a curriculum of timesteps would differ in a run of this length."""
+        spec = objective_spec(self.config)
+        process = spec.make_process()
+        samplers = [spec.make_sampler(process, num) for num in (self.num_updates, num_updates)]
+        if not samplers[0].moves:
+            return
+        updates = np.unique(np.linspace(0, max(at - 1, 0), _NUM_COMPARED).astype(int))
+        if any(not samplers[0].probabilities(int(n)).equal(samplers[1].probabilities(int(n))) for n in updates):
+            raise LabError(
+                f"--timestep_sampler {self.config.timestep_sampler}: its curriculum follows the length of the run, which "
+                f"was {counted(self.num_updates, 'update')}. With {num_updates}, the timesteps before update {at} would "
+                "come from a different density. Hint: start a run of the new length."
+            )
+
+
+def read_parent(path: Path) -> Parent:
+    """The run in a folder; raises a `LabError` if no other run can continue from it."""
+    if not path.is_dir():
+        hint = did_you_mean(str(path), (str(record.parents[1]) for record in path.parent.glob("*/lrlab/run.json")))
+        hint = hint or "give the --output_dir of `lrlab train`"
+        raise must_be("RUN", str(path), "the folder of a run", hint.strip(), got="a name that no folder has")
+    if is_locked(path):
+        raise LabError(f"{str(path)!r} is being written by another process. Wait for it, or stop it.")
+    record, folder = open_run(path, lambda name: name.startswith(f"{LAB}/")), RunFolder(path)
+    found = {checkpoint: find_damage(checkpoint) for checkpoint in folder.checkpoints()}
+    for damage in filter(None, found.values()):
+        warn(f"{damage}. This checkpoint is not used.")
+    checkpoints = {checkpoint_update(checkpoint): checkpoint for checkpoint, damage in found.items() if damage is None}
+    if not checkpoints:
+        raise LabError(
+            f"{str(path)!r} has no {'intact ' if found else ''}checkpoint to continue from: the weights alone lack the "
+            "state of the optimizer and of the clock. Hint: keep the checkpoint-N folders of a run, or start from its "
+            "weights with --pretrained_model_name_or_path."
+        )
+    state = read_state(checkpoints[max(checkpoints)])
+    if state["num_processes"] > 1:
+        raise LabError(
+            f"{str(path)!r} was trained by {counted(state['num_processes'], 'process')}, and this command trains with one. "
+            "Hint: start a run of the new length and schedule by `accelerate launch`."
+        )
+    options = recorded_options(record, str(path), state["config"], repeated=True, also=_KEPT)
+    if options.get("max_train_steps") is not None:
+        options.pop("num_epochs", None)
+    return Parent(folder, record, state, checkpoints, resolve_config(TrainingConfig(**options | {"output_dir": str(path)})))

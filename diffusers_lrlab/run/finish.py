@@ -8,7 +8,7 @@ from PIL import Image
 
 from ..core.errors import warn
 from ..training.pipeline import pipeline_name
-from ..training.results.base import results_of
+from ..training.results import results_of
 from ..training.trackers import log_images
 from ..training.trainer import Trainer
 from .record import training_figures
@@ -42,7 +42,7 @@ def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
 
     from ..diagnostics.plot import plot_timesteps
     from ..hub.card import write_model_card
-    from ..training.plots.run import plot_losses, plot_lr
+    from ..training.plots import plot_losses, plot_lr
 
     plot_losses(rows, folder.lab / "loss.png")
     plot_lr(rows, run.plan, folder.lab / "lr.png")

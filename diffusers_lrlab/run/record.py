@@ -1,26 +1,21 @@
 """`run.json`: the request, the environment and the outcome of a run."""
 
-import json
-import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 
 from ..core.environment import describe_environment, launch_command, peak_memory_mb
-from ..core.errors import DiskFull, Interrupted, LabError, shortened, warn
+from ..core.errors import Interrupted, LabError, warn
 from ..core.words import counted
 from ..optimizers.timescales import half_life_of
 from ..training.config import TrainingConfig
 from ..training.explicit_options import as_call, as_command, program_registrations
 from ..training.plan import Plan
 from ..training.trainer import Trainer
-
-_ROOM = 64 * 1024  # bytes, several times the size of a record
 
 
 def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, previous: dict[str, Any]) -> dict[str, Any]:
@@ -117,12 +112,8 @@ def never_began(plan: Plan) -> str:
 
 @contextmanager
 def recorded(trainer: Trainer, record: dict[str, Any]) -> Iterator[None]:
-    """Writes the outcome of the run in this block into its record, also on a full disk."""
+    """Writes the outcome of the run in this block into its record."""
     started = time.perf_counter()
-    room = trainer.folder.lab / ".tmp-lrlab-room-for-the-record"
-    if trainer.folder.is_writer:
-        with suppress(OSError):  # a run that cannot write will soon end with that error
-            room.write_bytes(os.urandom(_ROOM))
     try:
         yield
         record["run"]["status"] = "finished"
@@ -141,57 +132,26 @@ def recorded(trainer: Trainer, record: dict[str, Any]) -> Iterator[None]:
         record["run"]["seconds"] += time.perf_counter() - started
         record["train"] |= training_figures(trainer)
         try:
-            _write_end(trainer, record, room)
+            _write_end(trainer, record)
         except LabError:
             # An error of the disk must not hide the one that ended the run.
             if is_whole:
                 raise
 
 
-def make_writable(record: dict[str, Any], inside: str = "") -> list[str]:
-    """Replaces values that JSON cannot hold by texts, so that a record is always written; returns their names."""
-    found = []
-    for name, value in list(record.items()):
-        where = f"{inside}{name}"
-        if not isinstance(name, str):
-            record[str(name)] = record.pop(name)
-        if isinstance(value, dict):
-            found += make_writable(value, f"{where}.")
-            continue
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError, RecursionError):
-            record[str(name)] = shortened(repr(value))
-            found.append(where)
-    return found
-
-
-def _write_end(trainer: Trainer, record: dict[str, Any], room: Path) -> None:
-    """Writes the log by noise level, the manifest and, last, the record, for which `room` is released if need be."""
-    problem: LabError | None = None
+def _write_end(trainer: Trainer, record: dict[str, Any]) -> None:
+    """Writes the log by noise level, the record and, last, the manifest of a finished run."""
+    folder, state = trainer.folder, record["run"]
     try:
-        if trainer.folder.is_writer:
-            trainer.folder.check_log()
+        folder.check_there()
         if (observer := trainer.log.observer) is not None:
             record["train"]["loss_spikes"] = observer.log.num_spikes
             observer.write()
-        if names := make_writable(record):
-            raise LabError(f"JSON cannot hold {', '.join(names)}, which the record has as text instead.")
-        if record["run"]["status"] == "finished":
-            trainer.folder.write_manifest(record)
+        folder.write_record(record)
+        if state["status"] == "finished":
+            folder.write_manifest()
     except LabError as error:
-        problem = error
-        make_writable(record)
-        if record["run"]["status"] == "finished":
-            record["run"] |= {"status": "failed", "error": str(error)}
-    try:
-        trainer.folder.write_record(record)
-    except DiskFull:
-        with suppress(OSError):
-            room.unlink()
-        trainer.folder.write_record(record)
-    finally:
-        with suppress(OSError):
-            room.unlink()
-    if problem is not None:
-        raise problem
+        if state["status"] == "finished":
+            state |= {"status": "failed", "error": str(error)}
+            folder.write_record(record)
+        raise

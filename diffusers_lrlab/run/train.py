@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,10 +47,18 @@ def train(config: TrainingConfig) -> Path | None:
         return run_training(config)
 
 
+@dataclass(frozen=True)
+class Start:
+    """A checkpoint of another run, from which a run starts."""
+
+    checkpoint: Path
+    record: dict[str, Any]  # what the record of the new run takes over
+
+
 @continued_by("give the same command again with --resume_from_checkpoint latest")
 @registered_code_located()
-def run_training(config: TrainingConfig) -> Path | None:
-    """[`train`] with errors that name flags."""
+def run_training(config: TrainingConfig, start: Start | None = None) -> Path | None:
+    """[`train`] with errors that name flags, perhaps from a checkpoint of another run."""
     resolved = resolve_and_check(config)
     with locked_folder(resolved), system_errors_explained():
         # All processes look before any writes: building the Accelerator synchronizes them.
@@ -58,7 +67,8 @@ def run_training(config: TrainingConfig) -> Path | None:
             from ..hub.transfer import check_can_push
 
             resolved = dataclasses.replace(resolved, hub_model_id=check_can_push(resolved))
-        plan, data, accelerator = prepare_resolved(resolved, checkpoint)
+        begins_at = start.checkpoint if checkpoint is None and start is not None else checkpoint
+        plan, data, accelerator = prepare_resolved(resolved, begins_at)
         check_agreed(checkpoint, resolved)
         found = None
         if resolved.auto_learning_rate and not resolved.dry_run:
@@ -75,7 +85,8 @@ def run_training(config: TrainingConfig) -> Path | None:
                 accelerator.print(text, flush=True)
             return None
         folder = _open_folder(plan.config, checkpoint, found, accelerator)
-        _train_and_record(config, plan, data, accelerator, folder, checkpoint)
+        previous = folder.read_record() if checkpoint is not None else {} if start is None else start.record
+        _train_and_record(config, plan, data, accelerator, folder, begins_at, previous)
         if resolved.push_to_hub and accelerator.is_main_process:
             from ..hub.transfer import push_run
 
@@ -105,6 +116,7 @@ def _train_and_record(
     accelerator: Accelerator,
     folder: RunFolder,
     checkpoint: Path | None,
+    previous: dict[str, Any],
 ) -> None:
     """Does all updates and finishes the run; `run.json` records the outcome."""
     from ..optimizers.build import optimizer_parts, untrained_in_words
@@ -114,7 +126,6 @@ def _train_and_record(
     from .finish import finish_run
     from .record import never_began, recorded, start_record, warn_of_changed_plugins
 
-    previous = folder.read_record() if checkpoint is not None else {}
     trainer = Trainer(plan, data, accelerator, folder)
     if checkpoint is not None:
         trainer.resume(checkpoint)

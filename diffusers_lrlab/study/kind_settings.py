@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..training.config import ResolvedConfig, TrainingConfig
+from ..training.kinds import kind_of
 from ..training.kinds.base import row_for
-from ..training.kinds.select import kind_of
 
 
 @dataclass(frozen=True)

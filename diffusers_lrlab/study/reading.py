@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError
-from ..core.held import damage_named, refuse_damage_in_use, refuse_damaged
-from ..core.manifest import open_manifest
+from ..core.manifest import damage_named, open_manifest, refuse_damaged
 from ..core.plugins import names_code
 from ..core.signatures import checked
 from .analysis.runs_table import RUNS_TABLE, read_runs, read_table, runs_as_table, write_runs
@@ -49,7 +48,7 @@ def read_study(folder: str | Path) -> pandas.DataFrame:
     if table.exists():
         written = table.stat().st_mtime_ns
         if not any(file.stat().st_mtime_ns > written for file in (study.path / "runs").glob("[!.]*.json")):
-            refuse_damage_in_use(study.path, "study", lambda name: name == RUNS_TABLE)
+            refuse_damaged(study.path, only=lambda name: name in ("summary.json", RUNS_TABLE))
             return read_table(study.path).to_pandas()
     saved, _ = study.read_spec()
     tuning, compared = runs_of(spec_from_dict(saved, study.path), study)
@@ -75,14 +74,12 @@ def report_study(out: Path) -> Path:
         spec = spec_from_dict(saved, folder.path)
     if is_card:
         # Its summary and report are rewritten.
-        refuse_damaged(
-            out, "study", "download the card again.", only=lambda name: not name.startswith(("summary.", "report/"))
-        )
+        refuse_damaged(out, "download the card again", only=lambda name: not name.startswith(("summary.", "report/")))
     else:
-        again = "give the command of the study again, which repeats damaged runs."
-        refuse_damaged(out, "study", again, only=lambda name: name == "spec.yaml" or name.startswith("runs/"))
+        again = "give the command of the study again, which repeats damaged runs"
+        refuse_damaged(out, again, only=lambda name: name == "spec.yaml" or name.startswith("runs/"))
     if is_card and (out / RUNS_TABLE).exists():
-        with folder.locked(), damage_named(out, "study"):
+        with folder.locked(), damage_named(out):
             results, notes = read_runs(out)
             return _write_results(spec, results, notes, folder, StudyProgress(), command)
     if is_card and (out / "summary.json").exists():

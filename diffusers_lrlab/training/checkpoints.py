@@ -1,64 +1,133 @@
-"""Contents of a checkpoint: everything that an exact resume needs, in the formats of diffusers and accelerate.
+"""Checkpoints: everything that an exact resume needs, copied to the host between two updates and written by a thread.
 
-    checkpoint-500/unet/             raw weights, for from_pretrained of the model's class (denoiser/ for points)
-    checkpoint-500/unet_ema/         their moving average and its state; further ones in unet_ema_2/, ...
-    checkpoint-500/optimizer.bin     as accelerate saves it
-    checkpoint-500/random_states_RANK.json   of the global generators of each process
-    checkpoint-500/trainer.json      clock, schedule, configuration, data fingerprint
-    checkpoint-500/timesteps.safetensors   sums of losses by noise level, and the state of samplers that follow losses
-    checkpoint-500/timesteps.parquet rows of losses by noise level so far
-    checkpoint-500/manifest.json     sizes and SHA-256 of all files, written last
+    checkpoint-500/unet/               raw weights, for from_pretrained of the model's class (denoiser/ for points)
+    checkpoint-500/unet_ema/           their moving average; those of further widths in unet_ema_2/, ...
+    checkpoint-500/state.pt            state of each part: optimizer, sampler, log, ..., and of the random generators
+    checkpoint-500/trainer.json        clock, configuration, and facts about model and data
+    checkpoint-500/timesteps.parquet   rows of losses by noise level so far
+    checkpoint-500/manifest.json       sizes and SHA-256 of all files, written last
 
-Noise, timesteps and data order need no state: they are functions of seed and update (see `streams.py`), except in samplers
-that follow the losses.
+Noise, timesteps and data order need no state: they are functions of seed and update (see `core/streams.py`), except in
+samplers that follow the losses. The same holds for the schedules that follow the clock.
 """
 
 import copy
 import json
 import shutil
-from dataclasses import dataclass
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import OPTIMIZER_NAME, SCALER_NAME, gather_object, set_seed
-from diffusers.training_utils import EMAModel
-from safetensors.torch import load_file, save_file
+from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from torch.utils._pytree import tree_leaves
+from typing_extensions import Self
 
-from ..averaging.averages import EMA, without_config_warnings
-from ..core.files import atomic_file, write_text
+from ..core.errors import LabError, how_to_continue
+from ..core.files import atomic_file, atomic_folder, remove, write_text
 from ..core.manifest import write_manifest
 from ..core.random_states import random_states, restore_random_states
 from ..core.streams import stream_seed
 from ..data.streams import ShardedStream
 from ..diagnostics.timestep_log import write_timesteps
-from .compiling import compile_backend
+from .config import ResolvedConfig
 from .resume import check_same_run, read_state
-from .run_folder import RunFolder
+from .run_folder import RunFolder, checkpoint_update, is_checkpoint
 from .run_state import RunState
+from .stepping import compile_backend
 
-_TENSORS = "timesteps.safetensors"
-_OWNERS = ("objective", "observer")  # of these tensors
+_STATE = "state.pt"
 
 
-def register_model_format(accelerator: Accelerator, component: str) -> Any:
+class CheckpointWriter:
     """
-    Makes `accelerator.load_state` read the model from a diffusers folder `component` instead of a bare state dict, until
-    `remove()` of the returned hook.
+    Writes checkpoints, one at a time, in a thread of the main process; all processes call the same methods.
+
+    Errors of the thread are raised by the next call. A `with` block waits at its end for the checkpoint being written.
     """
 
-    def load(models: list[Any], folder: str) -> None:
-        model = accelerator.unwrap_model(models.pop(), keep_torch_compile=False)
-        with without_config_warnings():
-            saved = type(model).from_pretrained(folder, subfolder=component)
-        model.load_state_dict(saved.state_dict())
+    def __init__(self, accelerator: Accelerator, config: ResolvedConfig, folder: RunFolder):
+        self.accelerator, self.config, self.folder = accelerator, config, folder
+        self._begun_at = time.monotonic()
+        self._pending: Future[None] | None = None
 
-    return accelerator.register_load_state_pre_hook(load)
+    def __enter__(self) -> Self:
+        self._begun_at = time.monotonic()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        with suppress(*(() if kind is None else (Exception,))):  # must not hide the error that ended the run
+            self._wait()
+
+    def is_due(self) -> bool:
+        """Whether enough time has passed since the last checkpoint or the start."""
+        if not self.config.checkpointing_min_seconds:
+            return True
+        values = [time.monotonic() - self._begun_at >= self.config.checkpointing_min_seconds]
+        broadcast_object_list(values)
+        return values[0]
+
+    def begin(self, run: RunState, parts: dict[str, Any], rows: Any = None) -> Path:
+        """
+        Starts writing `checkpoint-<update>` between two updates, once the previous one is finished. It appears atomically,
+        and then the oldest are removed. The state of further `parts` and `rows` of losses by noise level are saved, too.
+        """
+        self._wait()
+        path = self.folder.path / f"checkpoint-{run.update}"
+        states = gather_object([random_states()])
+        parts = parts | {"run": run.state_dict(), "random_states": states}
+        self._begun_at = time.monotonic()
+        if self.accelerator.is_main_process:
+            scaler = self.accelerator.scaler
+            parts |= {"optimizer": run.optimizer.state_dict(), **({} if scaler is None else {"scaler": scaler.state_dict()})}
+            models = {run.component: _with_weights(run.model, {})}
+            names = [name for name, _ in run.model.named_parameters()]
+            for average, name in zip(run.averages, average_folders(run), strict=True):
+                models[name] = _with_weights(run.model, dict(zip(names, average.shadow_params, strict=True)))
+            facts = {"update": run.update, "config": run.config.to_dict(), **facts_of(self.accelerator, run)}
+            facts |= {"num_updates": run.plan.num_updates, "num_processes": self.accelerator.num_processes}
+            facts |= {"log_rows": self.folder.count_rows()}
+            executor = ThreadPoolExecutor(1, "write checkpoint")
+            self._pending = executor.submit(self._write, path, models, on_host(parts), facts, rows)
+            executor.shutdown(wait=False)
+        return path
+
+    def finish(self) -> None:
+        """Waits, with all processes, until the last checkpoint is written."""
+        self._wait()
+        self.accelerator.wait_for_everyone()
+
+    def check(self) -> None:
+        """Raises an error of the thread, if there was one."""
+        if self._pending is not None and self._pending.done():
+            self._wait()
+
+    def _wait(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def _write(self, path: Path, models: dict[str, Any], parts: dict[str, Any], facts: dict[str, Any], rows: Any) -> None:
+        folder = self.folder
+        if path.is_dir() and any(path.iterdir()) and not is_checkpoint(path):
+            raise LabError(f"{str(path)!r} is not a checkpoint of a run. Hint: move it away, then {how_to_continue()}.")
+        with atomic_folder(path) as temporary:
+            for name, model in models.items():
+                model.save_pretrained(temporary / name)
+            torch.save(parts, temporary / _STATE)
+            if rows is not None:
+                write_timesteps(rows, folder.timesteps_file)
+                shutil.copyfile(folder.timesteps_file, temporary / folder.timesteps_file.name)
+            write_text(temporary / "trainer.json", json.dumps(facts, indent=2))
+            write_manifest(temporary)
+            folder.check_there()  # other files recreate folders
+        remove_old_checkpoints(folder, self.config)
 
 
-def _facts(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
+def facts_of(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
     """Facts that must be equal in a checkpoint and the run that resumes from it, besides the configuration."""
     plan, data = run.plan, run.data
     stream = {"stream": data.train.facts} if isinstance(data.train, ShardedStream) else {}
@@ -68,7 +137,6 @@ def _facts(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
     return {
         **encoded,
         "global_batch": plan.layout.global_batch,
-        "num_updates": plan.num_updates,
         "mixed_precision": accelerator.mixed_precision,
         "compile": compile_backend(accelerator),
         "model": plan.model_config,
@@ -93,119 +161,65 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _with_weights(model: Any, weights: dict[str, torch.Tensor]) -> Any:
-    """A copy of a model for `save_pretrained`, with a copy of other weights."""
-    held, weights = copy.copy(model), on_host(weights)
+    """A copy of a model for `save_pretrained`, with a copy of its weights in which some are replaced."""
+    held, weights = copy.copy(model), on_host(model.state_dict() | weights)
     held.state_dict = lambda: weights
     return held
 
 
-@dataclass(frozen=True)
-class Contents:
-    """The contents of a checkpoint, copied to the host between two updates."""
-
-    models: dict[str, Any]  # by folder
-    states: dict[str, Any]  # for `torch.save`, by file
-    tensors: dict[str, torch.Tensor]
-    random_states: list[dict[str, Any]]  # of each process
-    trainer: dict[str, Any]
-    log_size: int
-    rows: Any  # of losses by noise level, if they are logged
-
-    def write(self, into: Path, folder: RunFolder) -> None:
-        for name, model in self.models.items():
-            model.save_pretrained(into / name)
-        for name, state in self.states.items():
-            torch.save(state, into / name)
-        for rank, states in enumerate(self.random_states):
-            write_text(_states_file(into, rank), json.dumps(states))
-        save_file({key: value.contiguous() for key, value in self.tensors.items()}, into / _TENSORS)
-        if self.rows is not None:
-            write_timesteps(self.rows, folder.timesteps_file)
-            shutil.copyfile(folder.timesteps_file, into / folder.timesteps_file.name)
-        # Last, since the other files recreate folders: the folder of the run may have been removed meanwhile.
-        write_text(into / "trainer.json", json.dumps({**self.trainer, "log": folder.log_sums(self.log_size)}, indent=2))
-        write_manifest(into)
-        folder.check_there()
-
-
-def contents_of(accelerator: Accelerator, run: RunState, more: dict[str, Any], folder: RunFolder, rows: Any) -> Contents:
-    """A copy of the state of a run and of `more` state; all processes call this."""
-    state = run.state_dict() | more
-    parts = {owner: state.pop(owner, {}) for owner in _OWNERS}
-    facts = {"config": run.config.to_dict(), **_facts(accelerator, run), "num_processes": run.plan.layout.num_processes}
-    models, states = {}, {}
-    if accelerator.is_main_process:
-        models[run.component] = _with_weights(run.model, run.model.state_dict())
-        for average, name in zip(run.averages, _average_folders(run), strict=True):
-            models[name] = average_as_model(run.model, average)
-        states[f"{OPTIMIZER_NAME}.bin"] = on_host(run.optimizer.state_dict())
-        if accelerator.scaler is not None:
-            states[SCALER_NAME] = on_host(accelerator.scaler.state_dict())
-    return Contents(
-        models,
-        states,
-        on_host({f"{owner}.{key}": value for owner, part in parts.items() for key, value in part.items()}),
-        gather_object([random_states()]),
-        on_host({**facts, **state}),
-        folder.log_size(),
-        rows,
-    )
-
-
-def _average_folders(run: RunState) -> list[str]:
+def average_folders(run: RunState) -> list[str]:
     """The folders of the averages of a run in a checkpoint."""
     return [f"{run.component}_ema" + (f"_{number}" if number > 1 else "") for number in range(1, len(run.averages) + 1)]
 
 
-def average_as_model(model: Any, average: EMA) -> Any:
-    """The model that `EMAModel.save_pretrained` would save, without drawing random numbers."""
-    state = average.state_dict()
-    own = {key: value for key, value in state.items() if key != "shadow_params"}
-    names = [name for name, _ in model.named_parameters()]
-    held = _with_weights(model, model.state_dict() | dict(zip(names, state["shadow_params"], strict=True)))
-    held.register_to_config(**own)
-    return held
-
-
-def _states_file(folder: Path, rank: int) -> Path:
-    return folder / f"random_states_{rank}.json"
-
-
 def load_checkpoint(accelerator: Accelerator, run: RunState, path: Path, folder: RunFolder) -> dict[str, Any]:
     """
-    Restores a run and its folder from a checkpoint, and returns the saved state. Raises a `LabError` if the checkpoint
-    belongs to another run.
+    Restores a run and its folder from a checkpoint, and returns the state of the further parts. Raises a `LabError` if the
+    checkpoint belongs to another run.
     """
-    state: dict[str, Any] = read_state(path)
-    check_same_run(state, _facts(accelerator, run), path)
-    for average, name in zip(run.averages, _average_folders(run), strict=True):
-        load_average(average, run.model, path / name)
-    accelerator.load_state(str(path))
+    facts = read_state(path)
+    if not (path / _STATE).exists():
+        raise LabError(f"{str(path)!r} was written by another version of diffusers_lrlab. Hint: resume with that version.")
+    check_same_run(facts, facts_of(accelerator, run), path)
+    parts = torch.load(path / _STATE, weights_only=True, map_location="cpu")
+    for average, name in zip(run.averages, average_folders(run), strict=True):
+        weights = _saved_weights(run, path / name)
+        average.load_state_dict({"shadow_params": [weights[name] for name, _ in run.model.named_parameters()]})
+    run.model.load_state_dict(_saved_weights(run, path / run.component))
+    run.optimizer.load_state_dict(parts["optimizer"])
+    if accelerator.scaler is not None:
+        accelerator.scaler.load_state_dict(parts["scaler"])
     # Random states last: building a model, as diffusers does for the weights, draws from them.
-    if state["num_processes"] != accelerator.num_processes:
+    if facts["num_processes"] != accelerator.num_processes:
         # Each process had its own random numbers, from which dropout alone draws.
-        set_seed(stream_seed(run.config.seed, "dropout", accelerator.process_index, state["update"]) % 2**32)
+        set_seed(stream_seed(run.config.seed, "dropout", accelerator.process_index, facts["update"]) % 2**32)
     else:
-        states = _states_file(path, accelerator.process_index).read_text(encoding="utf-8")
-        restore_random_states(json.loads(states))
-    # accelerate also restores a count of micro-batches; a checkpoint lies between updates for any accumulation.
-    accelerator.step = 0
-    state.update({owner: {} for owner in _OWNERS})
-    for name, tensor in load_file(path / _TENSORS).items():
-        owner, _, key = name.partition(".")
-        state[owner][key] = tensor
+        restore_random_states(parts["random_states"][accelerator.process_index])
     folder.reopen()
     rows = path / folder.timesteps_file.name
     if folder.is_writer and rows.exists():
         with atomic_file(folder.timesteps_file) as temporary:
             shutil.copyfile(rows, temporary)
-    run.load_state_dict(state)
-    folder.rewind(run.update, state["log"])
-    return state
+    run.load_state_dict(parts["run"])
+    folder.rewind(RunFolder(path.parent), run.update, facts["log_rows"])
+    return parts
 
 
-def load_average(average: EMA, model: Any, folder: Path) -> None:
-    """Restores an average from its saved model."""
-    with without_config_warnings():
-        saved = EMAModel.from_pretrained(str(folder), type(model))
-    average.load_state_dict(saved.state_dict())
+def _saved_weights(run: RunState, folder: Path) -> dict[str, torch.Tensor]:
+    return type(run.model).from_pretrained(folder).state_dict()
+
+
+def is_kept_for_good(update: int, config: ResolvedConfig) -> bool:
+    """Whether --keep_every keeps a checkpoint of this update, to branch or extend from."""
+    return config.keep_every is not None and update % config.keep_every == 0
+
+
+def remove_old_checkpoints(folder: RunFolder, config: ResolvedConfig) -> None:
+    """
+    Removes checkpoints but the newest `checkpoints_total_limit` and those of `keep_every`; at a resume also those that a
+    killed run left.
+    """
+    limit = config.checkpoints_total_limit
+    for old in folder.checkpoints()[:-limit] if limit else ():
+        if not is_kept_for_good(checkpoint_update(old), config):
+            remove(old)

@@ -13,8 +13,8 @@ from ..models.loading import OPTION, StartWeights, complete_config, find_start_w
 from ..models.registry import DENOISERS, Architecture, architecture_of, denoiser_arguments, denoiser_class
 from ..models.width import start_for_width, width_of
 from .config import ResolvedConfig
+from .kinds import component_of, kind_of
 from .kinds.images import EMBEDDINGS_HINT
-from .kinds.select import component_of, kind_of
 from .resume import read_state
 
 if TYPE_CHECKING:

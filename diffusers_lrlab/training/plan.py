@@ -30,8 +30,8 @@ from ..schedules.resolve import describe_schedule
 from ..schedules.schedule import Schedule
 from ..timesteps.beginning import Beginning
 from .config import ResolvedConfig
+from .kinds import kind_of
 from .kinds.base import DataKind
-from .kinds.select import kind_of
 from .model import build_model, classes_of, model_arguments, model_class_of
 from .resolve_schedules import check_floor
 from .resolve_timesteps import objective_spec

@@ -15,7 +15,7 @@ from ..schedules.resolve import double_decay
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from ..timesteps.sampling import contradiction
 from .choices import describe_choices
-from .kinds.select import component_of
+from .kinds import component_of
 from .model import describe_model
 from .plan import Plan
 from .width import width_in_words

@@ -11,7 +11,7 @@ from ..core.environment import OTHERS_WAIT, allowed_threads, asked_threads
 from ..core.errors import LabError
 from ..core.words import counted
 from .config import ResolvedConfig, TrainingConfig
-from .kinds.select import kind_of
+from .kinds import kind_of
 from .model import find_start, given_model_config
 from .resolve import resolve_config
 from .resolve_schedules import check_schedule
@@ -95,8 +95,8 @@ def prepare(config: TrainingConfig) -> tuple[Plan, TrainingData, Accelerator]:
 
 def prepare_resolved(config: ResolvedConfig, checkpoint: Path | None = None) -> tuple[Plan, TrainingData, Accelerator]:
     """[`prepare`] for a resolved and checked configuration; of a run that resumes if a checkpoint is given."""
-    from .compiling import launcher_compiles, use_tf32
     from .plan import make_plan
+    from .stepping import launcher_compiles, use_tf32
 
     start = find_start(config, checkpoint)
     model_config = given_model_config(config, start)
@@ -141,7 +141,7 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
         ProjectConfiguration,
     )
 
-    from .compiling import make_dynamo_plugin
+    from .stepping import make_dynamo_plugin
 
     on_cpu = not torch.accelerator.is_available()
     if on_cpu:

@@ -22,7 +22,7 @@ from ..optimizers.build import check_installed
 from ..optimizers.entries import OPTIMIZERS
 from .choices import LEARNED_FROM, given_kwargs, resolve_choice
 from .config import ResolvedConfig, TrainingConfig
-from .kinds.select import components, kind_of
+from .kinds import components, kind_of
 from .learning_options import named_parameter
 from .resolve_objective import resolve_objective
 from .resolve_schedules import resolve_lr_schedule, resolve_momentum

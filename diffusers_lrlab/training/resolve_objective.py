@@ -7,7 +7,7 @@ from ..core.spec import merge_spec
 from ..objective.process import OBJECTIVES
 from .choices import given_kwargs
 from .config import TrainingConfig
-from .kinds.select import kind_of
+from .kinds import kind_of
 from .learning_options import OBJECTIVE_OPTIONS
 
 

@@ -11,8 +11,8 @@ from ..objective.process import NoiseProcess, make_process
 from ..timesteps.bands import band_edges
 from ..timesteps.registries import TIMESTEP_SAMPLERS
 from .config import ResolvedConfig
+from .kinds import kind_of
 from .kinds.base import DataKind
-from .kinds.select import kind_of
 from .learning_options import named_parameter
 
 if TYPE_CHECKING:

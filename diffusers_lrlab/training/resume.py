@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError, is_first_process, must_be, warn
-from ..core.files import TEMPORARY
-from ..core.lock import LOCK_FILES, locked
+from ..core.files import LOCK, TEMPORARY, locked
 from ..core.manifest import find_damage
 from ..core.options import names_where
 from .config import ResolvedConfig, TrainingConfig, complete_options
-from .run_files import is_checkpoint
-from .run_folder import FINDER_FILES, RunFolder
+from .run_folder import FINDER_FILES, RunFolder, is_checkpoint
 
 
 class OtherSettings(LabError):
@@ -127,7 +125,7 @@ def check_fresh(folder: RunFolder, replaces: bool) -> None:
 
 def _is_no_result(file: Path, folder: RunFolder) -> bool:
     """Whether it is a result of the finder, or an unfinished file of a killed run."""
-    if file.name in LOCK_FILES or any(part.startswith(TEMPORARY) for part in file.relative_to(folder.path).parts):
+    if file.name == LOCK or any(part.startswith(TEMPORARY) for part in file.relative_to(folder.path).parts):
         return True
     return file.parent == folder.lab and file.name in FINDER_FILES
 

@@ -1,7 +1,7 @@
-"""The folder of a run: paths, log, record and checkpoints."""
+"""The folder of a run: the paths that belong to the run, its log, record, manifest and checkpoints."""
 
-import hashlib
 import json
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,9 @@ from typing import Any
 from ..averaging.snapshots import snapshots_in
 from ..core.errors import LabError, how_to_continue, warn
 from ..core.files import (
+    TEMPORARY,
     append_line,
+    atomic_folder,
     is_plain_name,
     number_in,
     remove,
@@ -18,15 +20,19 @@ from ..core.files import (
     sync,
     write_text,
 )
-from ..core.manifest import MANIFEST, find_damage, open_manifest, sums_of_bytes, write_manifest
-from .kinds.select import components
-from .record_schema import read_checked
-from .run_files import OWN, RECORD, SNAPSHOTS, is_checkpoint, sums_of_result
+from ..core.manifest import MANIFEST, find_damage, open_manifest, sums_in, write_manifest
+from .kinds import components
+from .record_schema import read_checked, read_json
 
 PROJECT = "diffusers_lrlab"  # the name in trackers
 # Folders that trackers write into --logging_dir.
 TRACKER_FOLDERS = (PROJECT, "wandb", ".aim")
 FINDER_FILES = ("lr_finder.json", "lr_finder.png")  # in `lrlab/`
+# Written by a run besides checkpoints and weights, so that --overwrite_output_dir may remove it.
+OWN = ("model_index.json", "pipeline.py", "README.md", "scheduler", MANIFEST)
+LAB = "lrlab"
+SNAPSHOTS = "ema_snapshots"  # of post-hoc averages, a folder each; neither part of the result nor uploaded
+RECORD = f"{LAB}/run.json"
 
 
 @dataclass
@@ -35,13 +41,12 @@ class RunFolder:
 
     path: Path  # --output_dir
     is_writer: bool = True  # one of the processes
-    _log_size: int | None = None  # bytes of the log after the last write of this process
     _has_record: bool = False  # whether this process has written the record
 
     @property
     def lab(self) -> Path:
         """The folder of metrics, record and plots."""
-        return self.path / "lrlab"
+        return self.path / LAB
 
     @property
     def metrics_file(self) -> Path:
@@ -53,93 +58,84 @@ class RunFolder:
         """Losses by noise level; each checkpoint has a copy."""
         return self.lab / "timesteps.parquet"
 
+    # --- the log -----------------------------------------------------------------------------------------------------
+
     def append_metrics(self, row: dict[str, Any]) -> None:
         if self.is_writer:
-            self.check_log()
+            self.check_there()
             append_line(self.metrics_file, json.dumps(row, allow_nan=False))
-            self._log_size = self._size()
 
     def check_there(self) -> None:
         """Raises a `LabError` if the record that this run has written was removed."""
         if self._has_record and not (self.path / RECORD).exists():
-            raise self._disturbed()
-
-    def check_log(self) -> None:
-        """[`check_there`], and whether the log was removed or changed since the last write of this process."""
-        self.check_there()
-        if self._log_size is not None and self._size() != self._log_size:
-            raise self._disturbed()
-
-    def _disturbed(self) -> LabError:
-        return LabError(
-            f"{str(self.lab)!r} was changed or removed while the run was writing there. Hint: leave the folder of a run "
-            f"alone while it trains; {how_to_continue()}, which starts again if no checkpoint is left."
-        )
-
-    def _log(self) -> bytes:
-        return self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
-
-    def _size(self) -> int:
-        return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
-
-    def log_size(self) -> int:
-        """Current size of the log in bytes, for [`log_sums`]."""
-        self.check_log()
-        return self._size()
-
-    def log_sums(self, size: int) -> dict[str, Any]:
-        """Size and hash of the first `size` bytes of the log, for a checkpoint; flushes them to disk."""
-        if not size:
-            return {"size": 0}
-        sync(self.metrics_file)
-        sync(self.lab)
-        with self.metrics_file.open("rb") as file:
-            return {"size": size, "sha256": hashlib.sha256(file.read(size)).hexdigest()}
-
-    def check_log_until(self, checkpoint: Path) -> None:
-        """Raises a `LabError` if the log does not start with the bytes that it had when a checkpoint was written."""
-        log = json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8"))["log"]
-        if _log_prefix(self._log(), log) is None:
-            raise LabError(f"{str(self.metrics_file)!r} has changed since {checkpoint.name} was written")
+            raise LabError(
+                f"{str(self.lab)!r} was removed while the run was writing there. Hint: leave the folder of a run alone "
+                f"while it trains; {how_to_continue()}, which starts again if no checkpoint is left."
+            )
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The readable rows of the log: a power cut can cut off the last one, which the resumed run writes again."""
-        return _rows(self._log())
+        rows = []
+        for line in self.metrics_file.read_bytes().splitlines() if self.metrics_file.exists() else ():
+            with suppress(ValueError, RecursionError):
+                rows.append(json.loads(line))
+        return [row for row in rows if isinstance(row, dict) and isinstance(row.get("update"), int)]
 
-    def rewind(self, update: int, log: dict[str, Any]) -> None:
-        """Removes later checkpoints and rows of the log than those of the checkpoint at `update`, with its [`log_sums`]."""
+    def rows_until(self, update: int) -> list[dict[str, Any]]:
+        """The rows that a run writes before its checkpoint at `update`."""
+        rows = self.read_metrics()
+        return [row for row in rows if row["update"] < update or (row["update"] == update and "validation_loss" in row)]
+
+    def count_rows(self) -> int:
+        """The number of rows so far, for a checkpoint; flushes the log to the disk."""
+        if self.metrics_file.exists():
+            sync(self.metrics_file)
+            sync(self.lab)
+        return len(self.read_metrics())
+
+    def rewind(self, source: "RunFolder", update: int, num_rows: int) -> None:
+        """
+        Removes what is later than the checkpoint at `update`, which was written after `num_rows` of the log of its run:
+        this one, or the `source` that this run starts from.
+        """
         if not self.is_writer:
             return
-        for later in (path for path in self.checkpoints() if checkpoint_update(path) > update):
-            remove(later)
-        if not self.metrics_file.exists() and not log["size"]:
-            return
-        text = _log_prefix(self._log(), log)
-        if text is None:
-            rows = [row for row in self.read_metrics() if row["update"] < update or _is_validation_at(row, update)]
-            text = "".join(json.dumps(row) + "\n" for row in rows)
+        for later in (*self.checkpoints(), *snapshots_in(self.path / SNAPSHOTS)):
+            if checkpoint_update(later) > update:
+                remove(later)
+        if source.path != self.path:
+            for snapshot in snapshots_in(source.path / SNAPSHOTS):
+                if checkpoint_update(snapshot) <= update:
+                    self._take_snapshot(snapshot)
+        rows = source.rows_until(update)
+        if len(rows) != num_rows:
             warn(
-                f"{str(self.metrics_file)!r} has changed since update {update}, and rows may be lost: {len(rows)} are left. "
-                "Training resumes, since it needs no rows; plots of the log will lack the lost ones."
+                f"{str(source.metrics_file)!r} has {len(rows)} of the {num_rows} rows before update {update}. Training "
+                "resumes, since it needs no rows; plots of the log will lack the lost ones."
             )
-        write_text(self.metrics_file, text)
-        self._log_size = self._size()
+        if rows or self.metrics_file.exists():
+            write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def _take_snapshot(self, snapshot: Path) -> None:
+        if damage := find_damage(snapshot):
+            warn(f"The snapshot {snapshot.name} is damaged, and is not copied: {damage}.")
+            return
+        with atomic_folder(self.path / SNAPSHOTS / snapshot.name) as temporary:
+            shutil.copytree(snapshot, temporary, dirs_exist_ok=True)
+
+    # --- record and manifest -----------------------------------------------------------------------------------------
 
     def write_record(self, record: dict[str, Any]) -> None:
         if self.is_writer:
-            self.check_log()
-            write_text(self.path / RECORD, _as_text(record))
+            self.check_there()
+            write_text(self.path / RECORD, json.dumps(record, indent=2, default=repr) + "\n")
             self._has_record = True
 
-    def write_manifest(self, record: dict[str, Any]) -> None:
-        """
-        Writes the manifest of a finished run and marks it in `record`, which must be written next. Until then the run
-        counts as unfinished, and the manifest is not checked.
-        """
+    def write_manifest(self) -> None:
+        """Writes the manifest of a finished run, after its record."""
         if self.is_writer:
-            record["run"]["manifest"] = MANIFEST
-            text = _as_text(record).encode()
-            write_manifest(self.path, sums_of_result(self.path) | {RECORD: sums_of_bytes(text)})
+            names = dict.fromkeys((*OWN, *components(), *parts_of_pipeline(self.path), LAB))
+            write_manifest(self.path, sums_in(self.path, [file for name in names for file in _files_in(self.path / name)]))
 
     def reopen(self) -> None:
         """Marks the manifest of a finished run as open, before anything else in its folder changes."""
@@ -148,7 +144,7 @@ class RunFolder:
 
     def read_record(self) -> dict[str, Any]:
         """`run.json`, empty if there is none."""
-        file = self.lab / "run.json"
+        file = self.path / RECORD
         if not file.exists():
             return {}
         # A metric may be NaN, which other readers refuse.
@@ -163,8 +159,10 @@ class RunFolder:
 
     def holds_run(self) -> bool:
         """Whether it holds files of a run, complete or not."""
-        files = (self.lab / "run.json", self.metrics_file, self.path / "model_index.json")
+        files = (self.path / RECORD, self.metrics_file, self.path / "model_index.json")
         return any(file.exists() for file in files) or bool(self.checkpoints())
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def checkpoints(self) -> list[Path]:
         """Completely written checkpoints, oldest first; they may be damaged."""
@@ -175,13 +173,10 @@ class RunFolder:
         ]
         return sorted(found, key=checkpoint_update)
 
-    def newest_checkpoint(self, among: list[Path] | None = None) -> Path | None:
-        """
-        The newest intact checkpoint, `among` these (oldest first) or of all. Warns if newer ones are damaged, and raises a
-        `LabError` if all are.
-        """
+    def newest_checkpoint(self) -> Path | None:
+        """The newest intact checkpoint; warns if newer ones are damaged, and raises a `LabError` if all are."""
         damaged: list[str] = []
-        for checkpoint in reversed(self.checkpoints() if among is None else among):
+        for checkpoint in reversed(self.checkpoints()):
             damage = find_damage(checkpoint)
             if damage is None:
                 if damaged:
@@ -194,6 +189,8 @@ class RunFolder:
                 "start again with --overwrite_output_dir in place of --resume_from_checkpoint."
             )
         return None
+
+    # --- removal -----------------------------------------------------------------------------------------------------
 
     def remove_leftovers(self) -> None:
         """Removes unfinished files of a killed run."""
@@ -220,30 +217,25 @@ class RunFolder:
                 path.rmdir()
 
 
-def _as_text(record: dict[str, Any]) -> str:
-    return json.dumps(record, indent=2) + "\n"
-
-
-def _log_prefix(written: bytes, log: dict[str, Any]) -> str | None:
-    """The log as a checkpoint recorded it; `None` if it no longer starts with those bytes."""
-    head = written[: log["size"]]
-    if len(head) == log["size"] and hashlib.sha256(head).hexdigest() == log.get("sha256", hashlib.sha256().hexdigest()):
-        return head.decode()
-    return None
-
-
-def _rows(written: bytes) -> list[dict[str, Any]]:
-    rows = []
-    for line in written.splitlines():
-        with suppress(ValueError, RecursionError):
-            rows.append(json.loads(line))
-    return [row for row in rows if isinstance(row, dict) and isinstance(row.get("update"), int)]
-
-
-def _is_validation_at(row: dict[str, Any], update: int) -> bool:
-    return row["update"] == update and "validation_loss" in row
-
-
 def checkpoint_update(path: Path) -> int:
     """The number of completed updates in `checkpoint-<update>`."""
     return int(path.name.partition("-")[2])
+
+
+def is_checkpoint(path: Path) -> bool:
+    return (path / "trainer.json").is_file() or (path / MANIFEST).is_file()
+
+
+def parts_of_pipeline(path: Path) -> list[str]:
+    """The folders of a pipeline by its index, such as that of the autoencoder of latents; none without an index."""
+    index = path / "model_index.json"
+    parts = read_json(index) if index.is_file() else {}
+    if not isinstance(parts, dict):
+        raise LabError(f"{str(index)!r} is not the index of a pipeline. Hint: restore it from a copy, or pull it again.")
+    return [name for name, part in parts.items() if isinstance(part, list) and is_plain_name(name)]
+
+
+def _files_in(path: Path) -> list[Path]:
+    """A file, or the files of a folder, without unfinished ones."""
+    found = [path] if path.is_file() else path.rglob("*")
+    return [file for file in found if not any(part.startswith(TEMPORARY) for part in file.relative_to(path.parent).parts)]

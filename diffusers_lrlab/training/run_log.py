@@ -13,11 +13,11 @@ from tqdm.auto import tqdm
 
 from ..diagnostics.lr_warnings import find_lr_warnings
 from ..diagnostics.observer import TimestepObserver
-from .divergence import DivergenceGuard
-from .results.base import results_of
+from .pipeline import save_preview
+from .results import results_of
 from .run_folder import RunFolder
 from .run_state import RunState
-from .samples import save_preview
+from .stopping import DivergenceGuard
 from .trackers import log_images, scalars_of
 
 
@@ -62,7 +62,7 @@ class RunLog:
             "images_seen": run.update * run.plan.layout.global_batch,
             "largest_lr_deviation": run.audit.largest_lr_deviation,
             "unweighted_loss": unweighted if run.objective.is_weighted else None,
-            "ema_decay": None if run.average is None else run.average.cur_decay_value,
+            "ema_decay": None if run.average is None else run.average.decay,
             "skipped_updates": divergence.num_skipped or None,
         }
         row = {key: value for key, value in row.items() if value is not None}

@@ -9,6 +9,7 @@ import torch
 from accelerate.utils import set_seed
 
 from ..averaging.averages import EMA, own_average
+from ..core.progress import Progress
 from ..core.streams import stream_seed
 from ..data.loading import TrainingData
 from ..evaluation.validation_loss import ValidationLoss
@@ -16,14 +17,14 @@ from ..objective.objective import Objective
 from ..optimizers.build import get_optimizer
 from ..optimizers.groups import LR_GROUP, lr_factor_of
 from ..schedules.audit import ScheduleAudit
-from ..schedules.feedback import FeedbackSchedule
-from ..schedules.momentum import read_momentum, rounding_of
-from ..schedules.scheduler import build_all
-from .compiling import make_channels_last
-from .kinds.select import component_of
+from ..schedules.momentum import default_lr, momentum_groups, read_momentum, rounding_of, write_lrs, write_momentum
+from ..schedules.schedule import Schedule
+from ..schedules.scheduler import build
+from .kinds import component_of
 from .model import make_model
 from .plan import Plan
 from .resolve_timesteps import objective_spec
+from .stepping import make_channels_last
 from .width import keep_weight_decay, width_groups
 
 
@@ -59,8 +60,7 @@ class RunState:
         # Only dropout draws from the global generators from here on.
         set_seed(stream_seed(config.seed, "dropout", process_index) % 2**32)
         self.optimizer: Any = self._make_optimizer()
-        # accelerate does not prepare them, since its wrapper would step them once per process, by another clock.
-        self.schedulers = build_all(plan.schedule, self.optimizer, config.lr_warmup_steps, plan.num_updates)
+        self._start_schedules()
         # One of each width for post-hoc averages; the first is validated, sampled and saved as the pipeline.
         self.averages = [EMA(self.trained, form, device) for form in plan.ema_forms] if config.use_ema else []
         self.average = self.averages[0] if self.averages else None
@@ -77,6 +77,34 @@ class RunState:
         keep_weight_decay(optimizer, width)
         return optimizer
 
+    def _start_schedules(self) -> None:
+        """
+        Notes the rates and momenta of the groups of parameters, where the schedules begin. A schedule that follows a metric
+        has a state, and sets the rate itself; the momentum follows the clock beside it.
+        """
+        schedule, groups = self.plan.schedule, self.optimizer.param_groups
+        if schedule.momentum_schedule is not None:
+            momentum_groups(self.optimizer, *schedule.momentum_schedule)  # refuses optimizers without momentum
+        self._initial = [(float(group["lr"]), read_momentum(group)) for group in groups]
+        self.feedback: Any = None
+        self._clocked = schedule
+        if schedule.follows_metric:
+            followed = Schedule(schedule.name, schedule.kwargs)
+            self.feedback = build(followed, self.optimizer, self.plan.warmup_updates, self.plan.num_updates)
+            self._clocked = Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs)
+        self.write_rates()
+
+    def write_rates(self) -> None:
+        """Writes the learning rate and the momentum of this update into the optimizer."""
+        progress = Progress(self.update, self.plan.num_updates, self.plan.warmup_updates)
+        usual = default_lr(self.optimizer)
+        for group, (initial_lr, initial_momentum) in zip(self.optimizer.param_groups, self._initial, strict=True):
+            lr, momentum = self._clocked.at(progress, initial_lr, initial_momentum, usual)
+            if self._clocked.sets_lr:
+                write_lrs([group], [float(lr)])
+            if momentum is not None:
+                write_momentum(group, float(momentum))
+
     @property
     def trained(self) -> list[torch.nn.Parameter]:
         return list(self.model.parameters())
@@ -86,21 +114,18 @@ class RunState:
         return self.update % updates == 0 or self.update == self.plan.num_updates
 
     def advance(self, averages: bool = True) -> None:
-        """Advances the clock and the schedules by one update, and updates the average if it `averages`."""
+        """Advances the clock by one update, and updates the average if it `averages`."""
         self.update += 1
-        for scheduler in self.schedulers:
-            if isinstance(scheduler, FeedbackSchedule):
-                scheduler.advance()
-            else:
-                scheduler.step()
+        if self.feedback is not None:
+            self.feedback.advance()
         if averages:
             for average in self.averages:
                 average.advance(self.update)
 
     def follow_loss(self, validation_loss: float) -> None:
         """Passes the validation loss to a schedule that follows it."""
-        if isinstance(self.schedulers[0], FeedbackSchedule):
-            self.schedulers[0].step(validation_loss)  # type: ignore[arg-type]  # a metric, not torch's old epoch
+        if self.feedback is not None:
+            self.feedback.step(validation_loss)
 
     @property
     def current_lr(self) -> float:
@@ -163,10 +188,10 @@ class RunState:
         return losses
 
     def state_dict(self) -> dict[str, Any]:
-        """Clock, schedules, audit and objective, without weights and optimizer; tensors are in `objective` only."""
+        """Clock, schedule, audit and objective, without weights and optimizer."""
         return {
             "update": self.update,
-            "schedules": [scheduler.state_dict() for scheduler in self.schedulers],
+            "schedules": [] if self.feedback is None else [self.feedback.state_dict()],
             "seconds": [self.training_seconds, self.evaluation_seconds],
             "audit": self.audit.state_dict(),
             "objective": self.objective.state_dict(),
@@ -174,8 +199,11 @@ class RunState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.update = state["update"]
-        for scheduler, saved in zip(self.schedulers, state["schedules"], strict=True):
-            scheduler.load_state_dict(saved)
+        if self.feedback is not None:
+            self.feedback.load_state_dict(state["schedules"][0])
+        self.write_rates()
+        for average in self.averages:
+            average.move_to(self.update)
         self.training_seconds, self.evaluation_seconds = state["seconds"]
         self.audit.load_state_dict(state["audit"])
         self.objective.load_state_dict(state["objective"])

@@ -59,20 +59,16 @@ def start_trackers(
 
     known = {key: value for key, value in config.to_dict().items() if isinstance(value, (int, float, str, bool))} | about
     named = {"name": name, "group": group}
-    tags = {"tags": {"group": group}} if group else {}
-    own: dict[str, Any] = {
-        "wandb": {**named, "dir": str(logs)},
-        "trackio": {**named, "config": known},
-        "mlflow": {"run_name": name, **tags},
-    }
+    own: dict[str, Any] = {"wandb": {**named, "dir": str(logs)}, "trackio": {**named, "config": known}}
     trackers = []
     for each in tracker_names(config.logger):
         logs.mkdir(parents=True, exist_ok=True)
-        tracker_class, run_id = LOGGER_TYPE_TO_CLASS[each], (resumed or {}).get(each)
+        tracker_class, run_id = LOGGER_TYPE_TO_CLASS[each], (resumed or {}).get(each) if each in own else None
         folder = [str(logs)] if tracker_class.requires_logging_directory else []
         arguments = own.get(each, {})
         with failures_located(f"The tracker {each!r}", ". Hint: fix that, or leave it out of --logger."):
-            tracker = tracker_class(PROJECT, *folder, **arguments, **_resume_arguments(each, run_id))
+            resume = {} if run_id is None else {"resume": "allow", **({"id": run_id} if each == "wandb" else {})}
+            tracker = tracker_class(PROJECT, *folder, **arguments, **resume)
             tracker.start()
             if run_id is not None and tracker_ids([tracker]) != {each: run_id}:  # trackio resumes the newest of this name
                 tracker.finish()
@@ -83,23 +79,9 @@ def start_trackers(
     return trackers
 
 
-def _resume_arguments(tracker: str, run_id: str | None) -> dict[str, Any]:
-    """Arguments with which a tracker continues a run; others, such as tensorboard, need none."""
-    if run_id is None:
-        return {}
-    arguments = {"wandb": {"id": run_id, "resume": "allow"}, "trackio": {"resume": "allow"}, "mlflow": {"run_id": run_id}}
-    return arguments.get(tracker, {})
-
-
 def tracker_ids(trackers: Iterable[GeneralTracker]) -> dict[str, str]:
     """The ids of the runs in the trackers that can continue one."""
-    ids = {}
-    for tracker in trackers:
-        if tracker.name in ("wandb", "trackio"):
-            ids[tracker.name] = tracker.tracker.id
-        elif tracker.name == "mlflow":
-            ids[tracker.name] = tracker.tracker.info.run_id
-    return ids
+    return {tracker.name: tracker.tracker.id for tracker in trackers if tracker.name in ("wandb", "trackio")}
 
 
 def scalars_of(row: dict[str, Any]) -> dict[str, float]:
@@ -120,8 +102,6 @@ def log_images(trackers: Iterable[GeneralTracker], name: str, images: np.ndarray
             import trackio
 
             tracker.log({name: trackio.Image(in_a_row)}, step=update)
-        elif tracker.name in ("aim", "clearml"):  # one image per name
-            tracker.log_images({name: in_a_row}, step=update)
         elif hasattr(tracker, "log_images"):
             layout = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
             tracker.log_images({name: images}, step=update, **layout)

@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from tqdm.auto import tqdm
 
 from ..averaging.averages import averages_itself
+from ..averaging.snapshots import write_snapshot
 from ..core.environment import is_watched
 from ..core.errors import Diverged, Interrupted
 from ..data.batch import Batch, to_device
@@ -16,19 +17,15 @@ from ..data.batches import iterate_batches, prefetched
 from ..data.loading import TrainingData
 from ..objective.objective import Objective
 from ..timesteps.bands import scaled_lr
-from .checkpoint_writer import CheckpointWriter, is_kept_for_good, remove_old_checkpoints
-from .checkpoints import load_checkpoint, register_model_format
-from .divergence import DivergenceGuard, find_nonfinite
-from .interrupts import InterruptGuard
-from .pipeline import save_pipeline
+from .checkpoints import CheckpointWriter, is_kept_for_good, load_checkpoint, remove_old_checkpoints
+from .pipeline import draw_samples, save_pipeline
 from .plan import Plan
 from .resolve_timesteps import objective_spec
-from .run_folder import RunFolder
+from .run_folder import SNAPSHOTS, RunFolder
 from .run_log import RunLog
 from .run_state import RunState
-from .samples import draw_samples
-from .snapshots import SnapshotWriter
 from .stepping import Stepper, do_one_update
+from .stopping import DivergenceGuard, InterruptGuard, find_nonfinite
 
 _NUM_LR_CHECKS = 50  # for learning-rate warnings, over a run
 
@@ -40,18 +37,15 @@ class Trainer:
         config, device = plan.config, accelerator.device
         self.accelerator, self.folder = accelerator, folder
         self.run = run = RunState(plan, data, device, accelerator.process_index)
-        self._format_hook = register_model_format(accelerator, run.component)
         self.stepper = Stepper(accelerator, run.model, run.optimizer, config.max_grad_norm)
         spec, gather = objective_spec(config), accelerator.gather
         run.objective = Objective.of(spec, run.process, plan.layout, plan.num_updates, device, gather)
         self.checkpoints = CheckpointWriter(accelerator, config, folder)
-        self.snapshots = SnapshotWriter(run, folder)
         self.divergence = DivergenceGuard(run, self.checkpoints)
         self.log = RunLog(run, accelerator, folder, self.divergence)
 
     def release(self) -> None:
         """Frees the accelerator for another trainer."""
-        self._format_hook.remove()
         self.accelerator.free_memory()
 
     def batches(self, seed: int, updates: range) -> Iterator[Batch]:
@@ -113,7 +107,7 @@ class Trainer:
         num = run.plan.num_updates
         bar = tqdm(total=num, initial=run.update, desc="train", unit="update", disable=hide, mininterval=pace)
         self.stepper.skips_bad = run.config.skip_bad_updates is not None
-        with InterruptGuard() as guard, bar, self.checkpoints, self.snapshots:
+        with InterruptGuard() as guard, bar, self.checkpoints:
             yield from self._updates_to_the_end(guard, bar)
 
     def _updates_to_the_end(self, guard: InterruptGuard, bar: tqdm) -> Iterator[int]:
@@ -122,6 +116,7 @@ class Trainer:
         self.set_training()
         started = time.perf_counter()
         for batch in batches:
+            run.write_rates()
             with scaled_lr(run.optimizer, run.lr_factor):
                 run.check_schedules()
                 is_done = do_one_update(self, batch)
@@ -141,7 +136,7 @@ class Trainer:
             # The last checkpoint keeps the raw weights, so that the rest of the run can be interrupted without loss.
             if run.update == run.plan.num_updates:
                 checkpoint = self.save()
-                if signal_number := guard.received(now=True):  # while it was written
+                if signal_number := guard.received():  # while it was written
                     raise Interrupted(signal_number, checkpoint)
             elif is_kept_for_good(run.update, config) or (
                 run.update % config.checkpointing_steps == 0 and self.checkpoints.is_due()
@@ -154,7 +149,8 @@ class Trainer:
         """Work between updates: validation, sample images, saving the pipeline."""
         run, config, plan = self.run, self.run.config, self.run.plan
         is_main, observer = self.accelerator.is_main_process, self.log.observer
-        self.snapshots.write_if_due()
+        if self.folder.is_writer and run.update in plan.snapshot_updates:
+            self.write_snapshot()
         if observer is not None and config.timestep_grad_every and run.update % config.timestep_grad_every == 0:
             observer.measure_gradients(run.update, run.model)
         if run.validation and run.at_interval(plan.validation_updates):
@@ -170,6 +166,18 @@ class Trainer:
         if config.save_model_epochs and plan.due(config.save_model_epochs, run.update, 0):
             self.save_result()
 
+    def write_snapshot(self) -> None:
+        """Writes the post-hoc averages into the folder of the run."""
+        run, posthoc = self.run, self.run.config.posthoc
+        assert posthoc is not None
+        names = [name for name, _ in run.model.named_parameters()]
+        averages = {
+            width: dict(zip(names, average.shadow_params, strict=True))
+            for width, average in zip(posthoc.kwargs["sigma_rels"], run.averages, strict=True)
+        }
+        end = run.update - posthoc.kwargs["start_update"]
+        write_snapshot(self.folder.path / SNAPSHOTS, run.update, end, averages, posthoc.kwargs["dtype"])
+
     def save(self, waits: bool = True) -> Path:
         """
         Writes a checkpoint, or raises `Diverged` if the state is not finite. With `waits=False`,
@@ -178,7 +186,6 @@ class Trainer:
         divergence, log = self.divergence, self.log
         if part := find_nonfinite(self.run, loss=log.sums):
             raise divergence.error(f"The {part} of the run is not finite")
-        self.snapshots.finish()  # a resume expects those before the checkpoint
         rows = None if log.observer is None else log.observer.log.table
         path = self.checkpoints.begin(self.run, log.state_dict() | divergence.state_dict(), rows)
         if waits:
@@ -198,7 +205,6 @@ class Trainer:
         state = load_checkpoint(self.accelerator, self.run, checkpoint, self.folder)
         self.log.load_state_dict(state)
         self.divergence.load_state_dict(state)
-        self.snapshots.rewind()
         if self.accelerator.is_main_process:
             remove_old_checkpoints(self.folder, self.run.config)
 

@@ -10,7 +10,6 @@ from diffusers_lrlab import LabError, TrainingConfig
 from diffusers_lrlab.averaging.averages import EMA
 from diffusers_lrlab.averaging.forms import EMA_FORMS, EMAForm, gamma_of_width
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
-from diffusers_lrlab.training.checkpoints import average_as_model, load_average
 from diffusers_lrlab.training.resolve import resolve_config
 
 
@@ -35,24 +34,10 @@ def test_the_decay_follows_the_clock_and_the_average_the_decay():
         if update % 2 == 0:
             decay = min(0.8, 1 - (1 + (update - 2) / 2.0) ** -0.75)
             expected = decay * expected + (1 - decay) * update
-            assert average.cur_decay_value == pytest.approx(decay)
+            assert average.decay == pytest.approx(decay)
     with average.swapped_in():
         torch.testing.assert_close(weight.detach(), expected)
     assert (weight == 19).all()
-
-
-@cases("spec", EMA_FORMS)
-def test_an_average_is_saved_and_loaded_without_a_warning(tmp_path, spec):
-    """Resuming would show the user one of diffusers'."""
-    (model, first), (_, second) = (model_and_average(spec) for _ in range(2))
-    with torch.no_grad():
-        next(model.parameters()).fill_(1)
-    first.advance(3)
-    average_as_model(model, first).save_pretrained(tmp_path)
-    load_average(second, model, tmp_path)
-    for saved, loaded in zip(first.state_dict()["shadow_params"], second.state_dict()["shadow_params"], strict=True):
-        assert torch.equal(saved, loaded)
-    assert second.cur_decay_value == first.cur_decay_value == form_of(spec).decay(3)
 
 
 OF_DIFFUSERS = {
@@ -69,13 +54,13 @@ OF_DIFFUSERS = {
 def test_what_diffusers_has_is_the_same_to_the_bit(spec, options):
     weights = [torch.nn.Parameter(torch.randn(5, 3)), torch.nn.Parameter(torch.randn(4))]
     ours, theirs = EMA(weights, EMAForm.of(spec)), EMAModel(weights, foreach=True, **options)
-    for _ in range(30):
+    for update in range(1, 31):
         with torch.no_grad():
             for weight in weights:
                 weight += torch.randn_like(weight)
-        ours.step(weights)
+        ours.advance(update)
         theirs.step(weights)
-        assert ours.cur_decay_value == theirs.cur_decay_value
+        assert ours.decay == theirs.cur_decay_value
         assert all(map(torch.equal, ours.shadow_params, theirs.shadow_params))
 
 
@@ -83,13 +68,14 @@ def test_what_diffusers_has_is_the_same_to_the_bit(spec, options):
 def test_a_power_function_weighs_updates_by_its_profile(start, every):
     """The weight of the n-th of N updates is (n/N)^(gamma + 1) - ((n-1)/N)^(gamma + 1)."""
     form = EMAForm.of(f"power_function:gamma=2.5,start_update={start},update_every={every}")
-    average = EMA([torch.nn.Parameter(torch.full((), torch.nan))], form)
-    average.shadow_params = [torch.zeros((), dtype=torch.float64)]
+    weight = torch.nn.Parameter(torch.full((), torch.nan, dtype=torch.float64))
+    average = EMA([weight], form)
+    average.shadow_params[0].zero_()
     values = np.random.default_rng(0).normal(size=24)
     expected = 0.0
     for update in range(every, 25, every):
-        average.optimization_step = update - 1
-        average.step([torch.nn.Parameter(torch.tensor(values[update - 1], dtype=torch.float64))])
+        weight.data.fill_(values[update - 1])
+        average.advance(update)
         if update > start:
             upper, lower = (update - start) / (24 - start), (update - start - every) / (24 - start)
             expected += (upper**3.5 - lower**3.5) * values[update - 1]

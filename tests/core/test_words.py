@@ -50,7 +50,7 @@ def test_numbers_are_written_as_asked():
 
 
 def test_every_name_of_a_kind_of_data_has_a_singular():
-    from diffusers_lrlab.training.kinds.select import KINDS
+    from diffusers_lrlab.training.kinds import KINDS
 
     assert {name: singular(name) for name in KINDS} == {"images": "image", "latents": "latent", "points": "point"}
 

@@ -1,7 +1,7 @@
 """
-What becomes of what is killed, stopped, damaged, out of disk or done twice: `python -m tests.faults --minutes 60`.
+What becomes of what is killed, stopped or out of disk: `python -m tests.faults --minutes 60`.
 
-Kills, signals and full disks come before every file operation in turn; every file is damaged in four ways.
+Kills, signals and full disks come before every file operation in turn.
 """
 
 import argparse

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas
 import published
 import runs
+import torch
 import yaml
 from hub_server import Fault, HubServer
 
@@ -80,12 +81,6 @@ class Case:
         """From the names of its files to what must be the same."""
         return end_of(folder)
 
-    def record_says_why(self, folder):
-        """Whether the record of a run says that it failed, and why; that of the start before may still be there."""
-        file = folder / "lrlab" / "run.json"
-        run = json.loads(file.read_text())["run"] if file.exists() else {"status": "finished"}
-        return run["status"] == "finished" or "No room" in run.get("error", "")
-
 
 class Push(Case):
     """The upload of a finished run to a repository of its own; what is there must be whole."""
@@ -151,10 +146,13 @@ def end_of(folder):
 
 
 def _content(path):
-    if path.suffix in (".png", ".gif", ".html", ".md", ".tex") or path.name == "manifest.json":
+    if path.suffix in (".png", ".html", ".md", ".tex") or path.name == "manifest.json":
         return "there"
     if path.name in ("summary.parquet", "cost.csv"):  # of summary.json, and with times
         return "there"
+    if path.name == "state.pt":
+        with contextlib.suppress(OSError, RuntimeError, ValueError):  # it may be damaged
+            return _bytes_of(torch.load(path, weights_only=True))
     if path.name == "runs.parquet":
         with contextlib.suppress(OSError, ValueError):  # it may be damaged
             runs = pandas.read_parquet(path)
@@ -164,6 +162,14 @@ def _content(path):
             content = _without_times(json.loads(path.read_text()))
             return {**content, "config": None} if path.name == "trainer.json" else content
     return path.read_bytes()
+
+
+def _bytes_of(value):
+    if isinstance(value, torch.Tensor):
+        return value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: _bytes_of(item) for key, item in value.items() if key != "seconds"}
+    return [_bytes_of(item) for item in value] if isinstance(value, list) else value
 
 
 def _without_times(value):

@@ -12,18 +12,15 @@ import time
 import psutil
 import started
 
-from diffusers_lrlab.core.manifest import find_damage
-
 from . import cases as cases_module
-from .injected import DAMAGE, FAULTS, FULL_DISK, Pipe
+from .injected import FAULTS, FULL_DISK, Pipe
 
-OUTCOMES = ("identical", "told", "refused with a message", "traceback", "lost or different")
-IDENTICAL, TOLD, REFUSED, TRACEBACK, LOST = OUTCOMES
-DAMAGED, TWICE, INSTANT = "damage", "two at once", "SIGKILL at random instants"
+OUTCOMES = ("identical", "refused with a message", "traceback", "lost or different")
+IDENTICAL, REFUSED, TRACEBACK, LOST = OUTCOMES
+INSTANT = "SIGKILL at random instants"
 WORKER = "SIGKILL of a worker at random instants"
 _INSTANTS = 100  # of each case
 _GOES_ON_FROM = {"going back": "run", "resumed run": "run"}
-_DAMAGED = ("run", "study", "local study", "finder")
 
 
 class Attacks:
@@ -39,13 +36,8 @@ class Attacks:
             for fault in case.faults:
                 yield f"{case.name}, {fault}", functools.partial(self._strikes, case, fault)
             yield f"{case.name}, {INSTANT}", functools.partial(self._instants, case)
-            yield f"{case.name}, {TWICE}", functools.partial(self._pairs, case)
             if case.has_workers:
                 yield f"{case.name}, {WORKER}", functools.partial(self._instants, case, self._kill_worker)
-        for name in _DAMAGED:
-            yield f"{name}, {DAMAGED}", functools.partial(self._damages, self.cases[name], "whole")
-            if name != "finder":
-                yield f"{name} that was stopped, {DAMAGED}", functools.partial(self._damages, self.cases[name], "stopped")
 
     # --- what everything is compared with ---
 
@@ -104,7 +96,7 @@ class Attacks:
         expected = (0, 2) if fault == FULL_DISK else {9: (-9,), 15: (-15, 143), 2: (-2, 130)}[number]
         if status not in expected:
             return LOST, f"{where}: exit status {status}. {error}"
-        if fault == FULL_DISK and status == 2 and ("No room" not in error or not case.record_says_why(folder)):
+        if fault == FULL_DISK and status == 2 and "No room" not in error:
             return LOST, f"{where}: not said that the disk is full. {error}"
         if fault == FULL_DISK and status == 0:
             return self._compared(case, folder, where)
@@ -137,8 +129,8 @@ class Attacks:
             return (TRACEBACK if "Traceback" in error else LOST), f"{where}: exit status {process.returncode}. {error}"
         return self._compared(case, folder, where)
 
-    def _goes_on(self, case, folder, where, file="", signalled=False):
-        """The outcome once it is given again; a refusal names the file that is to blame, if one is given."""
+    def _goes_on(self, case, folder, where, signalled=False):
+        """The outcome once it is given again."""
         status, error = self._run(case, case.again(folder), folder)
         if status != 0 and "Traceback" in error:
             return TRACEBACK, f"{where}: {error}"
@@ -146,9 +138,7 @@ class Attacks:
             return LOST, f"{where}: exit status {status}. {error}"
         outcome, why = self._compared(case, folder, where, signalled)
         if status == 2 and outcome != IDENTICAL:
-            return (REFUSED if file in error else LOST), f"{where}: {error}"
-        if outcome == LOST and file and any("warning: " in line and file in line for line in error.splitlines()):
-            return TOLD, f"{where}: {error}"
+            return REFUSED, f"{where}: {error}"
         return outcome, why
 
     def _compared(self, case, folder, where, signalled=False):
@@ -162,45 +152,6 @@ class Attacks:
             return LOST, f"{where}: left beside {folder}: {', '.join(left)}"
         shutil.rmtree(folder.parent)
         return IDENTICAL, ""
-
-    def _damages(self, case, state):
-        self.whole(case)
-        folder = self._stopped(case) if state == "stopped" else self.base / f"{case.name}-{state}" / "out"
-        files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-        every = [(file, how) for file in files for how in DAMAGE]
-        self.random.shuffle(every)
-        return [functools.partial(self._damage, case, folder, file, how) for file, how in every]
-
-    def _damage(self, case, damaged, file, how):
-        folder = self.base / f"{case.name}-{self._next(case)}" / "out"
-        shutil.copytree(damaged, folder)
-        content, change = (folder / file).read_bytes(), DAMAGE[how]
-        (folder / file).unlink() if change is None else (folder / file).write_bytes(change(content))
-        outcome, why = self._goes_on(case, folder, f"{file} damaged ({how})", file.name)
-        if outcome == LOST and folder.exists():
-            found = cases_module.differing(self.whole(case)[1], case.end(folder))
-            # A checkpoint that nobody needed is as damaged as it was, and its manifest knows.
-            if found == [file.as_posix()] and find_damage(folder / file.parts[0]):
-                return IDENTICAL, ""
-        return outcome, why
-
-    def _pairs(self, case):
-        self.whole(case)
-        return [functools.partial(self._pair, case, 0.15 * place) for place in range(10)]
-
-    def _pair(self, case, delay):
-        folder, where = case.folder(self._next(case)), f"the second after {delay:.2f} s"
-        processes = [started.Started(*case.start(folder), env=case.env, before=case.patch)]
-        time.sleep(delay)
-        processes.append(started.Started(*case.start(folder), env=case.env, before=case.patch))
-        errors = [process.communicate()[1] for process in processes]
-        statuses = {process.returncode for process in processes}
-        said = f"{where}: {statuses}. {' | '.join(errors)}"
-        if "Traceback" in said:
-            return TRACEBACK, said
-        if not {0} <= statuses <= {0, 2}:
-            return LOST, said
-        return self._compared(case, folder, said)
 
     # --- processes ---
 

@@ -30,7 +30,7 @@ from diffusers_lrlab.finder.range_test import OF_BATCHES, NoFiniteGradient, Rang
 from diffusers_lrlab.finder.result import disagreement, read_saved_result
 from diffusers_lrlab.finder.suggestions import RULES, Suggestion, combine, minimum_tenth, steepest, valley
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
-from diffusers_lrlab.training.kinds.select import kind_of
+from diffusers_lrlab.training.kinds import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder

@@ -72,7 +72,7 @@ def test_a_run_on_points_loads_by_its_id_with_and_without_this_package(tmp_path)
         repo = hub.model("user/circle")
         assert [message[:11] for message in repo.messages] == ["initial com", "4 updates: "]
         assert metadata_errors(repo.files["README.md"].decode()) == []
-        expected = {"pipeline.py", "denoiser/config.json", "denoiser/diffusers_lrlab.py", "lrlab/sampling.gif"}
+        expected = {"pipeline.py", "denoiser/config.json", "denoiser/diffusers_lrlab.py", "lrlab/trajectory.png"}
         assert expected <= set(repo.files)
         assert not any(path.startswith("checkpoint") for path in repo.files)
         assert "points" in ModelCard(repo.files["README.md"].decode()).data.tags

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import runs
 import torch
+from continued_runs import load_state
 from safetensors.numpy import load_file
 from tables import cases
 
@@ -88,7 +89,7 @@ def test_losses_gradients_and_weights_agree(folders, layout):
 
 def mean_gradient(checkpoint):
     """AdamW's first moment: the mean of the (clipped) gradients so far, latest most."""
-    state = torch.load(checkpoint / "optimizer.bin", weights_only=True)["state"]
+    state = load_state(checkpoint)["optimizer"]["state"]
     return torch.cat([each["exp_avg"].flatten() for each in state.values()])
 
 

@@ -1,6 +1,5 @@
 """Law 2: a run that was stopped, however it was stopped, ends as if it had not been."""
 
-import json
 import random
 import shutil
 import signal
@@ -10,8 +9,7 @@ from pathlib import Path
 import pytest
 import runs
 import started
-import torch
-from safetensors.torch import load_file
+from continued_runs import assert_same_end
 
 from diffusers_lrlab.core.spec import parse_spec
 
@@ -42,30 +40,6 @@ def uninterrupted(tmp_path_factory):
     base = tmp_path_factory.mktemp("uninterrupted")
     runs.run(*arguments(base, base / "run"))
     return base / "run"
-
-
-def assert_same_end(first, second, num_updates=NUM_UPDATES):
-    """Bit for bit: raw and averaged weights, optimizer, schedule, sampler of timesteps, log, and the saved pipeline."""
-    assert (first / "lrlab/metrics.jsonl").read_text() == (second / "lrlab/metrics.jsonl").read_text()
-    checkpoint = f"checkpoint-{num_updates}"
-    weights = "diffusion_pytorch_model.safetensors"
-    for name in (f"{checkpoint}/unet/{weights}", f"{checkpoint}/unet_ema/{weights}", f"unet/{weights}"):
-        expected, found = load_file(first / name), load_file(second / name)
-        assert expected.keys() == found.keys()
-        for key, value in expected.items():
-            assert torch.equal(value, found[key]), f"{name}: {key}"
-    states = [torch.load(folder / checkpoint / "optimizer.bin", weights_only=True) for folder in (first, second)]
-    assert states[0]["param_groups"] == states[1]["param_groups"]
-    for index, state in states[0]["state"].items():
-        for key, value in state.items():
-            assert torch.equal(value, states[1]["state"][index][key]), f"optimizer {index} {key}"
-    timesteps = [load_file(folder / checkpoint / "timesteps.safetensors") for folder in (first, second)]
-    assert timesteps[0].keys() == timesteps[1].keys()
-    for key, value in timesteps[0].items():
-        assert torch.equal(value, timesteps[1][key]), f"timesteps.safetensors: {key}"
-    trainers = [json.loads((folder / checkpoint / "trainer.json").read_text()) for folder in (first, second)]
-    for key in ("update", "schedules", "sums", "global_batch", "data"):
-        assert trainers[0][key] == trainers[1][key], key
 
 
 def has_rows(folder, count):
@@ -102,7 +76,7 @@ def test_stopped_at_a_random_update(uninterrupted, tmp_path, number, status):
     assert f"--resume_from_checkpoint latest ({checkpoint})" in stderr
     runs.run(*args, "--resume_from_checkpoint=latest")
     assert runs.read_record(tmp_path / "run")["run"]["status"] == "finished"
-    assert_same_end(uninterrupted, tmp_path / "run")
+    assert_same_end(uninterrupted, tmp_path / "run", NUM_UPDATES)
 
 
 @pytest.mark.slow
@@ -114,7 +88,7 @@ def test_killed_after_a_checkpoint(uninterrupted, tmp_path):
     assert returned == -signal.SIGKILL
     assert runs.read_record(tmp_path / "run")["run"]["status"] == "running"
     runs.run(*args, "--checkpointing_steps=10", "--resume_from_checkpoint=latest")
-    assert_same_end(uninterrupted, tmp_path / "run")
+    assert_same_end(uninterrupted, tmp_path / "run", NUM_UPDATES)
 
 
 @pytest.mark.slow

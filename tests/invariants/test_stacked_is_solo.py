@@ -27,8 +27,8 @@ from diffusers_lrlab.study.stacked.member import Member
 from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.kinds import kind_of
 from diffusers_lrlab.training.kinds.points import Points
-from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
@@ -160,7 +160,7 @@ def difference(member, trainer):
     """The largest difference of a weight, raw or averaged."""
     pairs = [*zip(trainer.run.model.parameters(), member.run.model.parameters(), strict=True)]
     for one, other in zip(trainer.run.averages, member.run.averages, strict=True):
-        assert one.cur_decay_value == other.cur_decay_value
+        assert one.decay == other.decay
         pairs += zip(one.shadow_params, other.shadow_params, strict=True)
     return max((one - other).detach().abs().max().item() for one, other in pairs)
 
@@ -248,6 +248,7 @@ def test_whatever_can_be_chosen_is_the_same_in_a_stack(sweep, tmp_path, name):
     rounded = member.run.objective.follows_losses and dtype == torch.float32
     assert_same_inputs(member, trainer, 1e-4 if rounded else 0.0)
     assert difference(member, trainer) <= tolerance
+    trainer.run.write_rates()  # of the next update, as the member has them
     assert member.run.current_lr == trainer.run.current_lr
     assert member.run.current_momentum == trainer.run.current_momentum
     # A stack takes the rates of all updates from the plan, where powers round otherwise.

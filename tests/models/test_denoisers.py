@@ -87,7 +87,7 @@ def test_it_is_trained_and_saved_with_its_code(tmp_path, gated):
     assert "`denoiser/diffusers_lrlab.py`, which needs diffusers_lrlab" in card
     assert "| Denoiser | `gated:width=16` |" in card
     assert "Without diffusers_lrlab" not in card  # as the weights need it
-    assert "lrlab/sampling.gif" in card
+    assert "lrlab/trajectory.png" in card
 
 
 @pytest.mark.slow

@@ -7,14 +7,13 @@ import pytest
 import runs
 import torch
 from continued_runs import repeated_options
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tables import cases
 
 from diffusers_lrlab import PointDDPMPipeline, TrainingConfig, extend, train
 from diffusers_lrlab.averaging.posthoc import Profiles, combine
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core import files
-from diffusers_lrlab.core.manifest import write_manifest
 from diffusers_lrlab.hub.contents import contents_of
 from diffusers_lrlab.run.check import check_folder
 
@@ -29,14 +28,7 @@ POINTS |= {
     "checkpointing_steps": 24,
     "checkpoints_total_limit": 0,
 }
-POINTS |= {
-    "checkpoints_total_limit": 0,
-    "cpu_threads": 1,
-    "preflight": False,
-    "logging_steps": 5,
-    "lr_scheduler": "constant",
-}
-POINTS["lr_scheduler"] = "constant"
+POINTS |= {"cpu_threads": 1, "preflight": False, "logging_steps": 5, "lr_scheduler": "constant"}
 WIDTHS = "posthoc:sigma_rels=[0.05|0.1],snapshots=12"
 
 
@@ -71,23 +63,10 @@ def test_a_file_that_appears_while_a_new_folder_is_made_stays(run, tmp_path, mon
 
     monkeypatch.setattr(files, "sync_tree", sync_slowly)
     assert main(arguments) == 2
-    assert (
-        "out' was made by another program meanwhile, and nothing in it was changed. Give a new one"
-        in capsys.readouterr().err
-    )
+    assert "out' exists and is not an empty folder. Hint: give a new one" in capsys.readouterr().err
     ((status, said),) = others
-    assert (status, "out' is being written by another process. Give a new one" in said) == (2, True)
+    assert (status, "is being written by another process. Wait for it, stop it, or give another" in said) == (2, True)
     assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")} == {"out", "out/mine.txt"}
-
-
-def without_manifest(folder, **options):
-    """A run of which damage goes unnoticed, with other options in its record."""
-    record = json.loads((folder / "lrlab" / "run.json").read_text())
-    record["config"] |= options
-    del record["run"]["manifest"]
-    (folder / "lrlab" / "run.json").write_text(json.dumps(record))
-    (folder / "manifest.json").unlink()
-    return folder
 
 
 def weights(folder, component="denoiser"):
@@ -148,13 +127,12 @@ def test_a_cool_down_has_the_averages_of_its_whole_history(run, tmp_path, snapsh
 
 
 def test_an_extended_run_has_the_averages_of_its_whole_history(run, tmp_path, capsys):
-    """A damaged snapshot is told and left out; a resumed extension does not miss those of its own spacing before it."""
+    """A damaged snapshot is told and left out."""
     parent = copy(run, tmp_path)
     (parent / "ema_snapshots" / "update-00000008" / "averages.safetensors").write_bytes(b"")
     extended = extend(parent, 120, output_dir=tmp_path / "longer")
     said = capsys.readouterr().err
     assert "The snapshot update-00000008 is damaged, and is not copied" in said
-    assert "missing" not in said
     updates = [int(path.name[7:]) for path in sorted((extended / "ema_snapshots").iterdir())]
     assert updates == [*range(16, 97, 8), 100, 110, 120]
     assert main(["ema", str(extended), "--sigma_rel", "0.2", "--out", str(tmp_path / "ema")]) == 0
@@ -183,32 +161,6 @@ def test_a_run_without_snapshots_says_what_can_be_done(run, tmp_path, capsys):
     error = refused(capsys, "ema", plain, "--sigma_rel", "0.1")
     assert "has no snapshots of averages" in error
     assert "trained, or train again with `lrlab train ... --ema posthoc`." in error
-
-
-def test_snapshots_of_another_run_are_refused(run, tmp_path, capsys):
-    other = without_manifest(shutil.copytree(run, tmp_path / "other"), seed=1)
-    assert "got one of a run with seed=0, not 1" in refused(capsys, "ema", other, "--sigma_rel", "0.1")
-    error = refused(capsys, "ema", other, "--sigma_rel", "0.1", "--out", run)
-    assert "exists and is not an empty folder" in error
-    swapped = without_manifest(copy(run, tmp_path))
-    wider = {name: value[..., :-1].contiguous() for name, value in weights(run).items()}
-    save_file(wider, swapped / "denoiser" / NAME)
-    assert "of the model in" in refused(capsys, "ema", swapped, "--sigma_rel", "0.1")
-    damaged = swapped / "ema_snapshots" / "update-00000048" / "averages.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-1])
-    assert "update-00000048 is damaged" in refused(capsys, "ema", swapped, "--sigma_rel", "0.1")
-
-
-def test_one_snapshot_of_another_model_is_refused_by_name(run, tmp_path, capsys):
-    """Not only the last one is looked at: a bias of shape (1,) would be added to all values without an error."""
-    mixed = copy(run, tmp_path)
-    folder = mixed / "ema_snapshots" / "update-00000048"
-    tensors = load_file(folder / "averages.safetensors")
-    save_file({name: value[:1].clone() for name, value in tensors.items()}, folder / "averages.safetensors")
-    write_manifest(folder)
-    error = refused(capsys, "ema", mixed, "--sigma_rel", "0.1", "--out", tmp_path / "out")
-    assert "the snapshot update-00000048 in" in error
-    assert not (tmp_path / "out").exists()
 
 
 def test_wide_averages_are_warned_about(run, tmp_path, capsys):

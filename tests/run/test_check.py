@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from diffusers_lrlab.cli.main import main
-from diffusers_lrlab.core.lock import locked
+from diffusers_lrlab.core.files import locked
+from diffusers_lrlab.core.manifest import open_manifest
 from diffusers_lrlab.training.run_folder import RunFolder
 
 FIXTURE = Path(__file__).parents[1] / "compatibility" / "v0.1.0"
@@ -79,6 +80,7 @@ def test_damage_of_a_run_is_named(tmp_path, capsys, name):
 def test_a_run_that_is_killed_or_goes_on(tmp_path, capsys):
     run = copy_of_run(tmp_path / "run")
     say_running(run / "lrlab" / "run.json")
+    open_manifest(run)
     with locked(run, "--output_dir"):
         assert "a run, being written by another process" in check(capsys, run)[1]
     status, said = check(capsys, run)

@@ -5,8 +5,7 @@ import shutil
 
 import pytest
 import runs
-import torch
-from continued_runs import SMALL, assert_same_end, new_run
+from continued_runs import SMALL, assert_same_end, load_state, new_run
 from helpers import is_installed
 from tables import cases
 
@@ -35,7 +34,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path, name):
     assert_same_end(whole, resumed, 10)
     record = runs.read_record(resumed)
     timescales, images = record["train"]["timescales"], record["train"]["global_batch"]
-    groups = torch.load(resumed / "checkpoint-10" / "optimizer.bin", weights_only=True)["param_groups"]
+    groups = load_state(resumed / "checkpoint-10")["optimizer"]["param_groups"]
     if name != "lion":
         assert timescales["beta2_half_life"] == pytest.approx(3000)
         assert {group["betas"][1] for group in groups if "betas" in group} == {0.5 ** (images / 3000)}

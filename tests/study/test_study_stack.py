@@ -26,7 +26,7 @@ from diffusers_lrlab.study.stacked.networks import clip, draw_together, predict,
 from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.study.stacked.stacks import ParallelStacks, worker_threads
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.kinds.select import kind_of
+from diffusers_lrlab.training.kinds import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
 

@@ -8,12 +8,14 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from continued_runs import assert_same, load_state
 from helpers import load_data_once
 
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core.errors import DiskFull, Diverged
 from diffusers_lrlab.core.manifest import find_damage
-from diffusers_lrlab.training import checkpoint_writer, checkpoints
+from diffusers_lrlab.training import checkpoints
+from diffusers_lrlab.training.checkpoints import CheckpointWriter
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
@@ -47,13 +49,13 @@ def names(folder):
 @pytest.fixture
 def disk(monkeypatch):
     """Nothing is written before `disk.set()`, unless the test waits for five seconds in vain."""
-    free, write = threading.Event(), checkpoints.Contents.write
+    free, write = threading.Event(), CheckpointWriter._write
 
-    def write_when_free(contents, into, folder):
+    def write_when_free(writer, *contents):
         free.wait(5)
-        write(contents, into, folder)
+        write(writer, *contents)
 
-    monkeypatch.setattr(checkpoints.Contents, "write", write_when_free)
+    monkeypatch.setattr(CheckpointWriter, "_write", write_when_free)
     return free
 
 
@@ -69,10 +71,10 @@ def test_what_is_written_is_the_run_as_it_was(tmp_path, disk):
     files = sorted(path.relative_to(now) for path in now.rglob("*") if path.is_file())
     assert files == sorted(path.relative_to(late) for path in late.rglob("*") if path.is_file())
     for file in files:
-        if file.name not in ("trainer.json", "manifest.json"):  # these have seconds in them
+        if file.name not in ("state.pt", "trainer.json", "manifest.json"):  # these have seconds and folders in them
             assert (late / file).read_bytes() == (now / file).read_bytes(), file
-    logs = [json.loads((folder / "trainer.json").read_text())["log"] for folder in (late, now)]
-    assert logs[0] == logs[1]
+    assert_same(load_state(late), load_state(now), "state")
+    assert [json.loads((folder / "trainer.json").read_text())["log_rows"] for folder in (late, now)] == [3, 3]
     assert find_damage(late) is None
     updates.close()
 
@@ -99,12 +101,12 @@ def test_an_error_there_ends_the_run(tmp_path, monkeypatch, disk, late):
         disk.wait()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoints.Contents, "write", write)
+    monkeypatch.setattr(checkpoints, "write_manifest", write)
 
     def go_on():
         for update in updates:
             assert update < 4
-            while update == 2 and not late and not trainer.checkpoints._writing.is_done:
+            while update == 2 and not late and not trainer.checkpoints._pending.done():
                 pass
 
     with pytest.raises(DiskFull, match=r"No room to write .*checkpoint-2"):
@@ -130,11 +132,11 @@ def test_those_that_come_too_soon_are_left_out(tmp_path, monkeypatch):
 
     def timed(images):
         now = next(seconds)
-        monkeypatch.setattr(checkpoint_writer.time, "monotonic", lambda: 2 * now)
+        monkeypatch.setattr(checkpoints.time, "monotonic", lambda: 2 * now)
         return do_update(images)
 
     monkeypatch.setattr(trainer, "do_update", timed)
-    monkeypatch.setattr(checkpoint_writer.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: 0.0)
     assert [*trainer.updates(show_progress=False)] == list(range(1, 13))
     assert names(tmp_path) == ["checkpoint-6", "checkpoint-12"]  # that of 9 is 6 s younger; the last is always there
 

@@ -18,9 +18,9 @@ from latents import encode, save_vae
 from diffusers_lrlab import ImagePipeline, TrainingConfig, train
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.hub.card import write_model_card
+from diffusers_lrlab.training.pipeline import draw_samples
 from diffusers_lrlab.training.prepare import prepare
 from diffusers_lrlab.training.run_folder import RunFolder
-from diffusers_lrlab.training.samples import draw_samples
 from diffusers_lrlab.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,6 @@ from trainer_states import assert_same, state_of
 
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.training.compiling import compile_backend
 from diffusers_lrlab.training.model import given_model_config
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
@@ -20,6 +19,7 @@ from diffusers_lrlab.training.prepare import make_accelerator, prepare
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.resume import resumed_config
 from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.stepping import compile_backend
 from diffusers_lrlab.training.trainer import Trainer
 
 MODEL = {"_class_name": "MLPDenoiser", "hidden_size": 8, "num_layers": 2, "embedding_size": 4}

@@ -97,16 +97,16 @@ def test_what_appears_in_the_place_of_a_checkpoint_stays(base, tmp_path, make):
 
 def remove_when_written(update, folder):
     """Called in the process, first: the folder goes while the checkpoint of that update is written."""
-    from diffusers_lrlab.training import checkpoints
+    from diffusers_lrlab.training.checkpoints import CheckpointWriter
 
-    write = checkpoints.Contents.write
+    write = CheckpointWriter._write
 
-    def and_remove(contents, into, of_run):
-        if of_run.path == folder and contents.trainer["update"] == update:
+    def and_remove(writer, path, *contents):
+        if path == folder / f"checkpoint-{update}":
             shutil.rmtree(folder)
-        write(contents, into, of_run)
+        write(writer, path, *contents)
 
-    checkpoints.Contents.write = and_remove
+    CheckpointWriter._write = and_remove
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_a_folder_that_is_removed_while_a_checkpoint_is_written(base, tmp_path, 
     remove = functools.partial(remove_when_written, update, tmp_path / "run")
     options = arguments(base, tmp_path / "run", f"--logging_steps={logging_steps}", "--validation_steps=100")
     error = runs.run(*options, before=remove, expect=2)
-    assert "lrlab' was changed or removed while the run was writing there. Hint: leave the folder of a run alone" in error
+    assert "lrlab' was removed while the run was writing there. Hint: leave the folder of a run alone" in error
     assert not (tmp_path / "run" / f"checkpoint-{update}").exists()
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from diffusers_lrlab.training.plots.run import plot_losses, plot_lr
+from diffusers_lrlab.training.plots import plot_losses, plot_lr
 
 pytestmark = pytest.mark.pictures
 

@@ -14,7 +14,6 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from datasets import Dataset, Features, List, Value
 from helpers import begins_soon, is_installed, load_data_once
-from PIL import Image
 from tables import cases
 
 from diffusers_lrlab import PointDDPMPipeline, TrainingConfig, load_toy_dataset
@@ -26,12 +25,12 @@ from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training import trainer as training_loop
-from diffusers_lrlab.training.kinds.select import kind_of
+from diffusers_lrlab.training.kinds import kind_of
 from diffusers_lrlab.training.model import given_model_config
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.results.base import results_of
+from diffusers_lrlab.training.results import results_of
 from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.trainer import Trainer
 
@@ -171,12 +170,9 @@ def test_the_folder_holds_what_a_reader_expects(finished):
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     expected = {"model_index.json", "pipeline.py", "README.md", "denoiser/config.json", "denoiser/diffusers_lrlab.py"}
     pictures = ("loss", "lr", "progress", "samples", "timesteps", "trajectory")
-    expected |= {"lrlab/metrics.jsonl", "lrlab/run.json", "lrlab/timesteps.parquet", "lrlab/sampling.gif"}
+    expected |= {"lrlab/metrics.jsonl", "lrlab/run.json", "lrlab/timesteps.parquet"}
     assert expected | {f"lrlab/{name}.png" for name in pictures} <= files
     assert "grad_noise_scale" in pq.read_schema(folder / "lrlab/timesteps.parquet").names
-    with Image.open(folder / "lrlab/sampling.gif") as animation:
-        assert animation.n_frames == 21  # 20 steps
-        assert animation.info["loop"] == 0
 
 
 @pytest.mark.slow
@@ -213,7 +209,7 @@ def test_the_card_shows_figures_beside_their_floors(finished):
     card, results = (folder / "README.md").read_text(), runs.read_record(folder)["train"]["results"]
     row = next(line for line in card.splitlines() if line.startswith("| KL(data ‖ samples) by 5th"))
     assert row.split("|")[2:4] == [f" {results['kl']:.4g} ", f" {results['kl_of_held_out_points']:.4g} "]
-    for words in ("import diffusers_lrlab", "trust_remote_code=True", "sampling.gif", "trajectory.png", "40 of 64 points"):
+    for words in ("import diffusers_lrlab", "trust_remote_code=True", "trajectory.png", "40 of 64 points"):
         assert words in card
     assert "images" not in card.partition("## How it was made")[0]
 

@@ -15,10 +15,10 @@ from diffusers_lrlab.study.runs.context import StudyContext
 from diffusers_lrlab.study.runs.precision import products_in
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.training import plan_text
-from diffusers_lrlab.training.compiling import use_tf32
 from diffusers_lrlab.training.prepare import check_precision, make_accelerator, prepare, usual_precision
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.resume import resumed_config
+from diffusers_lrlab.training.stepping import use_tf32
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def _a_file(folder):
 REPLACE, NEW = "replace the run with --overwrite_output_dir", "give a new folder"
 OTHERS, RUN = "got one with other files and no run", "must be a new or empty folder, got one that holds a run"
 LONGER, SETTINGS = "--max_train_steps=9", "was written with other settings"
-NOT_WHOLE = _damaged("checkpoint-6/optimizer.bin", "checkpoint-8/optimizer.bin")
+NOT_WHOLE = _damaged("checkpoint-6/state.pt", "checkpoint-8/state.pt")
 NAMED = "--resume_from_checkpoint=now/checkpoint-8"
 # What is in the folder, the options, and what a refusal says; an empty text: the run starts.
 STARTS = [
@@ -99,8 +99,8 @@ STARTS = [
     (_cancelled, [NAMED], ("got no checkpoint", "give latest")),
     (_killed_early, [LATEST], ()),
     (_only_result, [LATEST], (RUN, "unknown", REPLACE)),
-    (_damaged("checkpoint-8/optimizer.bin"), [LATEST], ()),
-    (_damaged("checkpoint-8/optimizer.bin"), [NAMED], ("got a damaged one: ", "give latest")),
+    (_damaged("checkpoint-8/state.pt"), [LATEST], ()),
+    (_damaged("checkpoint-8/state.pt"), [NAMED], ("got a damaged one: ", "give latest")),
     (NOT_WHOLE, [LATEST], ("No checkpoint in 'now' is intact", "--overwrite_output_dir")),
     (_damaged("lrlab/run.json"), ["--overwrite_output_dir"], ("is damaged", "Hint: remove it")),
     (_foreign, ["--overwrite_output_dir"], (OTHERS, NEW)),

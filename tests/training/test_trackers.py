@@ -15,7 +15,7 @@ from diffusers_lrlab import LabError, TrainingConfig, train
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.training import resolve
 from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.trackers import log_images, scalars_of, start_trackers, tracker_ids
+from diffusers_lrlab.training.trackers import scalars_of, start_trackers, tracker_ids
 
 TINY = {"_class_name": "MLPDenoiser", "dimension": 2, "hidden_size": 16, "embedding_size": 8, "num_layers": 1}
 SMALL = {
@@ -148,11 +148,11 @@ def services(monkeypatch):
 
         def start(self):
             of_name = [run for run, name, _ in starts if name == self.arguments.get("name")]
-            asked = self.arguments.get("id", self.arguments.get("run_id"))
+            asked = self.arguments.get("id")
             go_on = of_name and self.name == "trackio" and self.arguments.get("resume") == "allow"
             run = asked or (of_name[-1] if go_on else f"run {len(starts)}")
             starts.append((run, self.arguments.get("name"), self.arguments))
-            self.tracker = SimpleNamespace(id=run, info=SimpleNamespace(run_id=run))
+            self.tracker = SimpleNamespace(id=run)
 
         def store_init_configuration(self, values): ...
 
@@ -160,14 +160,14 @@ def services(monkeypatch):
 
         def finish(self): ...
 
-    for name in ("wandb", "trackio", "mlflow"):
+    for name in ("wandb", "trackio"):
         service = type(name, (Service,), {"name": name, "tracker": None})
         monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, name, service)
     monkeypatch.setattr(resolve, "tracker_packages", lambda logger: [])
     return starts
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow"])
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_a_resumed_run_goes_on_with_its_run_in_a_tracker(tmp_path, services, name):
     config = TrainingConfig(logger=name)
     ids = tracker_ids(start_trackers(config, tmp_path, "a name"))
@@ -205,9 +205,9 @@ def test_a_tracker_that_fails_to_start_fails_the_run(tmp_path, services, model, 
 def test_the_record_has_the_ids(tmp_path, services, model):
     run = tmp_path / "run"
     options = {**SMALL, **model, "eval_batch_size": 4, "distance_samples": 0, "preflight": False, "checkpointing_steps": 2}
-    config = TrainingConfig(**options, logger="mlflow,wandb", output_dir=run)
+    config = TrainingConfig(**options, logger="trackio,wandb", output_dir=run)
     train(config)
-    ids = {"mlflow": "run 0", "wandb": "run 1"}
+    ids = {"trackio": "run 0", "wandb": "run 1"}
     assert json.loads((run / "lrlab/run.json").read_text())["run"]["trackers"] == ids
     AcceleratorState._reset_state(reset_partial_state=True)
     train(dataclasses.replace(config, resume_from_checkpoint="checkpoint-2"))
@@ -234,13 +234,3 @@ def test_trackers_that_cannot_be(logger, words, monkeypatch):
 def test_names_of_what_is_shown():
     row = {"update": 3, "loss": 1.0, "lr": 2.0, "validation_loss_ema": 3.0, "loss_spike_bins": [1]}
     assert scalars_of(row) == {"train/loss": 1.0, "train/lr": 2.0, "validation/loss_ema": 3.0}
-
-
-@pytest.mark.parametrize("name", ["aim", "clearml"])
-def test_several_pictures_for_trackers_of_one(name):
-    class One:
-        def log_images(self, values, step):
-            assert {key: picture.shape for key, picture in values.items()} == {"samples": (4, 15, 3)}
-
-    One.name = name
-    log_images([One()], "samples", np.zeros((3, 4, 5, 1), np.uint8), 1)

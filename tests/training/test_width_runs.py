@@ -20,7 +20,7 @@ from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.study.stacked.stacks import not_stackable
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
-from diffusers_lrlab.training.plots.run import plot_lr
+from diffusers_lrlab.training.plots import plot_lr
 from diffusers_lrlab.training.prepare import resolve_and_check
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder

@@ -10,7 +10,8 @@ from diffusers_lrlab.data.image_folder import digest_of
 from ...core.errors import Diverged, LabError
 from ...core.files import remove
 from ...training.prepare import make_accelerator
-from ...training.run_folder import RunFolder
+from ...training.resume import read_state
+from ...training.run_folder import RunFolder, checkpoint_update
 from ...training.trainer import Trainer
 from ..runs.context import StudyContext
 from ..runs.measure import Curves, record_run
@@ -55,7 +56,9 @@ def _checkpoint_of(folder: RunFolder, study: StudyContext) -> Path | None:
     try:
         checkpoint = folder.newest_checkpoint()
         if checkpoint is not None:
-            folder.check_log_until(checkpoint)
+            rows = folder.rows_until(checkpoint_update(checkpoint))
+            if len(rows) != read_state(checkpoint)["log_rows"]:
+                raise LabError(f"{str(folder.metrics_file)!r} lacks rows. ")
     except LabError as damage:
         study.progress.log(f"{str(damage).partition('. ')[0]}: the run {folder.path.name} starts from the beginning.")
         checkpoint = None

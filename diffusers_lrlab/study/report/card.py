@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import LabError
-from ...core.files import atomic_folder, write_text
-from ...core.held import damage_named, refuse_damage_in_use
-from ...core.manifest import write_manifest
+from ...core.files import LOCK, atomic_folder, write_text
+from ...core.manifest import damage_named, refuse_damaged, write_manifest
 from ...core.project import install_command
 from ...data.options import EMBEDDED_DATASETS
 from ..analysis.runs_table import RUNS_TABLE, read_runs
@@ -42,8 +41,8 @@ def write_study_card(folder: Path, out: Path) -> Path:
     spec, _ = study.read_spec()
     if not ((folder / "report" / "report.md").exists() and (folder / RUNS_TABLE).exists()):
         raise LabError(f"{str(folder)!r} has no report yet. Write one with `lrlab study report {folder}`.")
-    with atomic_folder(out) as card, damage_named(folder, "study"):
-        refuse_damage_in_use(folder, "study", lambda name: not name.startswith(("runs/", "weights/")))
+    with atomic_folder(out) as card, damage_named(folder):
+        refuse_damaged(folder, only=lambda name: not name.startswith("runs/"))
         for path in sorted((folder / "report").glob("*.png")):
             shutil.copyfile(path, card / path.name)
         shutil.copytree(folder / "report" / "tables", card / "tables")

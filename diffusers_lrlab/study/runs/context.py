@@ -13,7 +13,7 @@ from ...core.files import remove
 from ...core.words import agreeing, counted
 from ...data.loading import TrainingData
 from ...training.config import DataConfig
-from ...training.kinds.select import kind_of
+from ...training.kinds import kind_of
 from ...training.plan import Plan, make_plan
 from ...training.trackers import scalars_of, start_trackers
 from ..kind_settings import settings_of

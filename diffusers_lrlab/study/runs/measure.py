@@ -10,9 +10,9 @@ import torch
 
 from ...core.errors import Diverged
 from ...evaluation.metrics import METRICS
-from ...training.results.base import results_of
+from ...training.pipeline import draw_samples
+from ...training.results import results_of
 from ...training.run_state import RunState
-from ...training.samples import draw_samples
 from ..spec.spec import RunSpec
 from .context import StudyContext
 from .progress import MEASURED

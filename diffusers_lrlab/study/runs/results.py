@@ -12,8 +12,7 @@ from typing import Any
 import yaml
 
 from ...core.errors import LabError, did_you_mean, must_be
-from ...core.files import remove_leftovers, write_text
-from ...core.lock import LOCK_FILES, locked
+from ...core.files import LOCK, locked, remove_leftovers, write_text
 from ...core.manifest import (
     MANIFEST,
     checksum_matches,
@@ -182,7 +181,7 @@ class StudyFolder:
         of its files.
         """
         if not (self.path / "runs").exists():
-            there = (path for path in self.path.rglob("*") if path.name not in LOCK_FILES)  # held meanwhile
+            there = (path for path in self.path.rglob("*") if path.name != LOCK)  # held meanwhile
             write_manifest(self.path, sums_in(self.path, there))
             return
         parts = ("spec.yaml", "runs.parquet", "summary.json", "summary.parquet")

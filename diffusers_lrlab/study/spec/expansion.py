@@ -15,7 +15,7 @@ from ...evaluation.metrics import METRICS
 from ...models.loading import StartWeights
 from ...training.arguments import parse_options
 from ...training.config import ResolvedConfig, TrainingConfig
-from ...training.kinds.select import kind_of
+from ...training.kinds import kind_of
 from ...training.model import find_start, given_model_config
 from ...training.resolve import resolve_config
 from ...training.resolve_schedules import check_schedule

@@ -8,7 +8,7 @@ from ...data.latents import image_set_of
 from ...data.toy2d import LOG_PROBS
 from ...evaluation.metrics import METRICS
 from ...training.config import ResolvedConfig
-from ...training.kinds.select import kind_of
+from ...training.kinds import kind_of
 from ..kind_settings import settings_of
 
 

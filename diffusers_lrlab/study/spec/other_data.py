@@ -15,8 +15,8 @@ from ...evaluation.metrics import METRICS
 from ...models.loading import complete_config, read_model_config
 from ...training.arguments import parse_options
 from ...training.config import ResolvedConfig, TrainingConfig
+from ...training.kinds import kind_of
 from ...training.kinds.base import DataKind
-from ...training.kinds.select import kind_of
 from ...training.resolve import resolve_config
 from ..shown_command import PRESETS_FOLDER
 from .expansion import located

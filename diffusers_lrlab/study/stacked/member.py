@@ -12,8 +12,6 @@ from ...data.batch import Batch, to_device
 from ...data.batches import RowOrder
 from ...data.loading import TrainingData
 from ...objective.objective import Objective
-from ...schedules.feedback import FeedbackSchedule
-from ...schedules.scheduler import CurveLR
 from ...timesteps.bands import scaled_lr
 from ...training.config import TrainingConfig
 from ...training.plan import Plan
@@ -32,7 +30,6 @@ class Member:
     def __init__(self, plan: Plan, data: TrainingData, device: torch.device):
         self.run = RunState(plan, data, device)
         self.run.model.to(device).train()
-        self.feedback = [scheduler for scheduler in self.run.schedulers if isinstance(scheduler, FeedbackSchedule)]
         self.curves = Curves(plan.num_updates)
         self.error: str | None = None
 
@@ -54,9 +51,9 @@ class Member:
                 scheduler.move_to(self.run.update)
 
     def catch_up(self) -> None:
-        """Moves the schedules, the count of the audit and the clock of the average to this update."""
+        """Moves the rates, the count of the audit and the clock of the average to this update."""
         run = self.run
-        self.set_rates()
+        run.write_rates()
         run.audit.num_updates = run.update
         if run.average is not None:
             run.average.move_to(run.update)
@@ -79,8 +76,8 @@ class Member:
 
     def advance_feedback(self) -> None:
         """Advances schedules that follow a metric by one update."""
-        for scheduler in self.feedback:
-            scheduler.advance()
+        if self.run.feedback is not None:
+            self.run.feedback.advance()
 
     def take_out(self) -> None:
         """Copies its tensors out of the stack: views would keep, and save, the tensors of all members."""

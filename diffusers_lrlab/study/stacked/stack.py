@@ -72,7 +72,7 @@ class Stack:
         self.optimizers = [*batched_optimizers(members, self.weights)] if self.batches_steps else []
         self.averages = StackedAverages(members, self.weights, self.rates)
         self._stepping = [index for index, member in enumerate(members) if not (self.optimizers and batched_kind(member))]
-        self._reacting = [index for index, member in enumerate(members) if member.feedback]
+        self._reacting = [index for index, member in enumerate(members) if member.run.feedback]
         self._observing = [index for index, member in enumerate(members) if member.run.objective.follows_losses]
         norms = [member.run.config.max_grad_norm or math.inf for member in members]
         self.max_norms = torch.tensor(norms, device=self.device, dtype=self.weights[0].dtype)

@@ -19,9 +19,9 @@ from ...core.errors import LabError
 from ...core.files import atomic_folder, remove
 from ...core.manifest import find_damage, write_manifest
 from ...models.mlp_denoiser import MLPDenoiser
-from ...training.interrupts import InterruptGuard
-from ...training.kinds.select import kind_of
+from ...training.kinds import kind_of
 from ...training.model import model_class_of
+from ...training.stopping import InterruptGuard
 from ..kind_settings import settings_of
 from ..runs.context import StudyContext
 from ..runs.measure import DRAWN, Drawn, record_run

@@ -12,10 +12,9 @@ from PIL import Image
 
 from ...evaluation.registry import FEATURES_OF_DECODED, measures_samples
 from ..config import ResolvedConfig
-from ..pipeline import make_pipeline
+from ..pipeline import load_previews, make_pipeline
 from ..run_state import RunState
-from ..samples import load_previews
-from .base import Results
+from . import Results
 
 
 class ImageResults(Results):
@@ -52,11 +51,11 @@ class ImageResults(Results):
         return {"png": base64.b64encode(file.getvalue()).decode()}
 
     def draw(self, run: RunState, samples: np.ndarray, lab: Path) -> None:
-        from ..plots.images import plot_progress, plot_samples
+        from ..plots import plot_image_progress, plot_samples
 
         classes = run.plan.classes
         columns = None if classes is None else classes.num_shown_of_each(run.config.eval_batch_size)
-        plot_progress(load_previews(lab / "samples"), run.plan.num_updates, lab / "progress.png", classes is not None)
+        plot_image_progress(load_previews(lab / "samples"), run.plan.num_updates, lab / "progress.png", classes is not None)
         plot_samples(to_uint8(samples), lab / "samples.png", columns)
 
 

@@ -9,12 +9,11 @@ import numpy as np
 from ...core.streams import stream_generator
 from ...data.loading import TrainingData
 from ..config import ResolvedConfig
-from ..pipeline import make_pipeline
+from ..pipeline import load_previews, make_pipeline
 from ..run_state import RunState
-from ..samples import load_previews
-from .base import Results
+from . import Results
 
-_FRAMES = 21
+_FRAMES = 6
 
 
 class PointResults(Results):
@@ -24,7 +23,7 @@ class PointResults(Results):
     stream = "distances"
 
     def as_pictures(self, run: RunState, samples: np.ndarray) -> np.ndarray:
-        from ..plots.points import as_picture, limits_of
+        from ..plots import as_picture, limits_of
 
         return as_picture(samples, limits_of(_real_points(run.data, len(samples)), samples))[None]
 
@@ -55,13 +54,12 @@ class PointResults(Results):
         return self._sampled.points
 
     def draw(self, run: RunState, samples: np.ndarray, lab: Path) -> None:
-        from ..plots.points import animate, plot_beside, plot_progress, plot_trajectory
+        from ..plots import plot_beside, plot_point_progress, plot_trajectory
 
         real, sampled = _real_points(run.data, len(samples)), self._sampled
         plot_beside(real, samples, lab / "samples.png")
-        plot_progress(load_previews(lab / "samples"), run.plan.num_updates, real, lab / "progress.png")
+        plot_point_progress(load_previews(lab / "samples"), run.plan.num_updates, real, lab / "progress.png")
         plot_trajectory(sampled.frames, sampled.frame_timesteps, real, lab / "trajectory.png")
-        animate(sampled.frames, sampled.frame_timesteps, real, lab / "sampling.gif")
 
 
 def _real_points(data: TrainingData, num: int) -> np.ndarray:

@@ -1,15 +1,68 @@
-"""Divergence of a run, which stops it."""
+"""Why a run stops early: Ctrl-C or SIGTERM, after the current update and with a checkpoint, or divergence."""
 
 import math
+import signal
+import threading
+import time
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from typing_extensions import Self
 
+from ..core.environment import OTHERS_WAIT
 from ..core.errors import Diverged
+from ..core.signals import SIGNALS
 from ..core.words import counted
-from .checkpoint_writer import CheckpointWriter
+from .checkpoints import CheckpointWriter
 from .run_state import RunState
+
+_ECHO_SECONDS = 3
+
+
+class InterruptGuard:
+    """
+    Notes SIGINT and SIGTERM during a `with` block; a second one ends the process immediately. An unhandled signal is passed
+    to the previous handler.
+
+    The processes agree over a process group on the CPU, without device synchronization.
+    """
+
+    def __init__(self) -> None:
+        self._received, self._received_at = 0, 0.0
+        self._group = None
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            self._group = dist.new_group(backend="gloo", timeout=OTHERS_WAIT)
+
+    def __enter__(self) -> Self:
+        # Only the main thread can handle signals; a run in another thread is stopped by its program.
+        numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+        self._previous = {number: signal.signal(number, self._note) for number in numbers}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        if kind is None and self._received:  # it arrived after the last check
+            signal.raise_signal(self._received)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        # A launcher forwards signals that the terminal has sent to every process already: ignore an echo.
+        if self._received and time.monotonic() - self._received_at > _ECHO_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        elif not self._received:
+            self._received, self._received_at = number, time.monotonic()
+
+    def received(self) -> int:
+        """The signal that any process has received, 0 without one; all processes must call it at the same update."""
+        if self._group is None:
+            return self._received
+        number = torch.tensor(self._received)
+        dist.all_reduce(number, op=dist.ReduceOp.MAX, group=self._group)
+        return int(number)
 
 
 class DivergenceGuard:
@@ -49,7 +102,7 @@ def find_nonfinite(run: RunState, **more: Any) -> str | None:
     """The first part of a run, or of `more`, that is not finite; all processes call this."""
     parts = {**more, "model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()["state"]}
     if run.average is not None:
-        parts["moving average"] = run.average.state_dict()["shadow_params"]
+        parts["moving average"] = run.average.shadow_params
     device = run.objective.device
     norms = []
     for part in parts.values():
