@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError, continued_by, warn
 from ..core.files import FULL, check_new_folder, new_folder
-from ..core.manifest import refuse_damaged
-from ..core.manifest import MANIFEST, Sums, write_manifest
+from ..core.manifest import MANIFEST, Sums, refuse_damaged, write_manifest
 from .contents import Contents, contents_of, is_owned, type_of_files, type_of_folder, with_manifest
 from .records import check_pipeline, read_record
 

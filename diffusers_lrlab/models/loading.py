@@ -12,8 +12,7 @@ from typing import Any
 
 from ..core.errors import LabError, must_be
 from ..core.files import expanded, is_plain_name, read_utf8
-from ..core.manifest import refuse_damaged
-from ..core.manifest import file_sums
+from ..core.manifest import file_sums, refuse_damaged
 
 OPTION = "--pretrained_model_name_or_path"
 _LORA_FILE = "pytorch_lora_weights.safetensors"  # diffusers' name for it

@@ -18,7 +18,7 @@ from ..averaging.snapshots import Snapshot, profiles_of, read_snapshots
 from ..core.errors import LabError, must_be, warn
 from ..core.files import write_text
 from ..core.manifest import damage_named
-from ..hub.records import open_run, recorded_options
+from ..hub.records import open_run
 from ..training.kinds import components
 from ..training.run_folder import LAB, SNAPSHOTS, parts_of_pipeline
 

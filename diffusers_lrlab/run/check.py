@@ -12,7 +12,7 @@ from ..core.words import counted
 from ..data.latents import LATENTS_FILE, ROWS_FILE, check_rows, is_latents_folder, read_latents_record
 from ..hub.contents import type_of_folder
 from ..hub.records import check_pipeline, read_log, read_record
-from ..training.run_folder import RECORD, RunFolder, SNAPSHOTS
+from ..training.run_folder import RECORD, SNAPSHOTS, RunFolder
 
 _LATENTS = "set of latents"
 _PARTS = ("checkpoint-*", f"{SNAPSHOTS}/*", "stacks/*", "local/*/checkpoint-*")  # folders with a manifest of their own

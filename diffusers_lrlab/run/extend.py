@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from diffusers_lrlab.hub.records import recorded_options
+
 from ..core.environment import launch_command
 from ..core.errors import LabError, continued_by, did_you_mean, is_first_process, must_be, printable, warn
 from ..core.files import folder_beside, is_locked
@@ -22,7 +24,6 @@ from ..core.ranges import Range
 from ..core.signatures import checked
 from ..core.words import counted
 from ..data.layout import BatchLayout
-from ..hub.recorded_options import recorded_options
 from ..hub.records import open_run
 from ..schedules.expected import RunCurve, agreeing_updates
 from ..schedules.registries import COOLDOWNS

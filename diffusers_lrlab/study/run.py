@@ -11,7 +11,6 @@ import torch
 
 from ..core.environment import allowed_threads
 from ..core.errors import LabError, warn
-from ..core.manifest import damage_named, refuse_damaged
 from ..core.registered import registered_code_located
 from ..core.signatures import checked
 from ..core.words import agreeing, counted

@@ -9,7 +9,6 @@ import yaml
 
 from ..core.errors import must_be
 from ..core.files import expanded
-from ..core.manifest import verify
 
 PRESETS = "(presets)"  # stored as the folder of presets of the package
 PRESETS_FOLDER = Path(__file__).parent / "spec" / "presets"

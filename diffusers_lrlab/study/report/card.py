@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import LabError
-from ...core.files import LOCK, atomic_folder, write_text
+from ...core.files import atomic_folder, write_text
 from ...core.manifest import damage_named, refuse_damaged, write_manifest
 from ...core.project import install_command
 from ...data.options import EMBEDDED_DATASETS

@@ -17,6 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
+from diffusers_lrlab.training.plots import draw_points
+
 from ...core.plotting import (
     BLUE,
     DARK,
@@ -31,7 +33,6 @@ from ...core.plotting import (
 )
 from ...core.words import counted
 from ...evaluation.metrics import better_of
-from ...training.plots.points import draw_points
 from ..analysis.findings import DIVERGED, word_of
 from ..runs.results import RunResult, by_cell
 from ..spec.spec import Cell
