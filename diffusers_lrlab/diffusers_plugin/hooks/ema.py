@@ -1,16 +1,18 @@
 """An exponential moving average of the weights that a third-party script trains, saved in the script's format."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from accelerate.utils import SAFE_WEIGHTS_NAME, save
+from diffusers.utils import logging
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ...averaging.averages import EMA, averages_itself, without_config_warnings
+from ...averaging.averages import EMA, averages_itself
 from ...averaging.forms import EMAForm
 from ...core.errors import LabError
 from ...core.files import atomic_file, atomic_folder, remove
@@ -24,6 +26,17 @@ _HOOK = "register_save_state_pre_hook"  # accelerate's, by which a script saves 
 _SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # accelerate's names of strategies that shard the weights
 _STATE = Path("lrlab", "ema.safetensors")  # in a checkpoint of the script
 BY_NAMES = "average.safetensors"  # beside the files in the script's format
+
+
+@contextmanager
+def _without_config_warnings() -> Iterator[None]:
+    """Silences diffusers' warning that settings of an average in config.json look like misspelt arguments of the model."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def recognise(script: HostScript) -> str:
@@ -236,7 +249,7 @@ class TrainedModels:
         list, or leave them to accelerate.
         """
         hooks = self._hooks()
-        with torch.random.fork_rng(devices=[]), without_config_warnings():
+        with torch.random.fork_rng(devices=[]), _without_config_warnings():
             if hooks:
                 self._save_by(hooks, folder)
                 return

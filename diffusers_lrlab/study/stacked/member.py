@@ -44,12 +44,6 @@ class Member:
         factor = self.run.lr_factor
         return self.run.current_lr * (1.0 if factor is None else factor)
 
-    def set_rates(self) -> None:
-        """Moves the schedules to this update."""
-        for scheduler in self.run.schedulers:
-            if isinstance(scheduler, CurveLR) and scheduler.last_epoch != self.run.update:
-                scheduler.move_to(self.run.update)
-
     def catch_up(self) -> None:
         """Moves the rates, the count of the audit and the clock of the average to this update."""
         run = self.run
@@ -67,7 +61,7 @@ class Member:
     def take_step(self, gradients: list[torch.Tensor]) -> None:
         """A step of the optimizer at the rates of this update."""
         started = time.perf_counter()
-        self.set_rates()
+        self.run.write_rates()
         for parameter, gradient in zip(self.run.model.parameters(), gradients, strict=True):
             parameter.grad = gradient
         with scaled_lr(self.run.optimizer, self.run.lr_factor):
