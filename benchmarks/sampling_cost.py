@@ -31,8 +31,8 @@ def main():
     print("| data | training, us an item | a step of sampling, us an item | ratio | taken as |\n|---|---|---|---|---|")
     for name in ("digits", "dino"):
         length = f"--max_train_steps={options.updates + 11}"
-        arguments = [f"--dataset_name={name}", length, "--num_validation_images=0", "--frechet_samples=0"]
-        arguments += ["--save_images_epochs=1000000", "--cpu_threads=1", f"--num_inference_steps={options.steps}"]
+        arguments = [f"--dataset_name={name}", length, "--num_validation_images=0", "--distance_samples=0"]
+        arguments += ["--save_images_epochs=1000000", f"--num_inference_steps={options.steps}"]
         with tempfile.TemporaryDirectory() as folder:
             trainer = make_trainer(Path(folder) / "run", arguments)
             updates = trainer.updates(show_progress=False)

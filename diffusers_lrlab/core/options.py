@@ -119,7 +119,7 @@ def options_of(config_class: Any) -> dict[str, Option]:
     for base in reversed(config_class.__mro__):  # a field that only narrows a type has no description
         fields = getattr(base, "__dataclass_fields__", {}).values()
         found |= {field.name: field.metadata["help"].option for field in fields if "help" in field.metadata}
-    return {field.name: found[field.name] for field in dataclasses.fields(config_class)}
+    return {field.name: found[field.name] for field in dataclasses.fields(config_class) if field.name in found}
 
 
 @functools.cache
@@ -168,7 +168,7 @@ def check_ranges(config: Any, config_class: Any) -> None:
     """Raises a `LabError` for the first number out of range."""
     for name, known in options_of(config_class).items():
         value = getattr(config, name)
-        if value is not None and known.range is not None:
+        if value is not None and not isinstance(value, str) and known.range is not None:
             hint = _type_hints(config_class)[name]
             Range(known.range.text, whole=float not in (hint, *get_args(hint))).check(f"--{name}", value, known.help)
 

@@ -62,11 +62,6 @@ class DataConfig:
         needs=(READ,),
         kinds=IMAGES,
     )
-    point_column: str | None = option(
-        None,
-        "Column of points, which are lists of equal length (default: the only such column, if no column holds images).",
-        SOURCE,
-    )
     label_column: str | None = option(
         None,
         "Column of class labels for the model: whole numbers from 0 or a datasets.ClassLabel; for latents, the column that "
@@ -92,7 +87,7 @@ class DataConfig:
     )
     data_kind: str | None = option(
         None,
-        "Kind of data (default: found from the columns). Names: {names}.",
+        "Kind of data (default: images if a column holds images, points if one holds lists of numbers). Names: {names}.",
         SOURCE,
         registry="training.kinds.select:KINDS",
     )
@@ -122,14 +117,6 @@ class DataConfig:
         DATA,
         may_change_on_resume=True,
         kinds=IMAGES,
-    )
-    vae: str | None = option(
-        None,
-        "Autoencoder that decodes samples of latents, as a Hub id or a folder; needed only if it has moved since lrlab "
-        "data encode.",
-        SPEED,
-        kinds=("latents",),
-        is_path=True,
     )
     num_validation_images: int | None = option(
         None,

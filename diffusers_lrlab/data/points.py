@@ -15,7 +15,7 @@ from .conditions import find_conditions, fingerprint_with
 from .layout import BatchLayout
 from .loading import TrainingData, select_columns, stream_data
 from .options import DataConfig
-from .sources import columns_of, is_numeric_list, open_dataset
+from .sources import find_point_column, open_dataset
 from .toy2d import TOY_DATASETS, toy_points
 
 # Like all data, the toy datasets are the same for every seed of a run.
@@ -61,17 +61,13 @@ def load_point_data(
     config: DataConfig, seed: int, layout: BatchLayout, conditions: Mapping[str, str] | None = None
 ) -> TrainingData:
     """Loads the points of a resolved configuration and holds out some; `conditions` are those of [`load_image_data`]."""
-    name, column = config.dataset_name or config.train_data_dir or "", config.point_column or ""
+    name = config.dataset_name or config.train_data_dir or ""
     if name in TOY_DATASETS:
         if conditions:
             raise must_be("conditions", conditions, "empty", f"the toy set {name!r} has points only")
         return _toy_data(name, config)
     dataset = open_dataset(config)
-    features, listing = columns_of(dataset)
-    if column not in features:
-        raise LabError(f"--point_column {column!r} is not a column of the data set. Columns: {listing}.")
-    if not is_numeric_list(features[column]):
-        raise LabError(f"The column {column!r} does not hold points (lists of equally many numbers). Columns: {listing}.")
+    column = find_point_column(dataset)
     columns = find_conditions(dataset, conditions)
     dataset, values = select_columns(dataset, column, columns, config.streaming)
     if config.streaming:

@@ -123,7 +123,7 @@ def plan_with_found_rate(plan: Plan, data: TrainingData, accelerator: Accelerato
     found = find_rate_for(plan, data, accelerator)
     accelerator.print(found.describe())  # also without a suggestion, where `found.lr` raises
     accelerator.print(f"Learning rate {found.lr:g}, as the finder suggests.\n")
-    config = dataclasses.replace(plan.config, learning_rate=found.lr, auto_learning_rate=False)
+    config = dataclasses.replace(plan.config, learning_rate=found.lr, finds_learning_rate=False)
     layout = plan.layout
     return make_plan(config, data, plan.model_config, layout.num_processes, layout.rank, start=plan.start), found
 

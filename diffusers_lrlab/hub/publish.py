@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 import warnings
 from pathlib import Path
@@ -105,11 +104,6 @@ def check_can_push(config: ResolvedConfig) -> str:
     target = named(_target_of_training(config))
     if not config.dry_run:
         make_ready(target)
-    if config.hub_license is not None:
-        from huggingface_hub import ModelCard
-
-        with hub_errors(target):
-            ModelCard(f"---\nlicense: {json.dumps(config.hub_license)}\n---\n").validate()
     return target.repo_id
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from ..core.errors import LabError
 from ..core.options import names_where
 
-_ALWAYS = {"decoding": "float", "on_divergence": "stop"}
+_ALWAYS = {"decoding": "float", "on_divergence": "stop", "base_batch_size": 64, "ema_update_every": 1}
 
 
 def recorded_options(
@@ -27,6 +27,7 @@ def recorded_options(
     from ..training.config import TrainingConfig, complete_options
 
     saved = dict(record["config"] if config is None else config)
+    saved["distance_samples"] = saved.pop("frechet_samples", None) or saved["distance_samples"]  # one option since 0.2.0
     known = {field.name for field in dataclasses.fields(TrainingConfig)}
     # An option that has left since then decided nothing if it was off, or asked for what is always done now.
     saved = {key: value for key, value in saved.items() if key in known or (value and value != _ALWAYS.get(key))}
@@ -40,5 +41,6 @@ def recorded_options(
         return complete_options(saved)
     taken = (*names_where(TrainingConfig, is_repeated=True), *also)
     options = {key: value for key, value in saved.items() if key in taken and value is not None}
-    commit = record["train"].get("started_from", {}).get("commit")
-    return options | ({} if commit is None else {"revision": commit})
+    start = record["train"].get("started_from", {})
+    read = {"pretrained_model_name_or_path": f"{start['name_or_path']}@{start['commit']}"} if start.get("commit") else {}
+    return options | read

@@ -8,6 +8,7 @@ from ..core.errors import LabError, did_you_mean
 from ..core.ranges import POSITIVE
 from .entries import OPTIMIZERS
 
+BASE_BATCH = 64  # images of an update that --learning_rate is meant for, with --scale_lr
 LINEAR_UP_TO = 512  # images, of the rule "guide"
 
 
@@ -36,7 +37,7 @@ SCALING_RULES = {
 }
 
 
-def scaled_learning_rate(learning_rate: float, rule: str, batch: int, base_batch: int) -> float:
+def scaled_learning_rate(learning_rate: float, rule: str, batch: int, base_batch: int = BASE_BATCH) -> float:
     """The learning rate for a global batch (all micro-batches and processes), given that for the base batch."""
     if rule not in SCALING_RULES:
         raise LabError(f"Unknown rule {rule!r}.{did_you_mean(rule, SCALING_RULES)} Known: {', '.join(SCALING_RULES)}.")

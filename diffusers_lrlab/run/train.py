@@ -61,7 +61,7 @@ def run_training(config: TrainingConfig) -> Path | None:
         plan, data, accelerator = prepare_resolved(resolved, checkpoint)
         check_agreed(checkpoint, resolved)
         found = None
-        if resolved.auto_learning_rate and not resolved.dry_run:
+        if resolved.finds_learning_rate and not resolved.dry_run:
             from ..finder.find import plan_with_found_rate
 
             plan, found = plan_with_found_rate(plan, data, accelerator)

@@ -3,12 +3,10 @@
 The state is copied to the host between two updates, and a thread writes the copy during training.
 """
 
-import time
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 from typing_extensions import Self
 
 from ..core.background import BackgroundWrite
@@ -30,23 +28,13 @@ class CheckpointWriter:
 
     def __init__(self, accelerator: Accelerator, config: ResolvedConfig, folder: RunFolder):
         self.accelerator, self.config, self.folder = accelerator, config, folder
-        self._begun_at = time.monotonic()
         self._writing = BackgroundWrite("write checkpoint")
 
     def __enter__(self) -> Self:
-        self._begun_at = time.monotonic()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._writing.__exit__(*error)
-
-    def is_due(self) -> bool:
-        """Whether enough time has passed since the last checkpoint or the start."""
-        if not self.config.checkpointing_min_seconds:
-            return True
-        values = [time.monotonic() - self._begun_at >= self.config.checkpointing_min_seconds]
-        broadcast_object_list(values)
-        return values[0]
 
     def begin(self, run: RunState, more: dict[str, Any], rows: Any = None) -> Path:
         """
@@ -56,7 +44,6 @@ class CheckpointWriter:
         self._writing.wait()
         path = self.folder.path / f"checkpoint-{run.update}"
         contents = contents_of(self.accelerator, run, more, self.folder, rows)
-        self._begun_at = time.monotonic()
         if self.accelerator.is_main_process:
             self._writing.start(self._write, path, contents)
         return path

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from ..averaging.forms import EMAForm
-from ..core.errors import LabError
+from ..core.errors import must_be
 from ..core.options import check_types, defaults_of
 from ..data.layout import BatchLayout
 from ..data.options import DataConfig
@@ -25,22 +25,22 @@ class TrainingConfig(DataConfig, ModelConfig, ScheduleConfig, TimestepConfig, Op
     """
     The options of a run. `None` stands for a default that depends on other options or the data.
 
-    Every field is a flag of `lrlab train`, whose `--help` describes it. `learning_rate="auto"` is
-    `auto_learning_rate=True`.
+    Every field is a flag of `lrlab train`, whose `--help` describes it.
     """
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if isinstance(value, os.PathLike):
                 object.__setattr__(self, name, os.fspath(value))
-        if isinstance(self.learning_rate, str) and self.learning_rate == "auto":
-            object.__setattr__(self, "learning_rate", None)
-            object.__setattr__(self, "auto_learning_rate", True)
         check_types(self)
+        if isinstance(self.learning_rate, str) and self.learning_rate != "auto":
+            hint = "auto finds one before the run"
+            raise must_be("learning_rate", self.learning_rate, "a number or 'auto'", hint, of="TrainingConfig()")
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as data, without the token."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if key != "hub_token"}
+        """The options as data, without the token."""
+        options = dataclasses.asdict(self)
+        return {name: options[name] for name in defaults_of(TrainingConfig) if name != "hub_token"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,7 @@ class ResolvedConfig(TrainingConfig):
     """
 
     learning_rate: float
+    finds_learning_rate: bool = False  # --learning_rate auto; until the rate is found, the default one is planned with
     num_validation_images: int
     objective_kwargs: dict[str, Any]
     num_inference_steps: int
@@ -68,14 +69,9 @@ class ResolvedConfig(TrainingConfig):
     train_batch_size: int
     output_dir: str
     eval_batch_size: int
-    frechet_samples: int | None  # if None, the plan has a number that suits the length of the run
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        # A field that narrows a type would otherwise keep the default of the original.
-        for name, hint in ResolvedConfig.__annotations__.items():
-            if getattr(self, name) is None and "None" not in str(hint):
-                raise LabError(f"--{name} is missing, and its kind of data has no default for it. Give it.")
+        """Nothing: `resolve_config` has checked the options, and a copy by `dataclasses.replace` changes resolved ones."""
 
     @property
     def num_train_timesteps(self) -> int:
@@ -108,7 +104,7 @@ class ResolvedConfig(TrainingConfig):
 
     def peak_learning_rate(self, global_batch: int) -> float:
         """The learning rate scaled to the images of an update."""
-        return scaled_learning_rate(self.learning_rate, self.scale_lr, global_batch, self.base_batch_size)
+        return scaled_learning_rate(self.learning_rate, self.scale_lr, global_batch)
 
     @cached_property
     def given_ema_form(self) -> EMAForm:

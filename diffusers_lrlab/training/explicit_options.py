@@ -12,11 +12,9 @@ from .config import TrainingConfig
 
 
 def asked_options(config: TrainingConfig) -> dict[str, Any]:
-    """Options that differ from their defaults, without the token, and with `learning_rate="auto"` for that switch."""
+    """Options that differ from their defaults, without the token."""
     defaults = defaults_of(TrainingConfig)
     changed = {name: value for name, value in config.to_dict().items() if value != defaults[name]}
-    if changed.pop("auto_learning_rate", False):
-        changed["learning_rate"] = "auto"
     changed.pop("local_rank", None)
     return changed
 

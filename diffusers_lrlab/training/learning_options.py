@@ -21,7 +21,6 @@ from ..objective.process import DEFAULT_OBJECTIVE, NUM_STEPS, BetaSchedule, Pred
 NO_START = Need(
     "--pretrained_model_name_or_path", lambda config: config.pretrained_model_name_or_path is None, is_absence=True
 )
-START = Need("--pretrained_model_name_or_path", lambda config: config.pretrained_model_name_or_path is not None)
 NO_DENOISER = Need("--denoiser", lambda config: config.denoiser is None, is_absence=True)
 HELD_OUT = Need("--num_validation_images above 0", lambda config: config.num_validation_images > 0)
 DROPOUT = Need("--label_dropout above 0", lambda config: config.label_dropout > 0)
@@ -74,16 +73,9 @@ class ModelConfig:
     pretrained_model_name_or_path: str | None = option(
         None,
         "Folder or Hub id of a pipeline or a model whose configuration and weights the model starts from (default: random "
-        "weights). A class other than the default one is named by --denoiser.",
+        "weights). USER/NAME@REVISION names a branch, tag or commit; --denoiser names a class other than the default one.",
         UPDATE,
         is_path=True,
-    )
-    revision: str | None = option(
-        None,
-        "Branch, tag or commit of --pretrained_model_name_or_path on the Hub (default: its main branch).",
-        UPDATE,
-        is_repeated=False,  # who repeats it takes the commit that was read
-        needs=(START,),
     )
     objective: str = option(
         DEFAULT_OBJECTIVE,

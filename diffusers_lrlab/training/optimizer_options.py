@@ -8,7 +8,7 @@ from .learning_options import Kwargs, parameters_of
 EMA = Need("--use_ema", lambda config: config.use_ema)
 NO_EMA_SPEC = Need("--ema", lambda config: config.ema is None, is_absence=True)
 EMA_PARAMETER = (EMA, NO_EMA_SPEC)
-EMA_OPTIONS = ("inv_gamma", "power", "max_decay", "start_update", "update_every")  # --ema_*, parameters of warmup_power
+EMA_OPTIONS = ("inv_gamma", "power", "max_decay")  # --ema_*, parameters of warmup_power
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +55,3 @@ class OptimizerConfig:
     )
     ema_power: float = option(3 / 4, "Power of the EMA's warm-up.", WHOLE_RUN, range="[0, 1e9]", needs=EMA_PARAMETER)
     ema_max_decay: float = option(0.9999, "Largest decay of the EMA.", WHOLE_RUN, range="[0, 1)", needs=EMA_PARAMETER)
-    ema_update_every: int = option(
-        1, "Optimizer updates between updates of the EMA.", WHOLE_RUN, range="[1, 1e9]", needs=EMA_PARAMETER
-    )
-    ema_start_update: int = option(
-        0,
-        "Optimizer updates before averaging starts; until then, the EMA is a copy of the weights.",
-        WHOLE_RUN,
-        range="[0, 1e9]",
-        needs=EMA_PARAMETER,
-    )

@@ -233,7 +233,7 @@ def make_plan(
     """
     layout, kind, lr_form = config.layout(num_processes, rank), kind_of(config), config.timestep_lr_form
     schedule, peak = config.schedule_for(layout.global_batch), config.peak_learning_rate(layout.global_batch)
-    if not config.auto_learning_rate:
+    if not config.finds_learning_rate:
         check_floor(config.lr_scheduler, config.lr_scheduler_kwargs, peak, config.scale_lr)
     num_images, num_held_out = data.num_images, len(data.held_out)
     _check_data(config, layout, num_images, num_held_out)
@@ -242,9 +242,9 @@ def make_plan(
         raise LabError("The run has no length. Give --max_train_steps, or --num_epochs for data that are not a stream.")
     lrs, momenta = schedule_curves(schedule, peak, config.start_momentum, config.lr_warmup_steps, num_updates)
     images_seen = sys.maxsize if measures_in_full else num_updates * layout.global_batch
-    samples = kind.measured_samples(images_seen, num_held_out, num_images)
-    open_ones: dict[str, Any] = {name: num for name, num in samples.items() if getattr(config, name) is None}
-    config = dataclasses.replace(config, **open_ones)
+    if config.distance_samples is None:
+        samples = kind.measured_samples(images_seen, num_held_out, num_images)
+        config = dataclasses.replace(config, distance_samples=samples)
     arguments = model_arguments(config, model_config, data)
     plan = Plan(
         config=config,

@@ -7,7 +7,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Literal
 
-from ..core.environment import OTHERS_WAIT, allowed_threads, asked_threads
+from ..core.environment import OTHERS_WAIT, allowed_threads
 from ..core.errors import LabError
 from ..core.words import counted
 from .config import ResolvedConfig, TrainingConfig
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def resolve_and_check(config: TrainingConfig) -> ResolvedConfig:
     """A configuration with every option resolved, checked as far as possible without data and model."""
-    resolved = resolve_config(config, find_columns=True)
+    resolved = resolve_config(config)
     _check_launch()
     check_precision(resolved)
     check_schedule(resolved)
@@ -71,11 +71,11 @@ def check_precision(config: ResolvedConfig) -> None:
 
         if not torch.accelerator.is_available():
             raise LabError("fp16 needs a GPU, and this machine has none. Hint: use --mixed_precision bf16 or no.")
-    if config.allow_tf32:
-        import torch
 
-        if not (torch.cuda.is_available() and torch.version.cuda and torch.cuda.get_device_capability() >= (8, 0)):
-            raise LabError("--allow_tf32 needs an NVIDIA GPU of Ampere or later, and there is none. Hint: leave it out.")
+
+def launcher_compiles() -> bool:
+    """Whether `accelerate launch --dynamo_backend` or its configuration file asks for a compiled model."""
+    return os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no"
 
 
 def usual_precision() -> Literal["bf16"] | None:
@@ -95,15 +95,12 @@ def prepare(config: TrainingConfig) -> tuple[Plan, TrainingData, Accelerator]:
 
 def prepare_resolved(config: ResolvedConfig, checkpoint: Path | None = None) -> tuple[Plan, TrainingData, Accelerator]:
     """[`prepare`] for a resolved and checked configuration; of a run that resumes if a checkpoint is given."""
-    from .compiling import launcher_compiles, use_tf32
     from .plan import make_plan
 
     start = find_start(config, checkpoint)
     model_config = given_model_config(config, start)
     precision = config.mixed_precision or usual_precision()
-    config = dataclasses.replace(config, compile=config.compile or launcher_compiles(), mixed_precision=precision)
-    accelerator = make_accelerator(config)
-    use_tf32(config.allow_tf32)  # a study decides this for all of its runs
+    accelerator = make_accelerator(dataclasses.replace(config, mixed_precision=precision))
     # The precision of the launcher, if no other was chosen.
     config = dataclasses.replace(config, mixed_precision=accelerator.mixed_precision)
     with accelerator.main_process_first():
@@ -147,7 +144,7 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
     if on_cpu:
         # `accelerate launch` leaves a CPU process one thread unless told otherwise.
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        torch.set_num_threads(config.cpu_threads or allowed_threads(processes))
+        torch.set_num_threads(allowed_threads(processes))
         keep_freed_memory()
     folder, matmul = config.output_dir, torch.backends.cuda.matmul
     tf32 = matmul.fp32_precision == "tf32"  # torch refuses to read the older name once a program has set this one
@@ -166,7 +163,5 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
     )
     if not on_cpu:
         matmul.allow_tf32 = tf32  # accelerate allows TF32 for compiled models
-    accelerator.state.dynamo_plugin = make_dynamo_plugin(config)  # a process may have several runs
-    if on_cpu and config.cpu_threads and (asked := asked_threads()) not in (None, config.cpu_threads):
-        accelerator.print(f"Threads: {config.cpu_threads}, from --cpu_threads; OMP_NUM_THREADS={asked} is overridden.")
+    accelerator.state.dynamo_plugin = make_dynamo_plugin()  # a process may have several runs
     return accelerator

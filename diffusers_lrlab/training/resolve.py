@@ -1,10 +1,10 @@
 """Resolves a [`TrainingConfig`] to a [`ResolvedConfig`], without data or model."""
 
-import dataclasses
 import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ..averaging.forms import EMAForm
@@ -16,7 +16,7 @@ from ..core.spec import merge_spec
 from ..core.words import counted
 from ..data.latents.manifest import latents_folder
 from ..data.options import EMBEDDED_DATASETS
-from ..data.sources import find_point_column, known_point_column, local_folder
+from ..data.sources import has_points, local_folder
 from ..models.registry import DENOISERS
 from ..optimizers.build import check_installed
 from ..optimizers.entries import OPTIMIZERS
@@ -30,21 +30,21 @@ from .resolve_timesteps import check_timestep_options
 from .trackers import tracker_packages
 
 
-def resolve_config(config: TrainingConfig, find_columns: bool = False) -> ResolvedConfig:
+def resolve_config(config: TrainingConfig) -> ResolvedConfig:
     """
-    Fills in defaults, and checks everything that can be checked without data, model or network.
-
-    `find_columns` finds the kind of data from the columns of the data set, for which it may use the network.
+    Fills in defaults, and checks everything that can be checked without data or model. Reads the columns of a data set whose
+    kind is not known otherwise, which may need the network.
     """
     load_plugins(config.plugins)
     check_ranges(config, TrainingConfig)  # before anything asks the network
     _check_source(config)
-    config = dataclasses.replace(config, data_kind=_find_kind(config))
-    if find_columns:
-        config = dataclasses.replace(config, point_column=find_point_column(config))
+    draft: Any = SimpleNamespace(**vars(config))
     for step in _STEPS:
-        config = dataclasses.replace(config, **step(config))
-    resolved = ResolvedConfig(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
+        vars(draft).update(step(draft))
+    for name, hint in ResolvedConfig.__annotations__.items():
+        if getattr(draft, name) is None and "None" not in str(hint):
+            raise LabError(f"--{name} is missing, and its kind of data has no default for it. Give it.")
+    resolved = ResolvedConfig(**vars(draft))
     kind = kind_of(resolved)
     check_timestep_options(resolved, kind)
     check_needs(resolved, TrainingConfig, kind.name)
@@ -66,14 +66,16 @@ def _check_source(config: TrainingConfig) -> None:
         _check_folder(folder)
 
 
-def _find_kind(config: TrainingConfig) -> str | None:
-    """The given kind of data, or that of a folder of latents, which other kinds of this package cannot read."""
-    if latents_folder(config) is None:
-        return config.data_kind
-    if config.data_kind in ("images", "points"):
-        hint = "the data are a folder of latents"
-        raise must_be("--data_kind", config.data_kind, "latents, or left out", hint)
-    return config.data_kind or "latents"
+def _find_kind(config: TrainingConfig) -> dict[str, Any]:
+    """The kind of data as given, or found from the data; `None` for images."""
+    kind = config.data_kind
+    if latents_folder(config) is not None:
+        if kind in ("images", "points"):
+            raise must_be("--data_kind", kind, "latents, or left out", "the data are a folder of latents")
+        kind = kind or "latents"
+    elif kind is None and has_points(config):
+        kind = "points"
+    return {"data_kind": None if kind == "images" else kind}
 
 
 def _check_streaming(config: TrainingConfig) -> None:
@@ -134,18 +136,19 @@ def has_chosen_decay(config: ResolvedConfig) -> bool:
     return given != usual
 
 
-def _resolve_data(config: TrainingConfig) -> dict[str, Any]:
+def _resolve_data(config: Any) -> dict[str, Any]:
     """The data set, and defaults that depend on it and on the optimizer."""
     found: dict[str, Any] = {}
     if config.train_data_dir is None and config.dataset_name is None:
         found["dataset_name"] = "digits"
-    found["point_column"] = known_point_column(config)
-    config = dataclasses.replace(config, **found)
-    _check_rate(config)
-    kind = kind_of(config)
-    if kind.name == kind_of(dataclasses.replace(config, data_kind=None)).name:
-        found["data_kind"] = None  # naming the kind that is found anyway does not make another run
-    defaults, scale = kind.defaults(config), OPTIMIZERS[config.optimizer].facts
+    found["finds_learning_rate"] = config.learning_rate == "auto"
+    if found["finds_learning_rate"]:
+        _check_auto(config)
+        found["learning_rate"] = None
+    elif config.scale_lr != "none" and "learning_rate" in OPTIMIZERS[config.optimizer].facts:
+        raise LabError(f"{config.optimizer!r} finds its learning rate by itself. Leave --scale_lr {config.scale_lr} out.")
+    config = SimpleNamespace(**vars(config) | found)
+    defaults, scale = kind_of(config).defaults(config), OPTIMIZERS[config.optimizer].facts
     factor = scale.get("learning_rate_factor", 1)
     defaults = {**defaults, "learning_rate": scale.get("learning_rate", defaults["learning_rate"] * factor)}
     if config.num_epochs is not None or config.max_train_steps is not None:
@@ -153,21 +156,15 @@ def _resolve_data(config: TrainingConfig) -> dict[str, Any]:
     return found | {name: value for name, value in defaults.items() if getattr(config, name) is None}
 
 
-def _check_rate(config: TrainingConfig) -> None:
-    """Raises a `LabError` for contradictory ways to choose a learning rate."""
-    if config.auto_learning_rate and config.learning_rate is not None:
-        raise LabError(
-            f"--learning_rate {config.learning_rate:g} and --auto_learning_rate exclude each other. Give a number, or auto."
-        )
-    if config.auto_learning_rate and config.scale_lr != "none":
+def _check_auto(config: TrainingConfig) -> None:
+    """Raises a `LabError` for --learning_rate auto with another way to choose a learning rate."""
+    if config.scale_lr != "none":
         raise LabError(
             f"--scale_lr {config.scale_lr} has no effect with --learning_rate auto, which finds the rate for the batch of "
             "this run. Leave one of them out."
         )
-    finds_its_own = "learning_rate" in OPTIMIZERS[config.optimizer].facts
-    scaling = "" if config.scale_lr == "none" else f"--scale_lr {config.scale_lr}"
-    if finds_its_own and (given := "--learning_rate auto" if config.auto_learning_rate else scaling):
-        raise LabError(f"{config.optimizer!r} finds its learning rate by itself. Leave {given} out.")
+    if "learning_rate" in OPTIMIZERS[config.optimizer].facts:
+        raise LabError(f"{config.optimizer!r} finds its learning rate by itself. Leave --learning_rate auto out.")
 
 
 def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
@@ -207,7 +204,8 @@ def _resolve_start(config: TrainingConfig) -> dict[str, Any]:
     return {} if config.denoiser is None else {"denoiser_kwargs": {}}
 
 
-_STEPS: tuple[Callable[[TrainingConfig], dict[str, Any]], ...] = (
+_STEPS: tuple[Callable[[Any], dict[str, Any]], ...] = (
+    _find_kind,
     _resolve_optimizer,
     _resolve_data,
     resolve_objective,

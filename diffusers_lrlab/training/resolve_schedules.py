@@ -17,25 +17,14 @@ from .config import ResolvedConfig, TrainingConfig
 def resolve_lr_schedule(config: TrainingConfig) -> dict[str, Any]:
     """The schedule with all its parameters and its warm-up."""
     name, kwargs = merge_spec(config.lr_scheduler, given_kwargs(config, "lr_scheduler"), SCHEDULERS)
-    for key, value in (("num_cycles", config.lr_num_cycles), ("power", config.lr_power)):
-        if value is None:
-            continue
-        if key in kwargs:
-            raise LabError(f"{key!r} is given twice: as --lr_{key} and as {key}={kwargs[key]!r} of {name!r}. Leave one out.")
-        takers = [other for other, entry in SCHEDULERS.items() if key in {parameter.name for parameter in entry.parameters}]
-        if SCHEDULERS[name].name not in takers:
-            raise LabError(f"--lr_{key} {value:g} has no effect on {name!r}. Leave it out; it is for {', '.join(takers)}.")
-        kwargs[key] = value
     resolved = resolve_kwargs(SCHEDULERS[name], kwargs)
-    if config.scale_lr == "none" and not config.auto_learning_rate:  # else the peak is not known yet
+    if config.scale_lr == "none" and not config.finds_learning_rate:  # else the peak is not known yet
         check_floor(name, resolved, config.learning_rate or 0.0)
     if "feedback" in SCHEDULERS[name].traits and config.num_validation_images == 0:
         raise LabError(f"{name!r} follows the validation loss; it cannot run with --num_validation_images 0.")
     return {
         "lr_scheduler": name,
         "lr_scheduler_kwargs": resolved,
-        "lr_num_cycles": None,
-        "lr_power": None,
         "lr_warmup_steps": _warmup(config, name, kwargs),
     }
 

@@ -19,7 +19,6 @@ from ..schedules.audit import ScheduleAudit
 from ..schedules.feedback import FeedbackSchedule
 from ..schedules.momentum import read_momentum, rounding_of
 from ..schedules.scheduler import build_all
-from .compiling import make_channels_last
 from .kinds.select import component_of
 from .model import make_model
 from .plan import Plan
@@ -54,8 +53,6 @@ class RunState:
             self.model.enable_xformers_memory_efficient_attention()
         if config.gradient_checkpointing:
             self.model.enable_gradient_checkpointing()
-        if config.channels_last:
-            make_channels_last(self.model)
         # Only dropout draws from the global generators from here on.
         set_seed(stream_seed(config.seed, "dropout", process_index) % 2**32)
         self.optimizer: Any = self._make_optimizer()

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.options import THIS_START, UPDATE, WHOLE_RUN, Need, option
+from ..core.options import UPDATE, WHOLE_RUN, option
 from .learning_options import NO_START, Kwargs, parameters_of
-
-SCALING = Need("--scale_lr linear, sqrt or guide", lambda config: config.scale_lr != "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +13,7 @@ class ScheduleConfig:
 
     _argument_group_name = "learning rate and momentum"
 
-    learning_rate: float | None = option(
+    learning_rate: float | str | None = option(
         None,
         "Peak learning rate, or auto: found by a test of about 600 updates before the run (default with AdamW: 1e-4; 1e-3 "
         "for embedded image sets, 3e-4 for points).",
@@ -23,20 +21,12 @@ class ScheduleConfig:
         range="(0, 1e30]",
         is_first=True,
     )
-    auto_learning_rate: bool = option(False, "The same as --learning_rate auto.", THIS_START)
     scale_lr: Literal["none", "linear", "sqrt", "guide"] = option(
         "none",
-        "Rule by which the learning rate grows with the images per update, over all micro-batches and processes; `lrlab "
-        "scale` shows the rules.",
+        "Rule by which the learning rate, meant for 64 images per update, grows with the images of an update over all "
+        "micro-batches and processes; `lrlab plan` shows the rates.",
         WHOLE_RUN,
         finder="refuses",
-    )
-    base_batch_size: int = option(
-        64,
-        "Images per update that --learning_rate is meant for, with --scale_lr.",
-        WHOLE_RUN,
-        range="[1, 1e9]",
-        needs=(SCALING,),
     )
     width_base: int | None = option(
         None,
@@ -62,8 +52,6 @@ class ScheduleConfig:
         WHOLE_RUN,
         range="[0, 1e9]",
     )
-    lr_num_cycles: float | None = option(None, "num_cycles, for the schedules that take it.", WHOLE_RUN, range="(0, 1e9]")
-    lr_power: float | None = option(None, "power, for the schedules that take it.", WHOLE_RUN, range="(0, 1000]")
     momentum_scheduler: str | None = option(
         None,
         "Schedule of the momentum (beta1), as a name or spec string (default: constant momentum). Names: {names}.",

@@ -30,6 +30,7 @@ from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.finder.saved_result import deciding
 from diffusers_lrlab.training.arguments import make_parser
 from diffusers_lrlab.training.config import CONFIG_GROUPS, ResolvedConfig, TrainingConfig
+from diffusers_lrlab.training.kinds.points import Points
 from diffusers_lrlab.training.prepare import resolve_and_check
 from diffusers_lrlab.training.resolve import resolve_config
 
@@ -90,7 +91,7 @@ def test_what_decides_the_draws():
 def test_what_a_resumed_run_may_not_change_decides_its_result_or_its_log():
     fixed = names_where(TrainingConfig, may_change_on_resume=False)
     assert {"learning_rate", "seed", "noise", "dataset_name", "log_timestep_bins"} <= {*fixed}
-    assert not {"output_dir", "frechet_samples", "distance_samples", "cpu_threads", "push_to_hub"} & {*fixed}
+    assert not {"output_dir", "distance_samples", "push_to_hub"} & {*fixed}
 
 
 def test_tokens_are_not_compared_or_repeated():
@@ -192,16 +193,15 @@ def test_nothing_of_a_resolved_configuration_contradicts_its_type():
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"data_kind": "points", "dataset_name": "digits"}, "there is no column of points in 'digits'. Give --point_column"),
-        ({"data_kind": "images", "point_column": "x"}, "has points. Leave --data_kind out"),
-        ({"data_kind": "images", "dataset_name": "dino"}, "has points. Leave --data_kind out"),
+        ({"data_kind": "points", "dataset_name": "digits"}, "must be left out for the images of 'digits'"),
+        ({"data_kind": "images", "dataset_name": "dino"}, "must be left out for the points of 'dino'"),
         ({"data_kind": "imgs"}, "Unknown kind of data 'imgs'"),
-        ({"frechet_samples": 1}, "--frechet_samples 1 against 256 held-out images"),
+        ({"distance_samples": 1}, "--distance_samples 1 against 256 held-out images"),
     ],
 )
 def test_a_kind_that_the_data_are_not_of(options, expected):
     with pytest.raises(LabError, match=re.escape(expected)):
-        resolve_config(TrainingConfig(**options), find_columns=True)
+        resolve_config(TrainingConfig(**options))
 
 
 def test_to_name_the_kind_that_is_found_anyway_makes_no_other_run():
@@ -210,9 +210,10 @@ def test_to_name_the_kind_that_is_found_anyway_makes_no_other_run():
         assert resolve_config(TrainingConfig(dataset_name=dataset, data_kind=kind)) == found
 
 
-def test_a_default_that_a_kind_forgot_is_an_error():
-    with pytest.raises(LabError, match="--learning_rate is missing"):
-        ResolvedConfig(**{**resolve_config(TrainingConfig()).to_dict(), "learning_rate": None})
+def test_a_default_that_a_kind_forgot_is_an_error(monkeypatch):
+    monkeypatch.setattr(Points, "defaults", lambda self, config: {"learning_rate": 1e-3})
+    with pytest.raises(LabError, match="--num_validation_images is missing"):
+        resolve_config(TrainingConfig(dataset_name="dino"))
 
 
 def test_options_travel_with_their_fields():

@@ -172,7 +172,7 @@ def test_points_have_the_numbers_of_their_rows(tmp_path, options, form):
         lines = (json.dumps({name: values[row] for name, values in rows.items()}) for row in range(NUM_ROWS))
         (tmp_path / "data" / "train.jsonl").write_text("\n".join(lines))
     resolved = config(
-        tmp_path / "data", point_column="x", resolution=None, image_channels=None, num_validation_images=5, **options
+        tmp_path / "data", data_kind="points", resolution=None, image_channels=None, num_validation_images=5, **options
     )
     data = load_point_data(resolved, 0, resolved.layout(1), {"class_labels": "label", "time": "score"})
     for batch in [*batches_of(data), data.held_out, data.random_sample(9, 20)]:

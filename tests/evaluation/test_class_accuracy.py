@@ -36,7 +36,7 @@ def test_a_study_compares_class_accuracy(tmp_path):
     model = tmp_path / "unet.json"
     model.write_text(json.dumps({**runs.TINY_UNET, "num_class_embeds": 11}))
     base = {"train_batch_size": 8, "max_train_steps": 2, "num_validation_images": 16, "num_inference_steps": 2}
-    labels = {"label_column": "label", "label_dropout": 0.1, "model_config_name_or_path": str(model), "frechet_samples": 20}
+    labels = {"label_column": "label", "label_dropout": 0.1, "model_config_name_or_path": str(model), "distance_samples": 20}
     arms = {"plain": {}, "guided": {"guidance_scale": 3.0}}
     spec = {
         "title": "Guidance", "base": {**base, **labels, "objective": "ddpm:num_steps=20", "lr_warmup_steps": 0},

@@ -72,13 +72,13 @@ def spec_parts(folder):
 
 
 def train(folder, out, **options):
-    given = {**options_of(folder), "cpu_threads": 1, "output_dir": out, "eval_batch_size": 4, **options}
+    given = {**options_of(folder), "output_dir": out, "eval_batch_size": 4, **options}
     assert main(["train", *(f"--{name}={value}" for name, value in given.items()), "--no_preflight"]) == 0
     return json.loads((out / "lrlab" / "run.json").read_text())["train"]["results"]
 
 
 def test_a_run_on_images_is_measured_by_them(folder, tmp_path, seen):
-    results = train(folder, tmp_path / "run", frechet_samples=20)
+    results = train(folder, tmp_path / "run", distance_samples=20)
     (real, samples), (again, held_out) = seen["metric"]
     assert real.shape == samples.shape == (20, 8, 8, 1)
     assert held_out.shape == (10, 8, 8, 1)
@@ -101,18 +101,18 @@ def test_a_run_on_images_is_measured_by_them(folder, tmp_path, seen):
 
 def test_samples_are_drawn_for_them_as_for_digits(folder, seen, monkeypatch):
     config = resolve_config(TrainingConfig(**options_of(folder), output_dir="run"))
-    assert config.frechet_samples is None  # as many as the length of the run allows
+    assert config.distance_samples is None  # as many as the length of the run allows
     METRICS.pop("brightness"), METRICS.pop("frechet_rows")
-    assert resolve_config(TrainingConfig(**options_of(folder), output_dir="run")).frechet_samples == 0
+    assert resolve_config(TrainingConfig(**options_of(folder), output_dir="run")).distance_samples == 0
     with pytest.raises(LabError, match=r"or register features or a metric of images by --import"):
-        resolve_config(TrainingConfig(**options_of(folder), output_dir="run", frechet_samples=20))
+        resolve_config(TrainingConfig(**options_of(folder), output_dir="run", distance_samples=20))
 
 
 @pytest.mark.slow
 def test_a_study_measures_images_by_them(folder, tmp_path, seen):
     arms = {"constant": {"lr_scheduler": "constant"}, "rex": {"lr_scheduler": "rex"}}
     base, datasets = spec_parts(folder)
-    base["frechet_samples"] = 20
+    base["distance_samples"] = 20
     spec = {"base": base, "arms": arms, "datasets": datasets, "seeds": 2, "metrics": ["frechet_rows", "brightness"]}
     run_study(spec, tmp_path / "study", quiet=True)
     frame = read_study(tmp_path / "study")
@@ -123,7 +123,7 @@ def test_a_study_measures_images_by_them(folder, tmp_path, seen):
     assert floors <= {*frame.frechet_rows_of_held_out_images}
     with pytest.raises(LabError, match=r"'frechet_distance' needs features .*register_features gives others"):
         run_study({**spec, "metrics": ["frechet_distance"]}, tmp_path / "other", quiet=True)
-    arms["rex"]["frechet_samples"] = 30
+    arms["rex"]["distance_samples"] = 30
     with pytest.raises(LabError, match=r"different numbers of samples \(20, 30"):
         run_study(spec, tmp_path / "other", quiet=True)
 

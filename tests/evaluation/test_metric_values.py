@@ -102,7 +102,7 @@ def train(folder, **options):
     AcceleratorState._reset_state(reset_partial_state=True)
     more = {"dataset_name": "dino", "output_dir": folder, "eval_batch_size": 16, "num_inference_steps": 2}
     tiny = "mlp:hidden_size=16,num_layers=1,embedding_size=8"
-    given = {**RUN, **more, "denoiser": tiny, "cpu_threads": 1, **options}
+    given = {**RUN, **more, "denoiser": tiny, **options}
     return main(["train", *(f"--{name}={value}" for name, value in given.items()), "--no_preflight"])
 
 

@@ -338,7 +338,7 @@ def assert_found_and_left(tmp_path, name, mode):
     model = None
     if options.get("dataset_name") == "digits":
         model = {key: value for key, value in DIGITS.items() if key != "_class_name"}
-        options |= {"frechet_samples": 0, "ddpm_num_steps": 20}
+        options |= {"distance_samples": 0, "ddpm_num_steps": 20}
     trainers = [make_trainer(tmp_path / str(number), model, **options) for number in range(2)]
     for trainer in trainers:
         torch.manual_seed(0)  # of dropout, which draws from the one generator of this process
@@ -486,7 +486,7 @@ def test_each_test_has_other_batches(tmp_path, monkeypatch, streaming):
     datasets.Dataset.from_dict({"x": [[float(n), 0.0] for n in range(200)]}).to_parquet(str(tmp_path / "data.parquet"))
     trainer = make_trainer(
         tmp_path / "run",
-        **{"dataset_name": None, "train_data_dir": str(tmp_path), "point_column": "x", "streaming": streaming},
+        **{"dataset_name": None, "train_data_dir": str(tmp_path), "data_kind": "points", "streaming": streaming},
         **{"train_batch_size": 4, "num_validation_images": 20},
     )
     seen = []
@@ -580,7 +580,7 @@ def auto(tmp_path_factory):
     base = tmp_path_factory.mktemp("auto")
     (base / "mlp").mkdir()
     (base / "mlp" / "config.json").write_text(json.dumps({"_class_name": "MLPDenoiser", **MLP}))
-    options = ["--dataset_name=moons", "--train_batch_size=64", f"--model_config_name_or_path={base}/mlp", "--cpu_threads=1"]
+    options = ["--dataset_name=moons", "--train_batch_size=64", f"--model_config_name_or_path={base}/mlp"]
     options += ["--num_validation_images=200", "--distance_samples=200", "--eval_batch_size=50", "--ddpm_num_steps=20"]
     options += ["--num_inference_steps=20"]
     status, shown, message = started.run(FIND_LR, *options, f"--output_dir={base}/found", env=runs.environment())
@@ -679,9 +679,7 @@ def test_the_cards_mention_it(auto):
             ["--learning_rate=quick"],
             ["--learning_rate: must be a number, such as 1e-4, or auto, got 'quick'"],
         ),
-        (runs.SCRIPT, ["--learning_rate=1e-3", "--auto_learning_rate"], ["exclude each other"]),
         (runs.SCRIPT, ["--learning_rate=auto", "--optimizer=prodigy"], ["'prodigy' finds its learning rate by itself"]),
-        (FIND_LR, ["--learning_rate=auto"], ["--auto_learning_rate is for training", "Leave it out"]),
         (FIND_LR, ["--overwrite_output_dir"], ["--overwrite_output_dir is for training"]),
         (FIND_LR, ["--scale_lr=sqrt"], ["--scale_lr is for training"]),
         (FIND_LR, ["--start_lr=1"], ["--start_lr 1 is not below --end_lr 0.01"]),
@@ -708,7 +706,7 @@ def test_two_processes_find_what_one_finds_and_are_as_they_were(tmp_path):
     (tmp_path / "mlp").mkdir()
     (tmp_path / "mlp" / "config.json").write_text(json.dumps({"_class_name": "MLPDenoiser", **MLP}))
     options = ["--dataset_name=moons", "--gradient_accumulation_steps=2", f"--model_config_name_or_path={tmp_path}/mlp"]
-    options += ["--cpu_threads=1", "--num_validation_images=100", "--validation_steps=1", "--max_train_steps=10"]
+    options += ["--num_validation_images=100", "--validation_steps=1", "--max_train_steps=10"]
     found = []
     for processes in (1, 2):
         folder = tmp_path / str(processes)

@@ -143,7 +143,7 @@ def argument_lists(draw):
 
 
 _LIGHT = {  # commands that only show something, and their options
-    "scale": ("learning_rate", "base_batch_size", "train_batch_size", "gradient_accumulation_steps", "num_processes"),
+    "scale": ("learning_rate", "train_batch_size", "gradient_accumulation_steps", "num_processes"),
     "preview": ("num_training_steps", "num_warmup_steps", "learning_rate", "beta1", "num_processes", "ddpm_num_steps"),
 }
 

@@ -84,7 +84,7 @@ def test_losses_gradients_and_50_updates_are_those_of_a_plain_loop(shape, shift,
 def make_trainer(folder, **options):
     MLPDenoiser(hidden_size=16, embedding_size=8, num_layers=1).save_config(folder)
     small = {"dataset_name": "moons", "max_train_steps": 50, "train_batch_size": 32, "num_validation_images": 0}
-    small |= {"model_config_name_or_path": str(folder), "num_inference_steps": 3, "cpu_threads": 1, "use_ema": False}
+    small |= {"model_config_name_or_path": str(folder), "num_inference_steps": 3, "use_ema": False}
     config = resolve_config(TrainingConfig(**small, output_dir=str(folder / "run"), **options))
     data = load_data_once(config)
     plan = make_plan(config, data, given_model_config(config))

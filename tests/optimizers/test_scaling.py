@@ -62,10 +62,10 @@ def test_wrong_numbers(arguments, part):
 
 @pytest.mark.parametrize(("min_lr", "is_told"), [(2e-4, False), (2e-3, True)])
 def test_the_floor_is_compared_with_the_scaled_rate(min_lr, is_told):
-    """1e-4 for 8 images are 8e-4 for 64."""
+    """1e-4 for 64 images are 8e-4 for 512."""
     config = TrainingConfig(
         dataset_name="digits",
-        **{"learning_rate": 1e-4, "scale_lr": "linear", "base_batch_size": 8, "train_batch_size": 64, "max_train_steps": 10},
+        **{"learning_rate": 1e-4, "scale_lr": "linear", "train_batch_size": 512, "max_train_steps": 10},
         **{"lr_scheduler": "cosine", "lr_scheduler_kwargs": {"min_lr": min_lr}},
     )
     with pytest.raises(LabError, match="0.002 of 'cosine' is above .* 0.0008") if is_told else contextlib.nullcontext():
@@ -81,8 +81,6 @@ def test_who_is_warned():
 @cases(
     ("options", "part"),
     [
-        ({"base_batch_size": 128}, "--base_batch_size 128 has no effect without --scale_lr"),
-        ({"scale_lr": "sqrt", "base_batch_size": 0}, "--base_batch_size 0: must be"),
         (
             {"scale_lr": "root"},
             r"scale_lr='root' of TrainingConfig\(\): must be 'none' or 'linear' or 'sqrt' or 'guide', got 'root'",

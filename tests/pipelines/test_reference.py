@@ -48,7 +48,7 @@ def run(reference, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "coded"
     with KINDS.temporarily():
         KINDS.register("coded", description="points beside a VAE", source="a test")(Coded)
-        data = {"dataset_name": "dino", "data_kind": "coded", "point_column": "x", "num_validation_images": 16}
+        data = {"dataset_name": "dino", "data_kind": "coded", "num_validation_images": 16}
         short = {"max_train_steps": 2, "train_batch_size": 8, "eval_batch_size": 4, "ddpm_num_steps": 4}
         train(TrainingConfig(**data, **short, preflight=False, output_dir=str(folder)))
     yield folder

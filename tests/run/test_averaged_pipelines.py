@@ -31,7 +31,6 @@ POINTS |= {
 }
 POINTS |= {
     "checkpoints_total_limit": 0,
-    "cpu_threads": 1,
     "preflight": False,
     "logging_steps": 5,
     "lr_scheduler": "constant",

@@ -75,7 +75,7 @@ def weights_of(checkpoint):
 
 
 def command(folder, model, **more):
-    more = {"eval_batch_size": 4, "distance_samples": 0, "cpu_threads": 1, **more}
+    more = {"eval_batch_size": 4, "distance_samples": 0, **more}
     return [*(f"--{name}={value}" for name, value in options(folder, model, **more).items()), "--no_preflight"]
 
 

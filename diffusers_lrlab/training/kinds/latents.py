@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import LabError, is_first_process, must_be
 from ...core.options import defaults_of
 from ...data.image_sets import IMAGE_DATASETS
-from ...data.latents.autoencoder import Source, find_autoencoder, scaling_of, weights_sha256
+from ...data.latents.autoencoder import Source, scaling_of, weights_sha256
 from ...data.latents.manifest import LatentsManifest, latents_folder, read_latents_manifest
 from ...models.unet import default_down_blocks
 from ...pipelines.reference import Reference
@@ -26,7 +24,7 @@ _NO_EFFECT = {
     "random_flip": "a latent cannot be mirrored; encode both by lrlab data encode ... --flip, and half of them are flipped",
     **dict.fromkeys(("center_crop", "preserve_input_precision", "skip_corrupt_images"), _ENCODED),
     **dict.fromkeys(("image_column", "dataset_config_name", "dataset_split"), "lrlab data encode takes it"),
-    **dict.fromkeys(("point_column", "streaming", "in_memory_limit_mb"), "latents are read from a memory-mapped file"),
+    **dict.fromkeys(("streaming", "in_memory_limit_mb"), "latents are read from a memory-mapped file"),
 }
 
 
@@ -76,29 +74,19 @@ class Latents(Images):
 
     def _check_autoencoder(self, config: ResolvedConfig) -> None:
         """Raises a `LabError` if samples would be decoded by another autoencoder than encoded the latents."""
-        source, hint = self._source(config), "give its new location with --vae if it was moved"
+        manifest = self.manifest(config)
+        source = Source(**manifest.autoencoder)
         try:
             model = _reference(source).load(config.cache_dir)
         except (OSError, ValueError, RuntimeError, AttributeError) as error:
             raise LabError(
-                f"The autoencoder {source.name_or_path!r} of these latents cannot be loaded: {str(error)} Hint: {hint}."
+                f"The autoencoder {source.name_or_path!r} of these latents cannot be loaded: {str(error)} Hint: if it was "
+                "moved, put it back or encode the images again."
             ) from None
-        manifest = self.manifest(config)
-        wanted = f"the autoencoder that encoded these latents ({manifest.autoencoder['name_or_path']!r})"
-        if weights_sha256(model) != manifest.weights_sha256:
-            raise must_be("--vae", source.name_or_path, wanted, hint, got="other weights")
-        if scaling_of(model) != (manifest.scaling_factor, manifest.shift_factor):
-            factors = "scaling_factor {} and shift_factor {}"
-            then, now = factors.format(manifest.scaling_factor, manifest.shift_factor), factors.format(*scaling_of(model))
-            raise must_be("--vae", source.name_or_path, f"{wanted}, with {then}", "encode again", got=now)
-
-    def _source(self, config: TrainingConfig) -> Source:
-        """The autoencoder of the latents, at the place that --vae gives."""
-        known = Source(**self.manifest(config).autoencoder)
-        if config.vae is None:
-            return known
-        is_itself = (Path(config.vae).expanduser() / "config.json").is_file()  # a copy without the pipeline around it
-        return _found(config.vae, None if is_itself else known.subfolder, config.cache_dir)
+        found = weights_sha256(model), *scaling_of(model)
+        if found != (manifest.weights_sha256, manifest.scaling_factor, manifest.shift_factor):
+            hint = "encode the images again, or put the former one back"
+            raise must_be("the autoencoder", source.name_or_path, "the one that encoded these latents", hint, got="another")
 
     def check_model_config(self, config: ResolvedConfig, given: dict[str, Any] | None) -> dict[str, Any] | None:
         channels, size, _ = self.manifest(config).shape
@@ -119,17 +107,11 @@ class Latents(Images):
 
     def pipeline_parts(self, config: ResolvedConfig) -> dict[str, Any]:
         """An autoencoder of the Hub is saved as its source, one of a folder, which others do not have, as a copy."""
-        source = self._source(config)
+        source = Source(**self.manifest(config).autoencoder)
         reference = _reference(source)
         if source.revision is None:
             return {"vae": reference.load(config.cache_dir)}
         return {"vae": reference, "vae_source": source._asdict()}
-
-
-@functools.lru_cache(maxsize=8)
-def _found(name: str, subfolder: str | None, cache_dir: str | None) -> Source:
-    """[`find_autoencoder`], asked once in a process."""
-    return find_autoencoder(name, subfolder, None, cache_dir)
 
 
 def _reference(source: Source) -> Reference:
