@@ -38,7 +38,7 @@ def resolve_config(config: TrainingConfig) -> ResolvedConfig:
     load_plugins(config.plugins)
     check_ranges(config, TrainingConfig)  # before anything asks the network
     _check_source(config)
-    draft: Any = SimpleNamespace(**vars(config))
+    draft: Any = SimpleNamespace(**{name: getattr(config, name) for name in defaults_of(TrainingConfig)})
     for step in _STEPS:
         vars(draft).update(step(draft))
     for name, hint in ResolvedConfig.__annotations__.items():

@@ -141,9 +141,7 @@ class Trainer:
                 checkpoint = self.save()
                 if signal_number := guard.received(now=True):  # while it was written
                     raise Interrupted(signal_number, checkpoint)
-            elif is_kept_for_good(run.update, config) or (
-                run.update % config.checkpointing_steps == 0
-            ):
+            elif is_kept_for_good(run.update, config) or (run.update % config.checkpointing_steps == 0):
                 self.save(waits=False)
             yield run.update
             started = time.perf_counter()
