@@ -14,13 +14,7 @@ from typing import Any, NoReturn
 
 import diffusers_lrlab
 
-from .core.errors import (
-    Interrupted,
-    LabError,
-    did_you_mean,
-    is_first_process,
-    shortened_message,
-)
+from .core.errors import Interrupted, LabError, did_you_mean, is_first_process
 from .core.flags import TextParser
 from .core.plugins import load_plugins
 from .core.program import interrupts_as_usual, report_error
@@ -91,7 +85,7 @@ class _Parser(TextParser):
             unknown = message.removeprefix(start).split()[0]
             hint = did_you_mean(unknown.split("=")[0], self._option_string_actions)
             message = f"{unknown!r} is not an option of the launcher, whose options come before the script's name.{hint}"
-        super().error(shortened_message(message))
+        super().error(message)
 
 
 class _PassedOn(argparse.Action):

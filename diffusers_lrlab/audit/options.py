@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from ..core.errors import LabError, shortened_message
+from ..core.errors import LabError
 from ..core.flags import TextParser
 from ..core.ranges import COUNT, POSITIVE, Range
 
@@ -16,13 +16,8 @@ if TYPE_CHECKING:
 _OF_EXPECT = ("num_updates", "num_warmup_steps", "learning_rate", "beta1")
 
 
-class _Parser(TextParser):
-    def error(self, message: str) -> NoReturn:
-        raise LabError(f"{shortened_message(message)}. See {self.prog} --help.")
-
-
 def make_parser(usage: str) -> argparse.ArgumentParser:
-    parser = _Parser(prog="diffusers_lrlab.audit", usage=usage, description=__doc__, allow_abbrev=False)
+    parser = TextParser(prog="diffusers_lrlab.audit", usage=usage, description=__doc__, allow_abbrev=False)
     add_options(parser)
     return parser
 

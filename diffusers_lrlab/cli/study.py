@@ -10,7 +10,7 @@ from ..core.extras import require_extra
 from ..core.lock import remove_leftovers_if_free
 from ..study.runs.precision import PRECISIONS
 from ..study.same_command import finished_report, names_in, shown_command, shown_names, shown_path
-from .output import say
+from .output import announce_loading, say
 
 _HOW = ("executor", "stack_size", "workers", "address", "precision")
 # Of each action its form and the options that it takes.
@@ -134,6 +134,7 @@ def _figures(options: argparse.Namespace) -> Any:
 
 def run(options: argparse.Namespace, program: str) -> None:
     """Runs the study `options.what`; `program` is the command up to it, for the report."""
+    announce_loading()
     require_extra("study", "A study")
     if options.out is None and not options.dry_run:
         raise LabError("--out DIR is missing. Give a new folder, or the folder of the study to continue.")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 
 from ..core.environment import describe_environment, is_watched, launch_command
-from ..core.errors import LabError, is_first_process
-from ..core.options import arguments_named, defaults_of, names_where
+from ..core.errors import LabError, arguments_named, is_first_process
+from ..core.options import defaults_of, names_where
 from ..core.random_states import random_states_kept
 from ..core.registered import registered_code_located
 from ..core.signatures import checked
@@ -57,7 +57,7 @@ def find_lr(config: TrainingConfig, settings: FinderConfig | None = None) -> Fin
     from ..training.prepare import prepare_resolved, resolve_and_check
 
     # Making a model, and some imports, draw random numbers.
-    with arguments_named(TrainingConfig, FinderConfig), random_states_kept():
+    with arguments_named(), random_states_kept():
         resolved = resolve_and_check(config)
         found = find_rate_for(*prepare_resolved(resolved), resolve_settings(settings or FinderConfig(), resolved.optimizer))
         if not launch_command():

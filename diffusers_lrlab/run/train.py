@@ -6,8 +6,15 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import Interrupted, continued_by, is_first_process, printable, system_errors_explained, warn
-from ..core.options import arguments_named
+from ..core.errors import (
+    Interrupted,
+    arguments_named,
+    continued_by,
+    is_first_process,
+    printable,
+    system_errors_explained,
+    warn,
+)
 from ..core.registered import registered_code_located
 from ..core.signals import interrupts_raised
 from ..core.signatures import checked
@@ -42,7 +49,7 @@ def train(config: TrainingConfig) -> Path | None:
         LabError: for invalid options; where possible before data is read or a model is built.
         Interrupted: after SIGINT or SIGTERM, with a checkpoint written.
     """
-    with arguments_named(TrainingConfig):
+    with arguments_named():
         return run_training(config)
 
 

@@ -6,16 +6,15 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 from transformers.hf_argparser import HfArgumentParser
 
-from ..core.errors import LabError, did_you_mean, shortened, shortened_message
+from ..core.errors import LabError, did_you_mean, shortened
 from ..core.files import read_utf8
 from ..core.flags import TextParser
 from ..core.options import Option
-from ..core.plain_yaml import ShallowLoader
 from ..core.plugins import load_installed_plugins, load_plugins
 from .config import CONFIG_GROUPS, TrainingConfig
 from .help import Formatter, help_of, is_switch
@@ -28,9 +27,6 @@ class _Parser(TextParser, HfArgumentParser):
 
     def format_help(self) -> str:
         return help_of(self, self.first)
-
-    def error(self, message: str) -> NoReturn:
-        raise LabError(f"{shortened_message(message)}. See --help.")
 
 
 def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | None = None) -> _Parser:
@@ -86,7 +82,7 @@ def number_or_auto(text: str) -> float | str:
         raise argparse.ArgumentTypeError(f"must be a number, such as 1e-4, or auto, got {text!r}") from None
 
 
-class _UniqueKeyLoader(ShallowLoader):
+class _UniqueKeyLoader(yaml.SafeLoader):
     """Refuses repeated keys, of which YAML would use the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..averaging.forms import EMAForm
-from ..core.errors import LabError, must_be
+from ..core.errors import LabError, given, must_be
 from ..core.files import expanded
 from ..core.options import check_needs, check_ranges, defaults_of
 from ..core.plugins import load_plugins
@@ -55,10 +55,8 @@ def resolve_config(config: TrainingConfig) -> ResolvedConfig:
 def _check_source(config: TrainingConfig) -> None:
     """Raises a `LabError` unless there is one source of data, which exists."""
     if config.dataset_name is not None and config.train_data_dir is not None:
-        raise LabError(
-            f"Both --dataset_name {config.dataset_name!r} and --train_data_dir {config.train_data_dir!r} are given; "
-            "give one of them."
-        )
+        both = given("--dataset_name", config.dataset_name), given("--train_data_dir", config.train_data_dir)
+        raise LabError(f"{' and '.join(both)} are both given. Hint: leave one of them out.")
     if config.streaming:
         _check_streaming(config)
     folder = config.train_data_dir or local_folder(config.dataset_name or "digits")

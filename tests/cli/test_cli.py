@@ -13,8 +13,8 @@ from lrlab_command import COMMAND, lrlab
 from tables import cases
 
 from diffusers_lrlab.averaging.forms import EMA_FORMS
-from diffusers_lrlab.cli.lists import LISTED
 from diffusers_lrlab.cli.main import COMMANDS, main
+from diffusers_lrlab.cli.show import LISTED
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.image_sets import IMAGE_DATASETS
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS

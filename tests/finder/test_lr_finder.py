@@ -261,9 +261,7 @@ def test_the_range_follows_the_optimizer():
     assert resolve_settings(FinderConfig(), "sgd:momentum=0.8").end_lr == pytest.approx(1.0)
     with pytest.raises(LabError, match="'prodigy' finds its learning rate by itself"):
         resolve_settings(FinderConfig(), "prodigy")
-    with pytest.raises(
-        LabError, match=r"settings=.* of find_lr\(\): must be a FinderConfig or None, got .*write FinderConfig\("
-    ):
+    with pytest.raises(LabError, match=r"settings=.* of find_lr\(\): must be a FinderConfig or None, got "):
         find_lr(TrainingConfig(**POINTS), {"num_updates": 20})
 
 
