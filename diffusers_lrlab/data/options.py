@@ -52,7 +52,11 @@ class DataConfig:
         None, "Folder for downloaded datasets and models (default: the Hub's cache).", SPEED, is_repeated=False
     )
     streaming: bool = option(
-        False, "Read the dataset as a stream, without downloading all of it; needs --max_train_steps.", SOURCE, finder="uses"
+        False,
+        "Read the dataset as a stream, without downloading all of it; needs --max_train_steps.",
+        SOURCE,
+        finder="uses",
+        needs=(READ,),
     )
     image_column: str | None = option(
         None,

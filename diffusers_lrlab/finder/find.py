@@ -19,8 +19,7 @@ from ..core.random_states import random_states_kept
 from ..core.registered import registered_code_located
 from ..core.signatures import checked
 from ..optimizers.entries import OPTIMIZERS
-from ..training.config import TrainingConfig
-from ..training.explicit_options import as_call
+from ..training.config import TrainingConfig, as_call
 from ..training.resume import locked_folder
 from ..training.run_folder import RunFolder
 from .range_test import FinderConfig, range_test

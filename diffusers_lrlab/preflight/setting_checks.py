@@ -13,8 +13,7 @@ from ..finder.saved_result import read_saved_result
 from ..objective.process import make_process
 from ..optimizers.entries import OPTIMIZERS
 from ..optimizers.timescales import NO_EFFECT, SHORT
-from ..training.resolve import has_chosen_decay
-from ..training.resolve_objective import resolved_parameters
+from ..training.choices import has_chosen_decay, resolved_parameters
 from .subject import Subject
 
 _SMALL_MODEL = 5_000_000  # parameters

@@ -8,13 +8,13 @@ import os
 from typing import TYPE_CHECKING, Literal
 
 from ..core.environment import OTHERS_WAIT, allowed_threads
-from ..core.errors import LabError
 from ..core.words import counted
+from .choices import check_schedule
+from .combinations import check_launch
 from .config import ResolvedConfig, TrainingConfig
 from .kinds.select import kind_of
 from .model import find_start, given_model_config
 from .resolve import resolve_config
-from .resolve_schedules import check_schedule
 from .resolve_timesteps import check_timesteps
 from .width import check_width
 
@@ -30,47 +30,11 @@ if TYPE_CHECKING:
 def resolve_and_check(config: TrainingConfig) -> ResolvedConfig:
     """A configuration with every option resolved, checked as far as possible without data and model."""
     resolved = resolve_config(config)
-    _check_launch()
-    check_precision(resolved)
+    check_launch(resolved)
     check_schedule(resolved)
     check_timesteps(resolved)
     check_width(resolved)
     return resolved
-
-
-def _check_launch() -> None:
-    """
-    Refuses launches that shard the model, and `accelerate launch --cpu --num_processes N`, which starts a single process
-    for any N.
-    """
-    for name in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
-        if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() in ("1", "true"):
-            raise LabError(
-                f"accelerate launch with {name}: must be a launch that leaves the model whole, for its average and its "
-                "checkpoints. Hint: launch with --multi_gpu; `accelerate config` changes what is in a file."
-            )
-    launched = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
-    if launched and "MASTER_ADDR" in os.environ and not {"WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"} & {*os.environ}:
-        raise LabError(
-            "accelerate launch --cpu --num_processes N starts a single process. Hint: use "
-            "`accelerate launch --multi_gpu --num_processes N ...` (it works on CPUs too) or "
-            "`torchrun --nproc_per_node N ...`. If MASTER_ADDR is set in your environment for another reason, unset it."
-        )
-
-
-def check_precision(config: ResolvedConfig) -> None:
-    """Raises a `LabError` for a precision that the device or another option rules out."""
-    precision = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    if precision == "fp16" and config.skip_bad_updates is not None:
-        raise LabError(
-            f"--skip_bad_updates {config.skip_bad_updates} has no effect with fp16, whose loss scaling repeats updates "
-            "that overflow. Hint: leave it out, or use --mixed_precision bf16."
-        )
-    if precision == "fp16":
-        import torch
-
-        if not torch.accelerator.is_available():
-            raise LabError("fp16 needs a GPU, and this machine has none. Hint: use --mixed_precision bf16 or no.")
 
 
 def launcher_compiles() -> bool:

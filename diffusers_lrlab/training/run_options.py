@@ -1,13 +1,16 @@
 """Options of the length, speed and output of a run."""
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
 from ..core.options import DESTINATION, DRAWS, EVALUATION, OUTPUT, SPEED, THIS_START, UPDATE, WHOLE_RUN, Need, option
+from ..data.options import NOT_STREAMING
 from .learning_options import HELD_OUT
 
 PUSH = Need("--push_to_hub", lambda config: config.push_to_hub)
 LOGGER = Need("--logger with a tracker", lambda config: config.logger != "none")
+LAUNCHER = Need("a launcher, such as accelerate launch", lambda config: "LOCAL_RANK" in os.environ)
 NO_STEPS = Need("--max_train_steps", lambda config: config.max_train_steps is None, is_absence=True)
 
 
@@ -74,6 +77,7 @@ class LoopConfig:
         is_repeated=False,
         range="[-1, 1e6]",
         is_internal=True,
+        needs=(LAUNCHER,),
     )
 
 
@@ -107,6 +111,7 @@ class OutputConfig:
         "over a twentieth of its time; upstream 10).",
         OUTPUT,
         range="[1, 1e9]",
+        needs=(NOT_STREAMING,),
     )
     save_model_epochs: int | None = option(
         None,
@@ -114,6 +119,7 @@ class OutputConfig:
         "upstream 10).",
         OUTPUT,
         range="[1, 1e9]",
+        needs=(NOT_STREAMING,),
     )
     eval_batch_size: int | None = option(
         None,

@@ -19,7 +19,7 @@ from diffusers_lrlab.hub.card import write_model_card
 from diffusers_lrlab.run.record import start_record
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 from diffusers_lrlab.training.arguments import parse_arguments
-from diffusers_lrlab.training.explicit_options import as_call, as_command, program_registrations
+from diffusers_lrlab.training.config import as_call, as_command, program_registrations
 
 SCHEDULE = """
 from diffusers_lrlab.schedules.registries import SCHEDULERS

@@ -183,9 +183,12 @@ def test_wrong_requests(spec, images, message):
     [
         (
             {"optimizer": "adamw:beta2_half_life=1e4", "adam_beta2": 0.9},
-            "--adam_beta2 0.9 has no effect beside beta2_half_life",
+            "--adam_beta2 0.9 has no effect on --optimizer adamw with beta2_half_life",
         ),
-        ({"optimizer": "adamw:tau=1e4", "adam_weight_decay": 0.1}, "--adam_weight_decay 0.1 has no effect beside tau"),
+        (
+            {"optimizer": "adamw:tau=1e4", "adam_weight_decay": 0.1},
+            "0.1 has no effect on --optimizer adamw with tau",
+        ),
     ],
 )
 def test_options_of_adam_that_they_replace(options, message):

@@ -14,11 +14,11 @@ from ...data.toy2d_entries import TOY_DATASETS
 from ...evaluation.metrics import METRICS
 from ...models.start_weights import StartWeights
 from ...training.arguments import parse_options
+from ...training.choices import check_schedule
 from ...training.config import ResolvedConfig, TrainingConfig
 from ...training.kinds.select import kind_of
 from ...training.model import find_start, given_model_config
 from ...training.resolve import resolve_config
-from ...training.resolve_schedules import check_schedule
 from ...training.resolve_timesteps import check_timesteps
 from ..kind_settings import num_compared_samples, settings_of
 from ..same_command import PRESETS_FOLDER
