@@ -29,7 +29,7 @@ STORED = "posthoc:sigma_rels=[0.05|0.10],snapshots={}"
 WIDTHS = (0.05, 0.06, 0.07, 0.08, 0.1, 0.12, 0.14, 0.16, 0.18, 0.2, 0.225, 0.25)
 DEFAULT = 16  # snapshots of --ema posthoc
 JOBS = {"points": ("--dataset_name=dino", 3000), "digits": ("--dataset_name=digits", 600)}
-USUAL = ["--lr_scheduler=constant", "--validation_steps=1000000", "--save_images_epochs=1000000", "--cpu_threads=1"]
+USUAL = ["--lr_scheduler=constant", "--validation_steps=1000000", "--save_images_epochs=1000000"]
 
 
 def train(folder, job, updates, most):

@@ -26,7 +26,7 @@ def measure_costs(arms, rounds):
         loops = {}
         for name, flags in arms.items():
             arguments = [*flags, f"--max_train_steps={rounds + 20}", "--num_validation_images=0"]
-            arguments += ["--frechet_samples=0"]  # which needs held-out images
+            arguments += ["--distance_samples=0"]  # which needs held-out images
             loops[name] = make_trainer(Path(base) / name, arguments).updates()
         times = updates_in_turns(loops, rounds)
     first = times[next(iter(arms))]

@@ -152,7 +152,7 @@ VARIANTS = {
 
 def compare_objectives(rounds, names, arguments, warm_up=10):
     """Milliseconds of an update in each round, by the name of a variant."""
-    common = [f"--max_train_steps={rounds + 30}", "--num_validation_images=0", "--frechet_samples=0", *arguments]
+    common = [f"--max_train_steps={rounds + 30}", "--num_validation_images=0", "--distance_samples=0", *arguments]
     with tempfile.TemporaryDirectory() as folder:
         loops = {name: make_trainer(Path(folder) / name, [*common, *VARIANTS[name]]).updates() for name in names}
         return updates_in_turns(loops, rounds, warm_up)

@@ -14,13 +14,7 @@ from typing import Any, NoReturn
 
 import diffusers_lrlab
 
-from .core.errors import (
-    Interrupted,
-    LabError,
-    did_you_mean,
-    is_first_process,
-    shortened_message,
-)
+from .core.errors import Interrupted, LabError, did_you_mean, is_first_process
 from .core.flags import TextParser
 from .core.plugins import load_plugins
 from .core.program import interrupts_as_usual, report_error
@@ -83,9 +77,6 @@ def _range_test(options: argparse.Namespace) -> Any:
 
 
 class _Parser(TextParser):
-    def error(self, message: str) -> NoReturn:
-        super().error(shortened_message(message))
-
     def parse(self) -> argparse.Namespace:
         """The options of the command line, all of which must be known."""
         options, unknown = self.parse_known_args()

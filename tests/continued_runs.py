@@ -10,7 +10,7 @@ from diffusers_lrlab.hub.records import read_record, recorded_options
 
 SMALL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embedding_size": 8}
 OPTIONS = {
-    "dataset_name": "moons", "train_batch_size": 32, "num_validation_images": 64, "logging_steps": 2, "cpu_threads": 1,
+    "dataset_name": "moons", "train_batch_size": 32, "num_validation_images": 64, "logging_steps": 2,
     "validation_steps": 2, "checkpoints_total_limit": 0, "checkpointing_steps": 5, "evaluation": False, "preflight": False,
 }  # fmt: skip
 

@@ -31,12 +31,11 @@ def tiny_arguments(folder, dropout=0.0, preflight=False):
     config.write_text(json.dumps({**TINY_UNET, "dropout": dropout}))
     return [
         f"--model_config_name_or_path={config}",
-        "--frechet_samples=0",
+        "--distance_samples=0",
         "--eval_batch_size=2",
         "--num_inference_steps=2",
         "--num_validation_images=16",
         "--logging_steps=1",
-        "--cpu_threads=1",
         *(() if preflight else ("--no_preflight",)),
     ]
 

@@ -36,12 +36,12 @@ STUDY = {
 IMAGES = (
     "train --output_dir=out --seed=3 --model_config_name_or_path=unet.json --max_train_steps=6 --train_batch_size=8 "
     "--num_validation_images=16 --logging_steps=1 --validation_steps=2 --checkpointing_steps=3 --eval_batch_size=2 "
-    "--ddpm_num_inference_steps=3 --frechet_samples=40 --cpu_threads=1 --dataset_name=digits"
+    "--ddpm_num_inference_steps=3 --distance_samples=40 --dataset_name=digits"
 ).split()
 POINTS = (
     "train --output_dir=out --seed=3 --dataset_name=dino --max_train_steps=20 --train_batch_size=32 --logging_steps=1 "
     "--num_validation_images=64 --validation_steps=5 --checkpointing_steps=7 --eval_batch_size=20 --distance_samples=60 "
-    "--ddpm_num_steps=20 --ddpm_num_inference_steps=5 --cpu_threads=1"
+    "--ddpm_num_steps=20 --ddpm_num_inference_steps=5"
 ).split()
 LAUNCH = ["-m", "accelerate.commands.launch"]
 LAB, TRAIN = ["-m", "diffusers_lrlab"], ["-m", "diffusers_lrlab.train"]

@@ -62,7 +62,7 @@ class Vectors(DataKind):
     num_train_timesteps = 10
 
     def defaults(self, config):
-        sizes = {"num_validation_images": 16, "train_batch_size": 8, "eval_batch_size": 12, "frechet_samples": 0}
+        sizes = {"num_validation_images": 16, "train_batch_size": 8, "eval_batch_size": 12, "distance_samples": 12}
         return {**sizes, "learning_rate": 1e-2, "max_train_steps": 20}
 
     def load_data(self, config, num_processes):
@@ -81,9 +81,6 @@ class Vectors(DataKind):
 class VectorResults(Results):
     def as_pictures(self, run, samples):
         return np.zeros((1, 4, 4, 3), np.uint8)
-
-    def num_samples(self, config, num_held_out, num_images):
-        return 12
 
     def draw(self, run, samples, lab):
         (lab / "samples.txt").write_text(str(samples.shape))

@@ -8,15 +8,16 @@ The same as `lrlab study run`. Presets: `lrlab study list`.
 
 import sys
 
-from diffusers_lrlab.cli.output import LabParser, add_import
+from diffusers_lrlab.cli.output import add_import
 from diffusers_lrlab.cli.study import add_run_arguments, run
+from diffusers_lrlab.core.flags import TextParser
 from diffusers_lrlab.core.plugins import load_plugins
 from diffusers_lrlab.core.program import exit_status
 
 
 def compare() -> None:
     """Parses and runs the study."""
-    parser = LabParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
+    parser = TextParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("what", metavar="SPEC", help="a YAML file, or the name of a preset")
     add_run_arguments(parser)
     add_import(parser)

@@ -8,7 +8,7 @@ from typing import Any
 from ..core.errors import LabError, did_you_mean, must_be
 from ..core.extras import require_extra
 from ..core.ranges import Range
-from .output import say
+from .output import announce_loading, say
 
 _EXPORT: dict[str, Any] = {"n": 100_000, "n_test": 10_000, "seed": 42, "resolution": None}
 _ENCODE: dict[str, Any] = {
@@ -59,6 +59,7 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def data(options: argparse.Namespace) -> None:
+    announce_loading()
     require_extra("train", f"`lrlab data {options.action}`")
     for action, known in _ACTIONS.items():
         for name in known.keys() - _ACTIONS[options.action].keys():

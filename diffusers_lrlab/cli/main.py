@@ -8,25 +8,11 @@ from typing import NamedTuple
 
 from .. import __version__
 from ..core.errors import LabError, did_you_mean, shortened
+from ..core.flags import TextParser
 from ..core.plugins import load_plugins
 from ..core.program import exit_status
-from . import (
-    audit,
-    averages,
-    check,
-    completion,
-    continuing,
-    data,
-    hub,
-    lists,
-    preview,
-    study,
-    tools,
-    training,
-)
-from .loading import announce_loading, forget_loading
-from .output import LabParser, add_import
-from .remedies import note_owner, subparsers_of
+from . import data, folders, show, study, tools, training
+from .output import add_import
 
 
 class Command(NamedTuple):
@@ -47,87 +33,51 @@ def _script(name: str, help: str, example: str) -> Command:
 
 
 _TRAIN = "Train a diffusion pipeline; for several processes: accelerate launch -m diffusers_lrlab.train"
-_PREVIEW = "lrlab preview --lr_scheduler cosine --lr_scheduler rex:d=0.9 --num_training_steps 10000 --num_warmup_steps 500"
+_EXTEND = "Train a run for longer, or cool it down from a checkpoint, as a new run"
+_LIST = "List everything that is chosen by name: schedules, samplers, optimizers and more"
+_PREVIEW = "Show schedules over a run, or densities and weights over timesteps, as a table or a plot"
+_PREVIEWED = "lrlab preview --lr_scheduler cosine --lr_scheduler rex:d=0.9 --num_training_steps 10000 --num_warmup_steps 500"
+_AUDIT = "Show which learning rate any torch program really uses, without changing it"
+_AUDITED = "lrlab audit -- python train.py --lr_scheduler cosine"
+_DATA = "Export a toy dataset as files that load anywhere, or encode images to latents"
+_EXPORTED = "lrlab data export dino dino-points --n 100000 --seed 42"
+_PLAN = "Show what a training run will do, and its memory, time and disk space"
+_STUDY = "Compare schedules, optimizers or any other setting over data sets and seeds"
+_EMA = "Average the weights with any width, from the snapshots of a run"
+_AVERAGED = "lrlab ema dino-run --sigma_rel 0.075 --out dino-run-ema"
+_CHECK = "Verify a run, study, toy dataset or download: damaged files, and how to go on"
+_PUSH = "Upload a run, study or toy dataset to the Hub"
+_PUSHED = "lrlab push ddpm-digits-8 --repo_id USER/ddpm-digits-8"
+_EXTENDED = "lrlab extend ddpm-digits-8 --max_train_steps 20000"
+_PLANNED = "lrlab plan --dataset_name dino --optimizer sgd"
 COMMANDS = {
     "train": _script("train", _TRAIN, "lrlab train --dataset_name dino --lr_scheduler cosine"),
     "find-lr": _script("find-lr", "Find a learning rate for a training run", "lrlab find-lr --dataset_name dino"),
-    "extend": Command(
-        continuing.EXTEND_HELP,
-        "lrlab extend ddpm-digits-8 --max_train_steps 20000",
-        continuing.extend_arguments,
-        continuing.extend,
-    ),
-    "list": Command(
-        "List everything that is chosen by name: schedules, samplers, optimizers and more",
-        "lrlab list schedulers",
-        lists.list_arguments,
-        lists.list_names,
-    ),
-    "preview": Command(
-        "Show schedules over a run, or densities and weights over timesteps, as a table or a plot",
-        _PREVIEW,
-        preview.preview_arguments,
-        preview.preview,
-    ),
-    "audit": Command(
-        "Show which learning rate any torch program really uses, without changing it",
-        "lrlab audit -- python train.py --lr_scheduler cosine",
-        audit.audit_arguments,
-        audit.audit,
-    ),
-    "data": Command(
-        "Export a toy dataset as files that load anywhere, or encode images to latents",
-        "lrlab data export dino dino-points --n 100000 --seed 42",
-        data.data_arguments,
-        data.data,
-    ),
-    "plan": Command(
-        "Show what a training run will do, and its memory, time and disk space",
-        "lrlab plan --dataset_name dino --optimizer sgd",
-        tools.plan_arguments,
-        tools.plan,
-    ),
-    "study": Command(
-        "Compare schedules, optimizers or any other setting over data sets and seeds",
-        "lrlab study run quick --out first-study",
-        study.add_arguments,
-        study.command,
-    ),
-    "ema": Command(
-        "Average the weights with any width, from the snapshots of a run",
-        "lrlab ema dino-run --sigma_rel 0.075 --out dino-run-ema",
-        averages.ema_arguments,
-        averages.ema,
-    ),
-    "check": Command(
-        "Verify a run, study, toy dataset or download: damaged files, and how to go on",
-        "lrlab check ddpm-digits-8",
-        check.check_arguments,
-        check.check,
-    ),
-    "push": Command(
-        "Upload a run, study or toy dataset to the Hub",
-        "lrlab push ddpm-digits-8 --repo_id USER/ddpm-digits-8",
-        hub.push_arguments,
-        hub.push,
-    ),
-    "pull": Command("Download a published result", "lrlab pull USER/ddpm-digits-8", hub.pull_arguments, hub.pull),
+    "extend": Command(_EXTEND, _EXTENDED, training.extend_arguments, training.extend),
+    "list": Command(_LIST, "lrlab list schedulers", show.list_arguments, show.list_names),
+    "preview": Command(_PREVIEW, _PREVIEWED, show.preview_arguments, show.preview),
+    "audit": Command(_AUDIT, _AUDITED, tools.audit_arguments, tools.audit),
+    "data": Command(_DATA, _EXPORTED, data.data_arguments, data.data),
+    "plan": Command(_PLAN, _PLANNED, training.plan_arguments, training.plan),
+    "study": Command(_STUDY, "lrlab study run quick --out first-study", study.add_arguments, study.command),
+    "ema": Command(_EMA, _AVERAGED, training.ema_arguments, training.ema),
+    "check": Command(_CHECK, "lrlab check ddpm-digits-8", folders.check_arguments, folders.check),
+    "push": Command(_PUSH, _PUSHED, folders.push_arguments, folders.push),
+    "pull": Command("Download a published result", "lrlab pull USER/ddpm-digits-8", folders.pull_arguments, folders.pull),
     "completion": Command(
         "Complete commands, flags and names in the shell",
         "lrlab completion bash",
-        completion.completion_arguments,
-        lambda options: completion.completion(options, _parser()),
+        tools.completion_arguments,
+        lambda options: tools.completion(options, _parser()),
     ),
 }
-
-
 REST = (*SCRIPTS, "plan")  # commands that leave unknown arguments to the parser of training
 # Commands with --import besides those of REST.
 TAKES_NAMES = ("list", "preview", "study", "push", "extend")
 
 
-def _parser() -> LabParser:
-    parser = LabParser(prog="lrlab", description="Training dynamics of diffusion models.", allow_abbrev=False)
+def _parser() -> TextParser:
+    parser = TextParser(prog="lrlab", description="Training dynamics of diffusion models.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"diffusers_lrlab {__version__}", help="Show the version.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
@@ -163,27 +113,14 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _run(arguments: Sequence[str]) -> int:
-    try:
-        options = _parse(arguments)
-        return COMMANDS[options.command].run(options) or 0
-    except LabError as error:
-        if arguments and arguments[0] in COMMANDS and arguments[0] not in REST:
-            note_owner(error, arguments[0], subparsers_of(_parser())[arguments[0]])
-        raise
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a subcommand and returns its exit status."""
     # Imported by transformers by way of peft, it warns of a 4-bit kernel that nothing here uses.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
     def run() -> int:
-        announce_loading()
-        try:
-            return _run(sys.argv[1:] if arguments is None else arguments)
-        finally:
-            forget_loading()
+        options = _parse(sys.argv[1:] if arguments is None else arguments)
+        return COMMANDS[options.command].run(options) or 0
 
     return exit_status(run)
 

@@ -8,7 +8,7 @@ from ..core.errors import LabError, did_you_mean
 from ..core.extras import require_extra
 from ..study.runs.precision import PRECISIONS
 from ..study.shown_command import names_in, shown_command, shown_names, shown_path
-from .output import say
+from .output import announce_loading, say
 
 _HOW = ("executor", "stack_size", "workers", "precision")
 # Of each action its form and the options that it takes.
@@ -84,6 +84,7 @@ def _check_form(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace, program: str) -> None:
     """Runs the study `options.what`; `program` is the command up to it, for the report."""
+    announce_loading()
     require_extra("study", "A study")
     if options.out is None and not options.dry_run:
         raise LabError("--out DIR is missing. Give a new folder, or the folder of the study to continue.")

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,6 @@ def how_to_continue() -> str:
 
 class LabError(ValueError):
     """An error that the user can fix. Programs print it without a traceback and exit with 2."""
-
-    as_argument: str | None = None  # the text with the name of an argument in place of a flag
 
 
 class DiskFull(LabError):
@@ -162,6 +161,26 @@ shown = _Repr().repr
 """A value as an error message shows it."""
 
 
+_as_arguments = ContextVar("as_arguments", default=False)
+
+
+@contextmanager
+def arguments_named() -> Iterator[None]:
+    """Errors of this block name options as arguments: `seed=-1` in place of `--seed -1`."""
+    token = _as_arguments.set(True)
+    try:
+        yield
+    finally:
+        _as_arguments.reset(token)
+
+
+def given(name: str, value: Any) -> str:
+    """A flag, with its dashes, or an argument or a key, with its value, as the caller gave it."""
+    if _as_arguments.get():
+        name = name.removeprefix("--")
+    return f"{name}={shown(value)}" if name.isidentifier() else f"{name} {shown(value)}"
+
+
 def must_be(name: str, value: Any, wanted: str, hint: str, of: str = "", got: str = "") -> LabError:
     """
     The error for a value that is not allowed, in the form that all of them have.
@@ -169,23 +188,13 @@ def must_be(name: str, value: Any, wanted: str, hint: str, of: str = "", got: st
     `name` is a flag with its dashes, an argument `of` something, or a key of a file; `hint` is the remedy, or the meaning of
     the value; `got` is the value in words, if `value` alone does not show what is wrong.
     """
-
-    def text(name: str) -> str:
-        given = f"{name}={shown(value)}" if name.isidentifier() else f"{name} {shown(value)}"
-        end = "" if hint[-1:] in ".?" else "."
-        return f"{given}{f' of {of}' if of else ''}: must be {wanted}, got {got or shown(value)}. Hint: {hint}{end}"
-
-    error = LabError(text(name))
-    error.as_argument = text(name.removeprefix("--"))
-    return error
+    end = "" if hint[-1:] in ".?" else "."
+    owner = f" of {of}" if of else ""
+    return LabError(f"{given(name, value)}{owner}: must be {wanted}, got {got or shown(value)}. Hint: {hint}{end}")
 
 
-def shortened_message(message: str) -> str:
-    """A message of argparse in the form of other errors, cut where it repeats something long."""
-    message = re.sub(r"^argument (--\w+)/\S+: ", r"\1: ", message)  # a flag's other spellings
-    for kind, number in (("int", "a whole number, such as 10000"), ("(?:float|number)", "a number, such as 0.001")):
-        message = re.sub(f"invalid {kind} value: (.*)", rf"must be {number}, got \1", message)
-    message = re.sub(r"invalid choice: (.*) \(choose from (.*)\)", r"must be one of \2, got \1", message)
+def cut(message: str) -> str:
+    """A message that may repeat something long."""
     return message if len(message) <= 1000 else f"{message[:300]} ... {message[-100:]}"
 
 

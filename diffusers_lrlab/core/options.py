@@ -8,19 +8,16 @@ import dataclasses
 import functools
 import math
 import pkgutil
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args, get_type_hints
 
 from typing_extensions import Self
 
-from .annotations import REFUSED, reader
-from .errors import Interrupted, LabError, shown
+from .errors import LabError, given
 from .ranges import Range
 from .registry import Registry
-from .signatures import refusal
+from .signatures import REFUSED, reader, refusal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +116,7 @@ def options_of(config_class: Any) -> dict[str, Option]:
     for base in reversed(config_class.__mro__):  # a field that only narrows a type has no description
         fields = getattr(base, "__dataclass_fields__", {}).values()
         found |= {field.name: field.metadata["help"].option for field in fields if "help" in field.metadata}
-    return {field.name: found[field.name] for field in dataclasses.fields(config_class)}
+    return {field.name: found[field.name] for field in dataclasses.fields(config_class) if field.name in found}
 
 
 @functools.cache
@@ -143,22 +140,7 @@ def check_types(config: Any) -> None:
         read = reader(hint)(value)
         # A record would not keep a NumPy number, or a float for a count, as given.
         if read is REFUSED or type(read) is not type(value):
-            called = config.__class__.__name__
-            raise refusal(f"{called}()", name, value, hint, f"help({called}) describes the arguments")
-
-
-@contextmanager
-def arguments_named(*config_classes: Any) -> Iterator[None]:
-    """Errors of this block name options of these dataclasses as arguments: `seed=0` in place of `--seed 0`."""
-    names = "|".join(name for each in config_classes for name in options_of(each))
-    flag = re.compile(rf"--({names})\b(?:[ =](-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf|nan)\b|'[^']*'|latest\b))?")
-    try:
-        yield
-    except (LabError, Interrupted) as error:
-        given = getattr(error, "as_argument", None) or str(error)
-        text = flag.sub(lambda found: "=".join(filter(None, found.groups())).replace("=latest", "='latest'"), given)
-        error.args = (text,)
-        raise
+            raise refusal(config.__class__.__name__, name, value, hint)
 
 
 _type_hints = functools.cache(get_type_hints)
@@ -168,7 +150,7 @@ def check_ranges(config: Any, config_class: Any) -> None:
     """Raises a `LabError` for the first number out of range."""
     for name, known in options_of(config_class).items():
         value = getattr(config, name)
-        if value is not None and known.range is not None:
+        if value is not None and not isinstance(value, str) and known.range is not None:
             hint = _type_hints(config_class)[name]
             Range(known.range.text, whole=float not in (hint, *get_args(hint))).check(f"--{name}", value, known.help)
 
@@ -184,14 +166,8 @@ def check_needs(config: Any, config_class: Any, kind: str) -> None:
             missing.insert(0, Need(f"a data set of {' or '.join(known.kinds)}", lambda _: False))
         if missing:
             is_secret = not config_class.__dataclass_fields__[name].repr
-            raise _without_effect(name, "***" if is_secret else shown(getattr(config, name)), missing[0])
-
-
-def _without_effect(name: str, value: str, need: Need) -> LabError:
-    if need.is_absence:
-        text = f"has no effect with {need.text}. Hint: leave one of them out."
-    else:
-        text = f"has no effect without {need.text}. Hint: add that, or leave --{name} out."
-    error = LabError(f"--{name} {text}" if value == "True" else f"--{name} {value} {text}")
-    error.as_argument = f"{name}={value} {text}"
-    return error
+            asked = given(f"--{name}", "***" if is_secret else getattr(config, name))
+            how, remedy = (
+                ("with", "leave one of them out") if missing[0].is_absence else ("without", "add that, or leave it out")
+            )
+            raise LabError(f"{asked} has no effect {how} {missing[0].text}. Hint: {remedy}.")

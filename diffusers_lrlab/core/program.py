@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from .errors import Interrupted, LabError, is_first_process, printable, shortened_message
+from .errors import Interrupted, LabError, cut, is_first_process, printable
 
 _BROKEN_PIPE = 128 + 13  # SIGPIPE, which Windows lacks
 _PROGRAMS = ("lrlab", "train_ddpm.py", "find_lr.py", "run_study.py")
@@ -102,7 +102,7 @@ def report_error(error: BaseException, all_ranks: bool = True) -> int:
         sys.stderr.write("Stopped.\n")
         return 128 + signal.SIGINT
     if all_ranks or is_first_process():
-        text = shortened_message(str(error)) if isinstance(error, OSError) else str(error)  # which contains file names
+        text = cut(str(error)) if isinstance(error, OSError) else str(error)  # which contains file names
         sys.stderr.write(printable(f"{text}\n" if isinstance(error, Interrupted) else f"error: {text}\n"))
     return 128 + error.signal_number if isinstance(error, Interrupted) else 2
 

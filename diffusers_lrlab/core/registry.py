@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from .errors import FAILURES, LabError, did_you_mean, located, must_be, shortened
-from .parameters import Parameter
 from .plugins import load_installed_plugins
+from .ranges import Parameter
 from .registered import call_registered, note_registered, where
 from .signatures import checked
 

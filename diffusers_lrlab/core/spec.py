@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .errors import LabError, must_be, shortened, shortened_message
+from .errors import LabError, cut, must_be, shortened
 from .registry import Registry
 
 _FORM = 'expected NAME, NAME:key=value,key=value or NAME:{"key": value}; a list is written [a|b]'
@@ -14,9 +14,7 @@ _FORM = 'expected NAME, NAME:key=value,key=value or NAME:{"key": value}; a list 
 def _fail(text: str, position: int, problem: str) -> LabError:
     start = max(0, position - 100)
     shown = text[start : position + 100]
-    return LabError(
-        f"Cannot read the spec string: {shortened_message(problem)}; {_FORM}.\n  {shown}\n  {' ' * (position - start)}^"
-    )
+    return LabError(f"Cannot read the spec string: {cut(problem)}; {_FORM}.\n  {shown}\n  {' ' * (position - start)}^")
 
 
 def _value(text: str) -> Any:

@@ -63,7 +63,7 @@ _DIGITS = tuple(map(str, range(10)))
 _SMALL: dict[str, Any] = {
     "train_batch_size": 64,
     "learning_rate": 1e-3,
-    "frechet_samples": None,  # see Images.measured_samples
+    "distance_samples": None,  # see Images.measured_samples
     "eval_batch_size": 40,
 }
 _register(

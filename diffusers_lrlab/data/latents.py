@@ -135,8 +135,8 @@ def load_autoencoder(source: Source, cache_dir: str | None) -> Any:
     try:
         model = getattr(diffusers, source.class_name).from_pretrained(source.name_or_path, **given)
     except (OSError, ValueError, RuntimeError, AttributeError) as error:
-        hint = f"{error}; --vae gives its new location if it was moved"
-        raise must_be("--vae", source.name_or_path, "an autoencoder that can be loaded", hint) from None
+        hint = f"{error}; if it was moved, put it back or encode the images again"
+        raise must_be("the autoencoder", source.name_or_path, "one that can be loaded", hint) from None
     return model.float().eval().requires_grad_(False)
 
 

@@ -52,7 +52,11 @@ class DataConfig:
         None, "Folder for downloaded datasets and models (default: the Hub's cache).", SPEED, is_repeated=False
     )
     streaming: bool = option(
-        False, "Read the dataset as a stream, without downloading all of it; needs --max_train_steps.", SOURCE, finder="uses"
+        False,
+        "Read the dataset as a stream, without downloading all of it; needs --max_train_steps.",
+        SOURCE,
+        finder="uses",
+        needs=(READ,),
     )
     image_column: str | None = option(
         None,
@@ -61,11 +65,6 @@ class DataConfig:
         finder="uses",
         needs=(READ,),
         kinds=IMAGES,
-    )
-    point_column: str | None = option(
-        None,
-        "Column of points, which are lists of equal length (default: the only such column, if no column holds images).",
-        SOURCE,
     )
     label_column: str | None = option(
         None,
@@ -92,7 +91,7 @@ class DataConfig:
     )
     data_kind: str | None = option(
         None,
-        "Kind of data (default: found from the columns). Names: {names}.",
+        "Kind of data (default: images if a column holds images, points if one holds lists of numbers). Names: {names}.",
         SOURCE,
         registry="training.kinds:KINDS",
     )
@@ -122,14 +121,6 @@ class DataConfig:
         DATA,
         may_change_on_resume=True,
         kinds=IMAGES,
-    )
-    vae: str | None = option(
-        None,
-        "Autoencoder that decodes samples of latents, as a Hub id or a folder; needed only if it has moved since lrlab "
-        "data encode.",
-        SPEED,
-        kinds=("latents",),
-        is_path=True,
     )
     num_validation_images: int | None = option(
         None,

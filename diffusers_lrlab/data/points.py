@@ -14,7 +14,7 @@ from .batch import Batch
 from .layout import BatchLayout
 from .loading import TrainingData, stream_data
 from .options import DataConfig
-from .sources import columns_of, is_numeric_list, open_dataset
+from .sources import find_point_column, open_dataset
 from .toy2d import TOY_DATASETS, toy_points
 
 # Like all data, the toy datasets are the same for every seed of a run.
@@ -58,15 +58,11 @@ class PointTransform:
 
 def load_point_data(config: DataConfig, seed: int, layout: BatchLayout) -> TrainingData:
     """Loads the points of a resolved configuration and holds out some for validation."""
-    name, column = config.dataset_name or config.train_data_dir or "", config.point_column or ""
+    name = config.dataset_name or config.train_data_dir or ""
     if name in TOY_DATASETS:
         return _toy_data(name, config)
     dataset = open_dataset(config)
-    features, listing = columns_of(dataset)
-    if column not in features:
-        raise LabError(f"--point_column {column!r} is not a column of the data set. Columns: {listing}.")
-    if not is_numeric_list(features[column]):
-        raise LabError(f"The column {column!r} does not hold points (lists of equally many numbers). Columns: {listing}.")
+    column = find_point_column(dataset)
     dataset = dataset.select_columns([column])
     if config.streaming:
         first = next(iter(dataset), None)

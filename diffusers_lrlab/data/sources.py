@@ -204,35 +204,33 @@ def is_numeric_list(feature: Any) -> bool:
     return kind.startswith(("float", "int", "uint")) and not hasattr(item, "feature")
 
 
-def known_point_column(config: DataConfig) -> str | None:
-    """The column of points as far as it is known without reading columns: that of the option, or of a toy dataset."""
-    is_toy = config.dataset_name in TOY_DATASETS and config.data_kind in (None, "points")
-    return "x" if config.point_column is None and is_toy else config.point_column
+def find_point_column(dataset: Any) -> str:
+    """The only column of lists of numbers; a `LabError` if there is none, or if there are several."""
+    features, listing = columns_of(dataset)
+    columns = [name for name, feature in features.items() if is_numeric_list(feature)]
+    if len(columns) == 1:
+        return columns[0]
+    if columns:
+        remedy = "save it with one of them, as by dataset.remove_columns(...) and dataset.save_to_disk(FOLDER) in Python"
+        raise LabError(f"The dataset has several columns of lists of numbers: {', '.join(columns)}. Hint: {remedy}.")
+    raise LabError(f"The dataset has no column of points (lists of equally many numbers). Columns: {listing}.")
 
 
-def find_point_column(config: DataConfig) -> str | None:
+def has_points(config: DataConfig) -> bool:
     """
-    The column of points that a configuration means; `None` if it means images, or another kind of data.
-
-    Toy datasets and `--point_column` are points. Otherwise the data are images if there is a column of images, and points if
-    there is exactly one column of lists of numbers; several are an error.
+    Whether a configuration that names no kind of data means points: a toy dataset, or data with a column of lists of numbers
+    and none of images. May read the columns from the Hub.
     """
-    known = known_point_column(config)
-    if known is not None or config.data_kind not in (None, "points"):
-        return known
     name = config.dataset_name or ""
+    if name in TOY_DATASETS:
+        return True
     is_embedded = not name and not config.train_data_dir or name in IMAGE_DATASETS
     if is_embedded or config.image_column is not None or _is_folder_of_images(config):
-        return None
+        return False
     from datasets import Image
 
-    features = open_dataset(config, streaming=True).features or {}
-    columns = [name for name, feature in features.items() if is_numeric_list(feature)]
-    if not columns or any(isinstance(feature, Image) for feature in features.values()):
-        return None
-    if len(columns) > 1:
-        raise LabError(f"The dataset has several columns of numbers: {', '.join(columns)}. Choose one with --point_column.")
-    return columns[0]
+    features = (open_dataset(config, streaming=True).features or {}).values()
+    return any(map(is_numeric_list, features)) and not any(isinstance(feature, Image) for feature in features)
 
 
 def _is_folder_of_images(config: DataConfig) -> bool:

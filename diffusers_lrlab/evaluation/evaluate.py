@@ -54,7 +54,7 @@ def metrics_of(run: Any, has_samples: bool, names: Collection[str] | None = None
         return [metric for metric in metrics if metric.name in names]
     if run.data.classes is None:
         metrics = [metric for metric in metrics if "labels" not in metric.needs]
-    measured = getattr(run.config, "distance_samples", None) or 0
+    measured = run.config.distance_samples or 0
     return [metric for metric in metrics if metric.fewest_samples <= measured]
 
 

@@ -13,16 +13,15 @@ from torch.optim import SGD, Optimizer
 from tqdm.auto import tqdm
 
 from ..core.environment import describe_environment, is_watched, launch_command
-from ..core.errors import LabError, is_first_process
-from ..core.options import arguments_named, defaults_of, names_where
+from ..core.errors import LabError, arguments_named, is_first_process
+from ..core.options import defaults_of, names_where
 from ..core.random_states import random_states_kept
 from ..core.ranges import COUNT
 from ..core.registered import registered_code_located
 from ..core.signatures import checked
 from ..core.words import counted
 from ..optimizers.entries import OPTIMIZERS
-from ..training.config import TrainingConfig
-from ..training.explicit_options import as_call
+from ..training.config import TrainingConfig, as_call
 from ..training.resume import locked_folder
 from ..training.run_folder import RunFolder
 from .on_trainer import range_test_of
@@ -59,7 +58,7 @@ def find_lr(config: TrainingConfig, settings: FinderConfig | None = None) -> Fin
     from ..training.prepare import prepare_resolved, resolve_and_check
 
     # Making a model, and some imports, draw random numbers.
-    with arguments_named(TrainingConfig, FinderConfig), random_states_kept():
+    with arguments_named(), random_states_kept():
         resolved = resolve_and_check(config)
         found = find_rate_for(*prepare_resolved(resolved), resolve_settings(settings or FinderConfig(), resolved.optimizer))
         if not launch_command():
@@ -125,7 +124,7 @@ def plan_with_found_rate(plan: Plan, data: TrainingData, accelerator: Accelerato
     found = find_rate_for(plan, data, accelerator)
     accelerator.print(found.describe())  # also without a suggestion, where `found.lr` raises
     accelerator.print(f"Learning rate {found.lr:g}, as the finder suggests.\n")
-    config = dataclasses.replace(plan.config, learning_rate=found.lr, auto_learning_rate=False)
+    config = dataclasses.replace(plan.config, learning_rate=found.lr, finds_learning_rate=False)
     layout = plan.layout
     return make_plan(config, data, plan.model_config, layout.num_processes, layout.rank, start=plan.start), found
 

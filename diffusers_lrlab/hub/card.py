@@ -123,23 +123,23 @@ def model_card_text(folder: Path, record: dict[str, Any], licence: str | None = 
     Args:
         folder (`Path`): The folder of the run.
         record (`dict`): Its record.
-        licence (`str`, *optional*): The licence of the model by the Hub's name; `--hub_license` of the run by default.
+        licence (`str`, *optional*): The licence of the model by the Hub's name.
     """
     config = complete_options(record["config"])
-    record = {**record, "config": {**config, "hub_license": licence or config["hub_license"]}}
-    config, train = record["config"], record["train"]
+    record = {**record, "config": config}
+    train = record["train"]
     kind, (data, _, data_facts) = kind_of(config), describe_data(config)
     title = (config["hub_model_id"] or folder.resolve().name).split("/")[-1]
     return fill(
         "model_card.md",
-        _card_data(record, kind, title),
+        _card_data(record, kind, title, licence),
         title=title,
         pipeline=pipeline_name(kind, config, folder),
         plots=section_of(kind, config).plots,
         class_rows=_class_rows(config, train),
         data=data,
         data_facts=data_facts,
-        licence=config["hub_license"] or "no licence was given (`--hub_license`). Ask its author before you use it",
+        licence=licence or "the licence in the metadata of this card; without one, ask its author before you use it",
         limits=limits_of(config, train, kind),
         in_words=compared_with_real_data(train["results"]),
         project=project_link(),
@@ -230,7 +230,7 @@ def _finder_text(folder: Path, record: dict[str, Any]) -> str | None:
     )
 
 
-def _card_data(record: dict[str, Any], kind: DataKind, title: str) -> Any:
+def _card_data(record: dict[str, Any], kind: DataKind, title: str, licence: str | None) -> Any:
     """Metadata for the Hub, with the results as a model-index."""
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -253,7 +253,7 @@ def _card_data(record: dict[str, Any], kind: DataKind, title: str) -> Any:
     ]
     return ModelCardData(
         library_name="diffusers",
-        license=config["hub_license"],
+        license=licence,
         pipeline_tag=None if section.task == "other" else section.task,
         tags=["diffusers", "diffusers-training", *section.tags, "diffusers_lrlab", config["lr_scheduler"]],
         datasets=[on_hub] if on_hub else None,

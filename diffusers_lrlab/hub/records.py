@@ -15,7 +15,7 @@ from ..training.record_schema import is_number, no_number, read_checked, read_js
 from ..training.run_folder import RECORD
 
 _COLUMNS = ("lr", "lr_hidden", "beta1", "loss", "validation_loss", "validation_loss_ema", "grad_norm")
-_ALWAYS = {"decoding": "float", "on_divergence": "stop"}  # values of options that have left and asked for what is done now
+_ALWAYS = {"decoding": "float", "on_divergence": "stop", "base_batch_size": 64, "ema_update_every": 1}  # values of options that have left and asked for what is done now
 
 
 def open_run(folder: Path, reads: Callable[[str], bool]) -> dict[str, Any]:
@@ -76,6 +76,7 @@ def recorded_options(
     """
     saved = dict(record["config"] if config is None else config)
     known = {field.name for field in dataclasses.fields(TrainingConfig)}
+    saved["distance_samples"] = saved.pop("frechet_samples", None) or saved["distance_samples"]  # one option since 0.2.0
     # An option that has left since then decided nothing if it was off, or asked for what is always done now.
     saved = {key: value for key, value in saved.items() if key in known or (value and value != _ALWAYS.get(key))}
     if unknown := sorted(saved.keys() - known):
@@ -88,8 +89,9 @@ def recorded_options(
         return complete_options(saved)
     taken = (*names_where(TrainingConfig, is_repeated=True), *also)
     options = {key: value for key, value in saved.items() if key in taken and value is not None}
-    commit = record["train"].get("started_from", {}).get("commit")
-    return options | ({} if commit is None else {"revision": commit})
+    start = record["train"].get("started_from", {})
+    read = {"pretrained_model_name_or_path": f"{start['name_or_path']}@{start['commit']}"} if start.get("commit") else {}
+    return options | read
 
 
 def check_pipeline(folder: Path) -> None:

@@ -106,11 +106,6 @@ def check_can_push(config: ResolvedConfig) -> str:
     target = _named(_target_of_training(config))
     if not config.dry_run:
         _make_ready(target)
-    if config.hub_license is not None:
-        from huggingface_hub import ModelCard
-
-        with _hub_errors(target):
-            ModelCard(f"---\nlicense: {json.dumps(config.hub_license)}\n---\n").validate()
     return target.repo_id
 
 

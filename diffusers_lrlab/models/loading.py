@@ -82,19 +82,18 @@ class StartWeights:
 
 
 def find_start_weights(
-    name_or_path: str, revision: str | None, cache_dir: str | None, class_name: str, component: str
+    name_or_path: str, cache_dir: str | None, class_name: str, component: str
 ) -> StartWeights:
     """
-    The weights of a model of a class in a folder or on the Hub, whose files are downloaded. From a pipeline, they are those
-    of the part with this class, preferably the one named `component`.
+    The weights of a model of a class in a folder or on the Hub (`USER/NAME` or `USER/NAME@REVISION`), whose files are
+    downloaded. From a pipeline, they are those of the part with this class, preferably the one named `component`.
     """
     path = Path(name_or_path).expanduser()
     if path.exists():
-        if revision is not None:
-            raise LabError(f"--revision {revision}: must be left out for a folder. Hint: {name_or_path!r} is one.")
         top, commit = path, None
     else:
-        top = _download(name_or_path, revision, cache_dir, _FACTS)
+        name_or_path, _, revision = name_or_path.partition("@")
+        top = _download(name_or_path, revision or None, cache_dir, _FACTS)
         commit = top.name
     part = _part(top, name_or_path, class_name, component)
     if commit is not None:

@@ -18,6 +18,7 @@ from ..core.words import counted
 
 MOST_IMAGES = "(0, 1e15]"  # beyond it, a beta rounds to 1
 IMAGES_PER_UPDATE = "images_per_update"
+BASE_BATCH = 64  # images of an update that --learning_rate is meant for, with --scale_lr
 NO_EFFECT, SHORT = 0.01, 0.01  # share of the weights that decay removes; of the run that they are remembered for
 
 BETA2_HALF_LIFE = Parameter(
@@ -116,7 +117,7 @@ def per_update(
     return found
 
 
-def scaled_learning_rate(learning_rate: float, rule: str, batch: int, base_batch: int) -> float:
+def scaled_learning_rate(learning_rate: float, rule: str, batch: int, base_batch: int = BASE_BATCH) -> float:
     """The learning rate for a global batch by a rule of `--scale_lr`, given that for the base batch."""
     ratio = batch / base_batch
     return learning_rate * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]

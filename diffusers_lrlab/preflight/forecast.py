@@ -20,8 +20,10 @@ from ..core.errors import Diverged
 from ..core.streams import stream_generator
 from ..core.words import counted, duration
 from ..optimizers.build import optimizer_state_bytes
+from ..optimizers.scaling import BASE_BATCH
 from ..optimizers.timescales import scaled_learning_rate
 from ..training.pipeline import make_pipeline, sample_conditions
+from ..training.prepare import launcher_compiles
 from ..training.results import results_of
 from ..training.run_folder import RunFolder
 from ..training.trainer import Trainer
@@ -62,10 +64,10 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
 
 
 def _time_in_words(trainer: Trainer) -> str:
-    run, plan = trainer.run, trainer.run.plan
+    plan = trainer.run.plan
     first, update = _seconds_of_updates(trainer)
     parts = {
-        "compiling": max(0.0, first - _COMPILED * update) if run.config.compile else 0.0,
+        "compiling": max(0.0, first - _COMPILED * update) if launcher_compiles() else 0.0,
         "training": update * plan.num_updates,
         "validation": seconds_of_validation(trainer) * plan.num_validations,
         "sampling": _seconds_of_samples(trainer, num) if (num := _num_samples(plan)) else 0.0,
@@ -121,8 +123,7 @@ def _num_samples(plan: Plan) -> int:
     config = plan.config
     if not config.evaluation:
         return config.eval_batch_size * (plan.num_pictures - 1)
-    at_end = results_of(plan.kind).num_samples(config, plan.num_held_out, plan.num_images)
-    return config.eval_batch_size * plan.num_pictures + at_end
+    return config.eval_batch_size * plan.num_pictures + (config.distance_samples or 0)
 
 
 def _disk_in_words(trainer: Trainer) -> str:
@@ -145,12 +146,12 @@ def _disk_in_words(trainer: Trainer) -> str:
 def _other_rates(plan: Plan) -> str | None:
     """The peak by the rules of --scale_lr, for a batch of another size than the one they start from."""
     config, batch = plan.config, plan.layout.global_batch
-    if batch == config.base_batch_size or config.scale_lr != "none":
+    if batch == BASE_BATCH or config.scale_lr != "none":
         return None
     rules = ("linear", "sqrt")
-    rates = [f"{scaled_learning_rate(plan.learning_rate, rule, batch, config.base_batch_size):.3g}" for rule in rules]
+    rates = [f"{scaled_learning_rate(plan.learning_rate, rule, batch):.3g}" for rule in rules]
     return (
-        f"{'rates':>13}  if {plan.learning_rate:.3g} is good for {counted(config.base_batch_size, 'image')} an update, "
+        f"{'rates':>13}  if {plan.learning_rate:.3g} is good for {counted(BASE_BATCH, 'image')} an update, "
         f"--scale_lr linear gives {rates[0]} for {batch}, and sqrt (for Adam) {rates[1]}"
     )
 

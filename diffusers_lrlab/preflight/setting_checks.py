@@ -13,8 +13,7 @@ from ..finder.result import read_saved_result
 from ..objective.process import make_process
 from ..optimizers.entries import OPTIMIZERS
 from ..optimizers.timescales import NO_EFFECT, SHORT
-from ..training.resolve import has_chosen_decay
-from ..training.resolve_objective import resolved_parameters
+from ..training.choices import has_chosen_decay, resolved_parameters
 from .subject import Subject
 
 _SMALL_MODEL = 5_000_000  # parameters
@@ -85,7 +84,7 @@ def ema_memory(subject: Subject) -> str | None:
         return (
             f"The EMA is updated every {every} of {counted(num_updates, 'update')}: at the end, {100 * weight:.0f} % "
             "of the averaged weights will be those of the first tenth of the run. "
-            + ("Lower --ema_update_every." if config.ema is None else "Lower update_every of --ema.")
+            "Lower update_every of --ema."
         )
     proposed = math.exp(math.log(0.02) * every / (0.9 * num_updates))
     remedy = f"--ema_max_decay {proposed:.4g}, or the usual --ema_power and --ema_inv_gamma"

@@ -12,8 +12,7 @@ from ..core.environment import describe_environment, launch_command, peak_memory
 from ..core.errors import Interrupted, LabError, warn
 from ..core.words import counted
 from ..optimizers.timescales import half_life_of
-from ..training.config import TrainingConfig
-from ..training.explicit_options import as_call, as_command, program_registrations
+from ..training.config import TrainingConfig, as_call, as_command, program_registrations
 from ..training.plan import Plan
 from ..training.trainer import Trainer
 

@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import Interrupted, continued_by, is_first_process, printable, system_errors_explained, warn
-from ..core.options import arguments_named
+from ..core.errors import (
+    Interrupted,
+    arguments_named,
+    continued_by,
+    is_first_process,
+    printable,
+    system_errors_explained,
+    warn,
+)
 from ..core.registered import registered_code_located
 from ..core.signals import interrupts_raised
 from ..core.signatures import checked
@@ -43,7 +50,7 @@ def train(config: TrainingConfig) -> Path | None:
         LabError: for invalid options; where possible before data is read or a model is built.
         Interrupted: after SIGINT or SIGTERM, with a checkpoint written.
     """
-    with arguments_named(TrainingConfig):
+    with arguments_named():
         return run_training(config)
 
 
@@ -71,7 +78,7 @@ def run_training(config: TrainingConfig, start: Start | None = None) -> Path | N
         plan, data, accelerator = prepare_resolved(resolved, begins_at)
         check_agreed(checkpoint, resolved)
         found = None
-        if resolved.auto_learning_rate and not resolved.dry_run:
+        if resolved.finds_learning_rate and not resolved.dry_run:
             from ..finder.find import plan_with_found_rate
 
             plan, found = plan_with_found_rate(plan, data, accelerator)

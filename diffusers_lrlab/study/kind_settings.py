@@ -14,7 +14,7 @@ class KindSettings:
 
     # Metrics of a study that names none, the primary one first.
     default_metrics: tuple[str, ...] = ("validation_loss_ema", "validation_loss")
-    samples_option: str | None = None  # counts the samples compared with data
+    compares_held_out: bool = False  # compares as many samples as are held out, if their number is not given
     is_stackable: bool = False  # points of an [`MLPDenoiser`] in a [`PointDDPMPipeline`], which stacks compute
     shares_data: bool = False  # data in memory do not depend on the seed, so that all seeds share them
 
@@ -22,11 +22,10 @@ class KindSettings:
 KIND_SETTINGS: dict[str, KindSettings] = {
     "images": KindSettings(
         default_metrics=("frechet_distance", "validation_loss_ema", "validation_loss", "class_accuracy"),
-        samples_option="frechet_samples",
     ),
     "points": KindSettings(
         default_metrics=("kl", "validation_loss_ema", "validation_loss", "energy_distance", "training_set_loss"),
-        samples_option="distance_samples",
+        compares_held_out=True,
         is_stackable=True,
         shares_data=True,
     ),
@@ -38,10 +37,6 @@ def settings_of(config: TrainingConfig | dict[str, Any]) -> KindSettings:
     return row_for(kind_of(config), KIND_SETTINGS, KindSettings())
 
 
-def num_compared_samples(config: ResolvedConfig) -> int | None:
-    """The number of samples compared with data; `None` where the kind has no option for it."""
-    option = settings_of(config).samples_option
-    if option is None:
-        return None
-    num = getattr(config, option)
-    return config.num_validation_images if num is None else num
+def num_compared_samples(config: ResolvedConfig) -> int:
+    """The number of samples compared with data."""
+    return config.num_validation_images if config.distance_samples is None else config.distance_samples

@@ -1,24 +1,23 @@
 """The command line of training, derived from the dataclasses of the configuration, over YAML files."""
 
 import argparse
+import copy
 import dataclasses
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence, Set
+from typing import Any
 
 import yaml
 from transformers.hf_argparser import HfArgumentParser
 
-from ..core.errors import LabError, did_you_mean, shortened, shortened_message
+from ..core.errors import LabError, did_you_mean, shortened
 from ..core.files import read_utf8
 from ..core.flags import TextParser
 from ..core.options import Option
-from ..core.plain_yaml import ShallowLoader
 from ..core.plugins import load_installed_plugins, load_plugins
 from .config import CONFIG_GROUPS, TrainingConfig
-from .help import Formatter, help_of, is_switch
 
 
 class _Parser(TextParser, HfArgumentParser):
@@ -27,10 +26,7 @@ class _Parser(TextParser, HfArgumentParser):
         super().__init__(*args, **kwargs)
 
     def format_help(self) -> str:
-        return help_of(self, self.first)
-
-    def error(self, message: str) -> NoReturn:
-        raise LabError(f"{shortened_message(message)}. See --help.")
+        return _help(self, self.first)
 
 
 def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | None = None) -> _Parser:
@@ -40,7 +36,7 @@ def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | N
         prog=prog,
         usage="%(prog)s [--option value ...]",
         description=description,
-        formatter_class=Formatter,
+        formatter_class=_Formatter,
         allow_abbrev=False,
     )
     parser.first = {"help", "config", *(field.name for group in more_groups for field in dataclasses.fields(group))}
@@ -70,7 +66,7 @@ def _help_of(action: argparse.Action, known: Option) -> str:
 
 
 def _metavar_of(action: argparse.Action, known: Option) -> str | None:
-    if action.choices is not None or is_switch(action):
+    if action.choices is not None or _is_switch(action):
         return None
     if action.type in (int, float):
         return "N" if action.type is int else "X"
@@ -86,7 +82,62 @@ def number_or_auto(text: str) -> float | str:
         raise argparse.ArgumentTypeError(f"must be a number, such as 1e-4, or auto, got {text!r}") from None
 
 
-class _UniqueKeyLoader(ShallowLoader):
+class _Formatter(argparse.HelpFormatter):
+    """One spelling of each flag, and a switch that is on by default beside its `--no_...`."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if not _is_negation(action):  # shown beside its switch
+            super().add_argument(action)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        shown = copy.copy(action)
+        flags = [*action.option_strings] if action.dest == "help" else _spellings(action)[:1]
+        if _is_switch(action):  # which takes a value only in YAML files
+            shown.nargs = 0
+            if action.default is True:
+                flags.append(f"--no_{action.dest}")
+        shown.option_strings = flags
+        return super()._format_action_invocation(shown)
+
+
+def _help(parser: argparse.ArgumentParser, first: Set[str]) -> str:
+    """The options whose names are in `first`, the others by group, then spellings of older records and of diffusers."""
+    formatter = parser._get_formatter()
+    formatter.add_usage(parser.usage, parser._actions, parser._mutually_exclusive_groups)
+    formatter.add_text(parser.description)
+    sections = [("what most runs need", [action for action in parser._actions if action.dest in first])]
+    sections += [
+        (str(group.title), [action for action in group._group_actions if action.dest not in first])
+        for group in parser._action_groups
+    ]
+    for title, actions in sections:
+        formatter.start_section(title)
+        formatter.add_arguments(actions)
+        formatter.end_section()
+    also = [
+        f"{other} for {flag}" for action in parser._actions for flag, *others in [_spellings(action)] for other in others
+    ]
+    ending = f" These also work: {', '.join(also)}." if also else ""
+    formatter.add_text(f"Each option may be written with hyphens in place of underscores.{ending}")
+    return formatter.format_help()
+
+
+def _is_switch(action: argparse.Action) -> bool:
+    return action.nargs == "?" and action.const is True
+
+
+def _is_negation(action: argparse.Action) -> bool:
+    """Whether this is the `--no_x` that `HfArgumentParser` adds to a switch `--x`."""
+    return isinstance(action, argparse._StoreFalseAction) and action.option_strings[0] == f"--no_{action.dest}"
+
+
+def _spellings(action: argparse.Action) -> list[str]:
+    """The flags without those spelled with hyphens, which work for every option: first the one that the help shows."""
+    flags = [flag for flag in action.option_strings if flag.startswith("--") and "-" not in flag[2:]]
+    return sorted(flags, key=lambda flag: flag != getattr(action, "spelling", ""))
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
     """Refuses repeated keys, of which YAML would use the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

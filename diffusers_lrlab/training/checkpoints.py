@@ -51,24 +51,14 @@ class CheckpointWriter:
 
     def __init__(self, accelerator: Accelerator, config: ResolvedConfig, folder: RunFolder):
         self.accelerator, self.config, self.folder = accelerator, config, folder
-        self._begun_at = time.monotonic()
         self._pending: Future[None] | None = None
 
     def __enter__(self) -> Self:
-        self._begun_at = time.monotonic()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         with suppress(*(() if kind is None else (Exception,))):  # must not hide the error that ended the run
             self._wait()
-
-    def is_due(self) -> bool:
-        """Whether enough time has passed since the last checkpoint or the start."""
-        if not self.config.checkpointing_min_seconds:
-            return True
-        values = [time.monotonic() - self._begun_at >= self.config.checkpointing_min_seconds]
-        broadcast_object_list(values)
-        return values[0]
 
     def begin(self, run: RunState, parts: dict[str, Any], rows: Any = None) -> Path:
         """
@@ -79,7 +69,6 @@ class CheckpointWriter:
         path = self.folder.path / f"checkpoint-{run.update}"
         states = gather_object([random_states()])
         parts = parts | {"run": run.state_dict(), "random_states": states}
-        self._begun_at = time.monotonic()
         if self.accelerator.is_main_process:
             scaler = self.accelerator.scaler
             parts |= {"optimizer": run.optimizer.state_dict(), **({} if scaler is None else {"scaler": scaler.state_dict()})}

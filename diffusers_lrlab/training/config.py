@@ -1,23 +1,25 @@
 """The configuration of a run, as given and as resolved: the fields of command line, YAML files and `run.json`."""
 
 import dataclasses
+import json
 import os
+import re
+import shlex
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ..averaging.forms import EMAForm
-from ..core.errors import LabError
-from ..core.options import check_types, defaults_of
+from ..core.errors import must_be
+from ..core.options import check_types, defaults_of, options_of
+from ..core.plugins import is_found_again
 from ..data.layout import BatchLayout
 from ..data.options import DataConfig
 from ..optimizers.timescales import scaled_learning_rate
 from ..schedules.schedule import Schedule
 from ..timesteps.bands import TimestepLR
-from .learning_options import ModelConfig, TimestepConfig
-from .optimizer_options import EMA_OPTIONS, OptimizerConfig
+from .learning_options import EMA_OPTIONS, ModelConfig, OptimizerConfig, ScheduleConfig, TimestepConfig
 from .run_options import LoopConfig, OutputConfig
-from .schedule_options import ScheduleConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,22 +27,22 @@ class TrainingConfig(DataConfig, ModelConfig, ScheduleConfig, TimestepConfig, Op
     """
     The options of a run. `None` stands for a default that depends on other options or the data.
 
-    Every field is a flag of `lrlab train`, whose `--help` describes it. `learning_rate="auto"` is
-    `auto_learning_rate=True`.
+    Every field is a flag of `lrlab train`, whose `--help` describes it.
     """
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if isinstance(value, os.PathLike):
                 object.__setattr__(self, name, os.fspath(value))
-        if isinstance(self.learning_rate, str) and self.learning_rate == "auto":
-            object.__setattr__(self, "learning_rate", None)
-            object.__setattr__(self, "auto_learning_rate", True)
         check_types(self)
+        if isinstance(self.learning_rate, str) and self.learning_rate != "auto":
+            hint = "auto finds one before the run"
+            raise must_be("learning_rate", self.learning_rate, "a number or 'auto'", hint, of="TrainingConfig()")
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as data, without the token."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if key != "hub_token"}
+        """The options as data, without the token."""
+        options = dataclasses.asdict(self)
+        return {name: options[name] for name in defaults_of(TrainingConfig) if name != "hub_token"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,7 @@ class ResolvedConfig(TrainingConfig):
     """
 
     learning_rate: float
+    finds_learning_rate: bool = False  # --learning_rate auto; until the rate is found, the default one is planned with
     num_validation_images: int
     objective_kwargs: dict[str, Any]
     num_inference_steps: int
@@ -68,14 +71,9 @@ class ResolvedConfig(TrainingConfig):
     train_batch_size: int
     output_dir: str
     eval_batch_size: int
-    frechet_samples: int | None  # if None, the plan has a number that suits the length of the run
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        # A field that narrows a type would otherwise keep the default of the original.
-        for name, hint in ResolvedConfig.__annotations__.items():
-            if getattr(self, name) is None and "None" not in str(hint):
-                raise LabError(f"--{name} is missing, and its kind of data has no default for it. Give it.")
+        """Nothing: `resolve_config` has checked the options, and a copy by `dataclasses.replace` changes resolved ones."""
 
     @property
     def num_train_timesteps(self) -> int:
@@ -108,7 +106,7 @@ class ResolvedConfig(TrainingConfig):
 
     def peak_learning_rate(self, global_batch: int) -> float:
         """The learning rate scaled to the images of an update."""
-        return scaled_learning_rate(self.learning_rate, self.scale_lr, global_batch, self.base_batch_size)
+        return scaled_learning_rate(self.learning_rate, self.scale_lr, global_batch)
 
     @cached_property
     def given_ema_form(self) -> EMAForm:
@@ -144,3 +142,44 @@ def complete_options(recorded: dict[str, Any]) -> dict[str, Any]:
 
 
 CONFIG_GROUPS: tuple[Any, ...] = TrainingConfig.__bases__
+
+
+def asked_options(config: TrainingConfig) -> dict[str, Any]:
+    """Options that differ from their defaults, without the token."""
+    defaults = defaults_of(TrainingConfig)
+    changed = {name: value for name, value in config.to_dict().items() if value != defaults[name]}
+    changed.pop("local_rank", None)
+    return changed
+
+
+def program_registrations(config: TrainingConfig) -> list[str]:
+    """Names in a configuration that only the running program registers."""
+    found = []
+    for option, known in options_of(TrainingConfig).items():
+        if known.registry:
+            words = re.findall(r"\w+", f"{getattr(config, option)} {getattr(config, f'{option}_kwargs', '')}")
+            own = (entry for entry in known.entries.values() if entry.module and not is_found_again(entry.module))
+            found += [entry.name for entry in own if not {entry.name, *known.entries.aliases_of(entry)}.isdisjoint(words)]
+    return found
+
+
+def as_command(config: TrainingConfig) -> str:
+    """The command with the same options."""
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    several = ["accelerate", "launch", "--multi_gpu", "--num_processes", str(processes), "-m", "diffusers_lrlab.train"]
+    words = ["lrlab", "train"] if processes == 1 else several
+    for name, value in asked_options(config).items():
+        words.append(f"--{name}={json.dumps(value) if isinstance(value, (dict, bool)) else value}")
+    return shlex.join(words)
+
+
+def as_call(config: TrainingConfig, function: str = "train", settings: Any = None) -> str:
+    """The Python call with the same options; `settings` are its second argument."""
+    asked = [("TrainingConfig", asked_options(config))]
+    if settings is not None:
+        settings_class: Any = type(settings)
+        defaults = defaults_of(settings_class)
+        changed = {name: value for name, value in vars(settings).items() if value != defaults[name]}
+        asked.append((settings_class.__name__, changed))
+    arguments = (f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in asked)
+    return f"{function}({', '.join(arguments)})"

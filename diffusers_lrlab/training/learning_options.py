@@ -1,7 +1,7 @@
-"""Options of model, objective, timesteps, loss and noise."""
+"""Options of what is learned and how: model, objective, timesteps, schedules, optimizer and averages."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ..core.options import (
     BIN_LOG,
@@ -21,11 +21,15 @@ from ..objective.process import DEFAULT_OBJECTIVE, NUM_STEPS, BetaSchedule, Pred
 NO_START = Need(
     "--pretrained_model_name_or_path", lambda config: config.pretrained_model_name_or_path is None, is_absence=True
 )
-START = Need("--pretrained_model_name_or_path", lambda config: config.pretrained_model_name_or_path is not None)
 NO_DENOISER = Need("--denoiser", lambda config: config.denoiser is None, is_absence=True)
 HELD_OUT = Need("--num_validation_images above 0", lambda config: config.num_validation_images > 0)
 DROPOUT = Need("--label_dropout above 0", lambda config: config.label_dropout > 0)
 BINS = Need("--log_timestep_bins above 0", lambda config: config.log_timestep_bins > 0)
+
+EMA = Need("--use_ema", lambda config: config.use_ema)
+NO_EMA_SPEC = Need("--ema", lambda config: config.ema is None, is_absence=True)
+EMA_PARAMETER = (EMA, NO_EMA_SPEC)
+EMA_OPTIONS = ("inv_gamma", "power", "max_decay")  # --ema_*, parameters of warmup_power
 
 # Options of diffusers' script that are parameters of an objective, by its name.
 OBJECTIVE_OPTIONS = {
@@ -74,16 +78,9 @@ class ModelConfig:
     pretrained_model_name_or_path: str | None = option(
         None,
         "Folder or Hub id of a pipeline or a model whose configuration and weights the model starts from (default: random "
-        "weights). A class other than the default one is named by --denoiser.",
+        "weights). USER/NAME@REVISION names a branch, tag or commit; --denoiser names a class other than the default one.",
         UPDATE,
         is_path=True,
-    )
-    revision: str | None = option(
-        None,
-        "Branch, tag or commit of --pretrained_model_name_or_path on the Hub (default: its main branch).",
-        UPDATE,
-        is_repeated=False,  # who repeats it takes the commit that was read
-        needs=(START,),
     )
     objective: str = option(
         DEFAULT_OBJECTIVE,
@@ -188,3 +185,106 @@ class TimestepConfig:
         range="[1, 1e9]",
         needs=(BINS, HELD_OUT),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """Parameters that control the learning rate and the momentum."""
+
+    _argument_group_name = "learning rate and momentum"
+
+    learning_rate: float | str | None = option(
+        None,
+        "Peak learning rate, or auto: found by a test of about 600 updates before the run (default with AdamW: 1e-4; 1e-3 "
+        "for embedded image sets, 3e-4 for points).",
+        WHOLE_RUN,
+        range="(0, 1e30]",
+        is_first=True,
+    )
+    scale_lr: Literal["none", "linear", "sqrt", "guide"] = option(
+        "none",
+        "Rule by which the learning rate, meant for 64 images per update, grows with the images of an update over all "
+        "micro-batches and processes; `lrlab plan` shows the rates.",
+        WHOLE_RUN,
+        finder="refuses",
+    )
+    width_base: int | None = option(
+        None,
+        "Width of the model that --learning_rate was found with; muP then fits rates and initial weights to the width of "
+        "this model, and `lrlab plan` shows how (default: one rate for all parameters). For MLPDenoiser and "
+        "DiTTransformer2DModel.",
+        UPDATE,
+        range="[1, 1e6]",
+        needs=(NO_START,),
+    )
+    lr_scheduler: str = option(
+        "cosine",
+        "Learning-rate schedule: a name, or a spec string NAME:key=value,key=value. Names: {names}.",
+        WHOLE_RUN,
+        registry="schedules.registries:SCHEDULERS",
+        is_first=True,
+    )
+    lr_scheduler_kwargs: Kwargs = parameters_of("lr_scheduler", WHOLE_RUN, ", such as '{\"step_size\": 500}'")
+    lr_warmup_steps: float | None = option(
+        None,
+        "Warm-up in optimizer updates, or below 1 as a fraction of the run (default: 0.05, upstream 500 updates; 0 for "
+        "schedules that have no warm-up or rise by themselves).",
+        WHOLE_RUN,
+        range="[0, 1e9]",
+    )
+    momentum_scheduler: str | None = option(
+        None,
+        "Schedule of the momentum (beta1), as a name or spec string (default: constant momentum). Names: {names}.",
+        WHOLE_RUN,
+        registry="schedules.registries:MOMENTUM_SCHEDULERS",
+    )
+    momentum_scheduler_kwargs: Kwargs = parameters_of("momentum_scheduler", WHOLE_RUN)
+    strict_lr_audit: bool = option(
+        False, "Stop at the first update whose learning rate or momentum is not the expected one; else report it.", WHOLE_RUN
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Parameters that control the optimizer, gradient clipping and EMA."""
+
+    _argument_group_name = "optimizer, clipping and EMA"
+
+    optimizer: str = option(
+        "adamw", "Optimizer, as a name or spec string. Names: {names}.", UPDATE, registry="optimizers.entries:OPTIMIZERS"
+    )
+    optimizer_kwargs: Kwargs = parameters_of(
+        "optimizer", UPDATE, ", such as '{\"momentum\": 0.95}'; `lrlab list optimizers` shows them"
+    )
+    adam_beta1: float = option(0.95, "beta1 of adamw, adam and adamw_8bit.", UPDATE, range="[0, 1)")
+    adam_beta2: float = option(0.999, "beta2 of Adam and its relatives.", UPDATE, range="[0, 1)")
+    adam_weight_decay: float = option(1e-6, "Weight decay of Adam and its relatives.", UPDATE, range="[0, 1e6]")
+    adam_epsilon: float = option(1e-8, "Epsilon of Adam and its relatives.", UPDATE, range="(0, 1]")
+    max_grad_norm: float = option(1.0, "Norm to which gradients are clipped; 0 for no clipping.", UPDATE, range="[0, 1e9]")
+    skip_bad_updates: int | None = option(
+        None,
+        "Skip updates with non-finite gradients, at most this many in a row: weights, optimizer and EMA stay unchanged, "
+        "while clock and data advance. Synchronizes the device at every update (default: off).",
+        WHOLE_RUN,
+        study="no",
+        range="[1, 1e9]",
+    )
+    use_ema: bool = option(
+        True,
+        "Average the weights (exponential moving average) for samples and the saved model: raw weights sample worse. "
+        "Off upstream.",
+        WHOLE_RUN,
+    )
+    ema: str | None = option(
+        None,
+        "Decay of the EMA, as a name or spec string, instead of the --ema_* options (default: warmup_power with those "
+        "options). Names: {names}.",
+        WHOLE_RUN,
+        registry="averaging.forms:EMA_FORMS",
+        needs=(EMA,),
+    )
+    ema_inv_gamma: float = option(
+        1.0, "Inverse gamma of the EMA's warm-up.", WHOLE_RUN, range="(0, 1e9]", needs=EMA_PARAMETER
+    )
+    ema_power: float = option(3 / 4, "Power of the EMA's warm-up.", WHOLE_RUN, range="[0, 1e9]", needs=EMA_PARAMETER)
+    ema_max_decay: float = option(0.9999, "Largest decay of the EMA.", WHOLE_RUN, range="[0, 1)", needs=EMA_PARAMETER)

@@ -50,7 +50,7 @@ def find_start(config: ResolvedConfig, checkpoint: Path | None = None) -> StartW
     if config.pretrained_model_name_or_path is None:
         return None
     if checkpoint is None:
-        where = config.pretrained_model_name_or_path, config.revision, config.cache_dir
+        where = config.pretrained_model_name_or_path, config.cache_dir
         return find_start_weights(*where, model_class_of(config).__name__, component_of(config))
     state = read_state(checkpoint)
     return StartWeights(**state["started_from"], config=state["model"], folder=None)

@@ -29,11 +29,11 @@ from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule
 from ..schedules.schedule import Schedule
 from ..timesteps.beginning import Beginning
+from .combinations import check_floor
 from .config import ResolvedConfig
 from .kinds import kind_of
 from .kinds.base import DataKind
 from .model import build_model, classes_of, model_arguments, model_class_of
-from .resolve_schedules import check_floor
 from .resolve_timesteps import objective_spec
 from .width import planned_width
 
@@ -233,8 +233,8 @@ def make_plan(
     """
     layout, kind, lr_form = config.layout(num_processes, rank), kind_of(config), config.timestep_lr_form
     schedule, peak = config.schedule_for(layout.global_batch), config.peak_learning_rate(layout.global_batch)
-    if not config.auto_learning_rate:
-        check_floor(config.lr_scheduler, config.lr_scheduler_kwargs, peak, config.scale_lr)
+    if not config.finds_learning_rate:
+        check_floor(config, peak)
     num_images, num_held_out = data.num_images, len(data.held_out)
     _check_data(config, layout, num_images, num_held_out)
     num_updates = config.max_train_steps or math.ceil((config.num_epochs or 0) * (num_images or 0) / layout.global_batch)
@@ -242,9 +242,9 @@ def make_plan(
         raise LabError("The run has no length. Give --max_train_steps, or --num_epochs for data that are not a stream.")
     lrs, momenta = schedule_curves(schedule, peak, config.start_momentum, config.lr_warmup_steps, num_updates)
     images_seen = sys.maxsize if measures_in_full else num_updates * layout.global_batch
-    samples = kind.measured_samples(images_seen, num_held_out, num_images)
-    open_ones: dict[str, Any] = {name: num for name, num in samples.items() if getattr(config, name) is None}
-    config = dataclasses.replace(config, **open_ones)
+    if config.distance_samples is None:
+        samples = kind.measured_samples(images_seen, num_held_out, num_images)
+        config = dataclasses.replace(config, distance_samples=samples)
     arguments = model_arguments(config, model_config, data)
     plan = Plan(
         config=config,

@@ -10,6 +10,7 @@ from ..core.words import counted, plural, singular, times
 from ..data.labels import describe_classes
 from ..diagnostics.observer import NUM_PROBES
 from ..optimizers.entries import OPTIMIZERS
+from ..optimizers.scaling import BASE_BATCH
 from ..optimizers.timescales import NO_EFFECT, scaling_warning
 from ..schedules.resolve import double_decay
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
@@ -18,6 +19,7 @@ from .choices import describe_choices
 from .kinds import component_of
 from .model import describe_model
 from .plan import Plan
+from .prepare import launcher_compiles
 from .width import width_in_words
 
 _TIMESTEP_WORDS = {
@@ -43,8 +45,7 @@ def describe_plan(plan: Plan) -> str:
         "model": f"{describe_model(config, plan.model_config)}, "
         f"{counted(plan.num_parameters, 'parameter', ',')}"
         + _start_in_words(plan)
-        + (", compiled for training" if config.compile else "")
-        + (", channels last" if config.channels_last else ""),
+        + (", compiled for training" if launcher_compiles() else ""),
         "autoencoder": autoencoder_in_words(plan.autoencoder) if plan.autoencoder else "",
         "objective": "; ".join([config.objective, *(f"{name.lower()} {value}" for name, value in plan.process.describe())]),
         "precision": _precision_in_words(plan),
@@ -55,7 +56,7 @@ def describe_plan(plan: Plan) -> str:
         + f", {counted(plan.num_updates * layout.global_batch, singular(plan.kind.name), ',')} seen",
         "schedule": f"{plan.schedule_spec}, {counted(plan.warmup_updates, 'update')} of warm-up"
         + (", then following the validation loss" if plan.follows_metric else ""),
-        "learning rate": ("auto, found before the run; with the default peak: " if config.auto_learning_rate else "")
+        "learning rate": ("auto, found before the run; with the default peak: " if config.finds_learning_rate else "")
         + lrs
         + _scaling_in_words(plan),
         "width": width_in_words(plan.width, plan.optimizer_kwargs.get("weight_decay", 0.0), _INDENT),
@@ -89,10 +90,9 @@ def autoencoder_in_words(found: dict[str, Any]) -> str:
 
 
 def _precision_in_words(plan: Plan) -> str:
-    tf32 = "TF32" if plan.config.allow_tf32 else ""
     if plan.config.mixed_precision in (None, "no"):
-        return tf32
-    return f"{plan.config.mixed_precision}; --mixed_precision no for {tf32 or 'float32'}"
+        return ""
+    return f"{plan.config.mixed_precision}; --mixed_precision no for float32"
 
 
 def _labels_in_words(plan: Plan) -> str:
@@ -125,11 +125,11 @@ def _samples_in_words(plan: Plan) -> str:
         when = f"every {counted(config.save_images_epochs, 'epoch')}, and {when}"
     elif plan.num_previews:
         when = f"{times(plan.num_previews)} during the run, and {when}"
-    frechet = f"; {config.frechet_samples} for the Fréchet distance" if config.frechet_samples else ""
+    measured = f"; {config.distance_samples} for the metrics" if config.distance_samples else ""
     num = config.eval_batch_size if plan.classes is None else len(plan.classes.to_show(config.eval_batch_size))
     samples, steps = counted(num, singular(plan.kind.name)), counted(config.num_inference_steps, "step")
     guided = "" if config.guidance_scale == 1 else f", guidance {config.guidance_scale:g},"
-    return f"{samples} in {steps}{guided} {when}{frechet}"
+    return f"{samples} in {steps}{guided} {when}{measured}"
 
 
 def _warnings(plan: Plan) -> list[str]:
@@ -160,7 +160,7 @@ def _scaling_in_words(plan: Plan) -> str:
     if config.scale_lr == "none":
         return ""
     return (
-        f"; the peak is {plan.learning_rate:.3g}: {config.learning_rate:g} for {config.base_batch_size}, scaled by "
+        f"; the peak is {plan.learning_rate:.3g}: {config.learning_rate:g} for {BASE_BATCH}, scaled by "
         f"{config.scale_lr} to {plan.layout.global_batch}"
     )
 

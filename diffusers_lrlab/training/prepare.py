@@ -7,14 +7,14 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Literal
 
-from ..core.environment import OTHERS_WAIT, allowed_threads, asked_threads
-from ..core.errors import LabError
+from ..core.environment import OTHERS_WAIT, allowed_threads
 from ..core.words import counted
+from .choices import check_schedule
+from .combinations import check_launch
 from .config import ResolvedConfig, TrainingConfig
 from .kinds import kind_of
 from .model import find_start, given_model_config
 from .resolve import resolve_config
-from .resolve_schedules import check_schedule
 from .resolve_timesteps import check_timesteps
 from .width import check_width
 
@@ -29,53 +29,17 @@ if TYPE_CHECKING:
 
 def resolve_and_check(config: TrainingConfig) -> ResolvedConfig:
     """A configuration with every option resolved, checked as far as possible without data and model."""
-    resolved = resolve_config(config, find_columns=True)
-    _check_launch()
-    check_precision(resolved)
+    resolved = resolve_config(config)
+    check_launch(resolved)
     check_schedule(resolved)
     check_timesteps(resolved)
     check_width(resolved)
     return resolved
 
 
-def _check_launch() -> None:
-    """
-    Refuses launches that shard the model, and `accelerate launch --cpu --num_processes N`, which starts a single process
-    for any N.
-    """
-    for name in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
-        if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() in ("1", "true"):
-            raise LabError(
-                f"accelerate launch with {name}: must be a launch that leaves the model whole, for its average and its "
-                "checkpoints. Hint: launch with --multi_gpu; `accelerate config` changes what is in a file."
-            )
-    launched = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
-    if launched and "MASTER_ADDR" in os.environ and not {"WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"} & {*os.environ}:
-        raise LabError(
-            "accelerate launch --cpu --num_processes N starts a single process. Hint: use "
-            "`accelerate launch --multi_gpu --num_processes N ...` (it works on CPUs too) or "
-            "`torchrun --nproc_per_node N ...`. If MASTER_ADDR is set in your environment for another reason, unset it."
-        )
-
-
-def check_precision(config: ResolvedConfig) -> None:
-    """Raises a `LabError` for a precision that the device or another option rules out."""
-    precision = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    if precision == "fp16" and config.skip_bad_updates is not None:
-        raise LabError(
-            f"--skip_bad_updates {config.skip_bad_updates} has no effect with fp16, whose loss scaling repeats updates "
-            "that overflow. Hint: leave it out, or use --mixed_precision bf16."
-        )
-    if precision == "fp16":
-        import torch
-
-        if not torch.accelerator.is_available():
-            raise LabError("fp16 needs a GPU, and this machine has none. Hint: use --mixed_precision bf16 or no.")
-    if config.allow_tf32:
-        import torch
-
-        if not (torch.cuda.is_available() and torch.version.cuda and torch.cuda.get_device_capability() >= (8, 0)):
-            raise LabError("--allow_tf32 needs an NVIDIA GPU of Ampere or later, and there is none. Hint: leave it out.")
+def launcher_compiles() -> bool:
+    """Whether `accelerate launch --dynamo_backend` or its configuration file asks for a compiled model."""
+    return os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no"
 
 
 def usual_precision() -> Literal["bf16"] | None:
@@ -96,14 +60,11 @@ def prepare(config: TrainingConfig) -> tuple[Plan, TrainingData, Accelerator]:
 def prepare_resolved(config: ResolvedConfig, checkpoint: Path | None = None) -> tuple[Plan, TrainingData, Accelerator]:
     """[`prepare`] for a resolved and checked configuration; of a run that resumes if a checkpoint is given."""
     from .plan import make_plan
-    from .stepping import launcher_compiles, use_tf32
 
     start = find_start(config, checkpoint)
     model_config = given_model_config(config, start)
     precision = config.mixed_precision or usual_precision()
-    config = dataclasses.replace(config, compile=config.compile or launcher_compiles(), mixed_precision=precision)
-    accelerator = make_accelerator(config)
-    use_tf32(config.allow_tf32)  # a study decides this for all of its runs
+    accelerator = make_accelerator(dataclasses.replace(config, mixed_precision=precision))
     # The precision of the launcher, if no other was chosen.
     config = dataclasses.replace(config, mixed_precision=accelerator.mixed_precision)
     with accelerator.main_process_first():
@@ -147,7 +108,7 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
     if on_cpu:
         # `accelerate launch` leaves a CPU process one thread unless told otherwise.
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        torch.set_num_threads(config.cpu_threads or allowed_threads(processes))
+        torch.set_num_threads(allowed_threads(processes))
         keep_freed_memory()
     folder, matmul = config.output_dir, torch.backends.cuda.matmul
     tf32 = matmul.fp32_precision == "tf32"  # torch refuses to read the older name once a program has set this one
@@ -166,7 +127,5 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
     )
     if not on_cpu:
         matmul.allow_tf32 = tf32  # accelerate allows TF32 for compiled models
-    accelerator.state.dynamo_plugin = make_dynamo_plugin(config)  # a process may have several runs
-    if on_cpu and config.cpu_threads and (asked := asked_threads()) not in (None, config.cpu_threads):
-        accelerator.print(f"Threads: {config.cpu_threads}, from --cpu_threads; OMP_NUM_THREADS={asked} is overridden.")
+    accelerator.state.dynamo_plugin = make_dynamo_plugin()  # a process may have several runs
     return accelerator

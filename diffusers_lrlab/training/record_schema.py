@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.annotations import REFUSED, described, reader
 from ..core.errors import LabError, shown
+from ..core.signatures import REFUSED, described, reader
 from .config import ResolvedConfig
 
 _DEEPEST = 50  # levels of nesting

@@ -148,9 +148,9 @@ def resumed_config(config: ResolvedConfig, checkpoint: Path) -> ResolvedConfig:
         # A run in float32, such as one on a CPU, stays in float32 where bf16 is the default.
         launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
         config = dataclasses.replace(config, mixed_precision="no" if launched == "no" else None)
-    if config.auto_learning_rate:
+    if config.finds_learning_rate:
         learning_rate = state["config"]["learning_rate"]
-        config = dataclasses.replace(config, learning_rate=learning_rate, auto_learning_rate=False)
+        config = dataclasses.replace(config, learning_rate=learning_rate, finds_learning_rate=False)
     # An option that is missing in a checkpoint had its default.
     saved = complete_options(state["config"])
     # Options that may change are compared in other ways where it matters: the global batch, the configuration of the model.

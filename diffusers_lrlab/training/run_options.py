@@ -1,14 +1,16 @@
 """Options of the length, speed and output of a run."""
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
 from ..core.options import DESTINATION, DRAWS, EVALUATION, OUTPUT, SPEED, THIS_START, UPDATE, WHOLE_RUN, Need, option
-from ..data.options import SIZED
+from ..data.options import NOT_STREAMING
 from .learning_options import HELD_OUT
 
 PUSH = Need("--push_to_hub", lambda config: config.push_to_hub)
 LOGGER = Need("--logger with a tracker", lambda config: config.logger != "none")
+LAUNCHER = Need("a launcher, such as accelerate launch", lambda config: "LOCAL_RANK" in os.environ)
 NO_STEPS = Need("--max_train_steps", lambda config: config.max_train_steps is None, is_absence=True)
 
 
@@ -50,28 +52,6 @@ class LoopConfig:
         UPDATE,
         may_change_on_resume=True,
     )
-    compile: bool = option(
-        False,
-        "Train with torch.compile, applied to the model's repeated blocks if it declares any: faster after a first minute, "
-        "with different rounding. `accelerate launch --dynamo_backend` chooses a backend other than inductor.",
-        UPDATE,
-        may_change_on_resume=True,  # what was used is compared
-        study="no",
-    )
-    channels_last: bool = option(
-        False,
-        "Keep convolutions and images in channels-last layout, the fastest for 16-bit convolutions on GPUs; with different "
-        "rounding.",
-        UPDATE,
-        kinds=SIZED,
-    )
-    allow_tf32: bool = option(
-        False,
-        "Multiply float32 matrices in TF32 on NVIDIA GPUs from Ampere on: faster, with 10 bits of mantissa instead of "
-        "23. Torch's convolutions use TF32 anyway.",
-        UPDATE,
-        study="no",
-    )
     seed: int = option(
         0,
         "Seed of the initial weights, data order, timesteps and noise.",
@@ -79,13 +59,6 @@ class LoopConfig:
         finder="uses",
         study="no",
         range="[0, 9223372036854775807]",
-    )
-    cpu_threads: int = option(
-        0,
-        "Threads per process without a GPU; 0 for OMP_NUM_THREADS, else an equal share of the cores.",
-        SPEED,
-        study="no",
-        range="[0, 1024]",
     )
     plugins: str | None = option(
         None,
@@ -104,6 +77,7 @@ class LoopConfig:
         is_repeated=False,
         range="[-1, 1e6]",
         is_internal=True,
+        needs=(LAUNCHER,),
     )
 
 
@@ -137,6 +111,7 @@ class OutputConfig:
         "over a twentieth of its time; upstream 10).",
         OUTPUT,
         range="[1, 1e9]",
+        needs=(NOT_STREAMING,),
     )
     save_model_epochs: int | None = option(
         None,
@@ -144,6 +119,7 @@ class OutputConfig:
         "upstream 10).",
         OUTPUT,
         range="[1, 1e9]",
+        needs=(NOT_STREAMING,),
     )
     eval_batch_size: int | None = option(
         None,
@@ -158,30 +134,15 @@ class OutputConfig:
         EVALUATION,
         study="no",
     )
-    frechet_samples: int | None = option(
-        None,
-        "Samples for the Fréchet distance of embedded image sets and for registered image metrics at the end; 0 for none "
-        "(default: 1000 if there is such a metric, fewer for runs of under 150,000 images).",
-        EVALUATION,
-        range="[0, 1e7]",
-    )
     distance_samples: int | None = option(
         None,
-        "Samples for the distances of points at the end; 0 for none (default: as many as held-out points, fewer for "
-        "runs of under 2,560,000 points).",
+        "Samples that metrics compare with the data at the end; 0 for none (default: 1000 images if there is a metric for "
+        "them, as many points as are held out; fewer after short runs).",
         EVALUATION,
         range="[0, 1e7]",
-        kinds=("points",),
     )
     checkpointing_steps: int = option(
         500, "Updates between checkpoints to resume from.", OUTPUT, study="arm", range="[1, 1e9]"
-    )
-    checkpointing_min_seconds: float = option(
-        0.0,
-        "Shortest time between checkpoints in seconds, for slow disks; checkpoints that come sooner are skipped, except "
-        "the last.",
-        OUTPUT,
-        range="[0, 1e6]",
     )
     checkpoints_total_limit: int | None = option(
         3, "Checkpoints to keep, the newest ones; 0 for all, as upstream.", OUTPUT, range="[0, 1e9]"
@@ -214,7 +175,6 @@ class OutputConfig:
         None, "Repository on the Hub (default: the name of --output_dir in your namespace).", DESTINATION, needs=(PUSH,)
     )
     hub_private_repo: bool = option(False, "Make a new repository private.", DESTINATION, needs=(PUSH,))
-    hub_license: str | None = option(None, "License of the model for its card, such as apache-2.0 (default: none).", OUTPUT)
     preflight: bool = option(
         True, "Check data, settings and model before training, and warn of likely mistakes.", DESTINATION
     )

@@ -24,7 +24,6 @@ from .kinds import component_of
 from .model import make_model
 from .plan import Plan
 from .resolve_timesteps import objective_spec
-from .stepping import make_channels_last
 from .width import keep_weight_decay, width_groups
 
 
@@ -55,8 +54,6 @@ class RunState:
             self.model.enable_xformers_memory_efficient_attention()
         if config.gradient_checkpointing:
             self.model.enable_gradient_checkpointing()
-        if config.channels_last:
-            make_channels_last(self.model)
         # Only dropout draws from the global generators from here on.
         set_seed(stream_seed(config.seed, "dropout", process_index) % 2**32)
         self.optimizer: Any = self._make_optimizer()

@@ -82,19 +82,9 @@ class Stepper:
             parameter.grad = None
 
 
-_BACKEND = "ACCELERATE_DYNAMO_BACKEND"
-
-
-def launcher_compiles() -> bool:
-    """Whether `accelerate launch --dynamo_backend` or its configuration file asks for a compiled model."""
-    return os.environ.get(_BACKEND, "no").lower() != "no"
-
-
-def make_dynamo_plugin(config: ResolvedConfig) -> TorchDynamoPlugin:
-    """The compilation of a run: by the backend of the launcher, or by inductor."""
-    if not config.compile:
-        return TorchDynamoPlugin(backend="no")
-    return TorchDynamoPlugin(backend=os.environ[_BACKEND] if launcher_compiles() else "inductor")
+def make_dynamo_plugin() -> TorchDynamoPlugin:
+    """The compilation of a run: by the backend of the launcher, if any."""
+    return TorchDynamoPlugin(backend=os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no"))
 
 
 def compile_backend(accelerator: Accelerator) -> str:
@@ -115,19 +105,3 @@ def prepare_compiled(accelerator: Accelerator, model: Any, optimizer: Any) -> tu
         return accelerator.prepare(model, optimizer)
     finally:
         accelerator.state.dynamo_plugin = plugin
-
-
-def make_channels_last(model: torch.nn.Module) -> None:
-    """Converts a model; call it before optimizer and average are made, whose states take the memory format of parameters."""
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    model.register_state_dict_post_hook(_plain_layout)  # for safetensors
-
-
-def _plain_layout(_model: Any, state: dict[str, Any], _prefix: str, _metadata: Any) -> None:
-    state.update({key: value.contiguous() for key, value in state.items() if isinstance(value, torch.Tensor)})
-
-
-def use_tf32(allowed: bool) -> None:
-    """Sets whether float32 matrix products use TF32 on NVIDIA GPUs; each run sets it, since a process may have several."""
-    if torch.cuda.is_available():
-        torch.backends.cuda.matmul.allow_tf32 = allowed

@@ -64,10 +64,7 @@ class Trainer:
             self.run.optimizer.train()
 
     def to_device(self, batch: Batch) -> Batch:
-        batch = to_device(batch, self.accelerator.device)
-        if not self.run.config.channels_last:
-            return batch
-        return batch.with_data(batch.data.contiguous(memory_format=torch.channels_last))
+        return to_device(batch, self.accelerator.device)
 
     def do_update(self, batch: Batch) -> bool:
         """One optimizer update on the share of this process; `False` if fp16 overflowed, so that it has to be repeated."""
@@ -138,9 +135,7 @@ class Trainer:
                 checkpoint = self.save()
                 if signal_number := guard.received():  # while it was written
                     raise Interrupted(signal_number, checkpoint)
-            elif is_kept_for_good(run.update, config) or (
-                run.update % config.checkpointing_steps == 0 and self.checkpoints.is_due()
-            ):
+            elif is_kept_for_good(run.update, config) or (run.update % config.checkpointing_steps == 0):
                 self.save(waits=False)
             yield run.update
             started = time.perf_counter()

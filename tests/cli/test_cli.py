@@ -13,8 +13,8 @@ from lrlab_command import COMMAND, lrlab
 from tables import cases
 
 from diffusers_lrlab.averaging.forms import EMA_FORMS
-from diffusers_lrlab.cli.lists import LISTED
 from diffusers_lrlab.cli.main import COMMANDS, main
+from diffusers_lrlab.cli.show import LISTED
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.image_sets import IMAGE_DATASETS
 from diffusers_lrlab.data.toy2d import TOY_DATASETS
@@ -92,11 +92,11 @@ def test_help_has_each_option_once(name, capsys):
     with pytest.raises(SystemExit):
         main([name, "--help"])
     shown = re.findall(r"^  (--?\w.*?)(?:  .*)?$", capsys.readouterr().out, re.MULTILINE)
-    names = [re.sub(r"^(no|auto)_", "", flag[2:]) for line in shown for flag in re.findall(r"--[\w-]+", line)[:1]]
+    names = [re.sub(r"^no_", "", flag[2:]) for line in shown for flag in re.findall(r"--[\w-]+", line)[:1]]
     assert "--use_ema, --no_use_ema" in shown
     assert "--streaming" in shown
     assert not [line for line in shown if line.startswith("--no_")]
-    assert len(set(names)) == len(names) - 1  # --learning_rate and --auto_learning_rate
+    assert len(set(names)) == len(names)
 
 
 def test_help_begins_with_the_ten_options_of_most_runs(capsys):

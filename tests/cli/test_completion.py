@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from diffusers_lrlab.cli.completion import SHELLS
 from diffusers_lrlab.cli.main import COMMANDS, main
+from diffusers_lrlab.cli.tools import SHELLS
 
 TYPED = {
     "lrlab tr": {"train"},

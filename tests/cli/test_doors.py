@@ -19,7 +19,7 @@ from diffusers_lrlab.hub.card import write_model_card
 from diffusers_lrlab.run.record import start_record
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 from diffusers_lrlab.training.arguments import parse_arguments
-from diffusers_lrlab.training.explicit_options import as_call, as_command, program_registrations
+from diffusers_lrlab.training.config import as_call, as_command, program_registrations
 
 SCHEDULE = """
 from diffusers_lrlab.schedules.registries import SCHEDULERS
@@ -215,20 +215,16 @@ def test_a_launched_script_takes_code_of_ones_own(tmp_path):
         ({"train_batch_size": 0}, "train_batch_size=0: must be a whole number in [1, 1e7], got 0."),
         ({"adam_weight_decay": float("nan")}, "adam_weight_decay=nan: must be"),
         ({"learning_rate": -1e-4}, "learning_rate=-0.0001: must be"),
-        ({"dataset_name": "a/b", "train_data_dir": "c"}, "Both dataset_name='a/b' and train_data_dir='c' are given"),
-        ({"streaming": True, "dataset_name": "a/b"}, "give max_train_steps, the updates of the run."),
-        (
-            {"resume_from_checkpoint": "checkpoint-7", "output_dir": "none"},
-            "must be a checkpoint in output_dir='none', got no checkpoint. Hint: ",
-        ),
+        ({"dataset_name": "a/b", "train_data_dir": "c"}, "dataset_name='a/b' and train_data_dir='c' are both given"),
+        ({"label_dropout": 0.1}, "label_dropout=0.1 has no effect without --label_column."),
+        ({"resume_from_checkpoint": "a", "output_dir": "none"}, "resume_from_checkpoint='a': must be a checkpoint"),
     ],
     ids=str,
 )
 def test_errors_from_python_name_the_argument(options, message):
     with pytest.raises(LabError) as error:
         train(TrainingConfig(**options))
-    assert message in str(error.value)
-    assert "--" not in str(error.value)
+    assert str(error.value).startswith(message)
 
 
 def test_progress_in_a_notebook_without_widgets():
@@ -252,5 +248,5 @@ def test_progress_in_a_notebook_without_widgets():
 
 
 def test_train_says_what_it_takes():
-    with pytest.raises(LabError, match=r"config=.* must be a TrainingConfig, got .*TrainingConfig\(\*\*options\)"):
+    with pytest.raises(LabError, match=r"config=.* must be a TrainingConfig, got "):
         train({"lr_scheduler": "cosine"})

@@ -1,16 +1,17 @@
 """The remedies that errors name exist for the command that prints them."""
 
+import argparse
 import ast
-import functools
+import itertools
 import re
 from pathlib import Path
 
 import pytest
-from tables import cases
 
 import diffusers_lrlab
-from diffusers_lrlab.cli.main import COMMANDS, REST, _parser, main
-from diffusers_lrlab.cli.remedies import flags_of, foreign_flags, note_owner, subparsers_of
+from diffusers_lrlab.cli import output
+from diffusers_lrlab.cli.main import _parser
+from diffusers_lrlab.cli.output import announce_loading
 from diffusers_lrlab.core.errors import DiskFull, Interrupted, LabError, continued_by, system_errors_explained
 from diffusers_lrlab.core.files import full_disk_explained
 from diffusers_lrlab.finder.range_test import FinderConfig
@@ -19,9 +20,14 @@ from diffusers_lrlab.run.averages import no_snapshots
 from diffusers_lrlab.study.runs.progress import stops_explained
 from diffusers_lrlab.training.arguments import make_parser
 
-PARSERS = subparsers_of(_parser())
+
+def flags_of(parser):
+    """The flags of a parser and of its subcommands."""
+    inner = [action.choices.values() for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return set(parser._option_string_actions).union(*map(flags_of, itertools.chain(*inner)))
+
+
 OF_TRAINING = flags_of(make_parser("", [FinderConfig]))
-WITHOUT_OPTIONS_OF_TRAINING = [name for name in COMMANDS if name not in REST]
 PACKAGE = Path(diffusers_lrlab.__file__).parent
 OTHER_PROGRAMS = set(  # accelerate, torchrun, git and LaTeX; placeholders
     "--multi_gpu --dynamo_backend --cpu --nproc_per_node --use_fsdp --fsdp_version --fsdp_state_dict_type --rwrap "
@@ -29,7 +35,6 @@ OTHER_PROGRAMS = set(  # accelerate, torchrun, git and LaTeX; placeholders
 )
 
 
-@functools.cache
 def texts_with_flags():
     """Texts of the package, but for patches and the hooks of the launcher, which name flags of other programs' scripts."""
     found = []
@@ -51,21 +56,7 @@ def test_each_flag_that_a_text_names_exists():
     assert named - known == OTHER_PROGRAMS & named
 
 
-@cases("command", WITHOUT_OPTIONS_OF_TRAINING)
-def test_an_error_says_which_of_the_flags_in_it_the_command_lacks(command):
-    flags, own = flags_of(PARSERS[command]), 0
-    for text in texts_with_flags():
-        error = LabError(text)
-        note_owner(error, command, PARSERS[command])
-        told, _, note = str(error).partition(" Note: ")
-        assert told == text
-        assert flags_in(note.partition(" of `lrlab train`")[0]) == foreign_flags(text, flags)
-        own += not note
-    assert own > 20
-
-
-@cases("command", WITHOUT_OPTIONS_OF_TRAINING)
-def test_what_ends_a_command_early_names_no_flag_that_it_lacks(command):
+def test_what_ends_a_command_early_names_no_flag_that_it_lacks():
     def is_in_the_way():
         with full_disk_explained(Path("run.json")):
             raise IsADirectoryError("is a folder")
@@ -95,10 +86,13 @@ def test_the_outermost_command_says_how_it_is_continued(tmp_path):
     assert str(DiskFull(Path("a"), "full")).endswith("then give the same command again.")
 
 
-def test_a_command_says_whose_option_it_was_given(capsys):
-    assert main(["extend", "my-run", "--max_train_steps", "9", "--train_batch_size=4"]) == 2
-    told = capsys.readouterr().err
-    assert told.endswith("Note: --train_batch_size is an option of `lrlab train`, not of `lrlab extend`.\n")
+@pytest.mark.parametrize(("on_terminal", "rank", "expected"), [(True, 0, True), (True, 1, False), (False, 0, False)])
+def test_a_terminal_is_told_that_libraries_are_loaded(monkeypatch, capsys, on_terminal, rank, expected):
+    monkeypatch.setattr(output, "is_watched", lambda: on_terminal)
+    monkeypatch.setattr(output.sys, "modules", {})
+    monkeypatch.setenv("RANK", str(rank))
+    announce_loading()
+    assert capsys.readouterr().err == "Loading libraries ...\n" * expected
 
 
 def test_a_run_whose_snapshots_were_not_downloaded_was_trained_with_some(tmp_path):

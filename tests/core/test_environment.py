@@ -62,13 +62,10 @@ def test_a_launcher_that_cannot_be_asked(as_if, monkeypatch):
     assert environment.asked_threads() is None
 
 
-@pytest.mark.parametrize(("asked", "threads", "told"), [(0, 3, False), (3, 3, False), (2, 2, True)])
-def test_the_threads_of_a_run(as_if, monkeypatch, capsys, tmp_path, asked, threads, told):
-    """--cpu_threads wins, and says so."""
+def test_the_threads_of_a_run(as_if, tmp_path):
     as_if({"OMP_NUM_THREADS": "3"})
-    make_accelerator(resolve_config(TrainingConfig(cpu_threads=asked, output_dir=str(tmp_path))))
-    assert torch.get_num_threads() == threads
-    assert ("Threads: 2, from --cpu_threads; OMP_NUM_THREADS=3 is overridden." in capsys.readouterr().out) == told
+    make_accelerator(resolve_config(TrainingConfig(output_dir=str(tmp_path))))
+    assert torch.get_num_threads() == 3
 
 
 def test_the_threads_of_a_study(as_if):

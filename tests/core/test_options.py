@@ -9,14 +9,13 @@ import typing
 import pytest
 from tables import cases
 
-from diffusers_lrlab.core.errors import LabError, must_be
+from diffusers_lrlab.core.errors import LabError, arguments_named, must_be
 from diffusers_lrlab.core.options import (
     SPEED,
     WHOLE_RUN,
     Need,
     Option,
     Role,
-    arguments_named,
     check_needs,
     check_ranges,
     check_types,
@@ -30,6 +29,7 @@ from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.finder.result import deciding
 from diffusers_lrlab.training.arguments import make_parser
 from diffusers_lrlab.training.config import CONFIG_GROUPS, ResolvedConfig, TrainingConfig
+from diffusers_lrlab.training.kinds.points import Points
 from diffusers_lrlab.training.prepare import resolve_and_check
 from diffusers_lrlab.training.resolve import resolve_config
 
@@ -90,7 +90,7 @@ def test_what_decides_the_draws():
 def test_what_a_resumed_run_may_not_change_decides_its_result_or_its_log():
     fixed = names_where(TrainingConfig, may_change_on_resume=False)
     assert {"learning_rate", "seed", "noise", "dataset_name", "log_timestep_bins"} <= {*fixed}
-    assert not {"output_dir", "frechet_samples", "distance_samples", "cpu_threads", "push_to_hub"} & {*fixed}
+    assert not {"output_dir", "distance_samples", "push_to_hub"} & {*fixed}
 
 
 def test_tokens_are_not_compared_or_repeated():
@@ -158,20 +158,20 @@ def test_types(settings, expected):
 
 
 def test_an_option_without_effect_is_an_error():
-    with pytest.raises(LabError, match="--steps 6 has no effect without --fast. Hint: add that, or leave --steps out"):
+    with pytest.raises(LabError, match="--steps 6 has no effect without --fast. Hint: add that, or leave it out"):
         check_needs(Settings(steps=6), Settings, "images")
     with pytest.raises(LabError, match="--beta 0.5 has no effect without a data set of images"):
         check_needs(Settings(beta=0.5), Settings, "points")
-    with pytest.raises(LabError, match="--extra has no effect without"):
+    with pytest.raises(LabError, match="--extra True has no effect without"):
         check_needs(Settings(extra=True), Settings, "points")
-    with pytest.raises(LabError, match="steps=6 has no effect without fast"), arguments_named(Settings):
+    with pytest.raises(LabError, match="steps=6 has no effect without --fast"), arguments_named():
         check_needs(Settings(steps=6), Settings, "images")
     check_needs(Settings(steps=6, fast=True, beta=0.5), Settings, "images")
     check_needs(Settings(), Settings, "points")
 
 
 def test_an_error_does_not_show_a_secret():
-    with pytest.raises(LabError, match=r"--token \*\*\* has no effect without --fast"):
+    with pytest.raises(LabError, match=r"--token '\*\*\*' has no effect without --fast"):
         check_needs(Settings(token="hf_secret"), Settings, "points")
 
 
@@ -192,16 +192,15 @@ def test_nothing_of_a_resolved_configuration_contradicts_its_type():
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"data_kind": "points", "dataset_name": "digits"}, "there is no column of points in 'digits'. Give --point_column"),
-        ({"data_kind": "images", "point_column": "x"}, "has points. Leave --data_kind out"),
-        ({"data_kind": "images", "dataset_name": "dino"}, "has points. Leave --data_kind out"),
+        ({"data_kind": "points", "dataset_name": "digits"}, "must be left out for the images of 'digits'"),
+        ({"data_kind": "images", "dataset_name": "dino"}, "must be left out for the points of 'dino'"),
         ({"data_kind": "imgs"}, "Unknown kind of data 'imgs'"),
-        ({"frechet_samples": 1}, "--frechet_samples 1 against 256 held-out images"),
+        ({"distance_samples": 1}, "--distance_samples 1 against 256 held-out images"),
     ],
 )
 def test_a_kind_that_the_data_are_not_of(options, expected):
     with pytest.raises(LabError, match=re.escape(expected)):
-        resolve_config(TrainingConfig(**options), find_columns=True)
+        resolve_config(TrainingConfig(**options))
 
 
 def test_to_name_the_kind_that_is_found_anyway_makes_no_other_run():
@@ -210,9 +209,10 @@ def test_to_name_the_kind_that_is_found_anyway_makes_no_other_run():
         assert resolve_config(TrainingConfig(dataset_name=dataset, data_kind=kind)) == found
 
 
-def test_a_default_that_a_kind_forgot_is_an_error():
-    with pytest.raises(LabError, match="--learning_rate is missing"):
-        ResolvedConfig(**{**resolve_config(TrainingConfig()).to_dict(), "learning_rate": None})
+def test_a_default_that_a_kind_forgot_is_an_error(monkeypatch):
+    monkeypatch.setattr(Points, "defaults", lambda self, config: {"learning_rate": 1e-3})
+    with pytest.raises(LabError, match="--num_validation_images is missing"):
+        resolve_config(TrainingConfig(dataset_name="dino"))
 
 
 def test_options_travel_with_their_fields():
@@ -247,5 +247,5 @@ def test_a_finders_result_is_compared_by_all_that_it_depends_on():
 
 def test_values_of_any_form_are_named_as_arguments():
     """Lists and words stand behind a flag too, where a pattern for numbers does not find them."""
-    with pytest.raises(LabError, match=r"^beta=\[1, 'x y'\]: must be"), arguments_named(Settings):
+    with pytest.raises(LabError, match=r"^beta=\[1, 'x y'\]: must be"), arguments_named():
         raise must_be("--beta", [1, "x y"], "a number", "0.9 is usual")

@@ -1,6 +1,4 @@
-"""YAML of strangers: plain data, and nothing that grows."""
-
-import time
+"""YAML of downloaded files: plain data, and nothing that grows."""
 
 import pytest
 import yaml
@@ -9,58 +7,23 @@ from diffusers_lrlab.core.plain_yaml import load_front_matter, load_plain_yaml
 
 # 2 to the power of 60 keys, in less than 1,000 bytes.
 GROWING = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}], y{n}: 1}}\n" for n in range(1, 26))
-BAD = {
-    "aliases": GROWING,
-    "one alias": "a: &x [1]\nb: *x",
-    "an anchor": "a: &x 1",
-    "a merge key": "a: {<<: {b: 1}, c: 2}",
-    "depth": "[" * 5000 + "]" * 5000,
-    "depth of mappings": "{a: " * 101 + "1" + "}" * 101,
-    "size": "- a\n" * 100_000,
-    "an object": "!!python/object/apply:os.system [ls]",
-    "no date": "a: !!timestamp foo",
-}
+BAD = [GROWING, "a: &x 1", "[" * 5000 + "]" * 5000, "- a\n" * 100_000, "!!python/object/apply:os.system [ls]"]
+BAD += ["a: !!timestamp foo"]
 
 
-@pytest.mark.parametrize("text", BAD.values(), ids=BAD)
-def test_what_is_more_than_data_is_refused(text):
-    begin = time.monotonic()
-    with pytest.raises((yaml.YAMLError, ValueError, AttributeError)):
-        load_plain_yaml(text)
-    with pytest.raises((yaml.YAMLError, ValueError, AttributeError)):
-        load_front_matter(f"---\n{text}\n---\n# a card\n")
-    assert time.monotonic() - begin < 5
-
-
-@pytest.mark.parametrize("text", ["", "a: [1, 2.5, {b: null}]\nc: yes\n", "- &", "just text"][:2])
-def test_data_are_those_of_yaml(text):
-    assert load_plain_yaml(text) == yaml.safe_load(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "# no metadata\n---\na: &x 1\n---\n",
-        "---\na: 1\n---\nb: &x *x\n---\n",
-        "\n\n---\na: 1\n---\n" + "\n" * 10_000 + "text",
-        "---\r\na: 1\r\n---\r\n",
-    ],
-)
-def test_only_metadata_are_looked_at(text):
-    load_front_matter(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "---\n" + "\n" * 1_000_000,
-        "---\na: 1\n" + "x\n" * 1_000_000 + "---\n",
-        "  \n---\na: &x 1\n---\n",
-        "---\n---\na: &x 1\n---\n",
-    ],
-)
-def test_metadata_without_an_end_take_no_time(text):
-    begin = time.monotonic()
+@pytest.mark.parametrize("text", BAD, ids=lambda text: text[:12])
+def test_more_than_plain_data_is_refused(text):
     with pytest.raises(yaml.YAMLError):
-        load_front_matter(text)
-    assert time.monotonic() - begin < 5
+        load_plain_yaml(text)
+    with pytest.raises(yaml.YAMLError):
+        load_front_matter(f"\n---\n{text}\n---\n# a card\n")
+
+
+def test_only_metadata_are_read():
+    text = "a: [1, 2.5, {b: null}]\nc: yes\n"
+    assert load_plain_yaml(text) == load_front_matter(f"---\n{text}---\nb: &x *x\n---\n") == yaml.safe_load(text)
+    assert load_front_matter("---\r\na: 1\r\n---\r\n") == {"a": 1}
+    assert load_front_matter("# no metadata\n---\na: &x 1\n---\n") is None
+    for endless in ("---\n" + "\n" * 1_000_000, "---\na: 1\n" + "x\n" * 1_000_000, "---\n---\na: &x 1\n---\n"):
+        with pytest.raises(yaml.YAMLError):
+            load_front_matter(endless)

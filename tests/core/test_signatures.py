@@ -23,10 +23,9 @@ from tables import cases
 
 import diffusers_lrlab as lab
 from diffusers_lrlab.core import signatures
-from diffusers_lrlab.core.annotations import REFUSED, reader
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.registry import Parameter
-from diffusers_lrlab.core.signatures import checked
+from diffusers_lrlab.core.signatures import REFUSED, checked, reader
 from diffusers_lrlab.data.toy2d import toy_log_prob, toy_points
 from diffusers_lrlab.evaluation import distances, features
 from diffusers_lrlab.preview.schedules import Run, preview
@@ -263,10 +262,7 @@ def test_no_wrong_value_ends_in_an_error_of_pythons_or_torchs(name):
     (lambda: lab.lr_curve(5, 1e-3, 0, 10), r"name=5 of lr_curve\(\): must be a text, got 5 \(int\)\. Hint: help"),
     (lambda: lab.lr_curve(None, 1e-3, 0, 10), r"name=None of lr_curve\(\): must be a text, got None"),
     (lambda: lab.get_scheduler("cosine", None), r"optimizer=None of get_scheduler\(\): must be an Optimizer, got None"),
-    (lambda: lab.get_scheduler("cosine", [optimizer()]), r"an Optimizer, got \[AdamW.*give its item"),
     (lambda: lab.get_timestep_sampler("uniform", 10, device="zzz"), r"device='zzz' of .*: must be a torch device"),
-    (lambda: lab.train({"seed": 1}), r"must be a TrainingConfig, got .*Hint: write TrainingConfig\(\*\*options\)"),
-    (lambda: lab.find_lr(lab.TrainingConfig(), {}), r"must be a FinderConfig or None.*write FinderConfig\("),
     (lambda: lab.TrainingConfig(seed="a"), r"seed='a' of TrainingConfig\(\): must be a whole number, got 'a' \(str\)"),
     (lambda: lab.get_scheduler("cosine", optimizer(), 0, 10, last_epoch=3), "last_epoch=3: must be -1, or 0 or more for an"),
     (lambda: lab.register_schedule("x", description="d", source="s", traits="no_warmup"), "='no_warmup' .*must be tuple"),

@@ -173,7 +173,7 @@ def test_other_errors_of_torch_pass():
 # What is started, and the module at whose import Ctrl-C is pressed.
 IMPORTS = {
     "the package": (["-m", "diffusers_lrlab", "list"], "numpy"),
-    "the command line": (["-m", "diffusers_lrlab.cli", "list"], "diffusers_lrlab.cli.preview"),
+    "the command line": (["-m", "diffusers_lrlab.cli.main", "list"], "diffusers_lrlab.cli.show"),
     "what a command needs": (["-m", "diffusers_lrlab", "train"], "transformers"),
     "the module for training": (["-m", "diffusers_lrlab.train"], "diffusers_lrlab.cli.training"),
     "the script": ([SCRIPT], "diffusers_lrlab.cli.training"),

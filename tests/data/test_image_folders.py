@@ -233,7 +233,7 @@ NAMES = [
 ]
 
 
-POINTS = {"point_column": "x", "resolution": None, "image_channels": None}
+POINTS = {"data_kind": "points", "resolution": None, "image_channels": None}
 FORMS = {"images": {}, "parquet": {}, "jsonl": POINTS, "tar": {"image_column": "png"}, "saved": {}}
 
 

@@ -13,7 +13,7 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batches import iterate_batches
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.points import PointTransform, read_points
-from diffusers_lrlab.data.sources import find_point_column
+from diffusers_lrlab.data.sources import has_points
 from diffusers_lrlab.data.toy2d import toy_points
 from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
 from diffusers_lrlab.training.config import TrainingConfig
@@ -64,7 +64,7 @@ def quiet():
 
 def config(folder, **options):
     """A resolved configuration for small sets."""
-    small = {"point_column": "p", "train_batch_size": 1, "num_validation_images": 0, "dataset_name": str(folder)}
+    small = {"data_kind": "points", "train_batch_size": 1, "num_validation_images": 0, "dataset_name": str(folder)}
     return resolve_config(TrainingConfig(**{"cache_dir": str(folder.parent / "cache"), **small, **options}))
 
 
@@ -74,7 +74,7 @@ def load(folder, **options):
 
 def settle(folder, **options):
     options = {"dataset_name": str(folder), "cache_dir": str(folder.parent / "cache"), **options}
-    return find_point_column(TrainingConfig(**options))
+    return has_points(TrainingConfig(**options))
 
 
 def by_row(points):
@@ -156,7 +156,7 @@ def test_large_lists_are_lists(tmp_path):
     folder.mkdir()
     column = pa.array(numbers().tolist(), pa.large_list(pa.float64()))
     pq.write_table(pa.table({"p": column}), folder / "train.parquet")
-    assert settle(folder) == "p"
+    assert settle(folder)
     np.testing.assert_array_equal(one_epoch(load(folder)), numbers())
 
 
@@ -164,11 +164,11 @@ def test_large_lists_are_lists(tmp_path):
 def test_an_exported_toy_set_is_a_set_of_points_like_others(tmp_path, options):
     folder = tmp_path / "exported"
     export_toy_dataset("dino", folder, n=60, n_test=30)
-    assert settle(folder) == "x"
-    data = load(folder, point_column="x", **options)
+    assert settle(folder)
+    data = load(folder, **options)
     points = joined(iterate_batches(data, BatchLayout(1), 0, range(60)))
     np.testing.assert_array_equal(by_row(points), by_row(toy_points("dino", 60)))
-    data = load(folder, point_column="x", dataset_split="test")
+    data = load(folder, dataset_split="test")
     np.testing.assert_array_equal(by_row(data.in_memory.data), by_row(toy_points("dino", 30, split="test")))
 
 
@@ -275,56 +275,55 @@ def table(folder, form="parquet", **columns):
     return write(folder, datasets.Dataset.from_dict(columns), form)
 
 
-@cases("name", ["line", "dino"])
-def test_toy_sets_have_their_points_in_x(name):
-    assert find_point_column(TrainingConfig(dataset_name=name)) == "x"
-    assert resolve_config(TrainingConfig(dataset_name=name)).point_column == "x"
-    assert resolve_config(TrainingConfig(dataset_name=name, point_column="x")).point_column == "x"
-    with pytest.raises(LabError, match=rf"--point_column 'y'.*{name!r} are in 'x'"):
-        resolve_config(TrainingConfig(dataset_name=name, point_column="y"))
+@cases("name", ["moons", "digits", None])
+def test_the_kind_of_embedded_sets_is_known(name):
+    assert resolve_config(TrainingConfig(dataset_name=name)).data_kind == ("points" if name == "moons" else None)
+
+
+def test_a_named_column_of_images_is_not_looked_up():
+    assert not has_points(TrainingConfig(dataset_name="no/where", image_column="image"))
 
 
 @cases(("form", "by"), [("parquet", "train_data_dir"), ("save_to_disk", "dataset_name"), ("jsonl", "dataset_name")])
 def test_the_only_column_of_lists_of_numbers_is_that_of_points(tmp_path, form, by):
     columns = {"q": numbers().tolist(), "label": list(range(20)), "text": ["a"] * 20, "words": [["a", "b"]] * 20}
     folder = table(tmp_path / "set", form, **columns)
-    assert settle(folder, **{"dataset_name": None, by: str(folder)}) == "q"
+    assert settle(folder, **{"dataset_name": None, by: str(folder)})
+    assert load(folder).column == "q"
 
 
 def test_several_columns_of_numbers_are_to_choose_from(tmp_path):
     folder = table(tmp_path / "set", first=numbers().tolist(), second=numbers().tolist(), label=[0] * 20)
-    with pytest.raises(LabError, match=r"several columns of numbers: first, second. Choose one with --point_column"):
-        settle(folder)
-    assert settle(folder, point_column="second") == "second"
+    assert settle(folder)
+    with pytest.raises(LabError, match=r"several columns of lists of numbers: first, second. Hint: save it with one"):
+        load(folder)
 
 
 def test_images_go_before_numbers(tmp_path):
     folder = tmp_path / "set"
     folder.mkdir()
-    rows = {"image": [numbered_image(n) for n in range(5)], "box": numbers(5).tolist(), "embedding": numbers(5).tolist()}
+    rows = {"image": [numbered_image(n) for n in range(5)], "box": numbers(5).tolist()}
     dataset = datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
     dataset.to_parquet(folder / "train.parquet")
-    assert settle(folder) is None
-    assert settle(folder, image_column="image") is None
-    assert settle(folder, point_column="box") == "box"
-    np.testing.assert_array_equal(one_epoch(load(folder, point_column="box")), numbers(5))
+    assert not settle(folder)
+    np.testing.assert_array_equal(one_epoch(load(folder, data_kind="points")), numbers(5))
 
 
 @cases("form", ["parquet", "csv"])
 def test_columns_of_scalars_and_strings_are_not_points(tmp_path, form):
     folder = table(tmp_path / "set", form, x=[0.5] * 20, y=[1.5] * 20, text=["[1, 2]"] * 20)
-    assert settle(folder) is None
+    assert not settle(folder)
 
 
 @cases("cell", [[["a"]], [[True, False]], [[[1.0, 2.0], [3.0, 4.0]]], [[{"a": 1.0}]]], ids=repr)
 def test_lists_of_something_else_are_not_points(tmp_path, cell):
-    assert settle(table(tmp_path / "set", q=cell * 20)) is None
+    assert not settle(table(tmp_path / "set", q=cell * 20))
 
 
 def test_a_folder_of_images_is_one_of_images(tmp_path):
-    assert settle(image_folder(tmp_path / "images")) is None
+    assert not settle(image_folder(tmp_path / "images"))
     (tmp_path / "images" / "metadata.csv").write_text("file_name,text\n")
-    assert settle(tmp_path / "images") is None
+    assert not settle(tmp_path / "images")
 
 
 # --- errors of data --------------------------------------------------------------------------------------------------
@@ -367,16 +366,9 @@ def test_a_first_row_that_is_no_point_is_named(tmp_path, first):
 )
 def test_columns_that_are_not_of_points_are_named_with_the_others(tmp_path, cell, kind, options):
     folder = table(tmp_path / "set", q=[cell] * 5, label=[1] * 5)
-    with pytest.raises(LabError, match=r"'q' does not hold points.*Columns: q \(.*label \(int64\)") as error:
-        load(folder, point_column="q", **options)
-    assert kind in str(error.value)
-
-
-@pytest.mark.parametrize("options", [{}, STREAM], ids=["whole", "stream"])
-def test_a_missing_column_is_told_with_those_there_are(tmp_path, options):
-    folder = table(tmp_path / "set", q=numbers().tolist(), label=[1] * 20)
-    with pytest.raises(LabError, match=r"--point_column 'p' is not a column.*Columns: q \(.*label \(int64\)"):
+    with pytest.raises(LabError, match=r"no column of points .*Columns: q \(.*label \(int64\)") as error:
         load(folder, **options)
+    assert kind in str(error.value)
 
 
 @pytest.mark.parametrize("form", ["parquet", "save_to_disk"])
@@ -390,6 +382,13 @@ def test_no_rows_are_no_points(tmp_path, form):
         read_points(as_dataset(numbers(), length=2).select([]), "p")
 
 
+def test_other_columns_are_not_points(tmp_path):
+    with pytest.raises(LabError, match=r"no column of points.*p \(\w*string\)"):
+        load(table(tmp_path / "set", "csv", p=numbers().tolist()))
+    with pytest.raises(LabError, match=r"no column of points.*image"):
+        load(image_folder(tmp_path / "images"))
+
+
 @cases("cell", [None, [1.0], ["1", "2"], [[1.0, 2.0]], "ab", [1.0, 1e39]], ids=repr)
 def test_a_cell_that_is_no_point_is_shown(cell):
     with pytest.raises(LabError, match="column=.*2 finite numbers") as error:
@@ -400,26 +399,18 @@ def test_a_cell_that_is_no_point_is_shown(cell):
 # --- options ---------------------------------------------------------------------------------------------------------
 
 
-@cases("options", [{"resolution": 8}, {"image_column": "image"}, {"frechet_samples": 100}, {"noise": "offset"}])
+@cases("options", [{"resolution": 8}, {"image_column": "image"}, {"noise": "offset"}])
 def test_options_for_images_are_refused_for_points(options):
     with pytest.raises(LabError, match=f"--{next(iter(options))}"):
-        resolve_config(TrainingConfig(dataset_name="dino", point_column="x", **options))
-
-
-@cases("num", [0, 100])
-def test_options_for_points_are_refused_for_images(num):
-    with pytest.raises(LabError, match="--distance_samples .* has no effect.*points"):
-        resolve_config(TrainingConfig(dataset_name="digits", distance_samples=num))
+        resolve_config(TrainingConfig(dataset_name="dino", **options))
 
 
 def test_points_have_defaults_of_their_own(tmp_path):
     folder = write(tmp_path / "set", as_dataset(numbers()))
-    for options in ({"dataset_name": "moons"}, {"dataset_name": str(folder), "point_column": "p"}):
+    for options in ({"dataset_name": "moons"}, {"dataset_name": str(folder), "data_kind": "points"}):
         resolved = resolve_config(TrainingConfig(**options))
         assert resolved.num_validation_images == 10_000
         assert resolved.resolution is None
-        assert resolved.frechet_samples == 0
         assert resolved.num_train_timesteps == 100
         assert not resolved.output_dir.endswith("None")
     assert resolve_config(TrainingConfig(dataset_name="moons", distance_samples=0)).distance_samples == 0
-    assert resolve_config(TrainingConfig(dataset_name="moons", frechet_samples=0)).frechet_samples == 0

@@ -54,7 +54,7 @@ def write_shards(folder, kind):
             (folder / f"{shard}.png").write_bytes(noise_png(shard, 8 + shard))
     if kind == "images":
         return {}
-    return {"image_column": "png"} if "tar" in kind else {"point_column": "x", "resolution": None, "image_channels": None}
+    return {"image_column": "png"} if "tar" in kind else {"data_kind": "points", "resolution": None, "image_channels": None}
 
 
 KINDS = ["tar", "tar.gz", "parquet", "jsonl", "images"]
@@ -90,7 +90,7 @@ def test_data_that_were_copied_are_the_same(tmp_path, kind):
 
 
 def test_a_saved_dataset_is_known_by_its_own_fingerprint(tmp_path):
-    options = {"point_column": "x", "resolution": None, "image_channels": None}
+    options = {"data_kind": "points", "resolution": None, "image_channels": None}
     for name, first in (("a", 0.0), ("b", 1.0)):
         datasets.Dataset.from_dict({"x": [[first, number] for number in range(9)]}).save_to_disk(str(tmp_path / name))
     shutil.copytree(tmp_path / "a", tmp_path / "copy")

@@ -132,7 +132,7 @@ def test_every_flag_in_the_text_exists():
     with printed.docs_modules():
         generated = importlib.import_module("generated")
     known = set(re.findall(r"--(\w+)", generated.command_options())) | {"help", "config", "dry_run"}
-    known |= {"num_processes", "multi_gpu", "cpu", "module"}  # of accelerate and deepspeed
+    known |= {"num_processes", "multi_gpu", "cpu", "module", "dynamo_backend"}  # of accelerate and deepspeed
     known |= {"cache_latents", "precondition_outputs", "snr_gamma", "weighting_scheme"}  # of diffusers' scripts
     known |= {"lr_scheduler_args", "lr_decay_steps", "lr_scheduler_num_cycles", "lr_scheduler_type"}  # of sd-scripts
     known |= {"lr_scheduler_power", "lr_scheduler_min_lr_ratio"}

@@ -196,7 +196,7 @@ def test_a_pipeline_loads_as_printed(tmp_path, data, name):
     """After a run of the command above it, made short; figures of the snippet are made small."""
     short = runs.tiny_arguments(tmp_path)
     if data == "dino":
-        short = ["--dataset_name=dino", "--distance_samples=100", "--ddpm_num_steps=20", "--no_preflight", "--cpu_threads=1"]
+        short = ["--dataset_name=dino", "--distance_samples=100", "--ddpm_num_steps=20", "--no_preflight"]
     runs.run(*short, "--max_train_steps=2", f"--output_dir={tmp_path}/{name}")
     code = printed.block_with(f'from_pretrained("{name}")', "python").code
     small = {

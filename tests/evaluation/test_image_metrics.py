@@ -74,7 +74,7 @@ def study_of(folder, **keys):
 
 def test_a_run_on_images_is_measured_by_them(folder, tmp_path, seen):
     out = tmp_path / "run"
-    given = {**options_of(folder), "cpu_threads": 1, "output_dir": out, "eval_batch_size": 4, "frechet_samples": 20}
+    given = {**options_of(folder), "output_dir": out, "eval_batch_size": 4, "distance_samples": 20}
     assert main(["train", *(f"--{name}={value}" for name, value in given.items()), "--no_preflight"]) == 0
     results = json.loads((out / "lrlab" / "run.json").read_text())["train"]["results"]
     (real, samples), (again, held_out) = seen
@@ -98,19 +98,19 @@ def test_a_run_on_images_is_measured_by_them(folder, tmp_path, seen):
 
 def test_samples_are_drawn_for_them_and_a_study_that_names_none_stays_as_it_is(folder, seen):
     spec = load_spec(study_of(folder, seeds=1, metrics=["validation_loss_ema"]))
-    assert resolve_config(TrainingConfig(**options_of(folder), output_dir="run")).frechet_samples is None  # by the length
+    assert resolve_config(TrainingConfig(**options_of(folder), output_dir="run")).distance_samples is None  # by the length
     with_them = expand(spec)[0].digest
     METRICS.pop("brightness"), METRICS.pop("frechet_rows")
     assert expand(spec)[0].digest == with_them
-    assert resolve_config(TrainingConfig(**options_of(folder), output_dir="run")).frechet_samples == 0
+    assert resolve_config(TrainingConfig(**options_of(folder), output_dir="run")).distance_samples == 0
     with pytest.raises(LabError, match=r"or register features or a metric of images by --import"):
-        resolve_config(TrainingConfig(**options_of(folder), output_dir="run", frechet_samples=20))
+        resolve_config(TrainingConfig(**options_of(folder), output_dir="run", distance_samples=20))
 
 
 @pytest.mark.slow
 def test_a_study_measures_images_by_them(folder, tmp_path, seen):
     spec = study_of(folder, seeds=2, metrics=["frechet_rows", "brightness"])
-    spec["base"]["frechet_samples"] = 20
+    spec["base"]["distance_samples"] = 20
     run_study(spec, tmp_path / "study", quiet=True)
     frame = read_study(tmp_path / "study")
     assert np.isfinite(frame[["frechet_rows", "brightness"]].to_numpy()).all()
@@ -120,7 +120,7 @@ def test_a_study_measures_images_by_them(folder, tmp_path, seen):
         run_study({**spec, "metrics": ["frechet_distance"]}, tmp_path / "other", quiet=True)
     with pytest.raises(LabError, match="'class_accuracy' needs class labels: give label_column"):
         run_study({**spec, "datasets": ["digits"], "metrics": ["class_accuracy"]}, tmp_path / "other", quiet=True)
-    spec["arms"]["rex"]["frechet_samples"] = 30
+    spec["arms"]["rex"]["distance_samples"] = 30
     with pytest.raises(LabError, match=r"different numbers of samples \(20, 30"):
         run_study(spec, tmp_path / "other", quiet=True)
 

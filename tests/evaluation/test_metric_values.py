@@ -67,7 +67,7 @@ def register(name, value, **facts):
 
 def train(folder, *options):
     AcceleratorState._reset_state(reset_partial_state=True)
-    given = {**RUN, "dataset_name": "dino", "output_dir": folder, "num_inference_steps": 2, "cpu_threads": 1}
+    given = {**RUN, "dataset_name": "dino", "output_dir": folder, "num_inference_steps": 2}
     return main(["train", *(f"--{name}={value}" for name, value in given.items()), "--no_preflight", *options])
 
 

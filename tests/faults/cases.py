@@ -22,7 +22,7 @@ MODEL = {"_class_name": "MLPDenoiser", "hidden_size": 8, "num_layers": 1, "embed
 OPTIONS = """--dataset_name=moons --max_train_steps=8 --checkpointing_steps=2 --checkpoints_total_limit=2 --logging_steps=1
     --save_model_epochs=1 --validation_steps=3 --timestep_sampler=loss_second_moment:history=2 --train_batch_size=500
     --num_validation_images=20 --distance_samples=0 --eval_batch_size=4 --ddpm_num_steps=4 --num_inference_steps=2
-    --log_timestep_bins=2 --cpu_threads=1 --no_preflight""".split()
+    --log_timestep_bins=2 --no_preflight""".split()
 LATEST = "--resume_from_checkpoint=latest"
 STUDY = {
     "base": {
@@ -206,7 +206,7 @@ def all_cases(base):
 
     def find(folder):
         few = ["--num_updates=20"]
-        return [*_LRLAB, "find-lr", "--dataset_name=moons", model, "--cpu_threads=1", f"--output_dir={folder}", *few]
+        return [*_LRLAB, "find-lr", "--dataset_name=moons", model, f"--output_dir={folder}", *few]
 
     def export(folder):
         return [*_LRLAB, "data", "export", "moons", folder, "--n=200", "--n_test=50"]

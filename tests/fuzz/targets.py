@@ -28,7 +28,7 @@ from diffusers_lrlab.run.check import check_folder
 from diffusers_lrlab.study.spec.expansion import expand, expand_tuning
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.arguments import parse_arguments, parse_with, read_yaml
-from diffusers_lrlab.training.explicit_options import as_command
+from diffusers_lrlab.training.config import as_command
 from diffusers_lrlab.training.prepare import resolve_and_check
 from diffusers_lrlab.training.resume import check_fresh
 from diffusers_lrlab.training.run_folder import RunFolder

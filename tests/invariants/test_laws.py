@@ -54,8 +54,8 @@ BASE = {
     "loss_weighting": "min_snr",
 }
 DATA = {
-    "pixels": {"dataset_name": "digits", "frechet_samples": 0},
-    "latents": {"train_data_dir": "{place}/latents", "frechet_samples": 0},
+    "pixels": {"dataset_name": "digits", "distance_samples": 0},
+    "latents": {"train_data_dir": "{place}/latents", "distance_samples": 0},
     "stream": {
         "dataset_name": "{place}/shards",
         "streaming": True,

@@ -66,7 +66,7 @@ def reads_of(folder, monkeypatch, **options):
     """What the third to fifth update of a run read."""
     (folder / "model.json").write_text(json.dumps(MODEL))
     small = {"dataset_name": "moons", "max_train_steps": 60, "train_batch_size": 8, "num_validation_images": 0}
-    small |= {"log_timestep_bins": 2, "objective": "ddpm:num_steps=24", "num_inference_steps": 2, "cpu_threads": 1}
+    small |= {"log_timestep_bins": 2, "objective": "ddpm:num_steps=24", "num_inference_steps": 2}
     small |= {"model_config_name_or_path": str(folder / "model.json"), "output_dir": str(folder / "run")}
     if "averages" in OPTIMIZERS[options.get("optimizer", "adamw")].traits:
         small |= {"use_ema": False, "lr_scheduler": "constant"}

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 ARGUMENTS = """--dataset_name=moons --max_train_steps=12 --checkpointing_steps=4 --checkpoints_total_limit=0
     --logging_steps=1 --num_validation_images=0 --eval_batch_size=4 --distance_samples=0 --ddpm_num_steps=20
-    --num_inference_steps=2 --cpu_threads=1 --no_preflight""".split()
+    --num_inference_steps=2 --no_preflight""".split()
 MODEL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 2, "embedding_size": 8}
 BATCH = 32
 

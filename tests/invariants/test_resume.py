@@ -185,7 +185,7 @@ def test_stopped_while_finishing(tmp_path):
         f"--output_dir={tmp_path / 'run'}",
         "--train_batch_size=8",
         "--max_train_steps=3",
-        "--frechet_samples=300",
+        "--distance_samples=300",
     ]
     # The pipeline is saved first, then hundreds of samples are drawn.
     process = runs.start_and_wait_for((tmp_path / "run" / "model_index.json").exists, *args)

@@ -208,7 +208,7 @@ def choices():
     yield {"timestep_lr": "weight:factors=[1|2]", "loss_weighting": "p2"}
     yield from ({"noise": name} for name in NOISES if "spatial" not in NOISES[name].traits)
     yield {"max_grad_norm": 0.0}
-    yield {"max_grad_norm": 0.1, "ema_update_every": 3, "ema_start_update": 5}
+    yield {"max_grad_norm": 0.1, "ema": "warmup_power:update_every=3,start_update=5"}
     yield {"gradient_accumulation_steps": 2, "train_batch_size": 16}
     yield {"gradient_accumulation_steps": 4, "train_batch_size": 8, "noise": "immiscible", "loss_weighting": "min_snr"}
     yield from ({"ema": name} for name in EMA_FORMS if name != "posthoc")  # studies refuse its snapshots
@@ -328,7 +328,12 @@ MIXED = [
     {"lr_scheduler": REACTING[0], "timestep_sampler": "clts"},
     {"dataset_name": "circle", **FOLLOWING},
     {"dataset_name": "circle", **FOLLOWING, "learning_rate": 3e-3},  # the same draws, if they were not its own
-    {"dataset_name": "line", "timestep_lr": "banded:factors=[1|2]", "noise": "immiscible", "ema_update_every": 10},
+    {
+        "dataset_name": "line",
+        "timestep_lr": "banded:factors=[1|2]",
+        "noise": "immiscible",
+        "ema": "warmup_power:update_every=10",
+    },
 ]
 
 

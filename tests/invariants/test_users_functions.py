@@ -53,7 +53,6 @@ SMALL = {
     "ddpm_num_steps": 10,
     "num_inference_steps": 2,
     "lr_warmup_steps": 0,
-    "cpu_threads": 1,
 }
 # What the message says beside the name, the file and the line; by the end of the name, or by the whole of it.
 SAYS = {
@@ -114,7 +113,7 @@ def accelerate_begins_anew():
 def train(folder, **options):
     """The exit status of a small run by its command, in this process."""
     AcceleratorState._reset_state(reset_partial_state=True)
-    of_kind = {"point_column": "x", "distance_samples": None} if "data_kind" in options else {}
+    of_kind = {"distance_samples": None} if "data_kind" in options else {}
     given = {**SMALL, **of_kind, **options, "import": FILE, "output_dir": folder}
     known = (f"--{name}={value}" for name, value in given.items() if value is not None)
     return main(["train", *known, "--no_preflight"])

@@ -162,7 +162,7 @@ def test_a_class_of_diffusers_is_registered_as_it_is(tmp_path):
         about = {"description": "diffusers' UNet", "source": "diffusers"}
         assert register_denoiser("unet", **about, parameters=(channels,))(UNet2DModel) is UNet2DModel
         run = tmp_path / "run"
-        images = {"dataset_name": "digits", "distance_samples": None, "frechet_samples": 0, "resolution": 16}
+        images = {"dataset_name": "digits", "distance_samples": 0, "resolution": 16}
         train(TrainingConfig(**{**SMALL, **images, "denoiser": "unet", "eval_batch_size": 2}, output_dir=run))
     assert UNet2DModel.__module__ == home
     assert "UNet2DModel" not in vars(diffusers_lrlab)

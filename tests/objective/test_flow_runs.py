@@ -47,9 +47,7 @@ def tiny(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "flow"
-    config = TrainingConfig(
-        **tiny, objective="flow_matching:shift=3", logging_steps=1, cpu_threads=1, output_dir=str(folder)
-    )
+    config = TrainingConfig(**tiny, objective="flow_matching:shift=3", logging_steps=1, output_dir=str(folder))
     assert train(config) == folder
     return folder
 
@@ -84,7 +82,7 @@ def test_it_has_a_card(finished):
 
 @pytest.mark.slow
 def test_it_resumes_and_only_itself(finished, tiny, tmp_path):
-    options = {**tiny, "logging_steps": 1, "cpu_threads": 1, "output_dir": str(tmp_path / "again")}
+    options = {**tiny, "logging_steps": 1, "output_dir": str(tmp_path / "again")}
     train(TrainingConfig(**options, objective="flow_matching:shift=3"))
     (tmp_path / "again" / "checkpoint-20" / "trainer.json").unlink()  # as if it had been killed after update 10
     for other in ({}, {"objective": "flow_matching"}):
@@ -144,7 +142,7 @@ def test_the_plan_says_it(tiny, tmp_path):
 
 
 def test_its_rate_is_found(tiny, tmp_path):
-    config = TrainingConfig(**tiny, objective="flow_matching", cpu_threads=1, output_dir=str(tmp_path / "run"))
+    config = TrainingConfig(**tiny, objective="flow_matching", output_dir=str(tmp_path / "run"))
     result = find_lr(config, FinderConfig(num_updates=24, repeats=2))
     assert len(result.sweeps) == 2
     assert all(np.isfinite(sweep.losses[:3]).all() for sweep in result.sweeps)
@@ -155,7 +153,7 @@ def test_a_compiled_model_has_the_same_losses(tiny, tmp_path, monkeypatch):
     rows = []
     for compiles in (False, True):
         monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "eager" if compiles else "no")
-        options = {**tiny, "max_train_steps": 4, "logging_steps": 1, "cpu_threads": 1, "evaluation": False}
+        options = {**tiny, "max_train_steps": 4, "logging_steps": 1, "evaluation": False}
         folder = tmp_path / str(compiles)
         train(TrainingConfig(**options, objective="flow_matching", compile=compiles, output_dir=str(folder)))
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -167,8 +165,8 @@ def test_a_compiled_model_has_the_same_losses(tiny, tmp_path, monkeypatch):
 def test_images_are_a_pipeline_of_diffusers_alone(tmp_path):
     """A process that imports nothing of this package samples them."""
     (tmp_path / "model.json").write_text(json.dumps(TINY_UNET))
-    options = {"max_train_steps": 2, "train_batch_size": 4, "num_validation_images": 4, "frechet_samples": 0}
-    options |= {"eval_batch_size": 2, "num_inference_steps": 2, "cpu_threads": 1, "preflight": False}
+    options = {"max_train_steps": 2, "train_batch_size": 4, "num_validation_images": 4, "distance_samples": 0}
+    options |= {"eval_batch_size": 2, "num_inference_steps": 2, "preflight": False}
     options |= {"model_config_name_or_path": str(tmp_path / "model.json"), "output_dir": str(tmp_path / "run")}
     train(TrainingConfig(**options, objective="flow_matching:base_resolution=4"))
     code = f"""

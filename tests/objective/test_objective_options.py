@@ -56,19 +56,19 @@ def test_flags_and_spec_strings_are_parameters_of_one_objective(arguments, expec
     [
         (
             {"objective": "ddpm:num_steps=50", "ddpm_num_steps": 60},
-            "'num_steps' .* is given twice: --ddpm_num_steps 60 and num_steps=50",
+            "'num_steps' .* is given twice: as --ddpm_num_steps 60 and as num_steps=50",
         ),
         (
             {"objective": "ddpm:prediction_type=sample", "prediction_type": "epsilon"},
-            "--prediction_type epsilon and prediction_type=s",
+            "--prediction_type 'epsilon' and as prediction_type='s",
         ),
         (
             {"objective": "other", "ddpm_num_steps": 60},
-            "--ddpm_num_steps 60 has no effect on --objective other, only on ddpm",
+            "--ddpm_num_steps 60 has no effect on --objective other",
         ),
         (
             {"objective": "other", "prediction_type": "epsilon"},
-            "--prediction_type epsilon has no effect on --objective other",
+            "--prediction_type 'epsilon' has no effect on --objective other",
         ),
         ({"objective": "other:shift=0"}, r"shift=0 of .other.: must be a number in \(0, inf\)"),
         ({"objective": "ddpm:shift=2"}, "'ddpm' does not take 'shift'"),
@@ -76,7 +76,7 @@ def test_flags_and_spec_strings_are_parameters_of_one_objective(arguments, expec
         ({"objective": "ddpn"}, "Unknown objective 'ddpn'. Did you mean 'ddpm'"),
         (
             {"num_inference_steps": 60, "objective": "other:num_steps=50"},
-            r"60 is more than the 50 timesteps \(num_steps of --objective\)",
+            r"60: must be at most 50, the timesteps, got 60. Hint: num_steps of --objective",
         ),
     ],
 )

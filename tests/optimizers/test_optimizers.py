@@ -13,9 +13,9 @@ from diffusers_lrlab import get_optimizer, list_optimizers
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.optimizers.build import optimizer_state_bytes
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
+from diffusers_lrlab.training.choices import check_schedule
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.resolve_schedules import check_schedule
 
 
 def make_model(size=64):
@@ -114,10 +114,13 @@ def test_a_missing_package_is_an_error_with_the_pip_line(name, monkeypatch):
         ({"optimizer": "sgd:momentum=0.5", "optimizer_kwargs": '{"momentum": 0.5}'}, "given twice"),
         (
             {"optimizer": "sgd", "adam_beta1": 0.9},
-            "--adam_beta1 0.9 has no effect on 'sgd'. It takes momentum, weight_decay",
+            "--adam_beta1 0.9 has no effect on --optimizer sgd. .* it takes momentum, weight_decay",
         ),
-        ({"optimizer": "muon", "adam_weight_decay": 0.1}, "on 'muon'. Write --optimizer muon:weight_decay=0.1"),
-        ({"optimizer": "adamw:beta1=0.8", "adam_beta1": 0.9}, "'beta1' of 'adamw' is given twice"),
+        (
+            {"optimizer": "muon", "adam_weight_decay": 0.1},
+            "on --optimizer muon. .* as --optimizer muon:key=value",
+        ),
+        ({"optimizer": "adamw:beta1=0.8", "adam_beta1": 0.9}, "'beta1' of --optimizer adamw is given twice"),
         ({"optimizer": "schedulefree_adamw"}, "--lr_scheduler constant_with_warmup and no .* and with --no_use_ema"),
         ({"optimizer": "schedulefree_adamw", "lr_scheduler": "constant"}, "it goes with --no_use_ema"),
         ({"momentum_scheduler_kwargs": '{"min_momentum": 0.5}'}, "without --momentum_scheduler"),

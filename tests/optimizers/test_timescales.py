@@ -193,10 +193,12 @@ def test_wrong_requests(spec, images, message):
     [
         (
             {"optimizer": "adamw:beta2_half_life=1e4", "adam_beta2": 0.9},
-            "--adam_beta2 0.9 has no effect beside beta2_half_life",
+            "--adam_beta2 0.9 has no effect on --optimizer adamw with beta2_half_life",
         ),
-        ({"optimizer": "adamw:tau=1e4", "adam_weight_decay": 0.1}, "--adam_weight_decay 0.1 has no effect beside tau"),
-        ({"base_batch_size": 128}, "--base_batch_size 128 has no effect without --scale_lr"),
+        (
+            {"optimizer": "adamw:tau=1e4", "adam_weight_decay": 0.1},
+            "0.1 has no effect on --optimizer adamw with tau",
+        ),
         ({"scale_lr": "sqrt", "learning_rate": "auto"}, "--scale_lr sqrt has no effect with --learning_rate auto"),
     ],
 )

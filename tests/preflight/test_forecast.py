@@ -13,7 +13,7 @@ FEW = ["--num_validation_images=100", "--distance_samples=50", "--num_inference_
 
 def plan(*options):
     AcceleratorState._reset_state(reset_partial_state=True)
-    return main(["plan", "--dataset_name=moons", "--cpu_threads=1", *FEW, *options])
+    return main(["plan", "--dataset_name=moons", *FEW, *options])
 
 
 def test_the_parts_are_multiplied(tmp_path, monkeypatch, capsys):

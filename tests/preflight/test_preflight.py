@@ -33,7 +33,7 @@ def make_trainer(tmp_path, model=None, **options):
     config = resolve_config(TrainingConfig(**options))
     data = load_data_once(config)
     AcceleratorState._reset_state(reset_partial_state=True)
-    if model is None and config.point_column is None:
+    if model is None and config.data_kind is None:
         model = UNET | {"sample_size": config.resolution, "in_channels": config.image_channels}
         model["out_channels"] = config.image_channels
         model["num_class_embeds"] = None if data.classes is None else data.classes.num_embeddings
@@ -68,7 +68,7 @@ def stream_of(tmp_path, labels):
     datasets.Dataset.from_dict({"x": points, "label": labels}, features=LABELLED).to_parquet(
         tmp_path / "points" / "0.parquet", batch_size=50
     )
-    return {"train_data_dir": str(tmp_path / "points"), "point_column": "x", "streaming": True, "num_validation_images": 20}
+    return {"train_data_dir": str(tmp_path / "points"), "streaming": True, "num_validation_images": 20}
 
 
 # name of a check -> (options of a run, or what makes them in a folder; what the message says)
@@ -121,10 +121,10 @@ DESERVED = {
     "ema_memory": [
         ({"max_train_steps": 1000, "ema_power": 1e6, "ema_inv_gamma": 1e-3}, "Use --ema_max_decay 0.9957"),
         (
-            {"max_train_steps": 1000, "ema_power": 1e6, "ema_inv_gamma": 1e-3, "ema_update_every": 10},
-            "Use --ema_max_decay 0.9575",
+            {"max_train_steps": 1000, "ema": "warmup_power:power=1e6,inv_gamma=1e-3,update_every=10"},
+            "Use a decay of 0.9575 in --ema",
         ),
-        ({"max_train_steps": 500, "ema_update_every": 1000}, "100 % of the averaged weights"),
+        ({"max_train_steps": 500, "ema": "warmup_power:update_every=1000"}, "100 % of the averaged weights"),
         ({"ema": "half_life:images=1e6,rampup=1e9"}, "Use a half-life of 2.04e+03 images in --ema"),
     ],
     "warmup_share": [({"lr_warmup_steps": 100}, "Warm-up takes 100 of 200 updates")],
@@ -197,7 +197,7 @@ GOOD = {
     "decay over the run": {"adam_weight_decay": 1.0},
     "digits by Muon, whose default decay does nothing here": {"optimizer": "muon"},
     "half-lives": {"optimizer": "adamw:beta2_half_life=6e4,tau=12800", "ema": "half_life:images=1000"},
-    "EMA of the study": {"ema_update_every": 10, "ema_start_update": 100, "ema_power": 2 / 3, "max_train_steps": 10_000},
+    "EMA of the study": {"ema": "warmup_power:power=0.66,update_every=10,start_update=100", "max_train_steps": 10_000},
 }
 
 
@@ -305,8 +305,8 @@ def test_an_image_that_cannot_be_read_ends_no_check(tmp_path):
 
 
 def test_a_proposed_decay_is_silent(tmp_path):
-    options = {"max_train_steps": 1000, "ema_power": 1e6, "ema_inv_gamma": 1e-3, "ema_update_every": 10}
-    assert run_checks(make_trainer(tmp_path, **options, ema_max_decay=0.9575)) == {}
+    ema = "warmup_power:power=1e6,inv_gamma=1e-3,update_every=10,max_decay=0.9575"
+    assert run_checks(make_trainer(tmp_path, max_train_steps=1000, ema=ema)) == {}
 
 
 @pytest.mark.parametrize("stream", [{}, {"streaming": True}], ids=["folder", "stream"])
@@ -327,17 +327,9 @@ def test_streams_are_checked_by_what_is_held_out(tmp_path):
 @pytest.mark.parametrize("power", [0.75, 2 / 3, 3.0])
 @pytest.mark.parametrize(("every", "start"), [(1, 0), (10, 100), (3, 7)])
 def test_decays_are_diffusers_own(power, every, start):
-    config = resolve_config(
-        TrainingConfig(ema_power=power, ema_update_every=every, ema_start_update=start, ema_max_decay=0.99)
-    )
-    ema = EMAModel(
-        [],
-        config.ema_max_decay,
-        use_ema_warmup=True,
-        inv_gamma=config.ema_inv_gamma,
-        power=config.ema_power,
-        update_after_step=config.ema_start_update,
-    )
+    spec = f"warmup_power:power={power},max_decay=0.99,update_every={every},start_update={start}"
+    config = resolve_config(TrainingConfig(ema=spec))
+    ema = EMAModel([], 0.99, use_ema_warmup=True, power=power, update_after_step=start)
     expected = [1.0 if (update + 1) % every else ema.get_decay(update + 1) for update in range(300)]
     np.testing.assert_allclose(config.ema_form.decays(300), expected)
 
@@ -385,6 +377,6 @@ def test_two_processes_check_once(tmp_path):
     options = ["--dataset_name=moons", f"--model_config_name_or_path={tmp_path / 'mlp.json'}"]
     options += ["--max_train_steps=4", "--train_batch_size=16", "--lr_warmup_steps=2"]
     options += ["--learning_rate=3e-3", "--num_validation_images=20", "--distance_samples=0", "--eval_batch_size=2"]
-    options += ["--num_inference_steps=2", "--cpu_threads=1"]
+    options += ["--num_inference_steps=2"]
     stderr = runs.run(*options, f"--output_dir={tmp_path / 'run'}", processes=2)
     assert stderr.count("warning: Warm-up takes") == 1

@@ -28,7 +28,7 @@ POINTS |= {
     "checkpointing_steps": 24,
     "checkpoints_total_limit": 0,
 }
-POINTS |= {"cpu_threads": 1, "preflight": False, "logging_steps": 5, "lr_scheduler": "constant"}
+POINTS |= {"preflight": False, "logging_steps": 5, "lr_scheduler": "constant"}
 WIDTHS = "posthoc:sigma_rels=[0.05|0.1],snapshots=12"
 
 

@@ -35,7 +35,7 @@ def run(tmp_path_factory):
 
 
 def start_from(folder, part=""):
-    find_start_weights(str(folder / part), None, None, "MLPDenoiser", "denoiser")
+    find_start_weights(str(folder / part), None, "MLPDenoiser", "denoiser")
 
 
 READERS = {
@@ -69,7 +69,7 @@ def test_weights_to_start_from_are_hashed_once(run, monkeypatch):
         monkeypatch.setattr(module, "file_sums", lambda path: (hashed.append(path.name), FILE_SUMS(path))[1])
     for part in ("", "denoiser"):
         hashed.clear()
-        weights = find_start_weights(str(run / part), None, None, "MLPDenoiser", "denoiser")
+        weights = find_start_weights(str(run / part), None, "MLPDenoiser", "denoiser")
         assert weights.sha256 == sha256((run / WEIGHTS).read_bytes()).hexdigest()
         assert {"run.json", "model_index.json", "config.json"} < {*hashed}
         assert hashed.count("diffusion_pytorch_model.safetensors") == 1

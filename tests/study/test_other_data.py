@@ -110,7 +110,7 @@ def test_a_folder_beside_a_preset_starts_from_the_current_folder(capsys, picture
             "cooldowns",
             ["digits"],
             ["--dataset_name 'digits': must be data that the settings of 'cooldowns' are for, got images"]
-            + ["model_config_name_or_path of base", "distance_samples of base", "the metric kl", "cooldowns.yaml"],
+            + ["model_config_name_or_path of base", "the metric kl", "cooldowns.yaml"],
         ),
         ("cooldowns", ["dino", "my pictures"], ["'my pictures'", "got images"]),
         ("densities-shapes", ["dino"], ["got points", "resolution of base", "the metric frechet_distance"]),

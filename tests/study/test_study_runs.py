@@ -286,7 +286,7 @@ def test_what_cannot_be_stacked_is_done_by_itself(home, tmp_path, capsys):
             "digits": {
                 "dataset_name": "digits",
                 "model_config_name_or_path": "unet.json",
-                "frechet_samples": 0,
+                "distance_samples": 0,
                 "num_inference_steps": 2,
             },
         },

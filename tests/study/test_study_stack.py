@@ -148,7 +148,7 @@ ARMS = {
     "adaptive": {"lr_scheduler": "adaptive"},
     "mdlrc": {"momentum_scheduler": "mdlrc", "lr_scheduler": "constant"},
     "follows losses": {"timestep_sampler": "loss_second_moment:history=1", "loss_weighting": "learned_log_variance"},
-    "bands": {"timestep_lr": "banded:factors=[1|2]", "ema_update_every": 3},
+    "bands": {"timestep_lr": "banded:factors=[1|2]", "ema": "warmup_power:update_every=3"},
     "short": {"max_train_steps": 9},
     "diverges": {"learning_rate": 1e6, "max_grad_norm": 0.0},
 }

@@ -152,7 +152,7 @@ def test_names_of_tuning_runs_stay():
     assert [run.id for run in runs if run.dataset == "dino"] == IDS
 
 
-IDS = ["a--dino--10--8ab29077d9cf", "a--dino--10--2be92d634d09"]
+IDS = ["a--dino--10--3b4332122dd3", "a--dino--10--d2f90f6d8d1a"]
 
 
 @rows("value", [-1, 21, 1.0, True, "3", [1], None])

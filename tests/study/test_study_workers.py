@@ -148,7 +148,7 @@ DIGITS = {
     "model_config_name_or_path": "unet",
     "train_batch_size": 4,
     "num_validation_images": 8,
-    "frechet_samples": 0,
+    "distance_samples": 0,
     "num_inference_steps": 2,
 }
 

@@ -1,6 +1,5 @@
 """Checkpoints that a thread writes while training goes on: what they hold, and what becomes of errors there."""
 
-import itertools
 import json
 import threading
 
@@ -123,22 +122,6 @@ def test_a_run_that_diverges_meanwhile_keeps_it_and_names_it(tmp_path, disk):
     with pytest.raises(Diverged, match=f"last checkpoint with finite weights is {tmp_path}/checkpoint-3"):
         next(updates)
     assert names(tmp_path) == ["checkpoint-3"]
-
-
-def test_those_that_come_too_soon_are_left_out(tmp_path, monkeypatch):
-    seconds = itertools.count(0, 1.0)  # so many updates and checkpoints
-    trainer = make_trainer(tmp_path, checkpointing_min_seconds=10, checkpoints_total_limit=0)
-    do_update = trainer.do_update
-
-    def timed(images):
-        now = next(seconds)
-        monkeypatch.setattr(checkpoints.time, "monotonic", lambda: 2 * now)
-        return do_update(images)
-
-    monkeypatch.setattr(trainer, "do_update", timed)
-    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: 0.0)
-    assert [*trainer.updates(show_progress=False)] == list(range(1, 13))
-    assert names(tmp_path) == ["checkpoint-6", "checkpoint-12"]  # that of 9 is 6 s younger; the last is always there
 
 
 def test_a_copy_shares_nothing_and_keeps_its_shape():

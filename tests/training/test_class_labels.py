@@ -62,7 +62,7 @@ def arguments_of(output, run="ddpm", num_embeddings=11, latents=None):
         f"--max_train_steps={NUM_UPDATES}",
         *("--train_batch_size=8", "--num_validation_images=16", "--validation_steps=4", "--checkpointing_steps=4"),
         *("--checkpoints_total_limit=0", "--eval_batch_size=30", "--num_inference_steps=2", "--logging_steps=1"),
-        *("--frechet_samples=40", "--cpu_threads=1", "--no_preflight"),
+        *("--distance_samples=40", "--no_preflight"),
     ]
 
 
@@ -154,7 +154,7 @@ def config_of(folder, output, **options):
         "train_data_dir": str(folder), "cache_dir": str(output.parent / "cache"), "output_dir": str(output),
         "resolution": 4, "image_channels": 1, "label_column": "label", "train_batch_size": 16, "num_validation_images": 4,
         "model_config_name_or_path": str(model_file(output.parent / "model", 3, sample_size=4)), "learning_rate": 5e-3,
-        "max_train_steps": 200, "lr_warmup_steps": 0, "eval_batch_size": 8, "num_inference_steps": 10, "cpu_threads": 1,
+        "max_train_steps": 200, "lr_warmup_steps": 0, "eval_batch_size": 8, "num_inference_steps": 10,
         "label_dropout": 0.2, "preflight": False,
     }  # fmt: skip
     return TrainingConfig(**{**given, **options})

@@ -31,7 +31,7 @@ def plan_of(**options):
 
 
 def trainer_of(tmp_path, **options):
-    plan, data = plan_of(output_dir=str(tmp_path / "run"), cpu_threads=1, mixed_precision="no", **options)
+    plan, data = plan_of(output_dir=str(tmp_path / "run"), mixed_precision="no", **options)
     return Trainer(plan, data, make_accelerator(plan.config), RunFolder(tmp_path / "run", is_writer=True))
 
 

@@ -43,7 +43,7 @@ def arguments(place, output, *more, data="plain"):
         *((f"--train_data_dir={place / data}",) if place else ("--dataset_name=digits",)),
         *(f"--output_dir={output}", f"--denoiser={TINY}", f"--max_train_steps={NUM_UPDATES}", "--train_batch_size=16"),
         *("--checkpointing_steps=4", "--checkpoints_total_limit=0", "--num_validation_images=16", "--eval_batch_size=10"),
-        *("--num_inference_steps=2", "--logging_steps=1", "--cpu_threads=1", "--no_preflight", "--frechet_samples=0"),
+        *("--num_inference_steps=2", "--logging_steps=1", "--no_preflight", "--distance_samples=0"),
         *("--learning_rate=0.01", *more),
     ]
 

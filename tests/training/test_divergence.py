@@ -18,9 +18,9 @@ from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core.errors import Diverged, LabError
 from diffusers_lrlab.study.spec.parts import read_fields
 from diffusers_lrlab.training.checkpoints import remove_old_checkpoints
+from diffusers_lrlab.training.combinations import check_launch
 from diffusers_lrlab.training.model import given_model_config
 from diffusers_lrlab.training.plan import make_plan
-from diffusers_lrlab.training.prepare import check_precision
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.stopping import find_nonfinite
@@ -75,7 +75,7 @@ def weights_of(checkpoint):
 
 
 def command(folder, model, **more):
-    more = {"eval_batch_size": 4, "distance_samples": 0, "cpu_threads": 1, **more}
+    more = {"eval_batch_size": 4, "distance_samples": 0, **more}
     return [*(f"--{name}={value}" for name, value in options(folder, model, **more).items()), "--no_preflight"]
 
 
@@ -226,7 +226,7 @@ def test_what_is_refused(given, expected):
 def test_where_they_have_no_place():
     config = resolve_config(TrainingConfig(dataset_name="moons", skip_bad_updates=3, mixed_precision="fp16"))
     with pytest.raises(LabError, match="--skip_bad_updates 3 has no effect with fp16, whose loss scaling repeats"):
-        check_precision(config)
+        check_launch(config)
     with pytest.raises(LabError, match="skip_bad_updates, which a study sets itself"):
         read_fields({"skip_bad_updates": 3}, "base")
 

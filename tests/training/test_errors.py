@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import typing
 from dataclasses import dataclass
 
 import pytest
@@ -19,13 +20,17 @@ import torch
 from accelerate.state import AcceleratorState
 from helpers import image_folder
 from runs import SCRIPT, TINY_UNET, environment
+from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.options import options_of
 from diffusers_lrlab.training.arguments import parse_arguments
+from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
 
 SMALL = (
-    "--max_train_steps=3 --train_batch_size=4 --frechet_samples=0 --eval_batch_size=2 --num_inference_steps=2 "
+    "--max_train_steps=3 --train_batch_size=4 --distance_samples=0 --eval_batch_size=2 --num_inference_steps=2 "
     "--num_validation_images=8 --validation_steps=1 --checkpointing_steps=2"
 ).split()
 
@@ -91,124 +96,78 @@ def contents(folder):
 # name -> (arguments, what the message must contain)
 OPTIONS = {
     "unknown schedule": (["--lr_scheduler=cosin"], ["'cosin'", "Did you mean 'cosine'?", "Known: ", "exponential"]),
-    "unlike any schedule": (["--lr_scheduler=zzz"], ["'zzz'", "Known: ", "polynomial"]),
-    "unknown kwarg": (
-        ["--lr_scheduler=step:stepsize=5"],
-        ["'step' does not take 'stepsize'", "step_size, gamma", "Did you mean 'step_size'?"],
-    ),
-    "kwarg of the wrong type": (
-        ["--lr_scheduler=step:step_size=2.5"],
-        ["'step'", "step_size=2.5", "a whole number in [1, inf)"],
-    ),
-    "kwarg out of range": (
-        ["--lr_scheduler=step:gamma=2"],
-        ["'step'", "gamma=2", "a number in (0, 1]", "factor at each drop"],
-    ),
-    "kwarg without meaning": (["--lr_scheduler=cosine", "--lr_power=2"], ["--lr_power 2", "'cosine'", "for polynomial."]),
-    "kwarg of a schedule without any": (
-        ["--lr_scheduler=constant", "--lr_num_cycles=2"],
-        ["--lr_num_cycles 2", "'constant'", "it is for cosine,"],
-    ),
-    "bad JSON": (
-        ["--lr_scheduler_kwargs={gamma: 1}"],
-        ["--lr_scheduler_kwargs", "{gamma: 1}", "not valid JSON", "char 1", """'{"gamma": 0.5}'"""],
-    ),
-    "no whole number": (
-        ["--max_train_steps=1e4"],
-        ["--max_train_steps: must be a whole number, such as 10000, got '1e4'"],
-    ),
-    "JSON, but no object": (["--lr_scheduler_kwargs=[1, 2]"], ["--lr_scheduler_kwargs", "[1, 2]", "must be a JSON object"]),
-    "kwarg twice in a spec": (["--lr_scheduler=step:gamma=0.5,gamma=0.1"], ["'gamma' is given twice", "NAME:key=value"]),
-    "kwarg in spec and JSON": (
-        ["--lr_scheduler=step:gamma=0.5", '--lr_scheduler_kwargs={"gamma": 0.1}'],
-        ["'gamma' is given twice", "0.5", "0.1", "Drop one"],
-    ),
-    "kwarg in spec and flag": (
-        ["--lr_scheduler=cosine:num_cycles=1", "--lr_num_cycles=2"],
-        ["'num_cycles' is given twice", "Leave one out"],
-    ),
     "warm-up longer than the run": (
         ["--max_train_steps=5", "--lr_warmup_steps=10"],
         ["Warm-up of 10 updates", "run of 5 updates", "Use at most 4", "0.05"],
-    ),
-    "warm-up as long as the run": (
-        ["--max_train_steps=5", "--lr_warmup_steps=5"],
-        ["Warm-up of 5 updates", "run of 5 updates", "Use at most 4"],
     ),
     "warm-up longer than the epochs": (
         ["--num_epochs=1", "--lr_warmup_steps=500"],
         ["Warm-up of 500 updates", "run of 25 updates", "Use at most 24"],
     ),
-    "negative warm-up": (["--lr_warmup_steps=-1"], ["--lr_warmup_steps -1.0: must be a number in [0, 1e9]"]),
     "warm-up of one and a half updates": (["--lr_warmup_steps=1.5"], ["1.5", "whole number of updates", "fraction"]),
     "warm-up with constant": (
         ["--lr_scheduler=constant", "--lr_warmup_steps=10"],
         ["--lr_warmup_steps 10", "'constant'", "use --lr_scheduler constant_with_warmup"],
     ),
-    "learning rate 0": (["--learning_rate=0"], ["--learning_rate 0", "in (0, 1e30]", "1e-4"]),
-    "negative learning rate": (["--learning_rate=-1"], ["--learning_rate -1", "in (0, 1e30]"]),
-    "learning rate nan": (["--learning_rate=nan"], ["--learning_rate nan", "in (0, 1e30]"]),
-    "infinite learning rate": (["--learning_rate=inf"], ["--learning_rate inf", "in (0, 1e30]"]),
-    "a seed below zero": (["--seed=-1"], ["--seed -1: must be a whole number in [0, "]),
-    "an epsilon without sense": (["--adam_epsilon=1e300"], ["--adam_epsilon 1e+300", "in (0, 1]"]),
-    "a power without sense": (["--ema_power=1e300"], ["--ema_power 1e+300", "in [0, 1e9]"]),
-    "a decay that is no number": (["--adam_weight_decay=nan"], ["--adam_weight_decay nan"]),
-    "a width without sense": (["--loss_weighting=edm:sigma_data=1e-300"], ["sigma_data=1e-300", "[0.001, 1000]"]),
-    "updates without end": (["--max_train_steps=10000000000"], ["--max_train_steps 10000000000", "in [1, 1e9]"]),
-    "threads without end": (["--cpu_threads=1000000"], ["--cpu_threads 1000000", "in [0, 1024]"]),
-    "timesteps without end": (["--ddpm_num_steps=1000000000000"], ["--ddpm_num_steps", "in [1, 1e5]"]),
     "all of one's files": (["--dataset_name=~"], ["all of your files"]),
     "a wrong number before the Hub is asked": (["--dataset_name=user/name", "--seed=-1"], ["--seed -1"]),
-    "learning rate in words": (["--learning_rate=fast"], ["--learning_rate", "'fast'", "--help"]),
-    "batch of nothing": (
-        ["--train_batch_size=0"],
-        ["--train_batch_size 0: must be a whole number in [1, 1e7], got 0. Hint: Images per process"],
-    ),
-    "negative validation": (["--num_validation_images=-1"], ["--num_validation_images -1: must be"]),
     "more inference steps than steps": (
         ["--ddpm_num_steps=10", "--num_inference_steps=20"],
-        ["--num_inference_steps 20", "the 10 timesteps (--ddpm_num_steps)", "at most as many"],
+        ["--num_inference_steps 20: must be at most 10, the timesteps"],
     ),
     "resolution": (["--resolution=30"], ["--resolution 30", "divisible by 4", "use 28 or 32"]),
     "batch larger than the data": (
         ["--train_batch_size=1542"],
         ["batch of 1542", "training set of 1541", "Use at most --train_batch_size 1541"],
     ),
-    "accumulated batch larger than the data": (
-        ["--train_batch_size=1000", "--gradient_accumulation_steps=2"],
-        ["batch of 2000", "2 micro-batches", "Use at most --train_batch_size 770"],
-    ),
     "both lengths": (
         ["--num_epochs=1", "--max_train_steps=3"],
         ["has no effect with --max_train_steps", "leave one of them out"],
     ),
-    "two data sets": (["--dataset_name=digits", "--train_data_dir=TMP"], ["'digits'", "TMP", "give one of them"]),
+    "two data sets": (["--dataset_name=digits", "--train_data_dir=TMP"], ["'digits'", "TMP", "leave one of them out"]),
     "name of a data set": (["--dataset_name=digit"], ["'digit'", "Did you mean 'digits'?", "USER/NAME"]),
     "missing folder": (["--train_data_dir=TMP/missing"], ["TMP/missing", "does not exist", "folder of images"]),
     "file for a folder": ([f"--train_data_dir={__file__}"], ["test_errors.py", "is a file", "path of a folder"]),
     "stream without a length": (
         ["--dataset_name=user/name", "--streaming"],
-        ["The length of a stream is unknown: give --max_train_steps, the updates of the run."],
+        ["--max_train_steps None: must be given with --streaming"],
     ),
-    "epochs of a stream": (
-        ["--dataset_name=user/name", "--streaming", "--num_epochs=3"],
-        ["The length of a stream is unknown: give --max_train_steps, the updates of the run, not --num_epochs 3."],
-    ),
-    "stream of digits": (["--streaming", "--max_train_steps=3"], ["'digits'", "--streaming", "Leave it out"]),
-    "rank by hand": (["--local_rank=0"], ["--local_rank 0", "accelerate launch --num_processes N"]),
     "plateau without validation": (
         ["--lr_scheduler=reduce_lr_on_plateau", "--num_validation_images=0"],
         ["'reduce_lr_on_plateau'", "validation loss", "--num_validation_images 0"],
     ),
     "unknown flag": (["--learning_rat=1"], ["'--learning_rat=1'", "the command line", "Did you mean '--learning_rate'?"]),
     "abbreviated flag": (["--overwrite"], ["'--overwrite'", "Did you mean '--overwrite_output_dir'?"]),
-    "unlike any flag": (["--zzz"], ["'--zzz'", "--help"]),
-    "flag without a value": (["--learning_rate"], ["--learning_rate", "expected one argument", "--help"]),
     "negative rate": (["--learning_rate", "-1e-4"], ["--learning_rate -0.0001", "a number in (0, 1e30]"]),
-    "not one of the choices": (["--mixed_precision=fp8"], ["--mixed_precision", "'fp8'", "fp16", "bf16"]),
     "missing model": (["--model_config_name_or_path=TMP/none"], ["it cannot be read", "config.json"]),
     "missing YAML": (["--config=TMP/none.yaml"], ["TMP/none.yaml", "Give the path of a YAML file"]),
 }
+
+
+def _wrong_values():
+    """For each option that takes not every text: a wrong value, and what its error says is allowed."""
+    hints = typing.get_type_hints(TrainingConfig)
+    for name, known in options_of(TrainingConfig).items():
+        types = (hints[name], *typing.get_args(hints[name]))
+        literals = next((typing.get_args(each) for each in types if typing.get_origin(each) is typing.Literal), ())
+        if known.range is not None:
+            yield name, f"{known.range.bounds[0] - 1:g}", known.range.text
+            yield name, "nan", known.range.text if float in types else "a whole number"
+        elif literals:
+            yield name, "zzz", str(literals[0])
+        elif name.endswith("_kwargs"):
+            yield name, "{", "JSON"
+        elif known.registry and name != "dataset_name":
+            yield name, "zzz", "Known: "
+
+
+@cases("name, value, allowed", [*_wrong_values()])
+def test_an_error_names_the_option_the_value_and_what_is_allowed(name, value, allowed):
+    with pytest.raises(LabError) as error:
+        resolve_config(parse_arguments([f"--{name}={value}"], ""))
+    noun = options_of(TrainingConfig)[name].entries.noun if "Known: " in allowed else f"--{name}"
+    for part in (noun, value, allowed):
+        assert part in str(error.value)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -245,7 +204,7 @@ def test_precision_that_the_cpu_cannot_do(call, tmp_path):
     assert_told(outcome, "fp16 needs a GPU", "use --mixed_precision bf16 or no")
 
 
-@pytest.mark.parametrize("package", ["tensorboard", "wandb"])
+@pytest.mark.parametrize("package", ["wandb"])
 def test_a_logger_that_is_not_installed(call, tmp_path, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)  # which is how Python notes a package as missing
     outcome = call(f"--logger={package}", f"--output_dir={tmp_path / 'run'}")
@@ -269,13 +228,8 @@ def yaml_file(tmp_path):
     ("text", "parts"),
     [
         ("lr_shedular: cosine", ["'--lr_shedular=cosine'", "run.yaml", "Did you mean '--lr_scheduler'?"]),
-        ("lr_scheduler: cosin", ["'cosin'", "Did you mean 'cosine'?"]),
-        ("learning_rate: fast", ["--learning_rate", "'fast'"]),
         ("- lr_scheduler", ["run.yaml", "mapping of options", "lr_scheduler: cosine"]),
         ("lr_scheduler: [cosine", ["run.yaml", "not valid YAML"]),
-        pytest.param(
-            "lr_scheduler: " + "[" * 400 + "]" * 400, ["not valid YAML", "more than 100 levels are not allowed"], id="depth"
-        ),
         ("lr_scheduler_kwargs: {d: 2026-01-01}", ["run.yaml", "lr_scheduler_kwargs", "2026, 1, 1", "not JSON"]),
         *(
             pytest.param(
@@ -283,7 +237,7 @@ def yaml_file(tmp_path):
                 ["run.yaml': must be a file in UTF-8", f"in line {line}. Hint: save it as"],
                 id=encoding,
             )
-            for encoding, line in (("cp1252", 2), ("utf-16", 1), ("utf-16-le", 1))
+            for encoding, line in (("cp1252", 2), ("utf-16", 1))
         ),
     ],
     ids=str,
@@ -348,14 +302,11 @@ FOUR_LEVELS = {
     [
         (FOUR_LEVELS, ["--resolution=12"], ["--resolution 12", "3 times", "by 8", "use 8 or 16"]),
         ({"in_channels": 3}, [], ["in_channels=3", "1 channel", "--image_channels 3"]),
-        ({"out_channels": 2}, [], ["out_channels=2", "1 channel"]),
         ({"sample_size": 32}, [], ["sample_size=32", "--resolution 8", "Give --resolution 32"]),
         ({"_class_name": "UNet2DConditionModel"}, [], ["UNet2DConditionModel", "trains a UNet2DModel"]),
         ({"num_class_embeds": 10}, [], ["takes class labels", "num_class_embeds"]),
         ({"no_such_option": 1}, [], ["UNet2DModel does not take 'no_such_option'"]),
         ({"down_block_types": ["NoSuchBlock", "DownBlock2D"]}, [], ["no UNet2DModel can be built from it", "NoSuchBlock"]),
-        ({"norm_num_groups": 5}, [], ["no UNet2DModel can be built from it", "divisible by num_groups (5)"]),
-        ({"down_block_types": ["DownBlock2D"]}, [], ["no UNet2DModel can be built from it", "down_block_types"]),
     ],
     ids=str,
 )
@@ -569,7 +520,6 @@ def test_a_full_disk_leaves_what_was_there(finished_run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--lr_scheduler=cosin"], ["'cosin'", "Did you mean 'cosine'?"]),
         (["--train_batch_size=5000"], ["batch of 5000", "Use at most --train_batch_size 1541"]),
         (["--dataset_name=/nowhere/at/all"], ["/nowhere/at/all", "does not exist"]),
     ],
@@ -585,7 +535,7 @@ def test_a_real_command_line_prints_the_message_alone(tmp_path, arguments, parts
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "status"),
-    [(["--lr_scheduler=cosin"], 2), (["--ema=constnt"], 2), (["--zzz"], 2), (["--help"], 0)],
+    [(["--lr_scheduler=cosin"], 2), (["--help"], 0)],
     ids=str,
 )
 def test_a_typing_error_does_not_wait_for_torch(arguments, status):
@@ -610,23 +560,18 @@ print("loaded", {{"torch", "diffusers", "datasets", "accelerate"}} & set(sys.mod
     ("options", "part"),
     [
         ({"prediction_type": "x0"}, "'epsilon' or 'sample' or 'v_prediction'"),
-        ({"image_channels": 2}, "1 or 3"),
         ({"logger": "mlfow"}, "Did you mean 'mlflow'?"),
-        ({"mixed_precision": "bf61"}, "'bf16'"),
         ({"learning_rate": "1e-4"}, "learning_rate='1e-4' of TrainingConfig(): must be a number"),
         ({"max_train_steps": 1.5}, "max_train_steps=1.5 of TrainingConfig(): must be a whole number"),
         ({"seed": True}, "seed=True of TrainingConfig(): must be a whole number"),
         ({"lr_scheduler_kwargs": [1]}, "lr_scheduler_kwargs=[1] of TrainingConfig(): must be"),
         ({"lr_scheduler": "cosine_annealing:eta_min=0.1"}, "above --learning_rate"),
-        ({"frechet_samples": 1}, "at least 2"),
+        ({"distance_samples": 1}, "at least 2"),
         ({"logging_dir": "../elsewhere"}, "inside --output_dir"),
     ],
     ids=str,
 )
 def test_python_gets_the_same_checks(options, part):
-    from diffusers_lrlab.training.config import TrainingConfig
-    from diffusers_lrlab.training.resolve import resolve_config
-
     with pytest.raises(LabError, match=re.escape(part)):
         resolve_config(TrainingConfig(**{"logger": "tensorboard"} | options))
 

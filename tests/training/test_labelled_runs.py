@@ -61,7 +61,7 @@ def train(folder, output, *more, processes=1, num_updates=NUM_UPDATES):
         f"--train_batch_size={8 // processes}",
         *("--denoiser=labelled", "--resolution=4", "--image_channels=1", "--skip_corrupt_images"),
         *("--num_validation_images=10", "--validation_steps=4", "--checkpointing_steps=4", "--checkpoints_total_limit=0"),
-        *("--eval_batch_size=2", "--ddpm_num_inference_steps=2", "--logging_steps=1", "--cpu_threads=1"),
+        *("--eval_batch_size=2", "--ddpm_num_inference_steps=2", "--logging_steps=1"),
         *("--in_memory_limit_mb=0", "--no_preflight", *more),
     ]
     arguments = [each for each in arguments if not ("--streaming" in more and each.startswith("--in_memory_limit_mb"))]

@@ -51,8 +51,8 @@ def train(place, output, *more, processes=1, **how):
         f"--max_train_steps={NUM_UPDATES}",
         f"--train_batch_size={8 // processes}",
         *("--num_validation_images=16", "--validation_steps=4", "--checkpointing_steps=4", "--checkpoints_total_limit=0"),
-        *("--eval_batch_size=2", "--num_inference_steps=2", "--logging_steps=1", "--cpu_threads=1", "--no_preflight"),
-        *("--frechet_samples=0", *more),
+        *("--eval_batch_size=2", "--num_inference_steps=2", "--logging_steps=1", "--no_preflight"),
+        *("--distance_samples=0", *more),
     ]
     return runs.run(*arguments, processes=processes, **how)
 
@@ -60,7 +60,7 @@ def train(place, output, *more, processes=1, **how):
 @pytest.fixture(scope="module")
 def straight(place, tmp_path_factory):
     output = tmp_path_factory.mktemp("straight") / "run"
-    train(place, output, "--frechet_samples=20", "--num_validation_images=40", "--save_images_epochs=1")
+    train(place, output, "--distance_samples=20", "--num_validation_images=40", "--save_images_epochs=1")
     return output
 
 
@@ -227,7 +227,6 @@ MEANINGLESS = {
     "preserve_input_precision": False,
     "skip_corrupt_images": True,
     "image_column": "image",
-    "point_column": "mean",
     "in_memory_limit_mb": 5,
     "dataset_split": "test",
     "resolution": 16,
@@ -274,8 +273,6 @@ def test_the_kind_is_found_and_refused_for_other_data(place):
     assert resolved(place, data_kind="latents", resolution=8).resolution == 8
     with pytest.raises(LabError, match=r"--data_kind 'latents': must be left out for data that are not a folder of latents"):
         config(dataset_name="digits", data_kind="latents")
-    with pytest.raises(LabError, match=r"--vae .* has no effect without a data set of latents"):
-        config(dataset_name="digits", vae=str(place / "vae"))
 
 
 def test_a_model_that_does_not_fit_is_refused_before_data_are_read(place, tmp_path):
@@ -328,14 +325,6 @@ def test_an_embedded_set_is_itself_beside_a_folder_of_its_name(place, tmp_path, 
     assert config(train_data_dir="digits").data_kind == "latents"
 
 
-def test_an_autoencoder_of_a_subfolder_may_move_without_it(place, tmp_path):
-    shutil.copytree(place / "digits", tmp_path / "latents")
-    record = read_latents_record(place / "digits")
-    moved = {**record.autoencoder, "name_or_path": str(tmp_path / "gone"), "subfolder": "vae"}
-    dataclasses.replace(record, autoencoder=moved).write(tmp_path / "latents")
-    load_data(config(train_data_dir=str(tmp_path / "latents"), vae=str(place / "vae")))
-
-
 def test_damaged_and_missing_latents_are_refused(place, tmp_path):
     options = resolved(shutil.copytree(place, tmp_path / "place"))
     rows = tmp_path / "place" / "digits" / ROWS_FILE
@@ -352,26 +341,16 @@ def test_damaged_and_missing_latents_are_refused(place, tmp_path):
 
 
 def test_another_autoencoder_than_that_of_the_latents_is_refused(place, tmp_path):
-    other = save_vae(tmp_path / "other", seed=1)
-    with pytest.raises(
-        LabError, match=r"--vae .*other'.*must be the autoencoder that encoded these latents .*got other weights"
-    ):
-        load_data(resolved(place, vae=str(other)))
-    scaled = save_vae(tmp_path / "scaled", scaling_factor=1.5)
-    with pytest.raises(
-        LabError, match=r"with scaling_factor 0.9 and shift_factor 0.1, got other weights, or scaling_factor 1.5"
-    ):
-        load_data(resolved(place, vae=str(scaled)))
     moved = shutil.copytree(place, tmp_path / "place")
-    shutil.move(moved / "vae", tmp_path / "moved")
     record = read_latents_record(moved / "digits")
-    gone = dataclasses.replace(record, autoencoder={**record.autoencoder, "name_or_path": str(moved / "vae")})
-    gone.write(moved / "digits")
-    with pytest.raises(
-        LabError, match=r"(?s)--vae .*must be an autoencoder that can be loaded.*--vae gives its new location"
-    ):
-        load_data(resolved(moved))
-    assert load_data(resolved(moved, vae=str(tmp_path / "moved"))).num_images == 1781
+    for name, change in {"seed": {"seed": 1}, "scale": {"scaling_factor": 1.5}, "gone": None}.items():
+        if change is not None:
+            save_vae(tmp_path / name, **change)
+        other = dataclasses.replace(record, autoencoder={**record.autoencoder, "name_or_path": str(tmp_path / name)})
+        other.write(moved / "digits")
+        told = "one that can be loaded.*Hint: .*if it was moved" if change is None else "must be the one that encoded"
+        with pytest.raises(LabError, match=f"(?s){told}"):
+            load_data(resolved(moved))
 
 
 def test_a_run_does_not_go_on_with_latents_of_another_autoencoder(place, plain, tmp_path):

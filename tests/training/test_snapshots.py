@@ -22,7 +22,7 @@ from diffusers_lrlab.training.trainer import Trainer
 
 MODEL = {"dimension": 2, "hidden_size": 8, "num_layers": 1, "embedding_size": 4}
 SMALL = {"dataset_name": "moons", "max_train_steps": 12, "train_batch_size": 32, "num_validation_images": 16}
-SMALL |= {"logging_steps": 4, "validation_steps": 100, "log_timestep_bins": 2, "checkpointing_steps": 5, "cpu_threads": 1}
+SMALL |= {"logging_steps": 4, "validation_steps": 100, "log_timestep_bins": 2, "checkpointing_steps": 5}
 SMALL |= {"ddpm_num_steps": 4, "num_inference_steps": 2, "save_images_epochs": 10**6}
 POSTHOC = "posthoc:sigma_rels=[0.1|0.2],snapshots=3"
 

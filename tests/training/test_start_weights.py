@@ -81,10 +81,8 @@ REFUSED = {
     "unknown weights": (DIGITS, "unknown", {}, "novel"),
     "weights that misfit": (DIGITS, "misfit", {}, "conv_in.weight"),
     "a LoRA beside": (DIGITS, "beside", {}, "without a LoRA beside it.*fuse_lora"),
-    "a revision of a folder": (DIGITS, "unet", {"revision": "main"}, "--revision main: must be left out for a folder"),
     "another configuration": (DIGITS, "unet", {"model_config_name_or_path": "x"}, "has no effect with --pretrained_model"),
     "parameters of a denoiser": (MOONS, "mlp", {"denoiser": "mlp:num_layers=2"}, "without parameters.*got num_layers"),
-    "a revision of nothing": (DIGITS, None, {"revision": "main"}, "--revision 'main' has no effect without --pretrained"),
 }
 
 
@@ -141,7 +139,7 @@ def test_the_part_of_a_pipeline_is_found(models, tmp_path):
     (tmp_path / "model_index.json").write_text(json.dumps(index))
 
     def found():
-        return find_start_weights(str(tmp_path), None, None, "UNet2DModel", "unet").folder
+        return find_start_weights(str(tmp_path), None, "UNet2DModel", "unet").folder
 
     shutil.copytree(models / "unet", tmp_path / "a")
     assert found() == str(tmp_path / "a")
@@ -158,7 +156,7 @@ def test_weights_of_other_files_are_read(models, tmp_path, how):
     """In half precision, pickled or in parts; the model has them in float32."""
     saved = UNet2DModel.from_pretrained(models / "unet").half()
     saved.save_pretrained(tmp_path, **how)
-    start = find_start_weights(str(tmp_path), None, None, "UNet2DModel", "unet")
+    start = find_start_weights(str(tmp_path), None, "UNet2DModel", "unet")
     fresh = UNet2DModel.from_config(saved.config)
     start.load_into(fresh)
     for name, value in fresh.state_dict().items():
@@ -258,7 +256,7 @@ def test_a_start_on_the_hub_is_recorded_by_its_commit_which_its_options_have(mod
     other = load_file(models / "unet" / WEIGHTS)
     save_file({key: value + 1 for key, value in other.items()}, tmp_path / "other", {"format": "pt"})
     repo.commit({**files, f"unet/{WEIGHTS}": (tmp_path / "other").read_bytes()}, "others")
-    assert repeated_options(tmp_path / "first")["revision"] == commit
+    assert repeated_options(tmp_path / "first")["pretrained_model_name_or_path"] == f"somebody/unet@{commit}"
     # The branch has moved on: without the revision, that is another run.
     starts = [record["train"]["started_from"]["sha256"]]
     for folder, *more in (("again", f"--revision={commit}"), ("moved",)):
@@ -270,7 +268,7 @@ def test_a_start_on_the_hub_is_recorded_by_its_commit_which_its_options_have(mod
 
 def test_a_branch_that_is_not_there_is_refused_by_its_name(hub, models, tmp_path):
     hub.put("somebody/unet", {"config.json": (models / "unet" / "config.json").read_bytes()})
-    wrong = call(tmp_path / "run", "--pretrained_model_name_or_path=somebody/unet", "--revision=gone")
+    wrong = call(tmp_path / "run", "--pretrained_model_name_or_path=somebody/unet@gone")
     status, _, stderr = started.run(runs.SCRIPT, *wrong, env=hub.env)
     assert status == 2
     assert "must be a folder, or a Hub id (USER/NAME), with the revision 'gone'" in stderr

@@ -35,7 +35,7 @@ class Recorder(torch.nn.Module):
     [
         ({}, "ddpm-digits-8"),
         ({"dataset_name": "moons"}, "ddpm-moons"),
-        ({"dataset_name": "user/flowers"}, "ddpm-flowers-64"),
+        ({"dataset_name": "user/flowers", "image_column": "image"}, "ddpm-flowers-64"),
         ({"train_data_dir": "faces"}, "ddpm-faces-64"),
     ],
 )
@@ -191,7 +191,7 @@ def test_another_seed_is_another_run(finished, tmp_path):
         ["--prediction_type=sample", "--no_use_ema"],
         ["--prediction_type=v_prediction", "--mixed_precision=bf16"],
         ["--random_flip", "--num_validation_images=0", "--max_grad_norm=0", "--in_memory_limit_mb=0"],
-        ["--logger=tensorboard", "--save_model_epochs=1", "--train_batch_size=1024", "--frechet_samples=8"],
+        ["--logger=tensorboard", "--save_model_epochs=1", "--train_batch_size=1024", "--distance_samples=8"],
         ["--ddpm_beta_schedule=laplace", "--ddpm_num_steps=50", "--lr_scheduler=reduce_lr_on_plateau"],
     ],
     ids=lambda arguments: arguments[0],

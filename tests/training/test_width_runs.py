@@ -29,7 +29,7 @@ from diffusers_lrlab.training.trainer import Trainer
 POINTS = [
     "--dataset_name=moons", "--denoiser=mlp:hidden_size=32,num_layers=1,embedding_size=8", "--width_base=8",
     "--train_batch_size=32", "--num_validation_images=64", "--max_train_steps=6", "--checkpointing_steps=3",
-    "--logging_steps=1", "--learning_rate=1e-2", "--no_evaluation", "--no_preflight", "--cpu_threads=1",
+    "--logging_steps=1", "--learning_rate=1e-2", "--no_evaluation", "--no_preflight",
     "--strict_lr_audit", "--timestep_lr=banded:factors=[1|2]",
 ]  # fmt: skip
 

@@ -139,7 +139,7 @@ def drawings_of(run: RunState, spec: RunSpec) -> dict[str, Drawing]:
     kind_results, config, num = results_of(run.kind), run.config, 0
     drawings: dict[str, Drawing] = {}
     if any("samples" in METRICS[name].needs for name in spec.metrics):
-        num = kind_results.num_samples(config, len(run.data.held_out), run.data.num_images)
+        num = config.distance_samples or 0
     if num:
         drawings["compared"] = Drawing(num, config.num_inference_steps, (config.seed, kind_results.stream, 0))
     elif spec.stage == "compare":

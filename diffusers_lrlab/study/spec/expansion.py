@@ -14,13 +14,13 @@ from ...data.toy2d import TOY_DATASETS
 from ...evaluation.metrics import METRICS
 from ...models.loading import StartWeights
 from ...training.arguments import parse_options
+from ...training.choices import check_schedule
 from ...training.config import ResolvedConfig, TrainingConfig
 from ...training.kinds import kind_of
 from ...training.model import find_start, given_model_config
 from ...training.resolve import resolve_config
-from ...training.resolve_schedules import check_schedule
 from ...training.resolve_timesteps import check_timesteps
-from ..kind_settings import num_compared_samples
+from ..kind_settings import num_compared_samples, settings_of
 from ..shown_command import PRESETS_FOLDER
 from .metrics import check_metrics, default_metrics
 from .rates import extended
@@ -99,8 +99,8 @@ def _configs(spec: StudySpec) -> dict[Cell, _Model]:
                 config = _resolve(located(options, spec.folder), where, spec)
                 check_metrics(spec.metrics, config, "metrics")
                 check_metrics((spec.speedup_metric,) if spec.speedup_metric else (), config, "speedup_metric")
-                of_model = ("model_config_name_or_path", "pretrained_model_name_or_path", "revision", "cache_dir")
-                of_data = ("denoiser", "data_kind", "point_column", "resolution", "image_channels")
+                of_model = ("model_config_name_or_path", "pretrained_model_name_or_path", "cache_dir")
+                of_data = ("denoiser", "data_kind", "resolution", "image_channels")
                 of_labels = ("label_column", "num_classes", "label_dropout")
                 of_all = (*of_model, *of_data, *of_labels)
                 key = (latents_folder(config), *(getattr(config, name) for name in of_all))
@@ -134,8 +134,7 @@ def _check_comparable(spec: StudySpec, configs: dict[Cell, ResolvedConfig]) -> N
         if of_samples and len(counts) > 1:
             raise LabError(
                 f"{', '.join(of_samples)} cannot be compared between arms with different numbers of samples "
-                f"({', '.join(counts)} on {dataset!r}). Give all arms the same distance_samples, or frechet_samples for "
-                "images."
+                f"({', '.join(counts)} on {dataset!r}). Give all arms the same distance_samples."
             )
         for name in names_where(TrainingConfig, defines_loss=True) if losses else ():
             if (name != "num_validation_images" or holds_out) and (values := _differing(of_arms, name)):
@@ -173,7 +172,7 @@ def located(options: dict[str, Any], folder: str) -> dict[str, Any]:
 
 def _resolve(options: dict[str, Any], where: str, spec: StudySpec) -> ResolvedConfig:
     asked = parse_options({**options, "log_timestep_bins": 0, "output_dir": "run"}, where)
-    config = resolve_config(asked, find_columns=True)
+    config = resolve_config(asked)
     if config.use_ema:
         config.given_ema_form.without_snapshots("ema", asked.ema)
     points = config.validation_steps
@@ -182,17 +181,18 @@ def _resolve(options: dict[str, Any], where: str, spec: StudySpec) -> ResolvedCo
             raise LabError("evaluation points of a run need its length in updates: give max_train_steps, not num_epochs.")
         points = max(1, config.max_train_steps // spec.evaluation_points)
     # The precision is not a launcher's, and the number of samples does not depend on the length of a run.
-    in_full = kind_of(config).measured_samples(sys.maxsize, config.num_validation_images, None)
-    samples = in_full.get("frechet_samples", 0) if config.frechet_samples is None else config.frechet_samples
+    samples = config.distance_samples
+    if samples is None and not settings_of(config).compares_held_out:
+        samples = kind_of(config).measured_samples(sys.maxsize, config.num_validation_images, None)
     # Registering a metric without naming it changes nothing.
     named = (*spec.metrics, *((spec.tune.metric,) if spec.tune else ()))
     are_needed = any(name in METRICS and "samples" in METRICS[name].needs for name in named)
-    if options.get("frechet_samples") is None and image_set_of(config) is None and not are_needed:
+    if options.get("distance_samples") is None and image_set_of(config) is None and not are_needed and samples is not None:
         samples = 0
     own: dict[str, Any] = {
         "mixed_precision": config.mixed_precision or "no",
         "validation_steps": points,
-        "frechet_samples": samples,
+        "distance_samples": samples,
     }
     config = dataclasses.replace(config, **own)
     check_schedule(config)

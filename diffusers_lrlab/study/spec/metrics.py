@@ -25,9 +25,8 @@ def _absence(name: str, config: ResolvedConfig) -> str | None:
         return reason
     if "labels" in metric.needs and config.label_column is None:
         return "needs class labels: give label_column"
-    samples_option = settings_of(config).samples_option
-    if "samples" in metric.needs and samples_option and getattr(config, samples_option) == 0:
-        return f"needs samples: give {samples_option} above 0"
+    if "samples" in metric.needs and config.distance_samples == 0:
+        return "needs samples: give distance_samples above 0"
     if "density" in metric.needs and config.num_validation_images < 2:
         return "is measured at held-out points: give num_validation_images of 2 or more"
     return None

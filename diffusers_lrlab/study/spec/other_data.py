@@ -48,7 +48,7 @@ def with_datasets(spec: StudySpec, names: Sequence[str]) -> StudySpec:
 
 def _config_of(name: str) -> ResolvedConfig:
     """The configuration of a run on a data set, everything else being left to its defaults."""
-    return resolve_config(parse_options({"dataset_name": name, "output_dir": "run"}, FLAG), find_columns=True)
+    return resolve_config(parse_options({"dataset_name": name, "output_dir": "run"}, FLAG))
 
 
 def _as_in_file(name: str, folder: str) -> str:

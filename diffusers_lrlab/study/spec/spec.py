@@ -102,7 +102,7 @@ class RunSpec:
             if options[name].role.decides_result and value != defaults[name]
         }
         if self.start is not None:  # the content of the files, not their path
-            fields |= {"pretrained_model_name_or_path": self.start.sha256, "revision": None}
+            fields |= {"pretrained_model_name_or_path": self.start.sha256}
         if self.model is not None:
             fields["model_config_name_or_path"] = self.model
         stage = [] if self.stage == "compare" else [self.stage]

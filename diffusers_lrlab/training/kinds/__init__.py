@@ -23,6 +23,6 @@ def component_of(config: TrainingConfig | dict[str, Any]) -> str:
 
 
 def kind_of(config: TrainingConfig | dict[str, Any]) -> DataKind:
-    """The kind of data of a configuration, or of a recorded one; points are known by their column, which is found before."""
+    """The kind of data of a resolved configuration, or of a recorded one."""
     known = config if isinstance(config, dict) else config.__dict__
-    return KINDS[known.get("data_kind") or ("images" if known.get("point_column") is None else "points")]()
+    return KINDS[known.get("data_kind") or "images"]()

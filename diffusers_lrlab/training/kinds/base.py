@@ -53,12 +53,12 @@ class DataKind(ABC):
         `LabError` for options that these data cannot have.
         """
 
-    def measured_samples(self, images_seen: int, num_held_out: int, num_images: int | None) -> dict[str, int]:
+    def measured_samples(self, images_seen: int, num_held_out: int, num_images: int | None) -> int | None:
         """
-        Defaults of the options that count samples measured at the end of a run: in proportion to the images that it sees, so
-        that measuring takes the smaller part of a short run.
+        Default of `distance_samples`: in proportion to the images that a run sees, so that measuring takes the smaller part
+        of a short run.
         """
-        return {}
+        return None
 
     # --- data --------------------------------------------------------------------------------------------------------
 

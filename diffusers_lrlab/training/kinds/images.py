@@ -29,7 +29,7 @@ _DEFAULTS: dict[str, Any] = {
     "num_validation_images": 256,
     "train_batch_size": 16,
     "learning_rate": 1e-4,
-    "frechet_samples": 0,
+    "distance_samples": 0,
     "eval_batch_size": 16,
 }
 # Samples for the Fréchet distance of digits after so many images; fewer for fewer images, none below the fewest.
@@ -55,11 +55,8 @@ class Images(DataKind):
     has_neighbours = True
 
     def defaults(self, config: TrainingConfig) -> dict[str, Any]:
-        if config.point_column is not None or config.dataset_name in TOY_DATASETS:
-            raise LabError(
-                f"--data_kind images, but {config.dataset_name or config.train_data_dir!r} has points. Leave "
-                "--data_kind out."
-            )
+        if config.dataset_name in TOY_DATASETS:
+            raise must_be("--data_kind", "images", f"left out for the points of {config.dataset_name!r}", "leave it out")
         embedded = image_set(config.dataset_name)
         if embedded is not None and config.resolution is not None:
             check_size(embedded.name, config.resolution)
@@ -72,25 +69,25 @@ class Images(DataKind):
         """Defaults for the images of an embedded set, or of another one, with the samples to measure."""
         defaults = _DEFAULTS | (embedded.facts["defaults"] if embedded is not None else {})
         if measures_samples(self.form):
-            return defaults | {"frechet_samples": None}
-        asked, held_out = config.frechet_samples, config.num_validation_images
+            return defaults | {"distance_samples": None}
+        asked, held_out = config.distance_samples, config.num_validation_images
         held_out = _DEFAULTS["num_validation_images"] if held_out is None else held_out
         if asked == 1 or (asked and held_out < 2):
             raise LabError(
-                f"--frechet_samples {asked} against {counted(held_out, 'held-out image')}: both sets need at least 2. "
-                "Raise --num_validation_images, or leave --frechet_samples out."
+                f"--distance_samples {asked} against {counted(held_out, 'held-out image')}: both sets need at least 2. "
+                "Raise --num_validation_images, or leave --distance_samples out."
             )
         if asked and embedded is None:
             raise LabError(
-                f"--frechet_samples {asked} needs features that suit the data; only embedded sets have them. Leave it out "
+                f"--distance_samples {asked} needs features that suit the data; only embedded sets have them. Leave it out "
                 f"for {config.dataset_name or config.train_data_dir!r}, or register features or a metric of images by "
                 "--import."
             )
-        return defaults | ({"frechet_samples": 0} if held_out < 2 else {})
+        return defaults | ({"distance_samples": 0} if held_out < 2 else {})
 
-    def measured_samples(self, images_seen: int, num_held_out: int, num_images: int | None) -> dict[str, int]:
+    def measured_samples(self, images_seen: int, num_held_out: int, num_images: int | None) -> int:
         affordable = int(_FULL_FRECHET * min(1.0, images_seen / _FULL_EVALUATION)) // 50 * 50
-        return {"frechet_samples": affordable if affordable >= _FEWEST_FRECHET else 0}
+        return affordable if affordable >= _FEWEST_FRECHET else 0
 
     def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData:
         from ...data.loading import load_image_data

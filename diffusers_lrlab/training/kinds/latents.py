@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import is_first_process, must_be
 from ...core.options import defaults_of
 from ...data.image_sets import IMAGE_DATASETS
-from ...data.latents import (
-    LatentsRecord,
-    Source,
-    find_autoencoder,
-    latents_folder,
-    load_autoencoder,
-    read_latents_record,
-    scaling_of,
-    weights_sha256,
-)
+from ...data.latents import LatentsRecord, Source, latents_folder, load_autoencoder, read_latents_record, scaling_of, weights_sha256
 from ...models.networks import default_down_blocks
 from ..config import ResolvedConfig, TrainingConfig
 from .base import KINDS
@@ -28,7 +18,7 @@ if TYPE_CHECKING:
 
 # Options of images and of other sources, and those whose values are the ones of the encoded images.
 _NO_EFFECT = (
-    *("random_flip", "center_crop", "preserve_input_precision", "skip_corrupt_images", "image_column", "point_column"),
+    *("random_flip", "center_crop", "preserve_input_precision", "skip_corrupt_images", "image_column"),
     *("dataset_config_name", "dataset_split", "streaming", "in_memory_limit_mb"),
 )
 _OF_IMAGES = ("resolution", "image_channels", "label_column")
@@ -81,22 +71,15 @@ class Latents(Images):
 
     def _check_autoencoder(self, config: ResolvedConfig) -> None:
         """Raises a `LabError` if samples would be decoded by another autoencoder than encoded the latents."""
-        record, source = self.record(config), self._source(config)
+        record = self.record(config)
+        source = Source(**record.autoencoder)
         model = load_autoencoder(source, config.cache_dir)
         factors = "scaling_factor {} and shift_factor {}"
         then, now = factors.format(record.scaling_factor, record.shift_factor), factors.format(*scaling_of(model))
         if weights_sha256(model) != record.weights_sha256 or then != now:
-            wanted = f"the autoencoder that encoded these latents ({record.autoencoder['name_or_path']!r}), with {then}"
-            hint = "give its new location with --vae if it was moved, or encode again"
-            raise must_be("--vae", source.name_or_path, wanted, hint, got=f"other weights, or {now}")
-
-    def _source(self, config: TrainingConfig) -> Source:
-        """The autoencoder of the latents, at the place that --vae gives."""
-        known = Source(**self.record(config).autoencoder)
-        if config.vae is None:
-            return known
-        is_itself = (Path(config.vae).expanduser() / "config.json").is_file()  # a copy without the pipeline around it
-        return find_autoencoder(config.vae, None if is_itself else known.subfolder, None, config.cache_dir)
+            hint = "encode the images again, or put the former one back"
+            wanted = f"the one that encoded these latents, with {then}"
+            raise must_be("the autoencoder", source.name_or_path, wanted, hint, got=f"other weights, or {now}")
 
     def check_model_config(self, config: ResolvedConfig, given: dict[str, Any] | None) -> dict[str, Any] | None:
         channels, size, _ = self.record(config).shape
@@ -117,6 +100,6 @@ class Latents(Images):
 
     def pipeline_parts(self, config: ResolvedConfig) -> dict[str, Any]:
         """The source of an autoencoder of the Hub is saved in place of its weights; others do not have a local folder."""
-        source = self._source(config)
+        source = Source(**self.record(config).autoencoder)
         vae = {"vae": load_autoencoder(source, config.cache_dir)}
         return vae if source.revision is None else {**vae, "vae_source": source._asdict()}

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...core.errors import LabError
+from ...core.errors import must_be
+from ...data.image_sets import IMAGE_DATASETS
 from ...data.toy2d import TOY_DATASETS
 from ..config import ResolvedConfig, TrainingConfig
 from .base import KINDS, DataKind
@@ -22,7 +23,6 @@ _DEFAULTS: dict[str, Any] = {
     "num_validation_images": 10_000,
     "train_batch_size": 256,
     "learning_rate": 3e-4,
-    "frechet_samples": 0,
     "eval_batch_size": 2000,
     "dataloader_num_workers": 0,
 }
@@ -47,17 +47,9 @@ class Points(DataKind):
     has_neighbours = False
 
     def defaults(self, config: TrainingConfig) -> dict[str, Any]:
-        if config.point_column is None:
-            raise LabError(
-                f"--data_kind points, but there is no column of points in {config.dataset_name or config.train_data_dir!r}. "
-                "Give --point_column, or leave --data_kind out."
-            )
-        if config.dataset_name in TOY_DATASETS and config.point_column != "x":
-            raise LabError(f"--point_column {config.point_column!r}: the points of {config.dataset_name!r} are in 'x'.")
-        if config.frechet_samples:
-            raise LabError(
-                f"--frechet_samples {config.frechet_samples} is for images; points have --distance_samples. Leave it "
-                f"out for {config.dataset_name or config.train_data_dir!r}."
+        if config.dataset_name in IMAGE_DATASETS:
+            raise must_be(
+                "--data_kind", config.data_kind, f"left out for the images of {config.dataset_name!r}", "leave it out"
             )
         return _DEFAULTS
 
@@ -72,12 +64,12 @@ class Points(DataKind):
     def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
         return {"dimension": data.image_shape[0]}
 
-    def measured_samples(self, images_seen: int, num_held_out: int, num_images: int | None) -> dict[str, int]:
+    def measured_samples(self, images_seen: int, num_held_out: int, num_images: int | None) -> int:
         at_most = num_held_out or min(_FULL_SAMPLES, num_images or _FULL_SAMPLES)
         if images_seen < _FULL_EVALUATION:
             affordable = int(_FULL_SAMPLES * images_seen / _FULL_EVALUATION) // 50 * 50
             at_most = min(at_most, max(_FEWEST_SAMPLES, affordable))
-        return {"distance_samples": at_most}
+        return at_most
 
     def sample(
         self, pipeline: Any, num: int, generator: torch.Generator, num_inference_steps: int, **conditions: torch.Tensor

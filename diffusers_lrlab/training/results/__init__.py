@@ -34,21 +34,16 @@ class Results(ABC):
         """Data in the form of samples, which are compared with them."""
         return data.numpy()
 
-    def num_samples(self, config: ResolvedConfig, num_held_out: int, num_images: int | None) -> int:
-        """The number of samples to measure at the end of a run."""
-        return 0
-
     def samples_to_show(self, run: RunState) -> np.ndarray:
         """Samples of the model as it is, for the plots at the end of a run."""
         return draw_samples(run, run.config.eval_batch_size)
 
     def samples_to_evaluate(self, run: RunState) -> np.ndarray | None:
         """Samples of the averaged weights; `None` if none are measured."""
-        num_samples = self.num_samples(run.config, len(run.data.held_out), run.data.num_images)
-        if not num_samples:
+        if not run.config.distance_samples:
             return None
         with run.averaged_weights():
-            return draw_samples(run, num_samples, self.stream, show_progress=True)
+            return draw_samples(run, run.config.distance_samples, self.stream, show_progress=True)
 
     def evaluate(self, run: RunState, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
         """

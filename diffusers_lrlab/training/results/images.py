@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from ...evaluation.registry import FEATURES_OF_DECODED, measures_samples
-from ..config import ResolvedConfig
 from ..pipeline import load_previews, make_pipeline
 from ..run_state import RunState
 from . import Results
@@ -30,9 +29,6 @@ class ImageResults(Results):
 
     def as_samples(self, run: RunState, data: torch.Tensor) -> np.ndarray:
         return ((data.float() + 1) / 2).clamp(0, 1).permute(0, 2, 3, 1).numpy()
-
-    def num_samples(self, config: ResolvedConfig, num_held_out: int, num_images: int | None) -> int:
-        return config.frechet_samples or 0
 
     def evaluate(self, run: RunState, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
         results = super().evaluate(run, samples, metrics)

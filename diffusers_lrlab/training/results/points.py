@@ -8,7 +8,6 @@ import numpy as np
 
 from ...core.streams import stream_generator
 from ...data.loading import TrainingData
-from ..config import ResolvedConfig
 from ..pipeline import load_previews, make_pipeline
 from ..run_state import RunState
 from . import Results
@@ -26,9 +25,6 @@ class PointResults(Results):
         from ..plots import as_picture, limits_of
 
         return as_picture(samples, limits_of(_real_points(run.data, len(samples)), samples))[None]
-
-    def num_samples(self, config: ResolvedConfig, num_held_out: int, num_images: int | None) -> int:
-        return config.distance_samples or 0
 
     def evaluate(self, run: RunState, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
         results = super().evaluate(run, samples, metrics)

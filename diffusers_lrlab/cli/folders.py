@@ -1,12 +1,33 @@
-"""`lrlab push` and `lrlab pull`."""
+"""Commands on finished folders: `lrlab check`, `push` and `pull`."""
 
 import argparse
 import shlex
 from pathlib import Path
 
 from ..core.errors import LabError
+from ..core.extras import require_extra
 from ..hub.transfer import Target
-from .output import say
+from .output import announce_loading, say, say_json
+
+
+def check_arguments(parser: argparse.ArgumentParser) -> None:
+    folders = "Folder of a run, study, toy dataset or set of latents, also a downloaded one."
+    parser.add_argument("dir", type=Path, metavar="DIR", help=folders)
+    parser.add_argument("--json", action="store_true", help="Print JSON.")
+
+
+def check(options: argparse.Namespace) -> int:
+    """Exit status 0 if everything is intact, else 1."""
+    announce_loading()
+    require_extra("train", "`lrlab check`")
+    from ..run.check import check_folder
+
+    finding = check_folder(options.dir)
+    if options.json:
+        say_json(finding.as_data(), indent=2)
+    else:
+        say(finding.describe())
+    return int(bool(finding.damaged))
 
 
 def push_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,16 +1,60 @@
-"""`lrlab preview`: schedules over a run, or densities and weights over timesteps."""
+"""Commands that only show something: `lrlab list` and `lrlab preview`."""
 
 import argparse
+import importlib
 import math
+import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import LabError
+from ..core.errors import LabError, did_you_mean
+from ..core.listing import as_json, as_markdown, as_text
 from ..core.spec import merge_spec, parse_json_kwargs
 from ..objective.process import DEFAULT_OBJECTIVE, OBJECTIVES, NoiseProcess, make_process
 from ..timesteps.noise_levels import PREDICTIONS
 from .output import say, say_json
+
+# The registry of each word that `lrlab list` takes, and the training option that takes its names.
+LISTED = {
+    "schedulers": ("schedules.registries", "SCHEDULERS", "--lr_scheduler"),
+    "momentum": ("schedules.registries", "MOMENTUM_SCHEDULERS", "--momentum_scheduler"),
+    "timesteps": ("timesteps.registries", "TIMESTEP_SAMPLERS", "--timestep_sampler"),
+    "weightings": ("timesteps.registries", "LOSS_WEIGHTINGS", "--loss_weighting"),
+    "timestep_lrs": ("timesteps.registries", "TIMESTEP_LRS", "--timestep_lr"),
+    "objectives": ("objective.process", "OBJECTIVES", "--objective"),
+    "noises": ("objective.noise", "NOISES", "--noise"),
+    "optimizers": ("optimizers.entries", "OPTIMIZERS", "--optimizer"),
+    "ema_forms": ("averaging.forms", "EMA_FORMS", "--ema"),
+    "denoisers": ("models.registry", "DENOISERS", "--denoiser"),
+    "images": ("data.image_sets", "IMAGE_DATASETS", "--dataset_name"),
+    "datasets": ("data.toy2d_entries", "TOY_DATASETS", "--dataset_name"),
+}
+
+
+def list_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", nargs="?", metavar="KIND", help=f"{', '.join(LISTED)} (default: all of them).")
+    formats = parser.add_mutually_exclusive_group()
+    formats.add_argument("--json", action="store_true", help="Print everything that is known, as JSON.")
+    formats.add_argument("--markdown", action="store_true", help="Print tables with all arguments, as in the documentation.")
+
+
+def list_names(options: argparse.Namespace) -> None:
+    if options.kind is not None and options.kind not in LISTED:
+        hint = did_you_mean(options.kind, LISTED)
+        raise LabError(f"There is nothing to list called {options.kind!r}.{hint} Known: {', '.join(LISTED)}.")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    registries = {}
+    for word in [options.kind] if options.kind else LISTED:
+        module, name, _ = LISTED[word]
+        registries[word] = getattr(importlib.import_module(f"diffusers_lrlab.{module}"), name)
+    if options.json:
+        say_json({word: as_json(registry) for word, registry in registries.items()}, indent=2)
+    elif options.markdown:
+        say("\n\n".join(map(as_markdown, registries.values())))
+    else:
+        say("\n\n".join(as_text(registry, LISTED[word][2], width) for word, registry in registries.items()))
 
 
 def number(text: str) -> float:
@@ -96,7 +140,8 @@ def _preview_schedules(options: argparse.Namespace, out: Path | None) -> None:
 
 def _preview_timesteps(options: argparse.Namespace, out: Path | None) -> None:
     _refuse(options, _all_but(*_OF_TIMESTEPS, *_SHARED), "beside --timestep_sampler and --loss_weighting")
-    from ..preview.timesteps import as_json, describe_timesteps, plot_timestep_previews, preview_timesteps
+    from ..preview.timesteps import as_json as timesteps_as_json
+    from ..preview.timesteps import describe_timesteps, plot_timestep_previews, preview_timesteps
 
     names = options.timestep_sampler or [], options.loss_weighting or []
     num_timesteps = 1000 if options.num_train_timesteps is None else options.num_train_timesteps
@@ -110,7 +155,7 @@ def _preview_timesteps(options: argparse.Namespace, out: Path | None) -> None:
     if out:
         plot_timestep_previews(previews, objective, out)
     if options.json:
-        say(as_json(previews))
+        say(timesteps_as_json(previews))
     else:
         _say_with(out, describe_timesteps(previews, objective))
 
