@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 import types
-from typing import Any, NoReturn
+from typing import Any
 
 import diffusers_lrlab
 

@@ -12,14 +12,14 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def audit_arguments(parser: argparse.ArgumentParser) -> None:
-    from ..audit.options import add_options
+    from diffusers_lrlab.audit.run import add_options
 
     parser.usage = "lrlab audit [options] -- PROGRAM [its own arguments]"
     add_options(parser)
 
 
 def audit(options: argparse.Namespace) -> int:
-    from ..audit.options import options_of
+    from diffusers_lrlab.audit.run import options_of
 
     command = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not command:

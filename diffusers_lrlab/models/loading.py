@@ -81,9 +81,7 @@ class StartWeights:
         return loaded.state_dict()
 
 
-def find_start_weights(
-    name_or_path: str, cache_dir: str | None, class_name: str, component: str
-) -> StartWeights:
+def find_start_weights(name_or_path: str, cache_dir: str | None, class_name: str, component: str) -> StartWeights:
     """
     The weights of a model of a class in a folder or on the Hub (`USER/NAME` or `USER/NAME@REVISION`), whose files are
     downloaded. From a pipeline, they are those of the part with this class, preferably the one named `component`.

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from diffusers_lrlab.optimizers.timescales import BASE_BATCH
+
 from ..core.environment import peak_memory_mb
 from ..core.errors import Diverged
 from ..core.streams import stream_generator
 from ..core.words import counted, duration
 from ..optimizers.build import optimizer_state_bytes
-from ..optimizers.scaling import BASE_BATCH
 from ..optimizers.timescales import scaled_learning_rate
 from ..training.pipeline import make_pipeline, sample_conditions
 from ..training.prepare import launcher_compiles
-from ..training.results import results_of
 from ..training.run_folder import RunFolder
 from ..training.trainer import Trainer
 from .run import run_checks

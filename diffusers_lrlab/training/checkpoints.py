@@ -14,7 +14,6 @@ samplers that follow the losses. The same holds for the schedules that follow th
 import copy
 import json
 import shutil
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object, set_seed
+from accelerate.utils import gather_object, set_seed
 from torch.utils._pytree import tree_leaves
 from typing_extensions import Self
 

@@ -3,6 +3,8 @@
 import os
 from typing import Any
 
+from diffusers_lrlab.training.kinds import kind_of
+
 from ..core.errors import LabError, given
 from ..core.options import defaults_of, options_of
 from ..core.registry import Registry
@@ -13,7 +15,6 @@ from ..optimizers.entries import OPTIMIZERS
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import resolve_kwargs
 from .config import ResolvedConfig, TrainingConfig, complete_options
-from .kinds.select import kind_of
 from .learning_options import OBJECTIVE_OPTIONS
 
 # Options of timesteps, loss and noise, resolved by their registries alone.

@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from diffusers_lrlab.training.kinds import components, kind_of
+
 from ..core.errors import LabError, given, must_be
 from ..core.files import expanded
 from ..core.options import check_needs
@@ -24,7 +26,6 @@ from ..timesteps.registries import TIMESTEP_SAMPLERS
 from .choices import given_kwargs
 from .config import ResolvedConfig, TrainingConfig
 from .kinds.base import DataKind
-from .kinds.select import components, kind_of
 from .learning_options import named_parameter
 from .trackers import tracker_packages
 

@@ -4,13 +4,14 @@ from typing import Any
 
 import torch
 
+from diffusers_lrlab.optimizers.timescales import BASE_BATCH
+
 from ..core.environment import cpu_computes_in_bf16
 from ..core.spec import shown_spec
 from ..core.words import counted, plural, singular, times
 from ..data.labels import describe_classes
 from ..diagnostics.observer import NUM_PROBES
 from ..optimizers.entries import OPTIMIZERS
-from ..optimizers.scaling import BASE_BATCH
 from ..optimizers.timescales import NO_EFFECT, scaling_warning
 from ..schedules.resolve import double_decay
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS

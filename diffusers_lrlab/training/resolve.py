@@ -22,7 +22,7 @@ from .choices import (
 )
 from .combinations import check_combinations, check_source, check_start
 from .config import ResolvedConfig, TrainingConfig
-from .kinds import components, kind_of
+from .kinds import kind_of
 
 
 def resolve_config(config: TrainingConfig) -> ResolvedConfig:

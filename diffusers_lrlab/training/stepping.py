@@ -17,7 +17,6 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, DynamoBackend, TorchDynamoPlugin
 
 from ..data.batch import Batch
-from .config import ResolvedConfig
 
 _MOST_OVERFLOWS = 30  # in a row
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)

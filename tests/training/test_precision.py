@@ -17,7 +17,6 @@ from diffusers_lrlab.training import plan_text
 from diffusers_lrlab.training.prepare import make_accelerator, prepare, usual_precision
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.resume import resumed_config
-from diffusers_lrlab.training.stepping import use_tf32
 
 
 @pytest.fixture

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import is_first_process, must_be
 from ...core.options import defaults_of
 from ...data.image_sets import IMAGE_DATASETS
-from ...data.latents import LatentsRecord, Source, latents_folder, load_autoencoder, read_latents_record, scaling_of, weights_sha256
+from ...data.latents import (
+    LatentsRecord,
+    Source,
+    latents_folder,
+    load_autoencoder,
+    read_latents_record,
+    scaling_of,
+    weights_sha256,
+)
 from ...models.networks import default_down_blocks
 from ..config import ResolvedConfig, TrainingConfig
 from .base import KINDS

@@ -8,7 +8,6 @@ import numpy as np
 
 from ...core.errors import must_be
 from ...data.image_sets import IMAGE_DATASETS
-from ...data.toy2d import TOY_DATASETS
 from ..config import ResolvedConfig, TrainingConfig
 from .base import KINDS, DataKind
 
