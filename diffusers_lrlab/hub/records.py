@@ -15,12 +15,8 @@ from ..training.record_schema import is_number, no_number, read_checked, read_js
 from ..training.run_folder import RECORD
 
 _COLUMNS = ("lr", "lr_hidden", "beta1", "loss", "validation_loss", "validation_loss_ema", "grad_norm")
-_ALWAYS = {
-    "decoding": "float",
-    "on_divergence": "stop",
-    "base_batch_size": 64,
-    "ema_update_every": 1,
-}  # values of options that have left and asked for what is done now
+# Values of options that have left and asked for what is done now.
+_ALWAYS = {"decoding": "float", "on_divergence": "stop", "base_batch_size": 64, "ema_update_every": 1}
 
 
 def open_run(folder: Path, reads: Callable[[str], bool]) -> dict[str, Any]:

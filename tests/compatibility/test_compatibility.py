@@ -17,7 +17,7 @@ from diffusers_lrlab.cli.main import main
 FIXTURE = Path(__file__).parent / "v0.1.0"
 # The options of its run, whose sampler and schedule follow the losses, and so have a state that checkpoints keep.
 RUN = """--dataset_name moons --model_config_name_or_path tiny-mlp --train_batch_size 32 --num_validation_images 50
-    --distance_samples 50 --eval_batch_size 20 --ddpm_num_steps 20 --cpu_threads 1 --max_train_steps 40
+    --distance_samples 50 --eval_batch_size 20 --ddpm_num_steps 20 --max_train_steps 40
     --checkpointing_steps 20 --logging_steps 5 --validation_steps 10 --learning_rate 1e-3 --save_images_epochs 100
     --timestep_sampler loss_second_moment:history=2 --ema power_function
     --lr_scheduler reduce_lr_on_plateau:patience=0,factor=0.7,threshold=0.3""".split()

@@ -432,7 +432,7 @@ BATCHED = {
     "no decay": {"optimizer": "adamw:weight_decay=0,beta2=0.99", "seed": 1},
     "momentum": {"momentum_scheduler": "mdlrc", "lr_scheduler": "constant"},
     "plateau": {"lr_scheduler": REACTING[0], "momentum_scheduler": "demon"},
-    "bands": {"timestep_lr": "banded:factors=[1|2]", "ema_update_every": 3},
+    "bands": {"timestep_lr": "banded:factors=[1|2]", "ema": "warmup_power:update_every=3"},
     "sgd": {"optimizer": "sgd:weight_decay=0.01", "seed": 1},
     "no momentum": {"optimizer": "sgd:momentum=0"},
     "nesterov": {"optimizer": "nesterov", "momentum_scheduler": "demon"},

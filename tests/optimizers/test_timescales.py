@@ -232,9 +232,9 @@ def test_a_run_knows_the_images_of_its_updates(layout):
 
 
 def test_the_floor_is_compared_with_the_scaled_rate():
-    """1e-4 for 8 images are 8e-4 for 64."""
-    options = {"dataset_name": "digits", "learning_rate": 1e-4, "scale_lr": "linear", "base_batch_size": 8}
-    options |= {"train_batch_size": 64, "max_train_steps": 10, "lr_scheduler": "cosine"}
+    """1e-4 for 64 images are 8e-4 for 512."""
+    options = {"dataset_name": "digits", "learning_rate": 1e-4, "scale_lr": "linear"}
+    options |= {"train_batch_size": 512, "max_train_steps": 10, "lr_scheduler": "cosine"}
     plan, *_ = prepare(TrainingConfig(**options, lr_scheduler_kwargs={"min_lr": 2e-4}))
     assert plan.lrs.max() == pytest.approx(8e-4)
     with pytest.raises(LabError, match=r"0.002 of 'cosine' is above .* 0.0008"):

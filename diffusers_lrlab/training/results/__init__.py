@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ..config import ResolvedConfig
 from ..kinds.base import DataKind
 from ..pipeline import draw_samples
 from ..run_state import RunState
