@@ -28,7 +28,7 @@ from ..schedules.expected import schedule_curves
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule
 from ..schedules.schedule import Schedule
-from ..timesteps.beginning import Beginning
+from ..timesteps.infonoise import Beginning
 from .config import ResolvedConfig
 from .kinds.base import DataKind
 from .kinds.select import kind_of

@@ -172,12 +172,6 @@ def test_there_is_a_loss_for_each_timestep():
         sampler.observe(torch.arange(2), torch.ones(1))
 
 
-def test_second_moments_of_no_loss_at_all_are_uniform():
-    sampler = LossSecondMoment(noise_levels(None, 4), 1, 0.001)
-    sampler.observe(torch.arange(4), torch.zeros(4))
-    assert sampler.probabilities().tolist() == [0.25] * 4
-
-
 def show(state, number):
     generator = torch.Generator().manual_seed(number)
     timesteps = torch.randint(0, 8, (25,), generator=generator)

@@ -1,6 +1,8 @@
 """Loss weightings against their published forms, written down here in terms of the signal-to-noise ratio."""
 
+import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -199,8 +201,7 @@ def test_the_gradient_is_the_weighted_mean_of_those_of_images(name, prediction_t
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
 
 
-@cases("prediction_type", PREDICTION_TYPES)
-@cases("beta_schedule", BETA_SCHEDULES)
+@cases(("beta_schedule", "prediction_type"), [*zip(BETA_SCHEDULES, itertools.cycle(PREDICTION_TYPES), strict=False)])
 @cases("name", LOSS_WEIGHTINGS)
 def test_weights_in_training_are_finite_for_every_noise_schedule(name, beta_schedule, prediction_type):
     options = {"loss_weighting": name, "ddpm_beta_schedule": beta_schedule, "prediction_type": prediction_type}
@@ -234,13 +235,10 @@ ZERO = DDPMScheduler(rescale_betas_zero_snr=True)
 @cases("name", LOSS_WEIGHTINGS)
 def test_a_terminal_snr_of_zero_gives_finite_weights(name, prediction_type):
     assert ZERO.alphas_cumprod[-1] == 0
+    assert get_loss_weighting("min_snr", ZERO).table[-1] == 1
     weighting = get_loss_weighting(name, ZERO, prediction_type)
     assert (weighting.table >= 0).all()
     assert weighting.weights(torch.arange(1000)).isfinite().all()
-
-
-def test_min_snr_weighs_pure_noise_by_1():
-    assert get_loss_weighting("min_snr", ZERO).table[-1] == 1
 
 
 # What the forms in ON_IMAGES tend to where SNR falls to 0.
@@ -286,25 +284,6 @@ def test_learned_weights_bring_every_noise_level_to_1(name):
     torch.testing.assert_close(product.view(10, 100).mean(dim=1), torch.ones(10), rtol=0, atol=0.1)
 
 
-@pytest.mark.parametrize("name", LEARNED)
-def test_what_was_learned_can_be_kept_and_brought_back(name):
-    def show(weighting, seed, times):
-        generator = torch.Generator().manual_seed(seed)
-        for _ in range(times):
-            timesteps = torch.randint(0, 1000, (32,), generator=generator)
-            weighting.observe(timesteps, torch.rand(32, generator=generator))
-
-    first = get_loss_weighting(name, DDPMScheduler())
-    show(first, 0, 20)
-    saved = {key: value.clone() for key, value in first.state_dict().items()}
-    show(first, 1, 20)
-    second = get_loss_weighting(name, DDPMScheduler())
-    second.load_state_dict(saved)
-    assert not torch.equal(second.table, first.table)
-    show(second, 1, 20)
-    assert torch.equal(second.table, first.table)
-
-
 @cases("name", FIXED)
 def test_other_weightings_do_not_care_what_they_are_shown(name):
     weighting = get_loss_weighting(name, DDPMScheduler())
@@ -323,30 +302,17 @@ def test_weights_have_the_shape_of_the_timesteps():
 
 
 @cases(
-    ("name", "kwargs", "parts"),
+    ("name", "kwargs", "text"),
     [
-        ("min_sn", {}, ["'min_sn'", "Did you mean 'min_snr'?", "Known: ", "p2"]),
-        ("min_snr", {"gama": 1}, ["'min_snr' does not take 'gama'", "Did you mean 'gamma'?"]),
-        ("min_snr:gamma=0", {}, ["gamma=0", "(0, inf)"]),
-        ("min_snr", {"gamma": -1.0}, ["gamma=-1.0", "(0, inf)"]),
-        ("min_snr", {"gamma": math.inf}, ["gamma=inf", "(0, inf)"]),
-        ("min_snr", {"gamma": math.nan}, ["gamma=nan", "(0, inf)"]),
-        ("soft_min_snr", {"gamma": 0}, ["gamma=0", "(0, inf)"]),
-        ("max_snr", {"gamma": 0}, ["gamma=0", "(0, inf)"]),
-        ("p2", {"gamma": -1}, ["gamma=-1", "[0, inf)"]),
-        ("p2", {"k": 0}, ["k=0", "(0, inf)"]),
-        ("edm", {"sigma_data": 0}, ["sigma_data=0", "[0.001, 1000]"]),
-        ("none", {"max_weight": 0}, ["max_weight=0", "(0, inf)"]),
-        ("none", {"normalize": 1}, ["normalize=1"]),
-        ("learned_log_variance", {"num_features": 0}, ["num_features=0", "[1, inf)"]),
-        (3, {}, ["got 3"]),
+        ("min_snr:gamma=0", {}, "gamma=0 of 'min_snr': must be a number in (0, inf)"),
+        ("none", {"max_weight": 0}, "max_weight=0"),
+        ("none", {"normalize": 1}, "normalize=1"),
+        (3, {}, "got 3"),
     ],
 )
-def test_what_cannot_be_done_is_explained(name, kwargs, parts):
-    with pytest.raises(LabError) as told:
+def test_wrong_arguments(name, kwargs, text):
+    with pytest.raises(LabError, match=re.escape(text)):
         get_loss_weighting(name, DDPMScheduler(), **kwargs)
-    for part in parts:
-        assert part in str(told.value)
 
 
 @cases("name", LOSS_WEIGHTINGS)
