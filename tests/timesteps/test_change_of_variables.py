@@ -13,7 +13,7 @@ from diffusers.training_utils import compute_density_for_timestep_sampling, comp
 from tables import cases
 
 from diffusers_lrlab import LabError, TrainingConfig, get_loss_weighting, get_timestep_sampler
-from diffusers_lrlab.timesteps.noise_levels import flow_levels, flow_sigmas, noise_levels
+from diffusers_lrlab.timesteps.noise_levels import flow_sigmas, noise_levels
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.resolve_timesteps import check_timesteps
@@ -22,14 +22,6 @@ T = 1000
 FLOW, SHIFTED = FlowMatchEulerDiscreteScheduler(T), FlowMatchEulerDiscreteScheduler(T, shift=3.0)
 SCHEDULERS = {"flow": FLOW, "shifted": SHIFTED, "ddpm": DDPMScheduler(T)}
 FIXED = [name for name, entry in LOSS_WEIGHTINGS.items() if "feedback" not in entry.traits]
-
-
-def test_the_fraction_of_noise_is_that_of_the_table():
-    for scheduler in (FLOW, SHIFTED):
-        sigmas = flow_sigmas(scheduler)
-        assert sigmas.tolist() == scheduler.sigmas.double().tolist()[::-1]
-        np.testing.assert_allclose(flow_levels(scheduler).flow_sigma, sigmas, rtol=1e-9)
-        np.testing.assert_allclose(noise_levels(scheduler).snr, ((1 - sigmas) / sigmas) ** 2, rtol=1e-9, atol=1e-12)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

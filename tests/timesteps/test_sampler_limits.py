@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DDPMScheduler
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tables import cases
 
 from diffusers_lrlab import LabError, get_timestep_sampler
@@ -112,44 +110,6 @@ def test_unbiased_weights_of_a_narrow_density_are_numbers_or_refused():
     weights = sampler.loss_weights(torch.arange(1000), UPDATES).double()
     assert torch.isfinite(weights).all()
     assert (sampler.probabilities(UPDATES) * weights).sum().item() == pytest.approx(1, rel=1e-6)
-
-
-@given(st.data())
-@settings(max_examples=60, deadline=None)
-def test_any_moderate_values_give_a_distribution_that_can_be_drawn(data):
-    num = 60
-    free = [entry for entry in TIMESTEP_SAMPLERS.values() if not entry.traits & {"restricted", "feedback"}]
-    entry = data.draw(st.sampled_from(free))
-    kwargs = {"draw": data.draw(st.sampled_from(DRAWS))}
-    for parameter in entry.parameters:
-        if parameter.kind is float and parameter.default is not None:
-            low, high = parameter.interval.bounds
-            kwargs[parameter.name] = data.draw(st.floats(max(low, -2) + 0.25, min(high, 2) - 0.25))
-        elif parameter.choices and parameter.name not in ("draw", "after"):
-            kwargs[parameter.name] = data.draw(st.sampled_from(parameter.choices))
-    update = data.draw(st.integers(0, 2 * UPDATES))
-    sampler = make(entry.name, num, **kwargs)
-    assert is_distribution(sampler.probabilities(update))
-    drawn = sampler.sample(data.draw(st.integers(1, 9)), update, seeded())
-    assert 0 <= drawn.min() <= drawn.max() < num
-
-
-@cases("noise", [{"rescale_betas_zero_snr": True}, {"beta_schedule": "squaredcos_cap_v2"}], ids=str)
-@each_name
-def test_other_noise_schedules_give_distributions_too(name, noise):
-    scheduler = DDPMScheduler(**noise)
-    sampler = get_timestep_sampler(name, num_training_steps=UPDATES, noise_scheduler=scheduler)
-    for update in (0, 7, UPDATES):
-        assert is_distribution(sampler.probabilities(update))
-
-
-@given(st.floats(0, 1), st.floats(0.02, 2), st.floats(1e-6, 1), st.integers(1, UPDATES))
-def test_clts_is_highest_at_mu_and_falls_to_both_sides(mu, sigma, lambda_max, update):
-    p = make("clts", mu=mu, sigma=sigma, lambda_max=lambda_max).probabilities(update)
-    peak = min(round(mu * 60), 59)
-    assert p.max() - p[peak] <= 1e-4 * p[peak]
-    assert (p[: peak + 1].diff() >= -1e-15).all()
-    assert (p[peak + 1 :].diff() <= 1e-15).all()
 
 
 @cases("num", [5, 7, 38, 60])

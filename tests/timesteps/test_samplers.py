@@ -126,18 +126,6 @@ def test_unbiased_weights_give_back_the_uniform_mean(name, update):
         assert make(name).loss_weights(torch.arange(1000), update) is None
 
 
-@cases("name", ["clts", "clts_static", "logit_normal", "speed", "loss_second_moment"])
-def test_unbiased_leaves_the_expected_gradient_as_it_is(name):
-    model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
-    timesteps = torch.arange(50)
-    losses = (model(timesteps[:, None].double() / 50) - torch.sin(timesteps / 5.0)[:, None]).square().flatten()
-    sampler = make(name, 50, unbiased=True)
-    weighted = (sampler.probabilities(20) * sampler.loss_weights(timesteps, 20).double() * losses).sum()
-    expected = torch.autograd.grad(losses.mean(), model.parameters(), retain_graph=True)
-    for found, wanted in zip(torch.autograd.grad(weighted, model.parameters()), expected, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-9)
-
-
 class TestStratified:
     def test_one_draw_in_each_part_of_the_density(self):
         for name in ("stratified", "logit_normal"):
@@ -264,13 +252,6 @@ def test_bands_have_rates_and_weights_have_losses():
     assert banded.lr_factors(np.arange(6), 8).tolist() == [2.0, 0.5, 2.0, 2.0, 0.5, 2.0]
     assert banded.weights(8) is None
     assert weight.lr_factors(np.arange(6), 8) is None
-
-
-def test_easy_to_hard_adds_the_next_noisiest_part():
-    sampler = get_timestep_sampler("easy_to_hard", 100, 1000, num_clusters=5, ramp_share=0.8)
-    for update, first in ((0, 80), (199, 80), (200, 60), (400, 40), (600, 20), (799, 20), (800, 0), (1000, 0)):
-        expected = np.where(np.arange(100) >= first, 1 / (100 - first), 0)
-        assert sampler.probabilities(update).numpy() == pytest.approx(expected, abs=1e-15)
 
 
 # --- wrong input -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.timesteps.loss_weights import get_loss_weighting, list_loss_weightings
-from diffusers_lrlab.timesteps.noise_levels import noise_levels
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.resolve import resolve_config
@@ -115,30 +114,6 @@ def test_weights_at_timesteps_computed_by_hand(spec, prediction_type):
 def test_parameters_are_those_of_the_papers(spec, form):
     weights = get_loss_weighting(spec, DDPMScheduler()).table[TIMESTEPS]
     np.testing.assert_allclose(weights, [form(signal_to_noise(timestep)) for timestep in TIMESTEPS], rtol=1e-9)
-
-
-# `none` is by definition the plain error of each prediction, which are different losses.
-SAME_LOSS = [name for name in FIXED if name != "none"]
-
-
-@cases("name", SAME_LOSS)
-def test_one_prediction_has_one_loss_in_all_three_forms(name):
-    levels = noise_levels(DDPMScheduler())
-    generator = torch.Generator().manual_seed(0)
-    image, noise, predicted = torch.randn(3, 1000, 6, generator=generator, dtype=torch.float64)
-    alpha = torch.from_numpy(levels.alphas_cumprod)[:, None]
-    signal, sigma = alpha.sqrt(), (1 - alpha).sqrt()
-    noisy = signal * image + sigma * noise
-    implied = (noisy - sigma * predicted) / signal
-    velocity, implied_velocity = signal * noise - sigma * image, signal * predicted - sigma * implied
-    errors = {
-        "epsilon": (predicted - noise).square().mean(dim=1),
-        "sample": (implied - image).square().mean(dim=1),
-        "v_prediction": (implied_velocity - velocity).square().mean(dim=1),
-    }
-    losses = {kind: error * get_loss_weighting(name, DDPMScheduler(), kind).table for kind, error in errors.items()}
-    for kind in ("sample", "v_prediction"):
-        torch.testing.assert_close(losses[kind], losses["epsilon"], rtol=1e-6, atol=0)
 
 
 class TinyModel(torch.nn.Module):
@@ -265,35 +240,6 @@ def test_pure_noise_is_weighed_by_the_limit(name, prediction_type):
     assert get_loss_weighting(name, ZERO, prediction_type).table[-1].item() == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LEARNED)
-def test_learned_weights_bring_every_noise_level_to_1(name):
-    """Losses that fall with the noise as those of a model of the noise do, and scatter."""
-    weighting = get_loss_weighting(name, DDPMScheduler())
-    assert weighting.follows_losses
-    expected = 0.01 + torch.exp(-torch.arange(1000) / 100)
-    generator = torch.Generator().manual_seed(0)
-    assert torch.equal(weighting.table, torch.ones(1000))
-    for _ in range(3000):
-        timesteps = torch.randint(0, 1000, (128,), generator=generator)
-        scatter = torch.rand(128, generator=generator) + 0.5
-        weighting.observe(timesteps, expected[timesteps] * scatter)
-    product = weighting.weights(torch.arange(1000)) * expected
-    assert product.mean().item() == pytest.approx(1, abs=0.05)
-    # One hundred timesteps hardly differ in noise, and few are drawn of any one.
-    torch.testing.assert_close(product.view(10, 100).mean(dim=1), torch.ones(10), rtol=0, atol=0.1)
-
-
-@cases("name", FIXED)
-def test_other_weightings_do_not_care_what_they_are_shown(name):
-    weighting = get_loss_weighting(name, DDPMScheduler())
-    before = weighting.table.clone()
-    weighting.observe(torch.tensor([1, 2]), torch.tensor([3.0, 4.0]))
-    assert not weighting.follows_losses
-    assert weighting.state_dict() == {}
-    assert torch.equal(weighting.table, before)
-
-
 def test_weights_have_the_shape_of_the_timesteps():
     weighting = get_loss_weighting("min_snr", DDPMScheduler())
     timesteps = torch.tensor([[1, 50, 999], [300, 0, 500]])
@@ -313,9 +259,5 @@ def test_weights_have_the_shape_of_the_timesteps():
 def test_wrong_arguments(name, kwargs, text):
     with pytest.raises(LabError, match=re.escape(text)):
         get_loss_weighting(name, DDPMScheduler(), **kwargs)
-
-
-@cases("name", LOSS_WEIGHTINGS)
-def test_an_unknown_prediction_type_is_named(name):
     with pytest.raises(LabError, match="'x0'; known: epsilon, sample, v_prediction"):
-        get_loss_weighting(name, DDPMScheduler(), "x0")
+        get_loss_weighting("none", DDPMScheduler(), "x0")
