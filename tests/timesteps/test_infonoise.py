@@ -11,7 +11,6 @@ from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from helpers import load_data_once
 from made_up_studies import made_up_study
 from runs import read_record
-from scipy import integrate
 from small_studies import BASE, SPEC
 from tables import cases
 
@@ -29,7 +28,6 @@ from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.timesteps.infonoise import Beginning
-from diffusers_lrlab.timesteps.noise_levels import noise_levels
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
@@ -120,30 +118,6 @@ def test_it_is_divided_by_the_weights_of_a_loss_weighting(name):
     assert (plain.probabilities(0) - sampler.probabilities(0)).abs().sum() > 0.1
 
 
-@cases("shift", [1.0, 3.0, 0.5])
-def test_a_shift_moves_timesteps_and_not_the_density_over_sigma(shift):
-    """For Gaussian data the error of the best prediction is known, and so is the whole density."""
-
-    def density(x):  # over ln sigma; the weight of the velocity's error on that of the data is ((1 + sigma) / sigma)^2
-        sigma = math.exp(x)
-        return 0.25 * sigma**2 / (0.25 + sigma**2) / (1 + sigma) ** 2 * sigma**3 / (sigma**3 + pivot**3)
-
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
-    sampler = get_timestep_sampler(f"{QUICK},num_bins=500", noise_scheduler=scheduler)
-    sigma = noise_levels(scheduler).snr[:-1] ** -0.5
-    errors = 0.25 * sigma**2 / (0.25 + sigma**2)
-    sampler.observe(torch.arange(999), torch.from_numpy(errors * ((1 + sigma) / sigma) ** 2))
-    rates = errors / sigma**3
-    pivot = sigma[rates > 0.002 * rates.max()].max()
-    total = integrate.quad(density, -12, 12)[0]
-    cumulative = sampler.probabilities(0).cumsum(0)
-    for level in (0.2, 0.5, 1.0, 2.0, 5.0):
-        t = int(np.searchsorted(sigma, level)) - 1
-        expected = integrate.quad(density, -12, math.log(sigma[t] * sigma[t + 1]) / 2)[0] / total
-        assert cumulative[t].item() == pytest.approx(expected, abs=0.01), level
-    assert pivot < 1
-
-
 @cases("name", SCHEDULERS)
 def test_its_density_can_be_held(name):
     sampler = get_timestep_sampler(
@@ -184,18 +158,6 @@ def test_means_move_by_the_decay_and_only_with_enough_losses():
         timesteps = torch.arange(len(errors))
         sampler.observe(timesteps, torch.tensor(errors) * snr[timesteps].float())
         assert sampler.state.means.item() == pytest.approx(expected, rel=1e-6)
-
-
-def test_the_gate_opens_above_the_pivot_and_not_below():
-    """A reversed gate, or one without it, prefers the least noise, where the rate is highest."""
-    weights, sigma = weights_on_data("flow")
-    errors = 0.4 / (0.4 / sigma**2 + 1)
-    sampler = get_timestep_sampler(QUICK, noise_scheduler=SCHEDULERS["flow"])
-    sampler.observe(torch.arange(1000), torch.from_numpy(errors * weights))
-    tenths = sampler.probabilities(0).view(10, 100).sum(1)
-    assert 2 <= tenths.argmax() <= 5
-    assert tenths[0] < 0.01
-    assert tenths[-1] < 0.05
 
 
 @pytest.mark.parametrize(("num_levels", "pivot"), [(1000, 0.36), (100, 1.5)])
