@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from common import make_parser, parse
 
-from diffusers_lrlab.core.plotting import BLUE, DARK, GREY, ORANGE, new_figure, save_figure
+from diffusers_lrlab.core.plotting import BLUE, GREY, ORANGE, new_figure, save_figure
 from diffusers_lrlab.finder.find import find_lr, resolve_settings
 from diffusers_lrlab.finder.on_trainer import range_test_of
 from diffusers_lrlab.finder.range_test import FinderConfig
@@ -76,7 +76,7 @@ def plot_spread(found, path):
         low, start = np.nanmin(losses), np.nanmedian([losses[0] for _, losses in rates["curves"]])
         for lrs, losses in rates["curves"]:
             axes.plot(lrs, losses, color=GREY, linewidth=0.7)
-        for place, (rule, color) in enumerate(zip(RULES, (BLUE, ORANGE, DARK), strict=True)):
+        for place, (rule, color) in enumerate(zip(RULES, (BLUE, ORANGE), strict=True)):
             named = [rate for rate in rates[rule] if rate is not None]
             height = low - (0.1 + 0.08 * place) * (start - low)
             label = rule if dataset == next(iter(found)) else None

@@ -42,9 +42,7 @@ class FinderConfig:
     repeats: int = option(
         3, "Number of tests, each with other batches, timesteps and noise.", THIS_START, range="[1, 10000]"
     )
-    rule: Literal["minimum_tenth", "steepest", "valley"] = option(
-        "minimum_tenth", "Rule that picks the learning rate.", THIS_START
-    )
+    rule: Literal["minimum_tenth", "steepest"] = option("minimum_tenth", "Rule that picks the learning rate.", THIS_START)
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -14,7 +14,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.files import write_text
 from ..core.options import names_where
-from ..core.plotting import BLUE, GREEN, GREY, ORANGE, new_figure, plain_axes, save_figure
+from ..core.plotting import BLUE, GREY, ORANGE, new_figure, plain_axes, save_figure
 from ..core.words import counted
 from ..training.config import TrainingConfig, complete_options
 from ..training.record_schema import problem_in
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .suggestions import Suggestion
 
 _DISAGREE = 3.0  # a factor
-_STYLES = {"steepest": (BLUE, "steepest"), "minimum_tenth": (ORANGE, "a tenth of the minimum"), "valley": (GREEN, "valley")}
+_STYLES = {"steepest": (BLUE, "steepest"), "minimum_tenth": (ORANGE, "a tenth of the minimum")}
 _SAVED = {
     **{"learning_rate": float | None, "settings.rule": str, "sweeps": list[dict], "seconds": float},
     "suggestions": dict[str, dict],

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.ndimage import find_objects, gaussian_filter1d, label, median_filter
+from scipy.ndimage import gaussian_filter1d, label, median_filter
 
 from ..core.errors import must_be
 from ..core.words import counted
@@ -89,28 +89,7 @@ def minimum_tenth(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
     return Suggestion(at / 10, f"a tenth of the rate with the lowest loss, {at:.3g}", interval)
 
 
-def valley(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
-    """
-    The middle, on a logarithmic scale, of the longest stretch over which the smoothed loss falls (fastai's "valley").
-
-    Args and returns as [`steepest`]; its interval is the middle third of that stretch.
-    """
-    curve = _prepare(lrs, losses)
-    if isinstance(curve, Suggestion):
-        return curve
-    lowest = np.minimum.accumulate(curve.y)
-    # The first and the last percent of the fall, and chance, are the flat parts before and after the valley.
-    fall = curve.y[0] - curve.y[curve.best]
-    inside = (lowest < curve.y[0] - max(0.01 * fall, curve.chance)) & (lowest > curve.y[curve.best] + 0.01 * fall)
-    falling = np.diff(lowest, append=lowest[-1]) < 0
-    low, high = _longest(falling & (inside | np.roll(inside, -1)))
-    x = np.linspace(curve.x[low], curve.x[min(high + 1, len(curve.x) - 1)], 7)
-    return Suggestion(_rate(x[3]), "the middle of the longest fall", (_rate(x[2]), _rate(x[4])))
-
-
-RULES: dict[str, Callable[[ArrayLike, ArrayLike], Suggestion]] = {
-    rule.__name__: rule for rule in (steepest, minimum_tenth, valley)
-}
+RULES: dict[str, Callable[[ArrayLike, ArrayLike], Suggestion]] = {rule.__name__: rule for rule in (steepest, minimum_tenth)}
 
 
 def combine(suggestions: Sequence[Suggestion]) -> Suggestion:
@@ -216,10 +195,3 @@ def _around(where: np.ndarray, index: int) -> tuple[int, int]:
     runs, _ = label(where)
     inside = np.flatnonzero(runs == runs[index])
     return int(inside[0]), int(inside[-1])
-
-
-def _longest(where: np.ndarray) -> tuple[int, int]:
-    """First and last index of the longest run of true values; the first one of several."""
-    runs = [run for (run,) in find_objects(label(where)[0])]
-    longest = max(runs, key=lambda run: run.stop - run.start)
-    return longest.start, longest.stop - 1

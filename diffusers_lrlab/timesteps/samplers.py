@@ -14,8 +14,7 @@ from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.registry import Parameter
 from ..core.words import counted
-from .log_sigma import LogSigma
-from .noise_levels import NoiseLevels
+from .noise_levels import LogSigma, NoiseLevels
 from .registries import DRAWS, TIMESTEP_SAMPLERS
 
 SD3 = "Stable Diffusion 3, arXiv 2403.03206"

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,9 +14,11 @@ from ..core.signatures import checked
 from ..core.spec import resolve_spec
 from ..schedules.schedule import ENDLESS
 from .adaptive import LossFeedback, check_indices, state_of
-from .beginning import Beginning
 from .noise_levels import FLOW_VELOCITY, NoiseLevels, noise_levels, prediction_type_of
 from .registries import TIMESTEP_SAMPLERS, not_repeated
+
+if TYPE_CHECKING:
+    from .infonoise import Beginning
 
 _LENGTH, _BATCH = Range(f"[1, {ENDLESS}]", whole=True), Range(f"[0, {ENDLESS}]", whole=True)
 _EARLY = (1, 2, 3, 10, 100, 1000, 10_000)  # updates at which a density may change however long the run is
@@ -75,12 +77,12 @@ class TimestepSampler(LossFeedback):
         """The spec string of a sampler with the current density, fixed; empty if there is none."""
         return str(self.state.held()) if hasattr(self.state, "held") else ""
 
-    def beginning(self, batch_size: int, num_updates: int) -> Beginning | None:
-        """When a density that waits for losses will begin; `None` for samplers without such guards."""
-        return Beginning(self.state.guards(), batch_size, num_updates) if hasattr(self.state, "guards") else None
+    def beginning(self, batch_size: int, num_updates: int) -> "Beginning | None":
+        """When a density that waits for losses will begin; `None` for samplers that wait for nothing."""
+        return self.state.beginning(batch_size, num_updates) if hasattr(self.state, "beginning") else None
 
     def began(self) -> int | None:
-        """The update at which it began, 0 before; `None` for samplers without guards. Waits for the device."""
+        """The update at which it began, 0 before; `None` for samplers that wait for nothing. Waits for the device."""
         return int(self.state.began) if hasattr(self.state, "began") else None
 
     def _check_density(self) -> None:

@@ -28,7 +28,7 @@ from ..schedules.expected import schedule_curves
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule
 from ..schedules.schedule import Schedule
-from ..timesteps.beginning import Beginning
+from ..timesteps.infonoise import Beginning
 from .combinations import check_floor
 from .config import ResolvedConfig
 from .kinds import kind_of

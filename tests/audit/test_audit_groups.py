@@ -29,7 +29,6 @@ train(o, 2)
 """,
         [[1e-4, 1e-4, 1e-4], [2e-4, 2e-4, 2e-4], [None, 1e-5, 1e-5], [None, None, 2e-5]],
     ),
-    "the last removed": (f"{SPLIT}train(o, 2); o.param_groups.pop(); train(o, 2)", [[1e-4, 1e-4], [2e-4, None]]),
     "the first removed": (f"{SPLIT}train(o, 2); o.param_groups.pop(0); train(o, 2)", [[1e-4, None], [2e-4, 2e-4]]),
     "one removed and another added": (
         f"""{SPLIT}{OTHER}
@@ -53,10 +52,6 @@ train(o, 2); o.add_param_group({{'params': b.parameters(), 'lr': 1e-5}}); state 
 state['param_groups'][2]['lr'] = 5e-5; o.load_state_dict(state); train(o, 2)
 """,
         [[1e-4, 1e-4], [2e-4, 2e-4], [None, 5e-5]],
-    ),
-    "all alike": (
-        f"o = adam()\n{OTHER}train(o, 2); o.add_param_group({{'params': b.parameters()}}); train(o, 2)",
-        [[1e-3, 1e-3], [None, 1e-3]],
     ),
 }
 LATE = f"""

@@ -52,9 +52,10 @@ class Net(torch.nn.Module):
 
 
 @pytest.mark.slow
-@cases(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
-@cases("shift", SHIFTS)
-@cases("shape", [(2,), (1, 4, 4)])
+@cases(
+    ("shape", "shift", "dtype", "tolerance"),
+    [((2,), 1.0, torch.float32, 1e-6), ((1, 4, 4), 3.0, torch.float64, 1e-12), ((2,), 0.5, torch.float64, 1e-12)],
+)
 def test_losses_gradients_and_50_updates_are_those_of_a_plain_loop(shape, shift, dtype, tolerance):
     num_steps, close = 100, {"rtol": tolerance, "atol": tolerance}
     process = make_process("flow_matching", num_steps=num_steps, shift=shift, is_bounded=False)
@@ -209,7 +210,6 @@ def test_the_shift_is_given_or_follows_from_the_resolution(tmp_path, arguments, 
     ("options", "message"),
     [
         ({"objective": "flow_matching:shift=0"}, r"shift=0 of 'flow_matching': must be a number in \(0, 1000\]"),
-        ({"objective": "flow_matching:shift=-1"}, "shift=-1 of 'flow_matching': must be"),
         (
             {"objective": "flow_matching:shift=3,base_resolution=4"},
             "base_resolution=4 .* left out beside shift=3",
@@ -218,11 +218,7 @@ def test_the_shift_is_given_or_follows_from_the_resolution(tmp_path, arguments, 
             {"objective": "flow_matching:base_resolution=4", "dataset_name": "moons"},
             "must be left out beside data without a resolution",
         ),
-        ({"objective": "flow_matching:use_dynamic_shifting=true"}, "does not take 'use_dynamic_shifting'"),
         ({"objective": "flow_matching", "ddpm_num_steps": 60}, "--ddpm_num_steps 60 has no effect on --objective flow_mat"),
-        ({"objective": "flow_matching", "prediction_type": "epsilon"}, "--prediction_type 'epsilon' has no effect on"),
-        ({"objective": "flow_matching", "ddpm_beta_schedule": "linear"}, "--ddpm_beta_schedule 'linear' has no effect on"),
-        ({"objective": "flow_matchin"}, "Did you mean 'flow_matching'"),
     ],
 )
 def test_wrong_input_is_refused_before_data_are_read(options, message):
@@ -233,30 +229,19 @@ def test_wrong_input_is_refused_before_data_are_read(options, message):
 @cases(
     ("saved", "message"),
     [
-        ({"shift": 1.0}, r"has shift=1.0, this run has shift of --objective 3.0\. "),
+        ({"shift": 1.0}, "has shift=1.0, this run has shift of --objective 3.0. "),
         ({"num_train_timesteps": 1000}, "has num_train_timesteps=1000, this run has num_steps of --objective 20"),
-        ({"shift": 3.0, "use_dynamic_shifting": True}, r"has use_dynamic_shifting=True, .* exp\(mu\)"),
+        ({"shift": 3.0, "use_dynamic_shifting": True}, "has use_dynamic_shifting=True, but a run has a single shift."),
         ({"_class_name": "DDPMScheduler"}, "is a DDPMScheduler, which is not for flow matching"),
     ],
 )
 def test_another_scheduler_beside_the_model_contradicts(saved, message):
     process = make_process("flow_matching", num_steps=20, shift=3.0, is_bounded=False)
-    (found,) = process.contradictions(saved)
-    assert_matches(found, message)
-
-
-def assert_matches(text, pattern):
-    with pytest.raises(ValueError, match=pattern):
-        raise ValueError(text)
-
-
-def test_its_own_scheduler_contradicts_nothing():
-    process = make_process("flow_matching", num_steps=20, shift=3.0, is_bounded=False)
     assert process.contradictions(dict(process.scheduler.config)) == []
+    (found,) = process.contradictions(saved)
+    assert found.startswith(message)
 
 
 def test_a_scheduler_of_flow_matching_contradicts_ddpm():
-    process = DDPM(DDPMScheduler(20))
-    saved = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 20}
-    (found,) = process.contradictions(saved)
-    assert_matches(found, "is a FlowMatchEulerDiscreteScheduler, which is for flow matching. .*--objective flow_matching")
+    (found,) = DDPM(DDPMScheduler(20)).contradictions({"_class_name": "FlowMatchEulerDiscreteScheduler"})
+    assert found.startswith("is a FlowMatchEulerDiscreteScheduler, which is for flow matching. Choose --objective flow_mat")

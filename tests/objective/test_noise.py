@@ -7,7 +7,6 @@ import pytest
 import torch
 from tables import cases
 
-from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.streams import block_randn
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.objective.noise import NOISES, immiscible, offset, pyramid
@@ -55,21 +54,10 @@ def test_noise_has_mean_0_and_is_not_constant(name):
     assert noise.flatten(1).std(dim=1).min() > 0.5
 
 
-@pytest.mark.parametrize("name", ["offset", "pyramid"])
-def test_another_generator_gives_other_noise(name):
-    noise = randn(2, 1, 8, 8)
-    assert not torch.equal(make(name, noise, noise), make(name, noise, noise, seed=1))
-
-
-def test_gaussian_noise_is_left_alone():
-    noise = randn(2, 1, 8, 8)
-    assert make("gaussian", noise, None) is noise
-
-
 # --- immiscible ------------------------------------------------------------------------------------------------------
 
 
-@cases("seed", range(20))
+@cases("seed", range(5))
 def test_the_assignment_has_the_smallest_sum_of_distances(seed):
     noise, images = randn(5, 1, 2, 2, seed=seed), randn(5, 1, 2, 2, seed=100 + seed)
     given = immiscible(noise, images)
@@ -81,20 +69,6 @@ def test_the_assignment_has_the_smallest_sum_of_distances(seed):
 
     best = min(itertools.permutations(range(5)), key=total)
     assert tuple(order) == best
-
-
-def test_the_assignment_is_not_the_order_of_the_batch():
-    noise, images = randn(64, 1, 8, 8), randn(64, 1, 8, 8, seed=1)
-    given = immiscible(noise, images)
-    moved = [not torch.equal(*pair) for pair in zip(noise, given, strict=True)]
-    assert sum(moved) > 32
-    assert (given - images).flatten(1).norm(dim=1).sum() < (noise - images).flatten(1).norm(dim=1).sum()
-
-
-def test_images_get_the_noise_that_they_are():
-    noise = randn(6, 3, 4, 5)
-    order = torch.tensor([4, 2, 0, 5, 1, 3])
-    assert torch.equal(immiscible(noise, noise[order]), noise[order])
 
 
 # --- offset ----------------------------------------------------------------------------------------------------------
@@ -149,35 +123,6 @@ def test_pyramid_ends_at_one_pixel():
     assert not torch.equal(pyramid(noise, None, generator(1), 0.8, 2), pyramid(noise, None, generator(1), 0.8, 3))
 
 
-# --- parameters ------------------------------------------------------------------------------------------------------
-
-
-@cases(
-    ("name", "kwargs", "parts"),
-    [
-        ("offset", {"strength": 0}, ["strength=0", "(0, inf)"]),
-        ("offset", {"strength": -0.1}, ["strength=-0.1", "(0, inf)"]),
-        ("offset", {"strength": math.nan}, ["strength=nan"]),
-        ("pyramid", {"discount": 0}, ["discount=0", "(0, 1)"]),
-        ("pyramid", {"discount": 1}, ["discount=1", "(0, 1)"]),
-        ("pyramid", {"num_levels": 0}, ["num_levels=0", "[1, inf)"]),
-        ("pyramid", {"num_levels": 2.5}, ["num_levels=2.5", "int"]),
-        ("gaussian", {"strength": 0.1}, ["'gaussian' does not take 'strength'", "no arguments"]),
-        ("immiscible", {"k": 4}, ["'immiscible' does not take 'k'"]),
-    ],
-)
-def test_parameters_out_of_range_are_named(name, kwargs, parts):
-    with pytest.raises(LabError) as told:
-        NOISES[name].resolve(kwargs)
-    for part in parts:
-        assert part in str(told.value)
-
-
-def test_an_unknown_noise_is_named():
-    with pytest.raises(LabError, match=r"Unknown noise 'pyramids'\. Did you mean 'pyramid'\? Known: gaussian, immis"):
-        NOISES["pyramids"]
-
-
 # --- shared out over micro-batches and processes ---------------------------------------------------------------------
 
 GLOBAL_BATCH = 24  # one and a half of the blocks that noise is drawn in
@@ -213,16 +158,12 @@ def test_noise_does_not_depend_on_how_the_batch_is_shared_out(name, processes, a
 
 
 @cases("name", NOISES)
-def test_noise_of_updates_differs(name):
-    assert not torch.equal(global_noise(name, 1, 1), global_noise(name, 1, 1, update=8))
-
-
-@cases("name", NOISES)
 def test_the_noise_of_training_is_that_of_the_entry(name):
     """Made of the noise that plain training would have had, for the whole global batch."""
     plain = block_randn(3, "noise", 7, range(GLOBAL_BATCH), (1, 6, 4), "cpu")
     assert torch.equal(global_noise("gaussian", 1, 1), plain)
     whole = global_noise(name, 2, 2)
+    assert not torch.equal(global_noise(name, 2, 2, update=8), whole)
     if name == "immiscible":
         assert torch.equal(whole, immiscible(plain, randn(GLOBAL_BATCH, 1, 6, 4, seed=5)))
     if name == "offset":

@@ -56,14 +56,6 @@ def test_it_starts_uniform_and_ends_as_the_gaussian():
         assert (clts(update) > 0).all()
 
 
-def test_the_easy_end_is_drawn_ever_less():
-    table = np.stack([clts(update) for update in range(N + 1)])
-    assert (np.diff(table[:, -1]) < 0).all()
-    assert (table[0] * T).sum() == pytest.approx(499.5)
-    assert (table[-1] * T).sum() == pytest.approx(377.6, abs=0.05)
-    assert (table[1:].argmax(axis=1) == 300).all()
-
-
 @given(st.floats(0, 1), st.floats(0.05, 3), st.floats(0, 1), st.integers(0, 3 * N))
 def test_it_is_the_mixture_that_it_says(mu, sigma, lambda_max, update):
     share = lambda_max * min(update / N, 1)
@@ -170,12 +162,6 @@ def test_there_is_a_loss_for_each_timestep():
     sampler = get_timestep_sampler("loss_second_moment", num_train_timesteps=4)
     with pytest.raises(LabError, match="Got 1 loss for 2 timesteps"):
         sampler.observe(torch.arange(2), torch.ones(1))
-
-
-def test_second_moments_of_no_loss_at_all_are_uniform():
-    sampler = LossSecondMoment(noise_levels(None, 4), 1, 0.001)
-    sampler.observe(torch.arange(4), torch.zeros(4))
-    assert sampler.probabilities().tolist() == [0.25] * 4
 
 
 def show(state, number):

@@ -1,16 +1,37 @@
-"""InfoNoise against code of its own in float64, the density that it leaves behind, and Curriculum Sampling."""
+"""InfoNoise against code of its own in float64, when its density begins, and Curriculum Sampling."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
+from continued_runs import SMALL, new_run
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
-from scipy import integrate
+from helpers import load_data_once
+from made_up_studies import made_up_study
+from runs import read_record
+from small_studies import BASE, SPEC
 from tables import cases
 
-from diffusers_lrlab import LabError, get_loss_weighting, get_timestep_sampler
-from diffusers_lrlab.timesteps.noise_levels import noise_levels
+from diffusers_lrlab import (
+    LabError,
+    TrainingConfig,
+    get_loss_weighting,
+    get_timestep_sampler,
+    register_loss_weighting,
+)
+from diffusers_lrlab.study.checks import check_plans
+from diffusers_lrlab.study.report.limitations import limitations
+from diffusers_lrlab.study.runs.context import StudyContext
+from diffusers_lrlab.study.runs.results import StudyFolder
+from diffusers_lrlab.study.spec.expansion import expand
+from diffusers_lrlab.study.spec.reading import load_spec
+from diffusers_lrlab.timesteps.infonoise import Beginning
+from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS
+from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.plan_text import describe_plan
+from diffusers_lrlab.training.resolve import resolve_config
 
 SCHEDULERS = {
     "flow": FlowMatchEulerDiscreteScheduler(),
@@ -97,30 +118,6 @@ def test_it_is_divided_by_the_weights_of_a_loss_weighting(name):
     assert (plain.probabilities(0) - sampler.probabilities(0)).abs().sum() > 0.1
 
 
-@cases("shift", [1.0, 3.0, 0.5])
-def test_a_shift_moves_timesteps_and_not_the_density_over_sigma(shift):
-    """For Gaussian data the error of the best prediction is known, and so is the whole density."""
-
-    def density(x):  # over ln sigma; the weight of the velocity's error on that of the data is ((1 + sigma) / sigma)^2
-        sigma = math.exp(x)
-        return 0.25 * sigma**2 / (0.25 + sigma**2) / (1 + sigma) ** 2 * sigma**3 / (sigma**3 + pivot**3)
-
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
-    sampler = get_timestep_sampler(f"{QUICK},num_bins=500", noise_scheduler=scheduler)
-    sigma = noise_levels(scheduler).snr[:-1] ** -0.5
-    errors = 0.25 * sigma**2 / (0.25 + sigma**2)
-    sampler.observe(torch.arange(999), torch.from_numpy(errors * ((1 + sigma) / sigma) ** 2))
-    rates = errors / sigma**3
-    pivot = sigma[rates > 0.002 * rates.max()].max()
-    total = integrate.quad(density, -12, 12)[0]
-    cumulative = sampler.probabilities(0).cumsum(0)
-    for level in (0.2, 0.5, 1.0, 2.0, 5.0):
-        t = int(np.searchsorted(sigma, level)) - 1
-        expected = integrate.quad(density, -12, math.log(sigma[t] * sigma[t + 1]) / 2)[0] / total
-        assert cumulative[t].item() == pytest.approx(expected, abs=0.01), level
-    assert pivot < 1
-
-
 @cases("name", SCHEDULERS)
 def test_its_density_can_be_held(name):
     sampler = get_timestep_sampler(
@@ -163,18 +160,6 @@ def test_means_move_by_the_decay_and_only_with_enough_losses():
         assert sampler.state.means.item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_gate_opens_above_the_pivot_and_not_below():
-    """A reversed gate, or one without it, prefers the least noise, where the rate is highest."""
-    weights, sigma = weights_on_data("flow")
-    errors = 0.4 / (0.4 / sigma**2 + 1)
-    sampler = get_timestep_sampler(QUICK, noise_scheduler=SCHEDULERS["flow"])
-    sampler.observe(torch.arange(1000), torch.from_numpy(errors * weights))
-    tenths = sampler.probabilities(0).view(10, 100).sum(1)
-    assert 2 <= tenths.argmax() <= 5
-    assert tenths[0] < 0.01
-    assert tenths[-1] < 0.05
-
-
 @pytest.mark.parametrize(("num_levels", "pivot"), [(1000, 0.36), (100, 1.5)])
 def test_the_pivot_depends_on_the_least_noise_level_as_documented(num_levels, pivot):
     """For data of unit variance, whose best prediction has the error sigma^2 / (1 + sigma^2)."""
@@ -200,25 +185,140 @@ def test_a_saved_state_continues_to_the_same_bits():
         assert value.equal(second.state_dict()[name]), name
 
 
-@cases("before", ["clts", "infonoise", "range", "uniform:draw=stratified", "no_such"])
+@cases("before", ["clts", "uniform:draw=stratified", "no_such"])
 def test_the_density_before_is_one_that_stays(before):
     with pytest.raises(LabError, match="before=.* of 'infonoise': must be|no_such"):
         get_timestep_sampler("infonoise", 100, 10, before=before)
 
 
+# --- when it begins ------------------------------------------------------------------------------------------------------
+
+FLOW = FlowMatchEulerDiscreteScheduler()
+SHORT = "infonoise:num_bins=2,warmup_updates=2,refresh_every=2,min_count=1"
+
+
+def begun_at(sampler, batch_size, seed, num_updates=400):
+    """The update at which the sampler itself begins, with losses of its own draws."""
+    generator = torch.Generator().manual_seed(seed)
+    for update in range(num_updates):
+        drawn = sampler.sample(batch_size, update, generator)
+        sampler.observe(drawn, torch.rand(batch_size, generator=generator) + 0.1)
+        if sampler.began():
+            return sampler.began()
+    return math.inf
+
+
+@cases("scheduler", [FLOW, DDPMScheduler()])
+def test_half_of_all_runs_begin_by_the_update_of_the_forecast(scheduler):
+    spec = "infonoise:num_bins=10,warmup_updates=0,refresh_every=4,min_count=2"
+    begun = [begun_at(get_timestep_sampler(spec, noise_scheduler=scheduler), 64, seed) for seed in range(30)]
+    expected = get_timestep_sampler(spec, noise_scheduler=scheduler).beginning(64, 1000)
+    assert expected.update == pytest.approx(np.median(begun), rel=0.25, abs=4)
+    assert expected.chance_by(max(begun)) > 0.9
+
+
+def test_the_chance_is_that_of_counts_of_draws():
+    masses = np.array([0.01, 0.02, 0.3, 0.67])
+    beginning = Beginning(masses, min_count=3, warmup_updates=0, refresh_every=1, batch_size=1, num_updates=9)
+    counts = np.random.default_rng(0).multinomial(250, masses, size=20_000)
+    assert beginning.chance_by(250) == pytest.approx((counts >= 3).all(axis=1).mean(), abs=0.01)
+    assert beginning.chance_by(11) == 0  # four parts of three losses
+
+
 @cases(
-    ("spec", "words"),
+    ("guards", "num_updates", "why"),
     [
-        ("piecewise:densities=[]", "got no densities"),
-        ("piecewise:densities=[1|-1]", "densities"),
-        ("piecewise:low=2,high=1", "Make high larger than low"),
-        ("piecewise:low=100,high=101", "gives no timestep any probability"),
-        ("piecewise:densities=[0|0]", "gives no timestep any probability"),
+        ({"warmup_updates": 500, "refresh_every": 100}, 500, "update 500. Hint: lower min_count, num_bins"),
+        ({"min_count": 20}, 9, "4 parts with 20 losses each under the density uniform"),
+        ({"masses": [0.5, 0.0, 0.5]}, 100, "3 parts with 1 loss each under the density uniform"),
     ],
 )
-def test_densities_that_cannot_be_held(spec, words):
-    with pytest.raises(LabError, match=words):
-        get_timestep_sampler(spec, 100)
+def test_a_density_that_cannot_begin_is_refused(guards, num_updates, why):
+    guards = {"masses": [0.25] * 4, "min_count": 1, "warmup_updates": 0, "refresh_every": 1, **guards}
+    beginning = Beginning(**guards | {"masses": np.array(guards["masses"])}, batch_size=8, num_updates=num_updates)
+    with pytest.raises(LabError, match=f"--timestep_sampler infonoise: must be able to begin in .*{why}"):
+        beginning.check("infonoise", "uniform")
+
+
+def test_a_run_in_which_it_is_unlikely_to_begin_is_warned():
+    """The default number of losses, on 1,000 noise levels of flow matching."""
+    spec = "infonoise:warmup_updates=200,refresh_every=50"
+    warning = get_timestep_sampler(spec, noise_scheduler=FLOW).beginning(16, 1000).warning("infonoise", "uniform")
+    assert "with 16 images an update, half of all runs begin by update 1,750" in warning
+    assert "This run has 1,000 updates and begins with a probability of below 1 %. Hint: lower min_count," in warning
+    helped = get_timestep_sampler(f"{spec},min_count=2", noise_scheduler=FLOW).beginning(16, 1000)
+    assert helped.warning("infonoise", "uniform") is None
+    assert get_timestep_sampler("loss_second_moment", noise_scheduler=FLOW).beginning(16, 1000) is None
+
+
+def test_a_long_run_warns_of_nothing_and_its_plan_names_the_update():
+    options = {"dataset_name": "moons", "train_batch_size": 64, "max_train_steps": 3000}
+    texts = []
+    for sampler in (SHORT, "infonoise:min_count=1900"):
+        config = resolve_config(TrainingConfig(timestep_sampler=sampler, **options))
+        data = load_data_once(config)
+        texts.append(describe_plan(make_plan(config, data, None)))
+    assert "; its own density from about update 2 on, with a probability of 100 % before the end" in texts[0]
+    assert "keeps the density" not in texts[0]
+    assert "'infonoise' keeps the density uniform until its warm-up is over" in texts[1]
+
+
+def test_noise_levels_that_the_loss_leaves_out_are_not_waited_for():
+    """Those of the upper half of the timesteps: they are no part, and their draws do not count."""
+    options = {"dataset_name": "moons", "max_train_steps": 3000, "timestep_sampler": "infonoise"}
+    with LOSS_WEIGHTINGS.temporarily():
+        register_loss_weighting("lower_half", description="of a test", source="this test")(
+            lambda levels: (np.arange(len(levels.snr)) < len(levels.snr) / 2).astype(float)
+        )
+        masses = []
+        for weighting in ("none", "lower_half"):
+            config = resolve_config(TrainingConfig(loss_weighting=weighting, **options))
+            masses.append(make_plan(config, load_data_once(config), None).beginning.masses)
+    assert masses[0].sum() == pytest.approx(1)
+    assert masses[1].sum() == pytest.approx(0.5)
+    assert len(masses[1]) < len(masses[0])
+
+
+def test_a_run_prints_and_records_the_update_and_its_card_shows_it(tmp_path, capsys):
+    (tmp_path / "model.json").write_text(json.dumps(SMALL))
+    run = new_run(tmp_path, "run", "constant", 8, timestep_sampler=SHORT, logging_steps=3)
+    assert "infonoise: its own density of the timesteps began at update 2." in capsys.readouterr().err
+    assert read_record(run)["train"]["timestep_density_began"] == 2
+    assert "update 2; `uniform` until then" in (run / "README.md").read_text()
+
+
+def test_a_run_in_which_it_never_began_says_so(tmp_path, capsys):
+    (tmp_path / "model.json").write_text(json.dumps(SMALL))
+    never = "infonoise:num_bins=64,warmup_updates=2,refresh_every=2,min_count=1"
+    run = new_run(tmp_path, "run", "constant", 8, timestep_sampler=never, objective="flow_matching:num_steps=1000")
+    printed = capsys.readouterr().out
+    assert "warning  'infonoise' keeps the density uniform" in printed
+    assert "infonoise: its own density of the timesteps never began; uniform was used for 8 updates." in printed
+    assert read_record(run)["train"]["timestep_density_began"] is None
+    assert "never: all updates had `uniform`" in (run / "README.md").read_text()
+
+
+def test_a_study_warns_before_its_runs(tmp_path):
+    arms = {
+        "uniform": {},
+        "learned": {"timestep_sampler": "infonoise:warmup_updates=10,refresh_every=10,num_bins=8,min_count=40"},
+    }
+    base = {key: value for key, value in BASE.items() if key != "model_config_name_or_path"}
+    spec = load_spec({**SPEC, "base": base, "arms": arms, "baseline": "uniform", "datasets": ["dino"]})
+    (warning,) = check_plans(expand(spec), StudyContext(StudyFolder(tmp_path / "study"), quiet=True))
+    assert warning.startswith("In the arm 'learned' on 'dino': 'infonoise' keeps the density uniform")
+
+
+def test_a_card_of_a_study_says_in_which_runs_it_never_began():
+    def change(run):
+        if run.arm == "b":
+            run.record["train"]["timestep_density_began"] = None if run.seed else 300
+            run.config["timestep_sampler_kwargs"] = {"before": "uniform"}
+        return run
+
+    results, summary = made_up_study(("a", "b"), ("dino",), change=change)
+    expected = "The density of the timesteps of b on dino never began in 4 of 5 runs: what is compared there is the density"
+    assert any(text.startswith(expected) for text in limitations(results, summary))
 
 
 # --- Curriculum Sampling ---------------------------------------------------------------------------------------------------

@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DDPMScheduler
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from safetensors.torch import load, save
 from tables import cases
 
 from diffusers_lrlab import LabError, get_timestep_sampler
@@ -63,20 +60,15 @@ def test_weights_are_those_of_the_update_and_come_in_the_shape_of_the_timesteps(
 
 
 @each_name
-def test_updates_can_come_in_an_array_of_any_shape(name):
+def test_probabilities_are_the_callers_own_and_updates_may_be_an_array(name):
     sampler = make(name)
     found = sampler.probabilities(np.array([[0, 3, 5], [3, UPDATES, 0]]))
     assert found.shape == (2, 3, 60)
     assert found[0, 1].equal(found[1, 0])
     assert found[1, 1].equal(sampler.probabilities(UPDATES))
-
-
-@each_name
-def test_probabilities_are_the_callers_own(name):
-    sampler = make(name)
     before = sampler.sample(40, 3, seeded())
     sampler.probabilities(3).zero_()
-    assert sampler.sample(40, 3, seeded()).equal(before)
+    assert sampler.sample(40, np.int64(3), seeded()).equal(before)
 
 
 # --- limits of parameters --------------------------------------------------------------------------------------------
@@ -102,11 +94,7 @@ def test_what_is_allowed_gives_a_distribution_or_says_why_not(name, parameter, v
     try:
         sampler = make(name, **{parameter: value})
     except LabError as error:
-        told = str(error)
-    else:
-        told = None
-    if told is not None:
-        assert f"{value:g}" in told or repr(value) in told
+        assert f"{value:g}" in str(error) or repr(value) in str(error)  # noqa: PT017
         return
     for update in (0, 5, UPDATES):
         probabilities = sampler.probabilities(update)
@@ -114,59 +102,14 @@ def test_what_is_allowed_gives_a_distribution_or_says_why_not(name, parameter, v
         assert (probabilities[sampler.sample(100, update, seeded())] > 0).all()
 
 
-@pytest.mark.parametrize("spec", ["clts_static:sigma=0.01", "clts_static:sigma=0.02", "truncated_normal:mean=0,std=0.05"])
-def test_unbiased_weights_of_a_narrow_density_are_numbers_or_refused(spec):
-    """A timestep that is in truth never drawn is one that no weight makes up for, as in a restricted range."""
-    try:
-        sampler = make(spec, 1000, unbiased=True)
-    except LabError as error:
-        told = str(error)
-    else:
-        told = None
-    if told is not None:
-        assert "unbiased=True cannot hold" in told
-        return
+def test_unbiased_weights_of_a_narrow_density_are_numbers_or_refused():
+    """A timestep that is never drawn in truth is one that no weight makes up for, as in a restricted range."""
+    with pytest.raises(LabError, match="unbiased=True cannot hold"):
+        make("clts_static:sigma=0.02", 1000, unbiased=True)
+    sampler = make("clts_static:sigma=0.06", 1000, unbiased=True)
     weights = sampler.loss_weights(torch.arange(1000), UPDATES).double()
     assert torch.isfinite(weights).all()
     assert (sampler.probabilities(UPDATES) * weights).sum().item() == pytest.approx(1, rel=1e-6)
-
-
-@pytest.mark.parametrize("num", [7, 60])
-@given(st.data())
-@settings(max_examples=150, deadline=None)
-def test_any_moderate_values_give_a_distribution_that_can_be_drawn(num, data):
-    free = [entry for entry in TIMESTEP_SAMPLERS.values() if not entry.traits & {"restricted", "feedback"}]
-    entry = data.draw(st.sampled_from(free))
-    kwargs = {"draw": data.draw(st.sampled_from(DRAWS))}
-    for parameter in entry.parameters:
-        if parameter.kind is float and parameter.default is not None:
-            low, high = parameter.interval.bounds
-            kwargs[parameter.name] = data.draw(st.floats(max(low, -2) + 0.25, min(high, 2) - 0.25))
-        elif parameter.choices and parameter.name not in ("draw", "after"):
-            kwargs[parameter.name] = data.draw(st.sampled_from(parameter.choices))
-    update = data.draw(st.integers(0, 2 * UPDATES))
-    sampler = make(entry.name, num, **kwargs)
-    assert is_distribution(sampler.probabilities(update))
-    drawn = sampler.sample(data.draw(st.integers(1, 9)), update, seeded())
-    assert 0 <= drawn.min() <= drawn.max() < num
-
-
-@cases("noise", [{"rescale_betas_zero_snr": True}, {"beta_schedule": "squaredcos_cap_v2"}], ids=str)
-@each_name
-def test_other_noise_schedules_give_distributions_too(name, noise):
-    scheduler = DDPMScheduler(**noise)
-    sampler = get_timestep_sampler(name, num_training_steps=UPDATES, noise_scheduler=scheduler)
-    for update in (0, 7, UPDATES):
-        assert is_distribution(sampler.probabilities(update))
-
-
-@given(st.floats(0, 1), st.floats(0.02, 2), st.floats(1e-6, 1), st.integers(1, UPDATES))
-def test_clts_is_highest_at_mu_and_falls_to_both_sides(mu, sigma, lambda_max, update):
-    p = make("clts", mu=mu, sigma=sigma, lambda_max=lambda_max).probabilities(update)
-    peak = min(round(mu * 60), 59)
-    assert p.max() - p[peak] <= 1e-4 * p[peak]
-    assert (p[: peak + 1].diff() >= -1e-15).all()
-    assert (p[peak + 1 :].diff() <= 1e-15).all()
 
 
 @cases("num", [5, 7, 38, 60])
@@ -178,12 +121,6 @@ def test_easy_to_hard_is_never_an_update_late(num):
         stages = [min(1 + 2 * update * 4 // updates, 5) for update in range(updates + 1)]
         assert table.sum(dim=1).tolist() == [-(-stage * num // 5) for stage in stages]
         assert table[:, -1].all()
-
-
-def test_edges_in_shares_are_rounded_to_timesteps():
-    sampler = make("banded", 7, num_bands=3, edges=[0.3, 0.8])  # 2.1 and 5.6
-    bands = {tuple(row.nonzero().flatten().tolist()) for row in sampler.probabilities(np.arange(50))}
-    assert bands == {(0, 1), (2, 3, 4, 5), (6,)}
 
 
 # --- what follows the losses -----------------------------------------------------------------------------------------
@@ -211,27 +148,6 @@ def same(first, second):
 
 
 @each_follower
-def test_two_that_are_shown_the_same_are_the_same_to_the_bit(new):
-    first, second, other = new(), new(), new()
-    show(first, 9)
-    show(second, 9)
-    show(other, 9, seed=1)
-    assert same(snapshot(first), snapshot(second))
-    assert not same(snapshot(first), snapshot(other))
-
-
-@each_follower
-def test_a_loaded_state_is_ones_own(new):
-    """Going on with the one it came from must not move it."""
-    first, second = new(), new()
-    show(first, 3)
-    second.load_state_dict(first.state_dict())
-    before = snapshot(second)
-    show(first, 3, seed=1)
-    assert same(snapshot(second), before)
-
-
-@each_follower
 def test_losses_that_require_a_gradient_are_only_looked_at(new):
     first, second = new(), new()
     timesteps, losses = torch.arange(12), torch.linspace(0.1, 2, 12)
@@ -241,19 +157,6 @@ def test_losses_that_require_a_gradient_are_only_looked_at(new):
     assert same(snapshot(first), snapshot(second))
     assert tracked.grad is None
     assert not any(value.requires_grad for value in first.state_dict().values())
-
-
-def test_a_sampler_back_from_a_file_draws_and_weighs_the_same():
-    first, second = make("loss_second_moment", 12, history=3), make("loss_second_moment", 12, history=3)
-    show(first, 5)
-    second.load_state_dict(load(save({key: value.contiguous() for key, value in first.state_dict().items()})))
-    for batch in range(3):
-        drawn = first.sample(64, batch, seeded(batch))
-        assert drawn.equal(second.sample(64, batch, seeded(batch)))
-        assert first.loss_weights(drawn, batch).equal(second.loss_weights(drawn, batch))
-        assert not drawn.equal(make("uniform", 12).sample(64, batch, seeded(batch)))
-        show(first, 1, seed=batch)
-        show(second, 1, seed=batch)
 
 
 def test_one_timestep_alone_is_not_enough_to_leave_uniform():

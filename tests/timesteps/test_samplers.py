@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler, VQDiffusionScheduler
+from diffusers import DDPMScheduler, VQDiffusionScheduler
 from scipy import integrate, stats
 from scipy.special import logit
 from tables import cases
 
 from diffusers_lrlab import LabError, get_timestep_sampler
-from diffusers_lrlab.timesteps.bands import band_of_update
+from diffusers_lrlab.timesteps.bands import TimestepLR, band_of_update
 from diffusers_lrlab.timesteps.noise_levels import noise_levels
 from diffusers_lrlab.timesteps.registries import DRAWS, TIMESTEP_SAMPLERS
 
@@ -56,12 +56,11 @@ def test_probabilities_are_a_distribution_at_every_update(name, num):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num", [50_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 @cases("draw", DRAWS)
-@cases("update", [0, UPDATES // 2, UPDATES])
 @cases("name", TIMESTEP_SAMPLERS)
-def test_many_draws_have_the_density(name, update, draw, num):
-    sampler = make(name, draw=draw)
+def test_many_draws_have_the_density(name, draw):
+    """A chi-square test."""
+    sampler, num, update = make(name, draw=draw), 200_000, UPDATES // 2
     drawn = sampler.sample(num, update, seeded())
     if draw == "antithetic":
         drawn = drawn[: num // 2]  # the others follow from these
@@ -125,18 +124,6 @@ def test_unbiased_weights_give_back_the_uniform_mean(name, update):
     assert (sampler.probabilities(update) * weights.double() * losses).sum() == pytest.approx(losses.mean().item(), rel=1e-6)
     if name != "loss_second_moment":
         assert make(name).loss_weights(torch.arange(1000), update) is None
-
-
-@cases("name", ["clts", "clts_static", "logit_normal", "speed", "loss_second_moment"])
-def test_unbiased_leaves_the_expected_gradient_as_it_is(name):
-    model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
-    timesteps = torch.arange(50)
-    losses = (model(timesteps[:, None].double() / 50) - torch.sin(timesteps / 5.0)[:, None]).square().flatten()
-    sampler = make(name, 50, unbiased=True)
-    weighted = (sampler.probabilities(20) * sampler.loss_weights(timesteps, 20).double() * losses).sum()
-    expected = torch.autograd.grad(losses.mean(), model.parameters(), retain_graph=True)
-    for found, wanted in zip(torch.autograd.grad(weighted, model.parameters()), expected, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-9)
 
 
 class TestStratified:
@@ -258,35 +245,27 @@ def test_bands_take_turns_as_often_as_they_are_wide():
         assert sampler.probabilities(update).numpy() == pytest.approx(expected, abs=1e-15)
 
 
-def test_easy_to_hard_adds_the_next_noisiest_part():
-    sampler = get_timestep_sampler("easy_to_hard", 100, 1000, num_clusters=5, ramp_share=0.8)
-    for update, first in ((0, 80), (199, 80), (200, 60), (400, 40), (600, 20), (799, 20), (800, 0), (1000, 0)):
-        expected = np.where(np.arange(100) >= first, 1 / (100 - first), 0)
-        assert sampler.probabilities(update).numpy() == pytest.approx(expected, abs=1e-15)
+def test_bands_have_rates_and_weights_have_losses():
+    banded, weight = (TimestepLR(form, [0.5, 2.0], [0.25]) for form in ("banded", "weight"))
+    assert weight.weights(8).tolist() == [0.5] * 2 + [2.0] * 6
+    # Multiples of the golden ratio: 0.62, 0.24, 0.85, 0.47, 0.09 and 0.71 of the way.
+    assert banded.lr_factors(np.arange(6), 8).tolist() == [2.0, 0.5, 2.0, 2.0, 0.5, 2.0]
+    assert banded.weights(8) is None
+    assert weight.lr_factors(np.arange(6), 8) is None
 
 
 # --- wrong input -----------------------------------------------------------------------------------------------------
 
 WRONG = [
-    ("cltss", {}, "Did you mean 'clts'"),
-    ("clts:sigmma=1", {}, "Did you mean 'sigma'"),
     ("clts", {"sigma": 0}, r"sigma=0 of 'clts': must be a number in \(0, inf\)"),
-    ("clts", {"sigma": -1.0}, "sigma=-1"),
-    ("clts", {"mu": 1.01}, r"mu=1.01 of 'clts': must be a number in \[0, 1\]"),
-    ("clts", {"mu": float("nan")}, "mu=nan"),
     ("clts:mu=0.2", {"mu": 0.3}, "'mu' is given twice"),
-    ("clts", {"sigma": 0.5, "noise_rate_exponent": 2.0}, "sigma=0.5, which has no effect"),
     ("clts", {"after": "uniform"}, "after='uniform'.*no effect"),
-    ("range", {"low": 0.5, "high": 0.5}, "holds none of the 1000 timesteps"),
-    ("range", {"low": 0.9, "high": 0.1}, "holds none"),
     ("snr_range", {"min_snr": 1e6, "max_snr": 1e7}, "whose SNR goes from"),
-    ("snr_range", {"min_snr": 5.0, "max_snr": 1.0}, "holds none"),
-    ("easy_to_hard", {"num_clusters": 1001}, "num_clusters=1001, more than the 1000 timesteps"),
-    ("banded", {"num_bands": 1001}, "band without timesteps"),
     ("banded", {"num_bands": 3, "edges": [0.5]}, "meet at 2 edges"),
-    ("banded", {"num_bands": 3, "edges": [0.5, 0.4]}, "band without timesteps"),
     ("speed", {"k": 1e308}, "no timestep any probability that can be computed"),
-    ("uniform", {"draw": "twice"}, "one of 'independent', 'stratified', 'antithetic'"),
+    ("piecewise", {"densities": []}, "got no densities"),
+    ("piecewise", {"low": 2.0, "high": 1.0}, "Make high larger than low"),
+    ("piecewise", {"low": 100.0, "high": 101.0}, "gives no timestep any probability"),
     (3, {}, "got 3"),
 ]
 
@@ -303,33 +282,15 @@ def test_updates_are_counts(update):
         make("clts").probabilities(update)
 
 
-@cases("name", TIMESTEP_SAMPLERS)
-def test_counts_of_other_kinds_will_do(name):
-    sampler = make(name)
-    expected = sampler.sample(9, 7, seeded())
-    assert sampler.sample(9, np.int64(7), seeded()).equal(expected)
-    assert sampler.sample(9, np.uint8(7), seeded()).equal(expected)
-
-
 @cases(
     ("arguments", "words"),
     [
         ({"num_training_steps": 10}, "How many timesteps"),
-        ({"num_train_timesteps": 0, "num_training_steps": 10}, "num_train_timesteps=0"),
         ({"num_train_timesteps": 10.5, "num_training_steps": 10}, "num_train_timesteps=10.5 of .*: must be a whole number"),
         ({"num_train_timesteps": 1000}, "give num_training_steps"),
         ({"num_train_timesteps": 1000, "num_training_steps": 0}, "num_training_steps=0"),
-        ({"num_train_timesteps": 1000, "num_training_steps": "50"}, "num_training_steps='50' of .*: must be a whole number"),
-        ({"num_train_timesteps": 1000, "num_training_steps": 1.5}, "num_training_steps=1.5 of .*: must be a whole number"),
         ({"num_train_timesteps": 999, "num_training_steps": 10, "noise_scheduler": DDPMScheduler()}, "has, 1000"),
-        (
-            {"num_train_timesteps": 10, "num_training_steps": 10, "noise_scheduler": FlowMatchEulerDiscreteScheduler()},
-            "num_train_timesteps=10 is not what the noise scheduler has, 1000",
-        ),
-        (
-            {"num_training_steps": 10, "noise_scheduler": VQDiffusionScheduler(4)},
-            "VQDiffusionScheduler has no alphas_cumprod",
-        ),
+        ({"num_training_steps": 10, "noise_scheduler": VQDiffusionScheduler(4)}, "Scheduler has no alphas_cumprod"),
     ],
     ids=str,
 )

@@ -1,6 +1,8 @@
 """Loss weightings against their published forms, written down here in terms of the signal-to-noise ratio."""
 
+import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -14,7 +16,6 @@ from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.timesteps.loss_weights import get_loss_weighting, list_loss_weightings
-from diffusers_lrlab.timesteps.noise_levels import noise_levels
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.resolve import resolve_config
@@ -115,30 +116,6 @@ def test_parameters_are_those_of_the_papers(spec, form):
     np.testing.assert_allclose(weights, [form(signal_to_noise(timestep)) for timestep in TIMESTEPS], rtol=1e-9)
 
 
-# `none` is by definition the plain error of each prediction, which are different losses.
-SAME_LOSS = [name for name in FIXED if name != "none"]
-
-
-@cases("name", SAME_LOSS)
-def test_one_prediction_has_one_loss_in_all_three_forms(name):
-    levels = noise_levels(DDPMScheduler())
-    generator = torch.Generator().manual_seed(0)
-    image, noise, predicted = torch.randn(3, 1000, 6, generator=generator, dtype=torch.float64)
-    alpha = torch.from_numpy(levels.alphas_cumprod)[:, None]
-    signal, sigma = alpha.sqrt(), (1 - alpha).sqrt()
-    noisy = signal * image + sigma * noise
-    implied = (noisy - sigma * predicted) / signal
-    velocity, implied_velocity = signal * noise - sigma * image, signal * predicted - sigma * implied
-    errors = {
-        "epsilon": (predicted - noise).square().mean(dim=1),
-        "sample": (implied - image).square().mean(dim=1),
-        "v_prediction": (implied_velocity - velocity).square().mean(dim=1),
-    }
-    losses = {kind: error * get_loss_weighting(name, DDPMScheduler(), kind).table for kind, error in errors.items()}
-    for kind in ("sample", "v_prediction"):
-        torch.testing.assert_close(losses[kind], losses["epsilon"], rtol=1e-6, atol=0)
-
-
 class TinyModel(torch.nn.Module):
     """Knows the timestep, so that gradients of different ones are not parallel."""
 
@@ -199,8 +176,7 @@ def test_the_gradient_is_the_weighted_mean_of_those_of_images(name, prediction_t
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
 
 
-@cases("prediction_type", PREDICTION_TYPES)
-@cases("beta_schedule", BETA_SCHEDULES)
+@cases(("beta_schedule", "prediction_type"), [*zip(BETA_SCHEDULES, itertools.cycle(PREDICTION_TYPES), strict=False)])
 @cases("name", LOSS_WEIGHTINGS)
 def test_weights_in_training_are_finite_for_every_noise_schedule(name, beta_schedule, prediction_type):
     options = {"loss_weighting": name, "ddpm_beta_schedule": beta_schedule, "prediction_type": prediction_type}
@@ -234,13 +210,10 @@ ZERO = DDPMScheduler(rescale_betas_zero_snr=True)
 @cases("name", LOSS_WEIGHTINGS)
 def test_a_terminal_snr_of_zero_gives_finite_weights(name, prediction_type):
     assert ZERO.alphas_cumprod[-1] == 0
+    assert get_loss_weighting("min_snr", ZERO).table[-1] == 1
     weighting = get_loss_weighting(name, ZERO, prediction_type)
     assert (weighting.table >= 0).all()
     assert weighting.weights(torch.arange(1000)).isfinite().all()
-
-
-def test_min_snr_weighs_pure_noise_by_1():
-    assert get_loss_weighting("min_snr", ZERO).table[-1] == 1
 
 
 # What the forms in ON_IMAGES tend to where SNR falls to 0.
@@ -267,54 +240,6 @@ def test_pure_noise_is_weighed_by_the_limit(name, prediction_type):
     assert get_loss_weighting(name, ZERO, prediction_type).table[-1].item() == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LEARNED)
-def test_learned_weights_bring_every_noise_level_to_1(name):
-    """Losses that fall with the noise as those of a model of the noise do, and scatter."""
-    weighting = get_loss_weighting(name, DDPMScheduler())
-    assert weighting.follows_losses
-    expected = 0.01 + torch.exp(-torch.arange(1000) / 100)
-    generator = torch.Generator().manual_seed(0)
-    assert torch.equal(weighting.table, torch.ones(1000))
-    for _ in range(3000):
-        timesteps = torch.randint(0, 1000, (128,), generator=generator)
-        scatter = torch.rand(128, generator=generator) + 0.5
-        weighting.observe(timesteps, expected[timesteps] * scatter)
-    product = weighting.weights(torch.arange(1000)) * expected
-    assert product.mean().item() == pytest.approx(1, abs=0.05)
-    # One hundred timesteps hardly differ in noise, and few are drawn of any one.
-    torch.testing.assert_close(product.view(10, 100).mean(dim=1), torch.ones(10), rtol=0, atol=0.1)
-
-
-@pytest.mark.parametrize("name", LEARNED)
-def test_what_was_learned_can_be_kept_and_brought_back(name):
-    def show(weighting, seed, times):
-        generator = torch.Generator().manual_seed(seed)
-        for _ in range(times):
-            timesteps = torch.randint(0, 1000, (32,), generator=generator)
-            weighting.observe(timesteps, torch.rand(32, generator=generator))
-
-    first = get_loss_weighting(name, DDPMScheduler())
-    show(first, 0, 20)
-    saved = {key: value.clone() for key, value in first.state_dict().items()}
-    show(first, 1, 20)
-    second = get_loss_weighting(name, DDPMScheduler())
-    second.load_state_dict(saved)
-    assert not torch.equal(second.table, first.table)
-    show(second, 1, 20)
-    assert torch.equal(second.table, first.table)
-
-
-@cases("name", FIXED)
-def test_other_weightings_do_not_care_what_they_are_shown(name):
-    weighting = get_loss_weighting(name, DDPMScheduler())
-    before = weighting.table.clone()
-    weighting.observe(torch.tensor([1, 2]), torch.tensor([3.0, 4.0]))
-    assert not weighting.follows_losses
-    assert weighting.state_dict() == {}
-    assert torch.equal(weighting.table, before)
-
-
 def test_weights_have_the_shape_of_the_timesteps():
     weighting = get_loss_weighting("min_snr", DDPMScheduler())
     timesteps = torch.tensor([[1, 50, 999], [300, 0, 500]])
@@ -323,33 +248,16 @@ def test_weights_have_the_shape_of_the_timesteps():
 
 
 @cases(
-    ("name", "kwargs", "parts"),
+    ("name", "kwargs", "text"),
     [
-        ("min_sn", {}, ["'min_sn'", "Did you mean 'min_snr'?", "Known: ", "p2"]),
-        ("min_snr", {"gama": 1}, ["'min_snr' does not take 'gama'", "Did you mean 'gamma'?"]),
-        ("min_snr:gamma=0", {}, ["gamma=0", "(0, inf)"]),
-        ("min_snr", {"gamma": -1.0}, ["gamma=-1.0", "(0, inf)"]),
-        ("min_snr", {"gamma": math.inf}, ["gamma=inf", "(0, inf)"]),
-        ("min_snr", {"gamma": math.nan}, ["gamma=nan", "(0, inf)"]),
-        ("soft_min_snr", {"gamma": 0}, ["gamma=0", "(0, inf)"]),
-        ("max_snr", {"gamma": 0}, ["gamma=0", "(0, inf)"]),
-        ("p2", {"gamma": -1}, ["gamma=-1", "[0, inf)"]),
-        ("p2", {"k": 0}, ["k=0", "(0, inf)"]),
-        ("edm", {"sigma_data": 0}, ["sigma_data=0", "[0.001, 1000]"]),
-        ("none", {"max_weight": 0}, ["max_weight=0", "(0, inf)"]),
-        ("none", {"normalize": 1}, ["normalize=1"]),
-        ("learned_log_variance", {"num_features": 0}, ["num_features=0", "[1, inf)"]),
-        (3, {}, ["got 3"]),
+        ("min_snr:gamma=0", {}, "gamma=0 of 'min_snr': must be a number in (0, inf)"),
+        ("none", {"max_weight": 0}, "max_weight=0"),
+        ("none", {"normalize": 1}, "normalize=1"),
+        (3, {}, "got 3"),
     ],
 )
-def test_what_cannot_be_done_is_explained(name, kwargs, parts):
-    with pytest.raises(LabError) as told:
+def test_wrong_arguments(name, kwargs, text):
+    with pytest.raises(LabError, match=re.escape(text)):
         get_loss_weighting(name, DDPMScheduler(), **kwargs)
-    for part in parts:
-        assert part in str(told.value)
-
-
-@cases("name", LOSS_WEIGHTINGS)
-def test_an_unknown_prediction_type_is_named(name):
     with pytest.raises(LabError, match="'x0'; known: epsilon, sample, v_prediction"):
-        get_loss_weighting(name, DDPMScheduler(), "x0")
+        get_loss_weighting("none", DDPMScheduler(), "x0")
