@@ -61,7 +61,7 @@ pipeline = DiffusionPipeline.from_pretrained(
 """
 
 
-def _example(call: str, made: str = "images", pipeline: str = "DiffusionPipeline", own: bool = True) -> str:
+def _loading(call: str, made: str = "images", pipeline: str = "DiffusionPipeline", own: bool = True) -> str:
     """Markdown that loads a pipeline, which needs this package if it is its `own`, and calls it."""
     imports = "import diffusers_lrlab\n" * own
     return f"""```python
@@ -76,14 +76,14 @@ pipeline = {pipeline}.from_pretrained("{{location}}")
 _STEPS, _UNCONDITIONAL = "num_inference_steps={inference_steps}", "unconditional-image-generation"
 CARD_SECTIONS: dict[str, CardSection] = {
     "images": CardSection(
-        _UNCONDITIONAL, (_UNCONDITIONAL,), _example(f"batch_size=16, {_STEPS}", pipeline="DDPMPipeline", own=False)
+        _UNCONDITIONAL, (_UNCONDITIONAL,), _loading(f"batch_size=16, {_STEPS}", pipeline="DDPMPipeline", own=False)
     ),
     "latents": CardSection(
-        _UNCONDITIONAL, (_UNCONDITIONAL, "latent-diffusion"), _example(f"batch_size=16, {_STEPS}"), _WITHOUT_PACKAGE
+        _UNCONDITIONAL, (_UNCONDITIONAL, "latent-diffusion"), _loading(f"batch_size=16, {_STEPS}"), _WITHOUT_PACKAGE
     ),
     "points": CardSection(
         tags=("points",),
-        example=_example(f"num_points=10_000, {_STEPS}", "points"),
+        example=_loading(f"num_points=10_000, {_STEPS}", "points"),
         without_package=_WITHOUT_PACKAGE,
         plots="""
 ![From noise to data](lrlab/trajectory.png)
@@ -93,8 +93,8 @@ CARD_SECTIONS: dict[str, CardSection] = {
     ),
 }
 
-_LABELLED_EXAMPLE = _example(f"class_labels={{labels}}, {_STEPS}")  # `{labels}` are some names of classes
-_DIT_EXAMPLE = _example(f"[0, 1], guidance_scale={{guidance_scale}}, {_STEPS}", pipeline="DiTPipeline", own=False).replace(
+_LABELLED_EXAMPLE = _loading(f"class_labels={{labels}}, {_STEPS}")  # `{labels}` are some names of classes
+_DIT_EXAMPLE = _loading(f"[0, 1], guidance_scale={{guidance_scale}}, {_STEPS}", pipeline="DiTPipeline", own=False).replace(
     "images =", "print(pipeline.labels)  # by name\nimages ="
 )
 

@@ -11,7 +11,6 @@ from ..core.files import is_plain_name
 from ..core.held import refuse_damage_in_use
 from ..core.options import names_where
 from ..pipelines.reference import Reference, saved_references
-from ..training.config import TrainingConfig, complete_options
 from ..training.record_schema import is_number, no_number, read_checked, read_json, small
 
 _COLUMNS = ("lr", "lr_hidden", "beta1", "loss", "validation_loss", "validation_loss_ema", "grad_norm")
@@ -74,6 +73,8 @@ def recorded_options(
     that start the same run again, and `also` others, without those that are `None`, and with the commit of the weights that
     it started from. Raises a `LabError` for an option that was in use and that this version does not know.
     """
+    from ..training.config import TrainingConfig, complete_options  # which import torch
+
     saved = dict(record["config"] if config is None else config)
     known = {field.name for field in dataclasses.fields(TrainingConfig)}
     # An option that has left since then decided nothing if it was off, or asked for what is always done now.
