@@ -19,12 +19,10 @@ from ..training.kinds.select import component_of, kind_of
 from ..training.pipeline import pipeline_name
 from .card_facts import (
     as_code,
-    compared_with_real_data,
     describe_data,
     distance_rows,
     facts_of,
     fill,
-    limits_of,
     result_rows,
 )
 from .records import references_of
@@ -145,8 +143,7 @@ def model_card_text(folder: Path, record: dict[str, Any], licence: str | None = 
         data=data,
         data_facts=data_facts,
         licence=config["hub_license"] or "no licence was given (`--hub_license`). Ask its author before you use it",
-        limits=limits_of(config, train, kind),
-        in_words=compared_with_real_data(train["results"]),
+        seen=counted(num, singular(kind.name)) if (num := train["num_training_images"]) else f"a stream of {kind.name}",
         project=project_link(),
         install=install_command("train"),
         command=record["run"]["command"].replace("training_scripts/train_ddpm.py", "-m diffusers_lrlab.train"),
