@@ -169,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
         hub, path = self.server.hub, unquote(url.path)
         fault = self._fault(path)
         # Read in any case: what stays in the connection would be taken for the next request.
-        self.body, self.query = self._read_body(), parse_qs(url.query)
+        self.body, self.query = self.rfile.read(int(self.headers.get("Content-Length", 0))), parse_qs(url.query)
         self.cut = bool(fault and fault.cut)
         hub.requests.append((self.command, path))
         try:
@@ -199,16 +199,6 @@ class _Handler(BaseHTTPRequestHandler):
                 time.sleep(fault.delay)
                 return fault
         return None
-
-    def _read_body(self):
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        chunks = []
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            chunks.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(chunks)
 
     def _send(self, content, status=200, headers=None):
         self.send_response(status)
@@ -358,11 +348,6 @@ class _Handler(BaseHTTPRequestHandler):
         folders = sorted({prefix + name for name, below in names if below})
         self._send_json(entries + [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in folders])
 
-    def paths_info(self, kind, id, revision):
-        repo = self._repo(kind, id)
-        files = repo.commits[repo.resolve(revision)]
-        self._send_json([_entry(path, files[path]) for path in json.loads(self.body)["paths"] if path in files])
-
     def resolve(self, id, revision, path, kind="models"):
         repo = self._repo(kind, id)
         sha = repo.resolve(revision)
@@ -425,7 +410,6 @@ ROUTES = [
     (["POST"], REPO + r"/preupload/(?P<revision>[^/]+)", _Handler.preupload),
     (["POST"], REPO + r"/commit/(?P<revision>[^/]+)", _Handler.commit),
     (["POST"], REPO + r"/branch/(?P<branch>[^/]+)", _Handler.create_branch),
-    (["POST"], REPO + r"/paths-info/(?P<revision>[^/]+)", _Handler.paths_info),
     (["POST"], FILES + r"\.git/info/lfs/objects/batch", _Handler.lfs_batch),
     (["PUT"], r"/lfs/(?P<oid>[0-9a-f]+)", _Handler.lfs_put),
     (["GET"], REPO + r"/auth-check/write", _Handler.auth_check),

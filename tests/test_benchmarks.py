@@ -12,7 +12,7 @@ import started
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 NAMES = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in ("common", "template", "host_loops"))
 WITH_FOLDER = {"flow_or_ddpm_digits", "lr_finder", "toy2d_study"}
-QUICK = {"preflight", "scheduler_step", "way_of_an_option"}
+QUICK = {"preflight", "scheduler_step"}
 # Those that time imports.
 STARTS_PYTHON = {"import_time"}
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from ..core.errors import LabError
 from ..core.extras import require_extra
-from ..hub.transfer import Target
 from .output import announce_loading, say, say_json
 
 
@@ -42,7 +41,7 @@ def push_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def push(options: argparse.Namespace) -> None:
-    from ..hub.transfer import push_folder
+    from ..hub.transfer import Target, push_folder
 
     if options.create_pr and options.private:
         raise LabError("--private is for new repositories, and --create_pr for existing ones. Leave one of them out.")

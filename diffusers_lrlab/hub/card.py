@@ -20,12 +20,10 @@ from ..training.pipeline import pipeline_name
 from ..training.record_schema import read_json
 from .card_facts import (
     as_code,
-    compared_with_real_data,
     describe_data,
     distance_rows,
     facts_of,
     fill,
-    limits_of,
     result_rows,
 )
 
@@ -61,7 +59,7 @@ pipeline = DiffusionPipeline.from_pretrained(
 """
 
 
-def _example(call: str, made: str = "images", pipeline: str = "DiffusionPipeline", own: bool = True) -> str:
+def _loading(call: str, made: str = "images", pipeline: str = "DiffusionPipeline", own: bool = True) -> str:
     """Markdown that loads a pipeline, which needs this package if it is its `own`, and calls it."""
     imports = "import diffusers_lrlab\n" * own
     return f"""```python
@@ -76,14 +74,14 @@ pipeline = {pipeline}.from_pretrained("{{location}}")
 _STEPS, _UNCONDITIONAL = "num_inference_steps={inference_steps}", "unconditional-image-generation"
 CARD_SECTIONS: dict[str, CardSection] = {
     "images": CardSection(
-        _UNCONDITIONAL, (_UNCONDITIONAL,), _example(f"batch_size=16, {_STEPS}", pipeline="DDPMPipeline", own=False)
+        _UNCONDITIONAL, (_UNCONDITIONAL,), _loading(f"batch_size=16, {_STEPS}", pipeline="DDPMPipeline", own=False)
     ),
     "latents": CardSection(
-        _UNCONDITIONAL, (_UNCONDITIONAL, "latent-diffusion"), _example(f"batch_size=16, {_STEPS}"), _WITHOUT_PACKAGE
+        _UNCONDITIONAL, (_UNCONDITIONAL, "latent-diffusion"), _loading(f"batch_size=16, {_STEPS}"), _WITHOUT_PACKAGE
     ),
     "points": CardSection(
         tags=("points",),
-        example=_example(f"num_points=10_000, {_STEPS}", "points"),
+        example=_loading(f"num_points=10_000, {_STEPS}", "points"),
         without_package=_WITHOUT_PACKAGE,
         plots="""
 ![From noise to data](lrlab/trajectory.png)
@@ -93,7 +91,7 @@ CARD_SECTIONS: dict[str, CardSection] = {
     ),
 }
 
-_LABELLED_EXAMPLE = _example(f"class_labels={{labels}}, {_STEPS}")  # `{labels}` are some names of classes
+_LABELLED_EXAMPLE = _loading(f"class_labels={{labels}}, {_STEPS}")  # `{labels}` are some names of classes
 
 
 def section_of(kind: DataKind, config: dict[str, Any], pipeline: str = "") -> CardSection:
@@ -139,9 +137,8 @@ def model_card_text(folder: Path, record: dict[str, Any], licence: str | None = 
         class_rows=_class_rows(config, train),
         data=data,
         data_facts=data_facts,
+        seen=counted(num, singular(kind.name)) if (num := train["num_training_images"]) else f"a stream of {kind.name}",
         licence=licence or "the licence in the metadata of this card; without one, ask its author before you use it",
-        limits=limits_of(config, train, kind),
-        in_words=compared_with_real_data(train["results"]),
         project=project_link(),
         install=install_command("train"),
         command=record["run"]["command"].replace("training_scripts/train_ddpm.py", "-m diffusers_lrlab.train"),

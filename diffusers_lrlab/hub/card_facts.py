@@ -1,11 +1,11 @@
-"""What cards say: their templates, and for models facts, results beside those of real data, data and licence, and limits."""
+"""What cards say: their templates, and for models facts, results beside those of real data, and data with their licence."""
 
 import re
 from pathlib import Path
 from typing import Any
 
 from ..core.spec import format_spec, shown_spec
-from ..core.words import counted, singular
+from ..core.words import counted
 from ..data.image_sets import IMAGE_DATASETS
 from ..data.labels import describe_classes
 from ..data.sources import local_folder
@@ -16,12 +16,6 @@ from ..training.kinds.base import DataKind
 from ..training.plan_text import autoencoder_in_words
 from ..training.resolve_timesteps import recorded_process
 
-_REAL = {  # in place of samples, by the end of a result's name
-    "of_training_images": "equally many training images",
-    "of_held_out_images": "held-out images",
-    "of_held_out_points": "held-out points",
-    "of_held_out_data": "held-out data",
-}
 _LABELS = {
     "timestep_sampler": "Timestep sampler",
     "loss_weighting": "Loss weighting",
@@ -143,34 +137,3 @@ def describe_data(config: dict[str, Any]) -> tuple[str, str | None, str]:
         None,
         f"{folder}, a folder that is not published with the model. Ask its author for source and licence.",
     )
-
-
-def limits_of(config: dict[str, Any], train: dict[str, Any], kind: DataKind) -> list[str]:
-    """What the model is not for, and what was not tested."""
-    one, num = singular(kind.name), train["num_training_images"]
-    is_new = not train.get("started_from")
-    seen = f"{counted(num, one)}" if num else f"a stream of {kind.name}"
-    limits = [
-        f"It was trained on {seen} ({train['data_shape']}){' and makes only such samples' * is_new}.",
-        f"One run with one seed ({config['seed']}): another run may be better or worse by chance.",
-        "Not tested: whether it repeats training data, and which biases of the data it has learned.",
-        "It is for research on training. Do not use it for decisions about people, or where samples must be accurate.",
-    ]
-    if not is_new:
-        limits.append("The limits and the licence of the weights that it started from also apply.")
-    return limits
-
-
-def compared_with_real_data(results: dict[str, Any]) -> str:
-    """The first distance of samples for which real data have a score too, in words; empty if there is none."""
-    for name, metric in METRICS.items():
-        if metric.better != "smaller":
-            continue
-        found = ((results.get(f"{name}_{end}"), what) for end, what in _REAL.items())
-        score, real = next(((score, what) for score, what in found if score is not None), (None, ""))
-        if name in results and score is not None:
-            return (
-                f"{metric.label}: {results[name]:.3g} for samples of the model, {score:.3g} for {real}. Smaller is better; "
-                "except by chance, even a perfect model scores no better than real data."
-            )
-    return ""

@@ -18,7 +18,6 @@ from ..data.latents import is_latents_folder
 from ..training.kinds import components
 from ..training.record_schema import read_json
 from ..training.run_folder import parts_of_pipeline
-from .card_facts import fill
 from .records import read_record, updates_done
 
 # Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
@@ -193,6 +192,8 @@ def located_card(folder: Path, repo_id: str, revision: str) -> bytes:
 def unfinished_card(record: dict[str, Any], repo_id: str, updates_done: int) -> bytes:
     """The card of a run that is not finished."""
     from huggingface_hub import ModelCardData
+
+    from .card_facts import fill  # which imports torch
 
     data = ModelCardData(library_name="diffusers", tags=["diffusers", "diffusers_lrlab", "unfinished"])
     title = repo_id.split("/")[-1]

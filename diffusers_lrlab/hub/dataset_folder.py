@@ -33,7 +33,10 @@ def export_toy_dataset(name: str, folder: Path, n: int = 100_000, n_test: int = 
     with _written(folder, n, n_test, lambda split, size: load_toy_dataset(name, size, seed, split)) as (temporary, splits):  # type: ignore[arg-type]
         plot_splits({split: rows.with_format("numpy")["x"][:] for split, rows in splits.items()}, temporary / "points.png")
         # The shapes are from a package under the MIT licence; the rest is made by our own formulas.
-        about = {"license": "mit" if "shape" in entry.traits else "apache-2.0", "pretty_name": f"{name}, a 2-D toy dataset"}
+        about: dict[str, Any] = {
+            "license": "mit" if "shape" in entry.traits else "apache-2.0",
+            "pretty_name": f"{name}, a 2-D toy dataset",
+        }
         about["tags"] = ["toy", "2d", "points", "diffusion", "diffusers_lrlab"]
         has_density = toy_log_prob(name) is not None
         _write_card(temporary / "README.md", "dataset_card.md", entry, splits, seed, about, has_density=has_density)

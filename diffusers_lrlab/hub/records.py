@@ -10,7 +10,6 @@ from ..core.errors import LabError
 from ..core.files import is_plain_name
 from ..core.manifest import refuse_damaged
 from ..core.options import names_where
-from ..training.config import TrainingConfig, complete_options
 from ..training.record_schema import is_number, no_number, read_checked, read_json, small
 from ..training.run_folder import RECORD
 
@@ -75,6 +74,8 @@ def recorded_options(
     that start the same run again, and `also` others, without those that are `None`, and with the commit of the weights that
     it started from. Raises a `LabError` for an option that was in use and that this version does not know.
     """
+    from ..training.config import TrainingConfig, complete_options  # which import torch
+
     saved = dict(record["config"] if config is None else config)
     known = {field.name for field in dataclasses.fields(TrainingConfig)}
     saved["distance_samples"] = saved.pop("frechet_samples", None) or saved["distance_samples"]  # one option since 0.2.0

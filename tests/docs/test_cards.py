@@ -84,7 +84,7 @@ def test_the_card_of_a_model_says_what_it_is_and_is_not_for(name):
     assert {"Use", "Results", "Data and licence", "Limits", "How it was made", "Citation"} <= {*heads}
     results = json.loads((CARDS / name / "lrlab" / "run.json").read_text())["train"]["results"]
     for key in ("frechet_distance", "frechet_distance_of_training_images"):
-        assert f"{results[key]:.3g} for " in text
+        assert f"| {results[key]:.4g} |" in text
 
 
 def test_small_samples_are_drawn_as_squares():
