@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import rows
+from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.analysis.tuning import chosen_rates, most_tuning_runs, tuning_rounds, tuning_rows
 from diffusers_lrlab.study.spec.expansion import expand_tuning
-from diffusers_lrlab.study.spec.rates import next_beyond
 from diffusers_lrlab.study.spec.reading import read_spec
+from diffusers_lrlab.study.spec.spec import next_beyond
 
 # grid, the next number below, the next one above
 GRIDS = [
@@ -32,7 +32,7 @@ GRIDS = [
 ]
 
 
-@rows(("grid", "below", "above"), GRIDS)
+@cases(("grid", "below", "above"), GRIDS)
 def test_the_next_number_beyond_a_grid(grid, below, above):
     assert [next_beyond(grid, higher=False), next_beyond(grid, higher=True)] == [below, above]
 
@@ -153,12 +153,6 @@ def test_names_of_tuning_runs_stay():
 
 
 IDS = ["a--dino--10--8ab29077d9cf", "a--dino--10--2be92d634d09"]
-
-
-@rows("value", [-1, 21, 1.0, True, "3", [1], None])
-def test_extensions_are_a_whole_number(value):
-    with pytest.raises(LabError, match="of tune: must be a whole number in .0, 20., got"):
-        spec(extensions=value)
 
 
 def test_arms_that_differ_in_their_rate_only_may_meet():

@@ -1,9 +1,10 @@
-"""Arms against a baseline, seed by seed: spread, intervals, tests, and the number of seeds needed."""
+"""Arms against a baseline, seed by seed: spread, intervals, tests, the number of seeds needed, and power."""
 
 import math
 import numbers
 import warnings
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -200,3 +201,82 @@ def _spread(sample: np.ndarray, scale: float | None = None) -> float | None:
         return None
     std = float(sample.std(ddof=1))
     return std if std > _ROUNDING * (np.abs(sample).max() if scale is None else scale) else 0.0
+
+
+# --- power: what the tests of a study can show -----------------------------------------------------------------------
+
+_QUANTILES = 2000  # of the spread that seeds may have, by which the power is averaged
+
+
+@cache
+def detectable_effect(pairs: int, level: float, power: float = POWER) -> float | None:
+    """
+    The effect size d_z that a two-sided paired t test at `level` shows with this power; `None` for fewer than two pairs.
+
+    The power is averaged over the distribution of the sample's spread, as statsmodels' `TTestPower` and scipy's noncentral t
+    return NaN for few pairs and strict levels.
+    """
+    from scipy import optimize, stats
+
+    if pairs < 2:
+        return None
+    freedom = pairs - 1
+    shares = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    needed = stats.t.isf(level / 2, freedom) * np.sqrt(stats.chi2.ppf(shares, freedom) / freedom)
+
+    def missed(effect: float) -> float:
+        shift = effect * math.sqrt(pairs)
+        return float(power - np.mean(stats.norm.sf(needed - shift) + stats.norm.cdf(-needed - shift)))
+
+    high = 1.0
+    while missed(high) > 0:
+        high *= 2
+    return float(optimize.brentq(missed, 0.0, high))
+
+
+def detectable(low: float | None, high: float | None, pairs: int, tests: int) -> float | None:
+    """
+    The smallest true difference that the adjusted test shows with a probability of 80 %, in the unit of the interval.
+
+    It follows from the spread of the paired differences, and that from the 95 % interval of their mean. Holm's method tests
+    the smallest p of a family at the level divided by the number of tests, and others less strictly, so this is an upper
+    bound, as uncertain as the measured spread.
+    """
+    from scipy import stats
+
+    effect = detectable_effect(pairs, LEVEL / max(tests, 1))
+    if low is None or high is None or effect is None:
+        return None
+    return float((high - low) / 2 / stats.t.isf(LEVEL / 2, pairs - 1) * math.sqrt(pairs)) * effect
+
+
+def power_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """
+    For each metric and data set: seeds, and over the arms the ranges of noise between seeds and of detectable differences.
+
+    `noise_low` and `noise_high` are standard deviations between seeds as shares of the mean, `detectable_low` and
+    `detectable_high` shares of the baseline's mean; `None` where nothing is known.
+    """
+    study, found = summary["study"], []
+    for metric in dict.fromkeys(row["metric"] for row in summary["rows"]):
+        of_metric = [row for row in summary["rows"] if row["metric"] == metric]
+        tests = sum(row["p"] is not None for row in of_metric)  # which Holm's method adjusts for
+        for dataset in study["datasets"]:
+            rows = [row for row in of_metric if row["dataset"] == dataset]
+            means = [row["mean"] for row in rows if row["arm"] == study["baseline"]]
+            noise = [_share(row["std"], row["mean"]) for row in rows]
+            seen = [detectable(row["diff_low"], row["diff_high"], row["pairs"], tests) for row in rows]
+            shares = [_share(difference, mean) for difference in seen for mean in means]
+            row = {"metric": metric, "dataset": dataset, "seeds": max((row["n"] for row in rows), default=0), "tests": tests}
+            found.append({**row, **_range("noise", noise), **_range("detectable", shares)})
+    return found
+
+
+def _share(value: float | None, mean: float | None) -> float | None:
+    """A value as a share of a mean; `None` if that is unknown or 0."""
+    return value / abs(mean) if value is not None and mean else None
+
+
+def _range(name: str, values: list[float | None]) -> dict[str, float | None]:
+    known = [value for value in values if value is not None]
+    return {f"{name}_low": min(known, default=None), f"{name}_high": max(known, default=None)}
