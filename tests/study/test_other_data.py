@@ -104,7 +104,7 @@ def test_a_folder_beside_a_preset_starts_from_the_current_folder(capsys, picture
 
 
 @cases(("preset", "names", "expected"), [
-    ("cooldowns", ["digits"], "--dataset_name 'digits': must be data that the settings of 'cooldowns' are for, got images. "),
+    ("cooldowns", ["digits"], "--dataset_name 'digits': must be data that the settings of 'cooldowns' are for, got images"),
     ("cooldowns", ["dino", "my pictures"], "the metric kl in a copy of"),
     ("densities-shapes", ["dino"], "got points. Hint: change resolution of base"),
     ("flow-or-ddpm-shapes", ["my pictures"], "'flow-or-ddpm-shapes' has no other metric"),

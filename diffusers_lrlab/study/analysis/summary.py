@@ -125,9 +125,7 @@ def _quality(spec: StudySpec, results: list[RunResult], arms: Iterable[str], ref
     return curves
 
 
-def against_controls(
-    pairs: Iterable[tuple[str, str]], compare: Callable[[str, str], Rows]
-) -> tuple[Rows, list[Verdict]]:
+def against_controls(pairs: Iterable[tuple[str, str]], compare: Callable[[str, str], Rows]) -> tuple[Rows, list[Verdict]]:
     """
     Compares arms with their controls instead of the baseline; returns rows, with the key "control", and verdicts.
 
