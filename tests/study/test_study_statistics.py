@@ -13,7 +13,6 @@ from statsmodels.stats.power import TTestPower
 from tables import cases
 from values_of_studies import by_seed, row_of, simulated, two_arms, within
 
-from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.analysis import statistics
 from diffusers_lrlab.study.analysis.findings import findings
 from diffusers_lrlab.study.analysis.speedups import speedups
@@ -136,23 +135,6 @@ def test_a_small_spread_is_still_a_spread(relative):
     row = two_arms(1 + relative * noise, np.ones(5))
     assert row["std"] == pytest.approx(relative * noise.std(ddof=1), rel=1e-3)
     assert row["p"] == pytest.approx(1, abs=1e-3)
-
-
-# --- What is refused ----------------------------------------------------------------------------------------------------
-
-
-@cases("value", [math.nan, math.inf, -math.inf, np.float32("nan"), None, "0.3"])
-def test_figures_that_are_no_finite_numbers_are_refused(value):
-    values = {"a": {"dino": {0: 1.0, 7: value}}, "b": {"dino": by_seed(1.0)}}
-    with pytest.raises(LabError, match=r"kl of arm 'a' on 'dino' with seed 7 is .*leave out runs that diverged"):
-        compare(values, "b", "kl")
-
-
-@cases("function", [lambda values, name: compare(values, name, "kl"), speedups])
-@cases(("name", "hint"), [("constan", "Did you mean 'constant'"), ("zzz", "Arms: a, constant")])
-def test_a_baseline_that_is_no_arm_is_told(function, name, hint):
-    with pytest.raises(LabError, match=f"The baseline '{name}' is not an arm.*{hint}"):
-        function({"a": {}, "constant": {}}, name)
 
 
 def test_nothing_gives_nothing():

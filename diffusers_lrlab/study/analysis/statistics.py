@@ -1,15 +1,12 @@
 """Arms against a baseline, seed by seed: spread, intervals, tests, the number of seeds needed, and power."""
 
 import math
-import numbers
 import warnings
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from ...core.errors import LabError, did_you_mean
 
 Values = Mapping[str, Mapping[str, Mapping[int, float]]]  # arm -> data set -> seed -> value
 
@@ -42,18 +39,12 @@ def compare(values: Values, baseline: str, metric: str, num_resamples: int = 999
     have a p-value are one family of Holm's correction, so adjusted values depend on the arms and data sets in it; nothing
     else does.
 
-    `values[arm][dataset][seed]` omits runs without a value, such as those that diverged. With `num_resamples` of 0 there is
-    no bootstrap. Rows have the keys arm, dataset, metric, n (values), pairs (seeds shared with the baseline),
-    mean, std, ci_low, ci_high, boot_low, boot_high, diff (arm minus baseline), diff_low, diff_high, p, p_adjusted,
-    effect_size and seeds_needed (a `dict` from percents, as text). They are `None` if they cannot be computed: differences
-    of the baseline itself, spreads of one value, intervals and effects without a spread.
-
-    Raises:
-        `LabError`: for a baseline that is not an arm, and for values that are not finite.
+    `values[arm][dataset][seed]` are finite; runs without a value, such as those that diverged, are left out. With
+    `num_resamples` of 0 there is no bootstrap. Rows have the keys arm, dataset, metric, n (values), pairs (seeds shared with
+    the baseline), mean, std, ci_low, ci_high, boot_low, boot_high, diff (arm minus baseline), diff_low, diff_high, p,
+    p_adjusted, effect_size and seeds_needed (a `dict` from percents, as text). They are `None` if they cannot be computed:
+    differences of the baseline itself, spreads of one value, intervals and effects without a spread.
     """
-    if baseline not in values:
-        raise unknown_baseline(baseline, values)
-    check_values(values, metric)
     rows = []
     for arm, of_arm in values.items():
         for dataset in datasets_of(values):
@@ -74,23 +65,6 @@ def compare(values: Values, baseline: str, metric: str, num_resamples: int = 999
             rows.append(row | {"seeds_needed": needed})
     add_holm(rows)
     return rows
-
-
-def check_values(values: Values, metric: str) -> None:
-    """Raises a `LabError` for values that are not finite."""
-    for arm, of_arm in values.items():
-        for dataset, of_set in of_arm.items():
-            for seed, value in of_set.items():
-                if not isinstance(value, numbers.Real) or not math.isfinite(value):
-                    raise LabError(
-                        f"{metric} of arm {arm!r} on {dataset!r} with seed {seed} is {value!r}. Statistics need finite "
-                        "numbers: leave out runs that diverged, and report how many there are."
-                    )
-
-
-def unknown_baseline(baseline: str, arms: Iterable[str]) -> LabError:
-    known = list(arms)
-    return LabError(f"The baseline {baseline!r} is not an arm.{did_you_mean(baseline, known)} Arms: {', '.join(known)}.")
 
 
 def datasets_of(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
