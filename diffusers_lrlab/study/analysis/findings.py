@@ -71,8 +71,9 @@ def findings(rows: Iterable[Row], reference: str) -> list[Verdict]:
         if metric is None:
             metric, word, names = SPEEDUP, speed_word_of, ("speedup", "ci_low", "ci_high")
         if row["arm"] != reference:
-            figures = [row[name] for name in (*names, "p_adjusted")]
-            found.append(Verdict(row["arm"], reference, row["dataset"], metric, *figures, word(row)))
+            difference, low, high = (row[name] for name in names)
+            of = row["arm"], reference, row["dataset"], metric
+            found.append(Verdict(*of, difference, low, high, row["p_adjusted"], word(row)))
     return found
 
 
