@@ -90,7 +90,7 @@ REFUSED = [
     (with_arm(lr_scheduler="step:gamma=2"), "gamma=2"),
     (with_base(lr_warmup_steps=5), "--lr_warmup_steps 5"),
     ({"base": {"num_epochs": 1, "num_validation_images": 200}}, "give max_train_steps, not num_epochs"),
-    (with_arm(lr_scheduler="cosine", description="other words"), "'cosine' and 'a' are the same on 'dino': all options are"),
+    (with_arm(lr_scheduler="cosine", description="other words"), "'cosine' on 'dino' is the same as 'a' on 'dino'"),
     ({"arms": {"a": {"learning_rates": [1e-3, 1e-2]}, "a@0.001": {}}}, "Two arms would be called 'a@0.001'"),
     ({"seeds": [0, 1, 0]}, "seeds: 0 is listed twice"),
     (with_arm(ema="posthoc"), "ema='posthoc': must be an average that needs no snapshots"),
@@ -157,7 +157,7 @@ TUNINGS = [
     ({"learning_rates": []}, {}, "tune: learning_rates []: must be numbers above 0"),
     ({"extensions": 21}, {}, "extensions=21 of tune: must be a whole number in [0, 20]"),
     ({}, {"arms": {"a": {"learning_rate": 1e-3}, "b": {"learning_rate": 1e-4}}},
-     "'a' and 'b' are the same on 'dino' at learning rate 0.001 of tune"),
+     "'a' on 'dino' is the same as 'b' on 'dino' at learning rate 0.001 of tune"),
 ]  # fmt: skip
 
 

@@ -158,7 +158,7 @@ IDS = ["a--dino--10--8ab29077d9cf", "a--dino--10--2be92d634d09"]
 def test_arms_that_differ_in_their_rate_only_may_meet():
     """By extensions, after all tuning; those that are too far from each other are compared as ever."""
     arms = {"low": {"learning_rate": 1e-5}, "high": {"learning_rate": 1e-4}}
-    with pytest.raises(LabError, match="'low' and 'high' are the same on 'dino' at learning rate"):
+    with pytest.raises(LabError, match="'low' on 'dino' is the same as 'high' on 'dino' at learning rate"):
         expand_tuning(spec(arms=arms))
     assert len(expand_tuning(spec(arms=arms, extensions=0))) == 2 * 2 * 2 * 2
     assert len(expand_tuning(spec(arms={**arms, "high": {"learning_rate": 1e2}}))) == 2 * 2 * 2 * 2

@@ -204,13 +204,8 @@ def _check_distinct(runs: list[RunSpec]) -> None:
     for run in runs:
         if (other := seen.setdefault(run.digest, run)) is run:
             continue
-        if other.dataset != run.dataset:
-            raise LabError(
-                f"{other.arm!r} on {other.dataset!r} is the same as {run.arm!r} on {run.dataset!r}: all options are equal. "
-                "Let the data sets differ, and leave their options out of the arms."
-            )
         at = f" at learning rate {run.config.learning_rate:g} of tune" if run.stage == "tune" else ""
         raise LabError(
-            f"The arms {other.arm!r} and {run.arm!r} are the same on {run.dataset!r}{at}: all options are equal. Leave one "
-            "out."
+            f"{other.arm!r} on {other.dataset!r} is the same as {run.arm!r} on {run.dataset!r}{at}: all options are equal. "
+            "Leave one out."
         )
