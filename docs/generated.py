@@ -34,7 +34,7 @@ from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.objective.process import OBJECTIVES, NoiseProcess, make_process
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
-from diffusers_lrlab.study.spec.presets_table import presets_table
+from diffusers_lrlab.study.spec.reading import presets_table
 from diffusers_lrlab.timesteps.loss_weights import LossWeighting
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.timesteps.sampling import TimestepSampler, contradiction

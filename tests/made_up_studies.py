@@ -64,7 +64,7 @@ def summary_of(results, arms, baseline, **study):
             row["diverged"] = sum((run.arm, run.dataset) == place and run.status == "diverged" for run in results)
             row["floor"] = 0.02 if metric == "kl" else None
         rows += of_metric
-        told[metric] = list(map(asdict, findings(of_metric, metric, baseline)))
+        told[metric] = list(map(asdict, findings(of_metric, baseline)))
     described = {
         "name": "made-up", "title": "A made-up study", "baseline": baseline, "datasets": datasets, "metrics": metrics,
         "arms": {arm: {"description": f"The arm {arm}", "lr_scheduler": "constant"} for arm in arms},

@@ -60,7 +60,7 @@ def command(options: argparse.Namespace) -> None:
     if options.action == "run":
         run(options, "lrlab study run")
     elif options.action == "list":
-        from ..study.spec.presets_table import presets_text
+        from ..study.spec.reading import presets_text
 
         say(presets_text())
     else:

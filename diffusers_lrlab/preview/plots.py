@@ -64,9 +64,8 @@ def _draw(rows: Any, curves: Curves, **style: Any) -> None:
 
 _COLUMNS = 4
 _RUN = Run(num_updates=1000, num_warmup_steps=50, learning_rate=1e-4, beta1=0.95)
-_VALIDATE_EVERY = 10
 # Arguments for schedules whose defaults are not typical.
-EXAMPLES: dict[str, dict[str, Any]] = {
+_EXAMPLES: dict[str, dict[str, Any]] = {
     "cosine_with_restarts": {"num_cycles": 3},
     "polynomial": {"power": 2},
     "piecewise_constant": {"step_rules": "1:400,0.4:750,0.1"},
@@ -74,15 +73,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "rex": {"d": 0.9},
     "piecewise": {"updates": [0.2, 0.7], "values": [1, 0.3]},
     "join": {"schedules": ["linear", "rex"], "boundaries": [0.4]},
-    "reduce_lr_on_plateau": {"factor": 0.3, "patience": 5},
-    "greedy": {"factor": 0.8, "patience": 3},
 }
 _WIDEST = 30  # letters of arguments above a small plot
 _CAPTION = (
     f"Relative to the optimizer's learning rate, over {counted(_RUN.num_updates, 'update')}, {_RUN.num_warmup_steps} of "
     f"them warm-up where there is one. Arguments are the defaults unless shown; momentum starts at {_RUN.beta1}. Schedules "
-    "with a dotted line react to the validation loss: here to an invented one (on its own scale), which they receive every "
-    f"{_VALIDATE_EVERY} updates."
+    "that follow the validation loss, at the end, are shown as if it never changed them."
 )
 
 
@@ -102,7 +98,6 @@ def plot_gallery(path: Path) -> None:
         "diffusers' own": {"color": DARK, "linewidth": 1.4},
         "added by diffusers_lrlab": {"color": BLUE, "linewidth": 1.4},
         "momentum (beta1), where it is driven": {"color": ORANGE, "linewidth": 0.9},
-        "made-up validation loss": {"color": GREY, "linewidth": 0.9, "linestyle": ":"},
     }
     lines = [panels[0].plot([], [], label=label, **style)[0] for label, style in keys.items()]
     figure.legend(handles=lines, loc="outside upper left", ncols=2, frameon=False, fontsize=8)
@@ -110,39 +105,23 @@ def plot_gallery(path: Path) -> None:
     save_figure(figure, path)
 
 
-def example_curves(name: str) -> tuple[Curves, np.ndarray | None]:
-    """
-    The curves of a schedule over the gallery's run, at a learning rate of 1 and by typical arguments; for one that follows
-    the validation loss, the made-up losses, too.
-    """
-    kwargs = EXAMPLES.get(name, {})
-    if "feedback" in SCHEDULERS[name].traits:
-        losses = made_up_losses()
-        return Curves(feedback_lrs(name, kwargs, losses) / _RUN.learning_rate, None), losses
+def _draw_panel(axes: Axes, name: str) -> None:
     # Some have their own rise.
     warmup = 0 if SCHEDULERS[name].traits & {"no_warmup", "rises"} else _RUN.num_warmup_steps
-    curves = preview(name, dataclasses.replace(_RUN, num_warmup_steps=warmup), kwargs).curves
-    return Curves(curves.lr / _RUN.learning_rate, curves.beta1), None
-
-
-def _draw_panel(axes: Axes, name: str) -> None:
-    curves, losses = example_curves(name)
-    scales = curves.lr
+    curves = preview(name, dataclasses.replace(_RUN, num_warmup_steps=warmup), _EXAMPLES.get(name, {})).curves
+    scales = curves.lr / _RUN.learning_rate
     top, color = max(1.0, scales.max()), DARK if "host" in SCHEDULERS[name].traits else BLUE
     axes.fill_between(np.arange(_RUN.num_updates), scales, color=color, alpha=0.1, linewidth=0)
     axes.plot(scales, color=color, linewidth=1.4)
     if curves.beta1 is not None:
         axes.plot(curves.beta1, color=ORANGE, linewidth=0.9)
-    if losses is not None:
-        heights = losses / losses.max() * top
-        axes.plot(np.arange(1, len(losses) + 1) * _VALIDATE_EVERY, heights, ":", color=GREY, linewidth=0.9)
     axes.set(xlim=(-15, _RUN.num_updates), ylim=(-0.03 * top, 1.08 * top), xticks=(0, 500, 1000))
     axes.set_yticks(sorted({0, 1, math.floor(top)}))
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set(color=GREY, linewidth=0.6)
     axes.tick_params(labelsize=8, color=GREY, width=0.6, length=2, labelcolor=DARK)
     axes.set_title(_in_lines(name), fontsize=8, loc="left", x=-0.04, pad=14)
-    arguments = ", ".join(f"{key}={value}" for key, value in EXAMPLES.get(name, {}).items()).replace("'", "")
+    arguments = ", ".join(f"{key}={value}" for key, value in _EXAMPLES.get(name, {}).items()).replace("'", "")
     shown = textwrap.shorten(arguments, _WIDEST, placeholder=" ...")  # or it would reach into the next column
     small = axes.annotate(shown, (-0.04, 1.05), xycoords="axes fraction", fontsize=8, color=DARK)
     # Otherwise a long one would widen its column.
@@ -153,27 +132,3 @@ def _in_lines(name: str) -> str:
     """A name that is broken after an underscore if it would reach into the next column."""
     lines = textwrap.wrap(name.replace("_", "_ "), _WIDEST)
     return "\n".join(line.replace(" ", "") for line in lines)
-
-
-def made_up_losses() -> np.ndarray:
-    """Validation losses that fall, then fluctuate."""
-    numbers = np.arange(_RUN.num_updates // _VALIDATE_EVERY)
-    scatter = 1 + 0.01 * np.random.default_rng(0).standard_normal(len(numbers))
-    return (0.3 + 0.7 * np.exp(-numbers / 15)) * scatter
-
-
-def feedback_lrs(name: str, kwargs: dict[str, Any], losses: np.ndarray) -> np.ndarray:
-    """The learning rates that the scheduler sets for these losses."""
-    import torch
-
-    from ..schedules.scheduler import get_scheduler
-
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=_RUN.learning_rate)
-    scheduler: Any = get_scheduler(name, optimizer, _RUN.num_warmup_steps, _RUN.num_updates, kwargs)
-    lrs = []
-    for update in range(1, _RUN.num_updates + 1):
-        lrs.append(optimizer.param_groups[0]["lr"])
-        scheduler.advance()
-        if update % _VALIDATE_EVERY == 0:
-            scheduler.step(losses[update // _VALIDATE_EVERY - 1])
-    return np.array(lrs)

@@ -7,6 +7,7 @@ import numpy as np
 
 from ..core.errors import LabError
 from ..core.listing import aligned
+from ..core.progress import Progress
 from ..core.ranges import POSITIVE, Range
 from ..core.signatures import checked
 from ..core.spec import format_spec, merge_spec
@@ -15,7 +16,6 @@ from ..schedules.expected import resolve_length, schedule_curves
 from ..schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from ..schedules.resolve import double_decay, resolve_schedule
 from ..schedules.schedule import Schedule
-from .countings import COUNTINGS
 
 # Beyond this, curves take gigabytes.
 _UPDATES, _SHARES = Range("[1, 1e7]", whole=True), Range("[1, 1e5]", whole=True)
@@ -123,14 +123,15 @@ def curves_in_host_script(schedule: Schedule, run: Run, warmup_updates: int) -> 
     """
     The values that diffusers' own `train_unconditional.py` would apply at each update.
 
-    It plans a schedule over the micro-batches of all processes, with warm-up multiplied by the accumulation.
+    It plans a schedule over the micro-batches of all processes, with warm-up multiplied by the accumulation, and accelerate
+    steps the schedule once per process at each update.
     """
     if schedule.follows_metric:
         raise LabError("It has no validation loss.")
     if schedule.momentum is not None:
         raise LabError("It has no --momentum_scheduler; 'mdlrc' is there as an --lr_scheduler.")
-    counting = COUNTINGS["diffusers' train_unconditional.py"]
-    clock = counting.clock(run.num_updates, warmup_updates, run.accumulation, run.num_processes)
+    steps, shares = np.arange(run.num_updates) * run.num_processes, run.accumulation * run.num_processes
+    clock = Progress(steps, run.num_updates * shares, warmup_updates * run.accumulation)
     lrs, momenta = schedule.at(clock, run.learning_rate, run.beta1)
     return Curves(np.ones(run.num_updates) * lrs, momenta)
 
@@ -156,29 +157,16 @@ def _compare(asked: Curves, host: Curves, run: Run) -> str:
 
 
 def describe(previews: list[Preview], run: Run) -> str:
-    """A table and notes as text."""
-    parts = [table(previews, run)]
-    parts += [(f"{shown.label}: " if len(previews) > 1 else "") + note for shown in previews for note in shown.notes]
-    return "\n\n".join(parts)
-
-
-def curves_by_label(previews: list[Preview]) -> dict[str, Curves]:
-    """All curves by label: each schedule, followed by the same in diffusers' own script."""
-    curves_of = {}
-    for shown in previews:
-        curves_of[shown.label] = shown.curves
-        if shown.host is not None:
-            curves_of[f"{shown.label}, diffusers' own script"] = shown.host
-    return curves_of
-
-
-def table(previews: list[Preview], run: Run) -> str:
-    """Learning rates, and momenta that are scheduled, at 0, 25, 50, 75 and 100 % of the run."""
+    """A table of learning rates, and of momenta that are scheduled, at 0, 25, 50, 75 and 100 % of the run; and notes."""
     # The last update stands for the end.
     updates = [min(round(share / 100 * run.num_updates), run.num_updates - 1) for share in _SHOWN]
     rows = [["update", *(f"{update} ({share} %)" for update, share in zip(updates, _SHOWN, strict=True))]]
-    for label, curves in curves_by_label(previews).items():
-        rows.append([label, *(f"{curves.lr[update]:.3g}" for update in updates)])
-        if curves.beta1 is not None:
-            rows.append([f"{label}: beta1", *(f"{curves.beta1[update]:.3g}" for update in updates)])
-    return aligned(rows)
+    notes = []
+    for shown in previews:
+        for label, curves in ((shown.label, shown.curves), (f"{shown.label}, diffusers' own script", shown.host)):
+            if curves is not None:
+                rows.append([label, *(f"{curves.lr[update]:.3g}" for update in updates)])
+            if curves is not None and curves.beta1 is not None:
+                rows.append([f"{label}: beta1", *(f"{curves.beta1[update]:.3g}" for update in updates)])
+        notes += [(f"{shown.label}: " if len(previews) > 1 else "") + note for note in shown.notes]
+    return "\n\n".join([aligned(rows), *notes])

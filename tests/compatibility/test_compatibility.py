@@ -109,7 +109,7 @@ def test_the_report_of_a_study_says_the_same(home):
     assert call("study", "report", "study") == 0
     new = read(home / "study" / "summary.json")
     assert_same(new["rows"], old["rows"], rel=1e-9)
-    assert_same(new["ranks"], old["ranks"], rel=1e-9)
+    assert_same(new["power"], old["power"], rel=1e-9)
     assert [file.read_bytes() for file in results] == before
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 
+import huggingface_hub
 import numpy as np
 import pandas
 import printed
@@ -80,6 +81,7 @@ def without_training(monkeypatch):
     bound = inspect.signature(diffusers_lrlab.extend).bind
     monkeypatch.setattr(diffusers_lrlab, "extend", bound, raising=False)
     monkeypatch.setattr(transfer, "push_folder", lambda folder, target: target.repo_id)
+    monkeypatch.setattr(huggingface_hub, "metadata_update", inspect.signature(huggingface_hub.metadata_update).bind)
 
 
 @cases("block", BLOCKS, ids=str)

@@ -20,7 +20,7 @@ from PIL import Image
 from tables import cases
 
 from diffusers_lrlab.core.project import CITATION
-from diffusers_lrlab.study.analysis.findings import Verdict, findings, percent, probability, speedup_findings, word_of
+from diffusers_lrlab.study.analysis.findings import Verdict, findings, percent, probability, word_of
 from diffusers_lrlab.study.analysis.speedups import STILL_FALLING, has_end, still_falling
 from diffusers_lrlab.study.analysis.statistics import compare
 from diffusers_lrlab.study.report import plots, tables
@@ -71,9 +71,9 @@ class Tables(HTMLParser):
             self._rows[-1][-1] += text
 
 
-def verdict(word, sentence, arm="b", reference="a", p=0.5):
+def verdict(word, arm="b", reference="a", difference=None, metric="kl"):
     """A made-up verdict, as a summary has it."""
-    return asdict(Verdict(arm, reference, "dino", "kl", None, None, None, p, word, sentence))
+    return asdict(Verdict(arm, reference, "dino", metric, difference, None, None, 0.5, word))
 
 
 def page_of(tmp_path, results, summary):
@@ -182,14 +182,13 @@ def test_verdicts_are_those_of_the_adjusted_test(metric, diff, p, expected):
 @pytest.mark.usefixtures("undrawn")
 def test_findings_that_a_test_carries_come_first_in_a_table_that_is_folded(tmp_path):
     results, summary = made_up_study(arms=("a", "b"), datasets=("dino",))
-    alike = verdict("cannot tell", "b is better than a does not differ significantly from a on dino.")
-    summary["findings"] = {"kl": [alike, verdict("better", "b is better than a on dino: so.")]}
+    summary["findings"] = {"kl": [verdict("cannot tell"), verdict("better", difference=-0.25)]}
     page = page_of(tmp_path, results, summary)
     assert [row[1:] for row in Tables(page).found["All findings in numbers"][1:]] == [
-        ["a difference", "b is better than a on dino: so."],
-        ["no difference", "b is better than a does not differ significantly from a on dino."],
+        ["b", "a", "dino", "better", "−0.25", "–", "0.500"],
+        ["b", "a", "dino", "cannot tell", "–", "–", "0.500"],
     ]
-    assert page.index("<details>", page.index('id="findings"')) < page.index("b is better than a on dino: so.")
+    assert page.index("<details>", page.index('id="findings"')) < page.index("−0.25")
 
 
 # --- sentences -------------------------------------------------------------------------------------------------------
@@ -224,7 +223,7 @@ def test_page_and_markdown_begin_with_answers_a_picture_and_warnings_and_end_wit
     results, summary = made_up_study(("a", "b"), ("dino", "moons"), seeds=3)
     summary["study"]["arms"]["b"]["lr_scheduler"] = "cosine"
     summary["speedups"] = SPEEDUPS
-    summary["findings"]["speedup"] = list(map(asdict, speedup_findings(SPEEDUPS, "a")))
+    summary["findings"]["speedup"] = list(map(asdict, findings(SPEEDUPS, "a")))
     page = page_of(tmp_path, results, summary)
     markdown = (tmp_path / "report" / "report.md").read_text()
     for text, image in ((page[: page.index("<nav")], "<img"), (markdown[: markdown.index("| data set")], "![")):
@@ -266,7 +265,7 @@ def test_what_stands_where_nothing_was_told(tmp_path, seeds, p, said):
         found |= {"p": p, "word": None if p is None else "cannot tell"}
     rows = [{**row, "p_adjusted": p if row["arm"] == "b" else None} for row in SPEEDUPS]
     summary |= {"speedups": rows}
-    summary["findings"]["speedup"] = list(map(asdict, speedup_findings(rows, "a")))
+    summary["findings"]["speedup"] = list(map(asdict, findings(rows, "a")))
     write_report(tmp_path, results, summary)
     _, of_metric, of_speed = (tmp_path / "report" / "report.md").read_text().split("## What the tests show: ")[:3]
     assert f"\n- {said}" in of_metric
@@ -568,9 +567,8 @@ def test_what_a_study_has_besides(tmp_path, capsys):
     summary |= {"speedups": SPEEDUPS, "tuning": TUNING}
     summary["study"]["arms"]["c"]["controls"] = ["b"]
     values = {arm: {"dino": {run.seed: run.results["kl"] for run in results if run.arm == arm}} for arm in ("b", "c")}
-    summary["findings"]["kl"] += map(asdict, findings(compare(values, "b", "kl", num_resamples=0), "kl", "b"))
-    never = "b never reached the final quality of a on dino, in 5 runs."
-    summary["findings"]["speedup"] = [verdict("never as good", never, p=None)]
+    summary["findings"]["kl"] += map(asdict, findings(compare(values, "b", "kl", num_resamples=0), "b"))
+    summary["findings"]["speedup"] = [verdict("never as good", metric="speedup")]
     write_report(tmp_path, [*results, tuning], summary, StudyProgress())
     assert "report: 100%" in capsys.readouterr().err
     page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
@@ -589,9 +587,9 @@ def test_what_a_study_has_besides(tmp_path, capsys):
     assert mean_curves([*results, tuning], CURVE_KINDS[0])["a", "dino"].num_runs == 5
     for text in ("lrlab study run made-up --out there", "python 3.12.1, torch 2.13.0", "A processor", "stacked (16 runs)"):
         assert text in page
-    told = shown["All findings in numbers"]
-    assert ["Speed-ups", "a difference", never] in told
-    assert any(row[2].startswith("c is worse than b on dino in kl") for row in told)
+    told = [row[:5] for row in shown["All findings in numbers"]]
+    assert ["Speed-ups", "b", "a", "dino", "never as good"] in told
+    assert [tables.metric_label("kl"), "c", "b", "dino", "worse"] in told
     assert "c against b: worse on dino." in page
     assert "Every arm is compared with a, seed by seed; some are also compared with controls of their own." in page
     assert "/somewhere" not in page

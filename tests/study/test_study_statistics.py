@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import warnings
 
 import numpy as np
@@ -10,25 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from tables import rows
+from statsmodels.stats.power import TTestPower
+from tables import cases
 from values_of_studies import by_seed, row_of, simulated, two_arms, within
 
-from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.evaluation.metrics import METRICS
 from diffusers_lrlab.study.analysis import statistics
 from diffusers_lrlab.study.analysis.findings import findings
-from diffusers_lrlab.study.analysis.ranks import ranks
 from diffusers_lrlab.study.analysis.speedups import speedups
 from diffusers_lrlab.study.analysis.statistics import (
     add_holm,
     bootstrap_interval,
     compare,
+    detectable,
     paired,
     seeds_needed,
     t_interval,
 )
-
-LARGER_IS_BETTER = [name for name, metric in METRICS.items() if metric.better == "larger"]
 
 KEYS = (
     "arm dataset metric n pairs mean std ci_low ci_high boot_low boot_high diff diff_low diff_high p p_adjusted effect_size "
@@ -73,14 +69,7 @@ def test_students_own_example_of_pairs():
     assert result.effect_size == pytest.approx(-1.58 / 1.229995 * 0.9139, rel=1e-3)
 
 
-@rows("n", [3, 5, 8, 20])
-def test_pairs_agree_with_a_test_of_the_differences(n):
-    a, b = np.random.default_rng(n).normal(size=(2, n))
-    one = stats.ttest_1samp(a - b, 0)
-    assert paired(a, b)[:4] == pytest.approx(((a - b).mean(), *one.confidence_interval(), one.pvalue))
-
-
-@rows(
+@cases(
     ("figures", "baseline", "n", "pairs", "diff"),
     [
         ([1, 2, 3, 4, 5], [2, 3, 4, 5, 7], 5, 5, -1.2),
@@ -103,14 +92,6 @@ def test_seeds_that_one_of_them_lacks_count_for_the_mean_alone(figures, baseline
     assert (row["p"] is None) == (pairs < 2)
 
 
-def test_a_set_that_an_arm_has_not_run_gives_an_empty_row():
-    rows = compare({"a": {"dino": by_seed(1, 2)}, "b": {"moons": by_seed(1, 2)}}, "b", "kl")
-    assert [(row["arm"], row["dataset"], row["n"]) for row in rows] == [
-        ("a", "dino", 2), ("a", "moons", 0), ("b", "dino", 0), ("b", "moons", 2),
-    ]  # fmt: skip
-    assert all(row["diff"] is row["p"] is row["p_adjusted"] is None for row in rows)
-
-
 def test_one_seed_has_a_mean_and_a_difference_and_no_more():
     row = two_arms([1.0], [1.5])
     assert (row["mean"], row["diff"]) == (1.0, -0.5)
@@ -130,8 +111,7 @@ def test_two_seeds_have_intervals_of_t_but_no_bootstrap_and_no_corrected_effect(
 # --- No spread ----------------------------------------------------------------------------------------------------------
 
 
-@rows("value", [0.0, 1.0, -3.5, 1e-30, 1e30, 0.1, 1 / 3])
-@rows("n", [2, 3, 5, 7])
+@cases(("value", "n"), [(0.0, 2), (-3.5, 3), (1e-30, 5), (1e30, 7), (0.1, 5)])
 def test_equal_pairs_of_equal_values(value, n):
     row = two_arms([value] * n, [value] * n)
     assert (row["std"], row["diff"], row["p"], row["p_adjusted"]) == (0, 0, 1, 1)
@@ -139,14 +119,7 @@ def test_equal_pairs_of_equal_values(value, n):
     assert {row[key] for key in empty} | set(row["seeds_needed"].values()) == {None}
 
 
-def test_equal_pairs_of_different_values():
-    row = two_arms([1, 2, 3], [1, 2, 3])
-    assert (row["diff"], row["p"], row["effect_size"], row["diff_low"]) == (0, 1, None, None)
-    assert row["ci_low"] < 2 < row["ci_high"]
-
-
-@rows("n", [2, 3, 5, 6, 10])
-@rows("shift", [0.1, -7.0, 1e-5, 1e9])
+@cases(("n", "shift"), [(2, 0.1), (5, -7.0), (6, 1e-5), (10, 1e9)])
 def test_a_constant_difference_has_the_p_of_a_sign_test(n, shift):
     """Also where the differences differ in their last digits, as those of 0.1 do."""
     baseline = np.random.default_rng(n).uniform(1, 2, n)
@@ -164,37 +137,14 @@ def test_a_small_spread_is_still_a_spread(relative):
     assert row["p"] == pytest.approx(1, abs=1e-3)
 
 
-def test_ties_in_some_pairs_are_no_trouble():
-    row = two_arms([1, 2, 3, 4], [1, 2, 3, 5])
-    assert (row["diff"], row["p"]) == (-0.25, pytest.approx(stats.t.sf(1, 3) * 2))
-
-
-# --- What is refused ----------------------------------------------------------------------------------------------------
-
-
-@rows("value", [math.nan, math.inf, -math.inf, np.float32("nan"), None, "0.3"])
-@rows("function", [lambda values: compare(values, "b", "kl"), lambda values: ranks(values, "kl")])
-def test_figures_that_are_no_finite_numbers_are_refused(function, value):
-    values = {"a": {"dino": {0: 1.0, 7: value}}, "b": {"dino": by_seed(1.0)}}
-    with pytest.raises(LabError, match=r"kl of arm 'a' on 'dino' with seed 7 is .*leave out runs that diverged"):
-        function(values)
-
-
-@rows("function", [lambda values, name: compare(values, name, "kl"), speedups])
-@rows(("name", "hint"), [("constan", "Did you mean 'constant'"), ("zzz", "Arms: a, constant")])
-def test_a_baseline_that_is_no_arm_is_told(function, name, hint):
-    with pytest.raises(LabError, match=f"The baseline '{name}' is not an arm.*{hint}"):
-        function({"a": {}, "constant": {}}, name)
-
-
 def test_nothing_gives_nothing():
-    assert compare({"b": {}}, "b", "kl") == speedups({"b": {}}, "b") == findings([], "kl", "b") == []
+    assert compare({"b": {}}, "b", "kl") == speedups({"b": {}}, "b") == findings([], "b") == []
 
 
 # --- Holm ---------------------------------------------------------------------------------------------------------------
 
 
-@rows(
+@cases(
     ("p", "adjusted"),
     [
         ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]),
@@ -224,7 +174,7 @@ def test_the_family_is_every_comparison_of_the_metric():
 # --- Seeds that would be needed -----------------------------------------------------------------------------------------
 
 
-@rows(
+@cases(
     ("effect_size", "seeds"),
     # The first four are in Cohen's and everybody's tables of paired t tests.
     [(0.2, 199), (0.5, 34), (0.8, 15), (1.0, 10), (1.5, 6), (2.0, 5), (3.0, 4), (3.5, 3), (5, 3), (8.1, 3), (1e3, 3)]
@@ -258,23 +208,15 @@ def test_seeds_come_from_the_spread_of_differences_and_the_mean_of_the_baseline(
     assert set(two_arms([1, -1, 2], [0, 0, 0])["seeds_needed"].values()) == {None}  # no percent of nothing
 
 
-def test_so_many_seeds_see_the_difference_that_they_were_asked_for():
-    """The spread is known here: a pilot of 4,000 seeds."""
-    row = row_of(compare(simulated(1, 2, 1, 4000), "arm0", "kl", num_resamples=0), "arm1", "set0")
-    needed, reps = row["seeds_needed"]["5"], 3000
-    differences = np.random.default_rng(2).normal(0.05 * 10, 1, (reps, needed))
-    hits = int((stats.ttest_1samp(differences, 0, axis=1).pvalue < 0.05).sum())
-    assert 30 <= needed <= 38
-    assert 0.76 < hits / reps < 0.84
-
-
-@pytest.mark.parametrize("effect_size", [0.25, 0.5, 1.0])
-def test_a_spread_from_five_seeds_promises_too_much_as_the_docstring_says(effect_size):
-    estimates = np.sqrt(stats.chi2.ppf((np.arange(60) + 0.5) / 60, 4) / 4)
-    needed = np.array([seeds_needed(effect_size / estimate) for estimate in estimates])
-    shift = effect_size * np.sqrt(needed)
-    power = stats.nct.sf(stats.t.ppf(0.975, needed - 1), needed - 1, shift)
-    assert 0.66 < power.mean() < 0.75
+@cases("pairs", [5, 20])
+@cases("tests", [1, 4])
+def test_detectable_differences_are_those_of_statsmodels(pairs, tests):
+    """From the interval of the mean difference, and by Holm's strictest level."""
+    effect = TTestPower().solve_power(nobs=pairs, alpha=0.05 / tests, power=0.8)
+    first, second = np.random.default_rng(0).normal(size=(2, pairs))
+    result = paired(first, second)
+    assert detectable(result.low, result.high, pairs, tests) == pytest.approx(result.std * effect, rel=2e-3)
+    assert detectable(None, None, pairs, tests) is detectable(-1.0, 1.0, 1, tests) is None
 
 
 # --- Simulated studies --------------------------------------------------------------------------------------------------
@@ -287,7 +229,7 @@ def test_studies_without_an_effect_find_something_in_five_of_a_hundred_at_most(m
     reps = 400
     studies = [compare(simulated(seed), "arm0", "kl", num_resamples=0) for seed in range(reps)]
     found = sum(any(row["p"] is not None and row["p_adjusted"] < 0.05 for row in rows) for rows in studies)
-    told = sum(any(verdict.is_difference for verdict in findings(rows, "kl", "arm0")) for rows in studies)
+    told = sum(any(verdict.is_difference for verdict in findings(rows, "arm0")) for rows in studies)
     assert found == told
     assert stats.binomtest(found, reps, 0.05, "greater").pvalue > 1e-3
     assert found / reps > 0.01
@@ -296,14 +238,7 @@ def test_studies_without_an_effect_find_something_in_five_of_a_hundred_at_most(m
 
 
 @pytest.mark.slow
-def test_studies_with_a_large_effect_find_it():
-    rows = [row for seed in range(20) for row in compare(simulated(seed, num_seeds=10, effect=-3), "arm0", "kl", 0)]
-    others = [row for row in rows if row["arm"] != "arm0"]
-    assert all(row["p_adjusted"] < 0.05 and row["diff"] < 0 for row in others)
-
-
-@pytest.mark.slow
-@rows("n", [2, 3, 5, 10])
+@cases("n", [2, 3, 5, 10])
 def test_t_intervals_cover_the_mean_and_the_difference(n):
     reps = 1000
     samples = np.random.default_rng(n).normal(3, 2, (reps, 2, n))
@@ -314,7 +249,7 @@ def test_t_intervals_cover_the_mean_and_the_difference(n):
 
 
 @pytest.mark.slow
-@rows(("n", "coverage"), [(3, 0.73), (5, 0.84), (10, 0.91), (20, 0.93)])
+@cases(("n", "coverage"), [(3, 0.73), (5, 0.84), (10, 0.91), (20, 0.93)])
 def test_the_bootstrap_covers_less_than_it_is_called_as_its_docstring_says(n, coverage):
     reps = 1200
     samples = np.random.default_rng(n).normal(size=(reps, n))
@@ -355,10 +290,6 @@ studies = st.fixed_dictionaries({"base": of_sets, "one": of_sets}, optional={"tw
 few = settings(max_examples=40, deadline=None)
 
 
-def without(row, *keys):
-    return {key: value for key, value in row.items() if key not in keys}
-
-
 def reversed_order(tree):
     return {key: reversed_order(tree[key]) for key in reversed(tree)} if isinstance(tree, dict) else tree
 
@@ -384,19 +315,6 @@ def test_the_order_in_which_runs_are_read_does_not_matter(values):
     assert sorted(rows, key=lambda row: [row[name] for name in key]) == sorted(
         other, key=lambda row: [row[name] for name in key]
     )
-    first, second = (ranks(order, "kl") for order in (values, reversed_order(values)))
-    assert first["mean_ranks"] == second["mean_ranks"]
-    assert first["p"] == second["p"]
-    assert first["groups"] == second["groups"]
-
-
-@given(studies, of_sets)
-@few
-def test_more_sets_change_no_figure_but_the_adjusted_ones(values, more):
-    extra = {arm: {**of_arm, **{f"new {name}": more[name] for name in more}} for arm, of_arm in values.items()}
-    rows = {(row["arm"], row["dataset"]): row for row in compare(extra, "base", "kl", num_resamples=20)}
-    for row in compare(values, "base", "kl", num_resamples=20):
-        assert without(rows[row["arm"], row["dataset"]], "p_adjusted") == without(row, "p_adjusted")
 
 
 @given(studies, st.integers(-20, 20))
@@ -417,37 +335,16 @@ def test_a_scale_of_the_metric_scales_figures_and_leaves_tests(values, exponent)
         assert other["seeds_needed"] == row["seeds_needed"]
 
 
-@given(studies)
-@few
-def test_swapping_arm_and_baseline_turns_the_signs(values):
-    forth, back = (
-        {(row["arm"], row["dataset"]): row for row in compare(values, baseline, "kl", num_resamples=0)}
-        for baseline in ("base", "one")
-    )
-    for (arm, dataset), row in forth.items():
-        if arm == "one":
-            other = back["base", dataset]
-            assert row["p"] == other["p"]
-            assert row["diff"] == (None if other["diff"] is None else -other["diff"])
-            assert row["diff_low"] == (None if other["diff_high"] is None else pytest.approx(-other["diff_high"], rel=1e-9))
-
-
 @given(studies, st.sampled_from(["kl", "coverage"]), st.floats(0, 30))
 @few
 def test_words_and_rows_agree(values, metric, effect):
     values = {**values, "one": {**values["one"], "far": by_seed(effect, effect + 0.1, effect + 0.3)}}
     values["base"] = {**values["base"], "far": by_seed(10, 10, 10.1)}
-    rows = [row for row in compare(values, "base", metric, num_resamples=0) if row["arm"] != "base"]
-    for row, verdict in zip(rows, findings(compare(values, "base", metric, 0), metric, "base"), strict=True):
-        text = verdict.sentence
+    rows = compare(values, "base", metric, num_resamples=0)
+    for row, verdict in zip((row for row in rows if row["arm"] != "base"), findings(rows, "base"), strict=True):
         significant = row["p"] is not None and row["p_adjusted"] < 0.05
         good = significant and (row["diff"] > 0) == (metric == "coverage")
         assert verdict.is_difference == significant
         assert (verdict.word == "better") == good
         assert (verdict.arm, verdict.dataset) == (row["arm"], row["dataset"])
         assert (verdict.difference, verdict.low, verdict.p) == (row["diff"], row["diff_low"], row["p_adjusted"])
-        assert (" is better than " in text) == good
-        assert (" is worse than " in text) == (significant and not good)
-        assert re.search("does not differ|only one seed|cannot be compared|have the same", text) is None or not significant
-        assert "None" not in text
-        assert "nan" not in text

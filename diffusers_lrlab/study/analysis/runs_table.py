@@ -1,17 +1,16 @@
 """The runs of a study as one table, `runs.parquet`, from which its statistics and tables can be made again."""
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from ...core.errors import LabError
 from ...core.files import atomic_file
+from ...core.held import damage_named
 from ..runs.results import RunResult, finite
 from .speedups import has_end
 
@@ -29,13 +28,6 @@ _OF_TRAINING = {
 }
 _OTHERS = {"error": pa.string(), "executor": pa.string(), "curves": pa.string()}  # the last two as JSON
 _FIXED = {**_OF_RUN, **_OF_TRAINING, **_OTHERS}
-
-
-class Runs(NamedTuple):
-    """Runs from a table, and the parts of the summary that do not follow from them."""
-
-    results: list[RunResult]
-    notes: dict[str, Any]
 
 
 def write_runs(results: Iterable[RunResult], notes: dict[str, Any], folder: Path) -> None:
@@ -67,31 +59,21 @@ def runs_as_table(results: Iterable[RunResult], notes: dict[str, Any]) -> pa.Tab
     return pa.Table.from_pylist(rows, pa.schema(columns, metadata={_KEY: about.encode()}))
 
 
-def read_runs(folder: Path) -> Runs:
-    """Reads what `write_runs` wrote; raises a `LabError` for any other file."""
-    with _damage_reported(folder / RUNS_TABLE):
+def read_runs(folder: Path) -> tuple[list[RunResult], dict[str, Any]]:
+    """Runs and notes of the table that `write_runs` wrote; raises a `LabError` for any other file."""
+    with damage_named(folder, "study"):
         table = read_table(folder)
         about = json.loads(table.schema.metadata[_KEY])
-        return Runs([_result(row, about["metrics"]) for row in table.to_pylist()], about["notes"])
+        return [_result(row, about["metrics"]) for row in table.to_pylist()], about["notes"]
 
 
 def read_table(folder: Path) -> pa.Table:
     """The table that `write_runs` wrote; raises a `LabError` for any other file."""
-    with _damage_reported(folder / RUNS_TABLE):
+    with damage_named(folder, "study"):
         table = parquet.read_table(folder / RUNS_TABLE)
         if _KEY not in table.schema.metadata:
-            raise KeyError
+            raise KeyError(f"{RUNS_TABLE} is not the table of a study's runs")
         return table
-
-
-@contextmanager
-def _damage_reported(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except LabError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
-        raise LabError(f"{str(file)!r} is damaged, or not the table of a study's runs. Restore it from a copy.") from None
 
 
 def _result(row: dict[str, Any], metrics: dict[str, str]) -> RunResult:

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ...core.errors import LabError
-from .statistics import add_holm, datasets_of, paired, unknown_baseline
+from .statistics import add_holm, datasets_of, paired
 
 Runs = Mapping[int, tuple[ArrayLike, ArrayLike]]  # seed -> updates, quality
 Curves = Mapping[str, Mapping[str, Runs]]  # arm -> data set -> runs
@@ -43,12 +42,7 @@ def speedups(curves: Curves, baseline: str, common: bool = False) -> list[dict[s
     A row for each arm and data set has the keys arm, dataset, n (pairs), censored (runs of this arm), ends_worse (pairs in
     which it does, or diverged), updates_needed (median over the runs, `None` if half of them or more are censored), speedup,
     ci_low, ci_high, p and p_adjusted; `None` for what cannot be computed and for the baseline itself.
-
-    Raises:
-        `LabError`: for a baseline that is not an arm, and arrays that are not a curve.
     """
-    if baseline not in curves:
-        raise unknown_baseline(baseline, curves)
     rows = []
     for arm, of_arm in curves.items():
         for dataset in datasets_of(curves):
@@ -65,9 +59,9 @@ def updates_to_reach(updates: ArrayLike, quality: ArrayLike, target: float) -> f
     """
     The update at which a curve first reaches `target`, interpolated linearly between evaluations; `None` if it never does.
 
-    Smaller quality is better; values that are not finite are skipped. Raises a `LabError` for arrays that are not a curve.
+    Smaller quality is better; values that are not finite are skipped.
     """
-    at, values = _curve(updates, quality)
+    at, values = np.asarray(updates, float), np.asarray(quality, float)
     reached = np.flatnonzero(np.isfinite(values) & (values <= target))
     if not len(reached):
         return None
@@ -76,15 +70,6 @@ def updates_to_reach(updates: ArrayLike, quality: ArrayLike, target: float) -> f
         return float(at[first])
     share = (values[first - 1] - target) / (values[first - 1] - values[first])
     return float(at[first - 1] + share * (at[first] - at[first - 1]))
-
-
-def _curve(updates: ArrayLike, quality: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    at, values = np.asarray(updates, float), np.asarray(quality, float)
-    if at.ndim != 1 or at.shape != values.shape:
-        raise LabError(f"A curve is two arrays of equal length; updates have shape {at.shape}, quality {values.shape}.")
-    if not np.all(np.isfinite(at)) or np.any(at < 0) or np.any(np.diff(at) <= 0):
-        raise LabError(f"Updates of a curve must increase from 0 or more; these are {np.array2string(at, threshold=8)}.")
-    return at, values
 
 
 class _Denoised(NamedTuple):
@@ -101,7 +86,7 @@ def _denoised(updates: ArrayLike, quality: ArrayLike) -> _Denoised:
     from scipy.ndimage import median_filter
     from scipy.optimize import isotonic_regression
 
-    at, values = _curve(updates, quality)
+    at, values = np.asarray(updates, float), np.asarray(quality, float)
     length, finite = float(at.max(initial=0)), np.isfinite(values)
     if not len(values) or not finite[-1]:
         return _Denoised(at[:0], values[:0], math.nan, 0.0, length)

@@ -1,14 +1,12 @@
-"""Arms against a baseline, seed by seed: spread, intervals, tests, and the number of seeds needed."""
+"""Arms against a baseline, seed by seed: spread, intervals, tests, the number of seeds needed, and power."""
 
 import math
-import numbers
 import warnings
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from ...core.errors import LabError, did_you_mean
 
 Values = Mapping[str, Mapping[str, Mapping[int, float]]]  # arm -> data set -> seed -> value
 
@@ -41,18 +39,12 @@ def compare(values: Values, baseline: str, metric: str, num_resamples: int = 999
     have a p-value are one family of Holm's correction, so adjusted values depend on the arms and data sets in it; nothing
     else does.
 
-    `values[arm][dataset][seed]` omits runs without a value, such as those that diverged. With `num_resamples` of 0 there is
-    no bootstrap. Rows have the keys arm, dataset, metric, n (values), pairs (seeds shared with the baseline),
-    mean, std, ci_low, ci_high, boot_low, boot_high, diff (arm minus baseline), diff_low, diff_high, p, p_adjusted,
-    effect_size and seeds_needed (a `dict` from percents, as text). They are `None` if they cannot be computed: differences
-    of the baseline itself, spreads of one value, intervals and effects without a spread.
-
-    Raises:
-        `LabError`: for a baseline that is not an arm, and for values that are not finite.
+    `values[arm][dataset][seed]` are finite; runs without a value, such as those that diverged, are left out. With
+    `num_resamples` of 0 there is no bootstrap. Rows have the keys arm, dataset, metric, n (values), pairs (seeds shared with
+    the baseline), mean, std, ci_low, ci_high, boot_low, boot_high, diff (arm minus baseline), diff_low, diff_high, p,
+    p_adjusted, effect_size and seeds_needed (a `dict` from percents, as text). They are `None` if they cannot be computed:
+    differences of the baseline itself, spreads of one value, intervals and effects without a spread.
     """
-    if baseline not in values:
-        raise unknown_baseline(baseline, values)
-    check_values(values, metric)
     rows = []
     for arm, of_arm in values.items():
         for dataset in datasets_of(values):
@@ -73,23 +65,6 @@ def compare(values: Values, baseline: str, metric: str, num_resamples: int = 999
             rows.append(row | {"seeds_needed": needed})
     add_holm(rows)
     return rows
-
-
-def check_values(values: Values, metric: str) -> None:
-    """Raises a `LabError` for values that are not finite."""
-    for arm, of_arm in values.items():
-        for dataset, of_set in of_arm.items():
-            for seed, value in of_set.items():
-                if not isinstance(value, numbers.Real) or not math.isfinite(value):
-                    raise LabError(
-                        f"{metric} of arm {arm!r} on {dataset!r} with seed {seed} is {value!r}. Statistics need finite "
-                        "numbers: leave out runs that diverged, and report how many there are."
-                    )
-
-
-def unknown_baseline(baseline: str, arms: Iterable[str]) -> LabError:
-    known = list(arms)
-    return LabError(f"The baseline {baseline!r} is not an arm.{did_you_mean(baseline, known)} Arms: {', '.join(known)}.")
 
 
 def datasets_of(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -200,3 +175,82 @@ def _spread(sample: np.ndarray, scale: float | None = None) -> float | None:
         return None
     std = float(sample.std(ddof=1))
     return std if std > _ROUNDING * (np.abs(sample).max() if scale is None else scale) else 0.0
+
+
+# --- power: what the tests of a study can show -----------------------------------------------------------------------
+
+_QUANTILES = 2000  # of the spread that seeds may have, by which the power is averaged
+
+
+@cache
+def detectable_effect(pairs: int, level: float, power: float = POWER) -> float | None:
+    """
+    The effect size d_z that a two-sided paired t test at `level` shows with this power; `None` for fewer than two pairs.
+
+    The power is averaged over the distribution of the sample's spread, as statsmodels' `TTestPower` and scipy's noncentral t
+    return NaN for few pairs and strict levels.
+    """
+    from scipy import optimize, stats
+
+    if pairs < 2:
+        return None
+    freedom = pairs - 1
+    shares = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    needed = stats.t.isf(level / 2, freedom) * np.sqrt(stats.chi2.ppf(shares, freedom) / freedom)
+
+    def missed(effect: float) -> float:
+        shift = effect * math.sqrt(pairs)
+        return float(power - np.mean(stats.norm.sf(needed - shift) + stats.norm.cdf(-needed - shift)))
+
+    high = 1.0
+    while missed(high) > 0:
+        high *= 2
+    return float(optimize.brentq(missed, 0.0, high))
+
+
+def detectable(low: float | None, high: float | None, pairs: int, tests: int) -> float | None:
+    """
+    The smallest true difference that the adjusted test shows with a probability of 80 %, in the unit of the interval.
+
+    It follows from the spread of the paired differences, and that from the 95 % interval of their mean. Holm's method tests
+    the smallest p of a family at the level divided by the number of tests, and others less strictly, so this is an upper
+    bound, as uncertain as the measured spread.
+    """
+    from scipy import stats
+
+    effect = detectable_effect(pairs, LEVEL / max(tests, 1))
+    if low is None or high is None or effect is None:
+        return None
+    return float((high - low) / 2 / stats.t.isf(LEVEL / 2, pairs - 1) * math.sqrt(pairs)) * effect
+
+
+def power_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """
+    For each metric and data set: seeds, and over the arms the ranges of noise between seeds and of detectable differences.
+
+    `noise_low` and `noise_high` are standard deviations between seeds as shares of the mean, `detectable_low` and
+    `detectable_high` shares of the baseline's mean; `None` where nothing is known.
+    """
+    study, found = summary["study"], []
+    for metric in dict.fromkeys(row["metric"] for row in summary["rows"]):
+        of_metric = [row for row in summary["rows"] if row["metric"] == metric]
+        tests = sum(row["p"] is not None for row in of_metric)  # which Holm's method adjusts for
+        for dataset in study["datasets"]:
+            rows = [row for row in of_metric if row["dataset"] == dataset]
+            means = [row["mean"] for row in rows if row["arm"] == study["baseline"]]
+            noise = [_share(row["std"], row["mean"]) for row in rows]
+            seen = [detectable(row["diff_low"], row["diff_high"], row["pairs"], tests) for row in rows]
+            shares = [_share(difference, mean) for difference in seen for mean in means]
+            row = {"metric": metric, "dataset": dataset, "seeds": max((row["n"] for row in rows), default=0), "tests": tests}
+            found.append({**row, **_range("noise", noise), **_range("detectable", shares)})
+    return found
+
+
+def _share(value: float | None, mean: float | None) -> float | None:
+    """A value as a share of a mean; `None` if that is unknown or 0."""
+    return value / abs(mean) if value is not None and mean else None
+
+
+def _range(name: str, values: list[float | None]) -> dict[str, float | None]:
+    known = [value for value in values if value is not None]
+    return {f"{name}_low": min(known, default=None), f"{name}_high": max(known, default=None)}

@@ -5,7 +5,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -14,14 +13,12 @@ from pyarrow import parquet
 from ...core.environment import describe_environment
 from ...core.files import atomic_file, write_text
 from ...core.manifest import MANIFEST
-from ...evaluation.metrics import metric_label
 from ..runs.progress import StudyProgress
 from ..runs.results import RunResult, StudyFolder, by_cell, finite
 from ..spec.spec import SPEEDUP, RunSpec, StudySpec, controlled
-from .findings import Verdict, findings, speedup_findings
-from .power import power_rows
+from .findings import Verdict, findings
 from .speedups import speedups
-from .statistics import add_holm, compare
+from .statistics import add_holm, compare, power_rows
 from .tuning import tuning_rows
 
 Rows = list[dict[str, Any]]
@@ -88,16 +85,12 @@ def _compare_metric(spec: StudySpec, results: list[RunResult], metric: str) -> C
     def compare_pair(arm: str, control: str) -> Rows:  # intervals of their means by bootstrap are among the rows of all arms
         return compare_with(control, (control, arm), 0)
 
-    judge = partial(findings, metric=metric, label=metric_label(metric))
     rows = compare_with(spec.baseline, spec.arms, 9999)
-    of_controls, verdicts = against_controls(controlled(spec.arms), compare_pair, judge)
-    return rows, of_controls, judge(rows, baseline=spec.baseline) + verdicts
+    of_controls, verdicts = against_controls(controlled(spec.arms), compare_pair)
+    return rows, of_controls, findings(rows, spec.baseline) + verdicts
 
 
 def _compare_speed(spec: StudySpec, results: list[RunResult]) -> Compared:
-    label = metric_label(spec.speedup_metric or "")
-    judge = partial(speedup_findings, quality=f"{label[0].lower()}{label[1:]}")
-
     def compare_with(reference: str, arms: Iterable[str], common: bool = False) -> Rows:
         return _with_diverged(speedups(_quality(spec, results, arms, reference), reference, common), results)
 
@@ -105,8 +98,8 @@ def _compare_speed(spec: StudySpec, results: list[RunResult]) -> Compared:
         return compare_with(control, (control, arm), common=True)
 
     rows = compare_with(spec.baseline, spec.arms)
-    of_controls, verdicts = against_controls(controlled(spec.arms), compare_pair, partial(judge, common=True))
-    return rows, of_controls, judge(rows, baseline=spec.baseline) + verdicts
+    of_controls, verdicts = against_controls(controlled(spec.arms), compare_pair)
+    return rows, of_controls, findings(rows, spec.baseline) + verdicts
 
 
 def _with_diverged(rows: Rows, results: list[RunResult]) -> Rows:
@@ -132,15 +125,12 @@ def _quality(spec: StudySpec, results: list[RunResult], arms: Iterable[str], ref
     return curves
 
 
-def against_controls(
-    pairs: Iterable[tuple[str, str]], compare: Callable[[str, str], Rows], judge: Callable[..., list[Verdict]]
-) -> tuple[Rows, list[Verdict]]:
+def against_controls(pairs: Iterable[tuple[str, str]], compare: Callable[[str, str], Rows]) -> tuple[Rows, list[Verdict]]:
     """
     Compares arms with their controls instead of the baseline; returns rows, with the key "control", and verdicts.
 
-    `compare` makes the rows of an arm and its control, with the control as the baseline; `judge` makes verdicts from the
-    rows of a pair and its control. All of these comparisons are one family of Holm's correction. Comparisons with the
-    baseline are another, so that controls change nothing there.
+    `compare` makes the rows of an arm and its control, with the control as the baseline. All of these comparisons are one
+    family of Holm's correction. Comparisons with the baseline are another, so that controls change nothing there.
     """
     found = [(control, compare(arm, control)) for arm, control in pairs]
     rows = []
@@ -150,7 +140,7 @@ def against_controls(
                 row["control"] = control
                 rows.append(row)
     add_holm(rows)
-    return rows, [verdict for control, of_pair in found for verdict in judge(of_pair, baseline=control)]
+    return rows, [verdict for control, of_pair in found for verdict in findings(of_pair, control)]
 
 
 def write_summary(folder: StudyFolder, summary: dict[str, Any]) -> None:

@@ -9,8 +9,7 @@ import numpy as np
 
 from ..runs.results import RunResult, StudyFolder
 from ..spec.expansion import expand_tuning
-from ..spec.rates import next_beyond
-from ..spec.spec import Cell, RunSpec, StudySpec
+from ..spec.spec import Cell, RunSpec, StudySpec, next_beyond
 
 
 def tuning_rounds(spec: StudySpec, folder: StudyFolder) -> list[list[RunSpec]]:

@@ -50,7 +50,7 @@ def write_study_card(folder: Path, out: Path) -> Path:
             shutil.copyfile(folder / name, card / name)
         summary = json.loads((card / "summary.json").read_text(encoding="utf-8"))
         # The table lacks samples and some curves, which only the files of the runs have.
-        results = [study.read(run.id) or run for run in read_runs(card).results]
+        results = [study.read(run.id) or run for run in read_runs(card)[0]]
         command = command_of_card(summary["study"]["command"], summary["study"]["name"], is_preset(card))
         own_data = [shown_path(name) for name in sources(spec["datasets"]) if name not in EMBEDDED_DATASETS]
         write_text(card / "README.md", _card_text(ReportContents(results, summary), out.resolve().name, command, own_data))

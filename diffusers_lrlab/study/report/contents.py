@@ -4,8 +4,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
-
 from ...core.words import counted, duration
 from ...evaluation.metrics import better_of, metric_label
 from ..analysis.findings import Verdict
@@ -105,14 +103,10 @@ class ReportContents:
         return f"No difference from {self.study['baseline']}{controls} passed the adjusted test."
 
     def findings_table(self) -> Table | None:
-        """Every verdict in numbers: differences first, and speed-ups after all metrics."""
-        rows = []
-        for metric in dict.fromkeys([*self.metrics, *self.verdicts]):
-            label = self.labels.get(metric) or metric_label(metric)
-            for verdict in sorted(self.verdicts.get(metric, ()), key=lambda verdict: not verdict.is_difference):
-                rows.append([label, "a difference" if verdict.is_difference else "no difference", verdict.sentence])
-        frame = pd.DataFrame(rows, columns=["metric", "the test shows", "in numbers"])
-        return Table("findings", "All findings in numbers", frame, num_labels=3) if rows else None
+        """Every verdict in numbers, those on controls included: differences first, and speed-ups after all metrics."""
+        metrics = dict.fromkeys([*self.metrics, *self.verdicts])
+        found = [verdict for metric in metrics for verdict in self.verdicts.get(metric, ())]
+        return tables.findings_table(found, self.labels) if found else None
 
     def arms(self) -> list[dict[str, Any]]:
         described = []

@@ -47,7 +47,7 @@ _CHARACTER, _LEFT_OF_PANEL = 0.068, 0.8  # inches; of text of 8 points, and for 
 _VERDICT_COLORS = {"better": BLUE, "worse": ORANGE, "higher": GREEN, "lower": GREEN}
 # Embedded TrueType fonts, as journals refuse Type 3, and reproducible files.
 _FILE_SETTINGS: Any = {"pdf.fonttype": 42, "svg.hashsalt": "diffusers_lrlab"}
-_NO_DATE = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+_NO_DATE: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
 
 class Plot(NamedTuple):

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ import pandas as pd
 
 from ...core.registry import markdown_table
 from ...evaluation.metrics import better_of, metric_label
-from ..analysis.findings import DIFFERENCES, DIVERGED, NEVER, NONE, probability, word_of
+from ..analysis.findings import DIFFERENCES, DIVERGED, NEVER, NONE, Verdict, probability, word_of
 from ..analysis.statistics import LEVEL, PERCENTS
 from ..runs.results import RunResult
 
@@ -86,6 +87,24 @@ def summary_table(summary: dict[str, Any], metric: str) -> Table:
 def _seeds_needed(row: Row) -> str:
     needed = [row["seeds_needed"][str(percent)] for percent in PERCENTS]
     return " / ".join(f"{num:,}" if num else NONE for num in needed) if any(needed) else NONE
+
+
+def findings_table(verdicts: Iterable[Verdict], labels: Mapping[str, str]) -> Table:
+    cells = [
+        {
+            "metric": labels.get(verdict.metric) or metric_label(verdict.metric), "arm": verdict.arm,
+            "compared with": verdict.reference, "data set": verdict.dataset, "verdict": verdict.word or NONE,
+            "difference": number(verdict.difference), "its 95 % interval": interval(verdict.low, verdict.high),
+            "adjusted p": probability(verdict.p),
+        }
+        for verdict in sorted(verdicts, key=lambda verdict: not verdict.is_difference)
+    ]  # fmt: skip
+    note = (
+        "p is adjusted by Holm's method over all comparisons of a metric with the baseline, and separately over those with "
+        "controls. The difference of a speed-up is the number of times that the arm is as fast: an upper bound if it has no "
+        "interval."
+    )
+    return Table("findings", "All findings in numbers", pd.DataFrame(cells), note, 5)
 
 
 def speedup_table(rows: list[Row]) -> Table:

@@ -20,11 +20,9 @@ from ...training.kinds import kind_of
 from ...training.model import find_start, given_model_config
 from ...training.resolve import resolve_config
 from ...training.resolve_timesteps import check_timesteps
-from ..kind_settings import num_compared_samples, settings_of
+from ..kind_settings import check_metrics, default_metrics, num_compared_samples, settings_of
 from ..shown_command import PRESETS_FOLDER
-from .metrics import check_metrics, default_metrics
-from .rates import extended
-from .spec import ARM_NOTES, PRESETS, Cell, RunSpec, StudySpec, Tuning
+from .spec import ARM_NOTES, Cell, PRESETS, RunSpec, StudySpec, Tuning, extended
 
 
 def expand(spec: StudySpec, chosen: dict[Cell, float] | None = None) -> list[RunSpec]:
@@ -80,6 +78,11 @@ def _tuning_runs(
     return runs
 
 
+# Options that decide which model is read.
+_OF_MODEL = (
+    *("model_config_name_or_path", "pretrained_model_name_or_path", "cache_dir", "denoiser", "data_kind"),
+    *("resolution", "image_channels", "label_column", "num_classes", "label_dropout"),
+)
 _Model = tuple[ResolvedConfig, dict[str, Any] | None, dict[str, Any], StartWeights | None]
 
 
@@ -99,11 +102,7 @@ def _configs(spec: StudySpec) -> dict[Cell, _Model]:
                 config = _resolve(located(options, spec.folder), where, spec)
                 check_metrics(spec.metrics, config, "metrics")
                 check_metrics((spec.speedup_metric,) if spec.speedup_metric else (), config, "speedup_metric")
-                of_model = ("model_config_name_or_path", "pretrained_model_name_or_path", "cache_dir")
-                of_data = ("denoiser", "data_kind", "resolution", "image_channels")
-                of_labels = ("label_column", "num_classes", "label_dropout")
-                of_all = (*of_model, *of_data, *of_labels)
-                key = (latents_folder(config), *(getattr(config, name) for name in of_all))
+                key = (latents_folder(config), *(getattr(config, name) for name in _OF_MODEL))
                 if key not in models:
                     start = find_start(config)
                     models[key] = given_model_config(config, start), start
@@ -205,13 +204,8 @@ def _check_distinct(runs: list[RunSpec]) -> None:
     for run in runs:
         if (other := seen.setdefault(run.digest, run)) is run:
             continue
-        if other.dataset != run.dataset:
-            raise LabError(
-                f"{other.arm!r} on {other.dataset!r} is the same as {run.arm!r} on {run.dataset!r}: all options are equal. "
-                "Let the data sets differ, and leave their options out of the arms."
-            )
         at = f" at learning rate {run.config.learning_rate:g} of tune" if run.stage == "tune" else ""
         raise LabError(
-            f"The arms {other.arm!r} and {run.arm!r} are the same on {run.dataset!r}{at}: all options are equal. Leave one "
-            "out."
+            f"{other.arm!r} on {other.dataset!r} is the same as {run.arm!r} on {run.dataset!r}{at}: all options are equal. "
+            "Leave one out."
         )

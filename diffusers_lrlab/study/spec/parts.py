@@ -10,12 +10,13 @@ from ...core.options import names_where, options_of
 from ...core.ranges import POSITIVE, SEED, Range
 from ...evaluation.metrics import better_of
 from ...training.config import TrainingConfig
-from .spec import ARM_NOTES, Tuning, controlled
+from .spec import ARM_NOTES, Tuning
 
 _MOST_SEEDS = 1000
 _EXTENSIONS = Range("[0, 20]", whole=True)  # ten decades, by 1, 3, 10
 _LONGEST = 64  # characters of a name
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@+-]{0,63}")
+_TUNING = ("learning_rates", "factors", "seeds", "metric", "extensions")
 
 
 def check_keys(options: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
@@ -36,13 +37,16 @@ def list_of(value: Any, what: str) -> list[Any]:
     return values
 
 
-def is_whole(value: Any) -> bool:
-    """Whether a value is an integer and not a boolean, which Python counts among them."""
-    return isinstance(value, int) and not isinstance(value, bool)
+def _mapping(value: Any, what: str, hint: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise must_be(what, value, "a mapping of names to values", hint)
+    return value
 
 
 def read_seeds(value: Any, what: str) -> tuple[int, ...]:
-    seeds = list(range(min(value, _MOST_SEEDS + 1))) if is_whole(value) else list_of(value, what)
+    """Seeds from a list, or as many as a number says."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    seeds = list(range(min(value, _MOST_SEEDS + 1))) if is_number else list_of(value, what)
     if not seeds or len(seeds) > _MOST_SEEDS or not all(seed in SEED for seed in seeds):
         wanted = f"a number of seeds from 1 to {_MOST_SEEDS:,}, or a list of them"
         raise must_be(what, value, wanted, f"each is {SEED}, as in [0, 1, 2]")
@@ -50,55 +54,44 @@ def read_seeds(value: Any, what: str) -> tuple[int, ...]:
 
 
 def _numbers(value: Any, what: str) -> tuple[float, ...]:
-    wanted = "numbers above 0"
-    if is_whole(value):  # which reads like the number of them
-        raise must_be(what, value, wanted, "give the numbers themselves, as in [1e-4, 3e-4]")
-    values = list_of(value, what)
+    """Numbers from a list, or a single one; a whole number reads like the number of them."""
     try:
-        rates = tuple(float(rate) for rate in values)
+        rates = () if isinstance(value, int) else tuple(float(rate) for rate in list_of(value, what))
     except (TypeError, ValueError, OverflowError):
         rates = ()
     if not rates or not all(rate in POSITIVE for rate in rates):
-        raise must_be(what, value, wanted, "give a list such as [1e-4, 3e-4]")
+        raise must_be(what, value, "numbers above 0", "give the numbers themselves, as in [1e-4, 3e-4]")
     list_of(list(rates), what)  # again as numbers: YAML reads 3e-4 as text, but 0.0003 as a number
     return rates
 
 
 def read_fields(fields: Any, where: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
     """Training options as they are written; raises a `LabError` for unknown ones."""
-    if not isinstance(fields, dict):
-        raise must_be(where, fields, "a mapping of options to values", "such as 'lr_scheduler: cosine'")
     known = [*options_of(TrainingConfig), *also]
-    for name in fields:
+    for name in _mapping(fields, where, "such as 'lr_scheduler: cosine'"):
         if name in names_where(TrainingConfig, study="no"):
             raise LabError(f"{where} has {name}, which a study sets itself. Leave it out.")
         if name not in known:
-            raise LabError(
-                f"There is no {name!r} in {where}.{did_you_mean(str(name), known)} Use options of "
-                "lrlab train; its --help explains them."
-            )
+            hint = did_you_mean(str(name), known)
+            raise LabError(f"There is no {name!r} in {where}.{hint} Use options of lrlab train; its --help explains them.")
     if fields.get("learning_rate") == "auto":
         raise LabError(f"{where} has learning_rate: auto, which would differ between seeds. Give a number, or use tune.")
     return dict(fields)
 
 
-def _named(value: Any, what: str) -> dict[str, Any]:
+def _named(value: dict[Any, Any], what: str) -> dict[str, Any]:
     for name in value:
-        if not isinstance(name, str):
-            raise LabError(f"The name {name!r} of {what} is not text. Put it in quotes: '{name}'.")
-        if not _NAME.fullmatch(name) or "--" in name:
-            wanted = "letters, digits and . _ @ + -, 64 at most, without '--'"
-            raise must_be("the name", name, wanted, "files are named after it", of=what)
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or "--" in name:
+            wanted = "text of letters, digits and . _ @ + -, 64 at most, without '--'"
+            raise must_be("the name", name, wanted, "files are named after it; put a number in quotes", of=what)
     return value
 
 
 def read_arms(value: Any, rates: Any) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Arms by name, one for each learning rate, and the suffix of each name for its rate."""
-    if not isinstance(value, dict):
-        raise must_be("arms", value, "a mapping of names to fields", "such as 'cosine: {lr_scheduler: cosine}'")
     arms: dict[str, dict[str, Any]] = {}
     endings: dict[str, str] = {}
-    for name, fields in _named(value, "an arm").items():
+    for name, fields in _named(_mapping(value, "arms", "such as 'cosine: {lr_scheduler: cosine}'"), "an arm").items():
         fields = read_fields({} if fields is None else fields, f"the arm {name!r}", (*ARM_NOTES, "learning_rates"))
         for source in names_where(TrainingConfig, study="data set"):
             if source in fields:
@@ -122,42 +115,26 @@ def read_arms(value: Any, rates: Any) -> tuple[dict[str, dict[str, Any]], dict[s
 
 
 def resolve_controls(arms: dict[str, dict[str, Any]], endings: Mapping[str, str], baseline: str) -> None:
-    """Replaces the controls of arms by lists of full names; raises a `LabError` for names that cannot be controls."""
+    """
+    Replaces the controls of arms by lists of full names: with several learning rates, those at the arm's own rate. Every arm
+    is compared with the baseline, which is no control.
+    """
     for arm, fields in arms.items():
-        if "controls" in fields:
-            controls = _controls(arm, fields.pop("controls"), arms, endings[arm], baseline)
-            fields |= {"controls": controls} if controls else {}
-    pairs = controlled(arms)
-    for arm, control in pairs:
-        if (control, arm) in pairs:
-            raise LabError(
-                f"{arm!r} and {control!r} are controls of each other, which is one comparison. Leave one of them out."
-            )
-
-
-def _controls(arm: str, given: Any, arms: Mapping[str, Any], ending: str, baseline: str) -> list[str]:
-    """The full names of controls; with several learning rates, those at the arm's own rate."""
-    names = given if isinstance(given, list) else [given]
-    if not names or not all(isinstance(name, str) for name in names):
-        raise must_be("controls", given, "names of arms, such as [cosine]", "leave it out for none", of=repr(arm))
-    controls: list[str] = []
-    for name in names:
-        control = name if name in arms else name + ending
-        if control not in arms:
-            hint = did_you_mean(name, [other for other in arms if other not in (arm, baseline)])
-            raise LabError(f"The control {name!r} of {arm!r} is not an arm.{hint} They are {', '.join(arms)}.")
-        if control in controls:
-            raise LabError(f"controls of {arm!r}: {control!r} is listed twice. Name each once.")
-        if control == arm:
-            raise LabError(f"The control {control!r} of {arm!r} is the arm itself. Leave it out.")
-        if baseline not in (arm, control):
+        if "controls" not in fields:
+            continue
+        given, controls = fields.pop("controls"), []
+        names = given if isinstance(given, list) else [given]
+        if not names or not all(isinstance(name, str) for name in names):
+            raise must_be("controls", given, "names of arms, such as [cosine]", "leave it out for none", of=repr(arm))
+        for name in names:
+            control = name if name in arms else name + endings[arm]
+            if control not in arms or control == arm:
+                others = [other for other in arms if other != arm]
+                hint = did_you_mean(name, [other for other in others if other != baseline])
+                raise LabError(f"The control {name!r} of {arm!r} is not another arm.{hint} They are {', '.join(others)}.")
             controls.append(control)
-        elif not ending:  # with several rates, one may be the baseline
-            raise LabError(
-                f"The control {control!r} of {arm!r}: every arm is compared with the baseline {baseline!r} anyway. Leave it "
-                "out."
-            )
-    return controls
+        controls = [control for control in list_of(controls, f"controls of {arm!r}") if baseline not in (arm, control)]
+        fields |= {"controls": controls} if controls else {}
 
 
 def by_short_names(names: Sequence[str], where: str) -> dict[str, str]:
@@ -169,27 +146,21 @@ def by_short_names(names: Sequence[str], where: str) -> dict[str, str]:
         if not short:
             raise must_be(where, name, "the name of a data set, a folder or a Hub id", "separate several by commas")
         if short in found:
-            told = f"{where} {','.join(names)}: two data sets would be called {short!r}."
-            if found[short] == name:
-                raise LabError(f"{told} Name each once.")
-            both = ", ".join(
-                f"{short}-{number}: {{dataset_name: {each}}}" for number, each in enumerate((found[short], name), 1)
+            both = f"{{{short}-1: {{dataset_name: {found[short]}}}, {short}-2: {{dataset_name: {name}}}}}"
+            raise LabError(
+                f"{where} {','.join(names)}: two data sets would be called {short!r}. Hint: name each once, or name them in "
+                f"the study's file, as in datasets: {both}."
             )
-            raise LabError(f"{told} Hint: name them in the study's file, as in datasets: {{{both}}}.")
         found[short] = name
     return found
 
 
 def read_datasets(value: Any) -> dict[str, dict[str, Any]]:
-    if isinstance(value, str):
-        value = [value]
-    if isinstance(value, list):
+    if isinstance(value, (str, list)):
         names = [str(name) for name in list_of(value, "datasets")]
         value = {short: {"dataset_name": name} for short, name in by_short_names(names, "datasets").items()}
-    if not isinstance(value, dict):
-        raise must_be("datasets", value, "a list of names, or a mapping of names to fields", "such as [dino, moons]")
     datasets = {}
-    for name, fields in _named(value, "a data set").items():
+    for name, fields in _named(_mapping(value, "datasets", "or a list, such as [dino, moons]"), "a data set").items():
         fields = read_fields({} if fields is None else fields, f"the data set {name!r}")
         # Without a source of its own, the name is the source.
         datasets[name] = fields if {"dataset_name", "train_data_dir"} & {*fields} else {"dataset_name": name, **fields}
@@ -200,9 +171,7 @@ def read_tuning(value: Any, seeds: tuple[int, ...]) -> Tuning | None:
     """How learning rates are chosen: with seeds other than those of the comparison."""
     if value is None:
         return None
-    if not isinstance(value, dict):
-        raise must_be("tune", value, "a mapping", "its keys are learning_rates, seeds and metric")
-    check_keys(value, ("learning_rates", "factors", "seeds", "metric", "extensions"), "tune")
+    check_keys(_mapping(value, "tune", "its keys are learning_rates, seeds and metric"), _TUNING, "tune")
     if ("learning_rates" in value) == ("factors" in value):
         raise LabError("tune takes either learning_rates or factors of the arm's own learning rate. Give one of them.")
     own = read_seeds(value.get("seeds", [1000, 1001]), "tune: seeds")

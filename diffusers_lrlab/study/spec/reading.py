@@ -10,6 +10,8 @@ from ...core.errors import LabError, did_you_mean, must_be
 from ...core.files import expanded
 from ...core.plugins import load_plugins
 from ...core.ranges import COUNT
+from ...core.registry import markdown_table
+from ...core.words import counted
 from ...evaluation.metrics import METRICS
 from ...training.arguments import read_yaml
 from ..shown_command import PRESETS_FOLDER, preset_names
@@ -118,3 +120,24 @@ def spec_from_dict(saved: dict[str, Any], where: Path) -> StudySpec:
         options["tune"] = {key: value for key, value in options["tune"].items() if value != []}
     spec = dataclasses.replace(read_spec(options, str(name), where / str(folder)), precision=str(precision))
     return dataclasses.replace(spec, folder=PRESETS) if folder == PRESETS else spec
+
+
+# --- presets ---------------------------------------------------------------------------------------------------------
+
+
+def num_runs(spec: StudySpec) -> int:
+    """The runs that compare and those that tune, without extensions; counted, as to resolve them all takes seconds."""
+    of_cell = len(spec.seeds) + (len(spec.tune.grid) * len(spec.tune.seeds) if spec.tune else 0)
+    return len(spec.arms) * len(spec.datasets) * of_cell
+
+
+def presets_table() -> str:
+    specs = map(load_spec, preset_names())
+    rows = [(f"`{spec.name}`", spec.title, str(num_runs(spec))) for spec in specs]
+    return markdown_table(("preset", "what it is about", "runs"), rows)
+
+
+def presets_text() -> str:
+    specs = [load_spec(name) for name in preset_names()]
+    width = max(len(spec.name) for spec in specs)
+    return "\n".join(f"  {spec.name:<{width}}  {counted(num_runs(spec), 'run', '>4')}  {spec.title}" for spec in specs)
