@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
-from diffusers_lrlab.study.runs.measure import Curves, draw
+from diffusers_lrlab.study.runs.measure import Curves, draw, drawing_of
 from diffusers_lrlab.study.stacked.member import Member
 from diffusers_lrlab.study.stacked.networks import clip, draw_together, predict, stack_parameters
 from diffusers_lrlab.study.stacked.stack import Stack
@@ -236,9 +236,7 @@ def test_samples_of_all_are_those_of_each(without_a_stop, num, monkeypatch):
     assert sum(shares) == pytest.approx(1)
     for name, member in members.items():
         assert_same_state(dict(member.run.model.state_dict()), dict(before[name]))
-        assert drawn[name].keys() == {"compared"}
-        for part, samples in draw(member.run, COMPARED).items():
-            np.testing.assert_array_equal(drawn[name][part], samples)
+        np.testing.assert_array_equal(drawn[name], draw(member.run, drawing_of(member.run, COMPARED)))
 
 
 def spec_of(name):
