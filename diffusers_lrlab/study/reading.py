@@ -91,11 +91,6 @@ def report_study(out: Path, figures: Figures | None = None) -> Path:
         with folder.locked(), damage_named(out, "study"):
             results, notes = read_runs(out)
             return _write_results(spec, results, notes, folder, StudyProgress(), command, figures)
-    if is_card and (out / "summary.json").exists():
-        raise LabError(
-            f"{str(out)!r} is a card without {RUNS_TABLE}, so its tables cannot be rewritten. Give the folder of the "
-            "study, or write the card again: lrlab study card STUDY --out CARD"
-        )
     with names_code(code):
         tuning, runs = runs_of(spec, folder)
     folder.check_results([*tuning, *runs])
