@@ -29,11 +29,10 @@ def rates_of(members: list[Member]) -> torch.Tensor:
 
 def batched_kind(member: Member) -> tuple[Any, ...]:
     """Equal for members with one [`BatchedOptimizer`]; empty for optimizers that take their steps by themselves."""
-    optimizer = member.run.optimizer
-    group = optimizer.param_groups[0]
-    if type(optimizer) is torch.optim.AdamW:
-        return ("adamw",)
-    return ("sgd", group["nesterov"], group["momentum"] > 0) if type(optimizer) is torch.optim.SGD else ()
+    name, optimizer = member.run.config.optimizer, member.run.optimizer
+    if name == "adamw":
+        return (name,) if type(optimizer) is torch.optim.AdamW else ()  # else it is cautious
+    return (name, optimizer.param_groups[0]["momentum"] > 0) if name in ("sgd", "nesterov") else ()
 
 
 class BatchedOptimizer:
