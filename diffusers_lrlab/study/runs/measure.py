@@ -120,7 +120,7 @@ def measure(run: RunState, spec: RunSpec, curves: Curves, samples: np.ndarray | 
     results = kind_results.evaluate(run, samples if drawing is not None and drawing.is_compared else None, spec.metrics)
     results |= {name: value for name, value in curves.last_quality.items() if name in spec.metrics}
     sections: dict[str, Any] = {"curves": curves.to_dict()}
-    if spec.stage == "compare":
+    if spec.stage == "compare" and samples is not None:
         sections["samples"] = kind_results.recorded(samples[: kind_results.num_recorded])
     run.evaluation_seconds += time.perf_counter() - started
     return {"train": {**_training_of(run), "results": results}, **sections}
