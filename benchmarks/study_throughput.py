@@ -31,7 +31,7 @@ from diffusers_lrlab.core.environment import describe_environment
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.evaluation.distances import knn_kl
 from diffusers_lrlab.study.runs.context import StudyContext
-from diffusers_lrlab.study.runs.measure import draw
+from diffusers_lrlab.study.runs.measure import draw, drawing_of
 from diffusers_lrlab.study.runs.precision import PRECISIONS, products_in
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
@@ -185,20 +185,26 @@ def evaluation_seconds(stacks, threads, num_samples, rounds):
     """
     groups = [[(member, _to_sample(member, num_samples)) for member in stack.members] for stack in stacks.stacks]
     size, times, drawn = sum(map(len, groups)), {"alone": [], "together": []}, {}
-    runs = {spec.id: (member, spec) for group in groups for member, spec in group}
+    runs = {spec.id: (member.run, drawing_of(member.run, spec)) for group in groups for member, spec in group}
     for _ in range(rounds):
         start = time.perf_counter()
-        alone = dict(zip(runs, threads.map(lambda pair: draw(pair[0].run, pair[1]), runs.values()), strict=True))
+        alone = dict(
+            zip(
+                runs,
+                threads.map(lambda pair: draw(*pair), runs.values()),
+                strict=True,
+            )
+        )
         middle = time.perf_counter()
         steps = [draw_together(group, drawn) for group in groups]
         while any(threads.map(lambda step: next(step, False), steps)):
             pass
         times["alone"].append((middle - start) / size)
         times["together"].append((time.perf_counter() - middle) / size)
-    same = all((drawn[run_id]["compared"] == samples["compared"]).all() for run_id, samples in alone.items())
+    same = all((drawn[run_id] == samples).all() for run_id, samples in alone.items())
     real = groups[0][0][0].run.data.all_in_memory().data.numpy()
     start = time.perf_counter()
-    threads.map(lambda samples: knn_kl(real, samples["compared"]), list(alone.values())[: len(groups)])
+    threads.map(lambda samples: knn_kl(real, samples), list(alone.values())[: len(groups)])
     return times, same, (time.perf_counter() - start) / len(groups)
 
 
@@ -217,7 +223,7 @@ def sampling_operators(study, size):
     with CountedOperators() as together:
         next(steps)
     with CountedOperators() as one_step, torch.no_grad():
-        draw(runs[0][0].run, runs[0][1])
+        draw(runs[0][0].run, drawing_of(runs[0][0].run, runs[0][1]))
     return one_step.count * size // SAMPLING_STEPS, together.count
 
 

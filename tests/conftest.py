@@ -93,7 +93,7 @@ LONG = """
     test_laws test_start_weights test_study_report test_study_rates test_batches test_point_runs test_divergence
     test_optimizers test_system_errors test_study_read test_launch test_stream_order test_latents test_image_pipeline
     test_width_runs test_diagnostics test_lr_finder test_study_resumed
-    test_timestep_errors test_find_lr_hook test_schedules test_timesteps_hook test_same_command
+    test_timestep_errors test_find_lr_hook test_schedules test_timesteps_hook
     test_point_metrics test_parity test_sampling_budget
 """.split()
 

@@ -82,11 +82,6 @@ def report_study(out: Path) -> Path:
         with folder.locked(), damage_named(out):
             results, notes = read_runs(out)
             return _write_results(spec, results, notes, folder, StudyProgress(), command)
-    if is_card and (out / "summary.json").exists():
-        raise LabError(
-            f"{str(out)!r} is a card without {RUNS_TABLE}, so its tables cannot be rewritten. Give the folder of the "
-            "study, or download the card again."
-        )
     with names_code(code):
         tuning, runs = runs_of(spec, folder)
     folder.check_results([*tuning, *runs])

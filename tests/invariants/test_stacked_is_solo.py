@@ -281,16 +281,10 @@ def test_the_feedback_schedules_did_react(sweep):
         assert len(lrs) > 1, spec
 
 
-@pytest.mark.parametrize("prediction_type", ["sample", "v_prediction"])
-def test_other_predictions(tmp_path, prediction_type):
-    arms = [{"prediction_type": prediction_type, "loss_weighting": name} for name in ("none", "min_snr")]
-    for place, member in enumerate(run_stack(arms, FIRST, torch.float64)):
-        trainer = run_solo(arms[place], tmp_path / str(place), FIRST, torch.float64)
-        assert_same_inputs(member, trainer)
-        assert difference(member, trainer) <= EXACT
-
-
-def test_flow_matching(tmp_path):
+@pytest.mark.parametrize(
+    "objective", ["flow_matching:shift=2", "ddpm:prediction_type=sample", "ddpm:prediction_type=v_prediction"]
+)
+def test_other_objectives(tmp_path, objective):
     arms = [
         {"dataset_name": "line"},
         {"loss_weighting": "min_snr", "seed": 1},
@@ -298,7 +292,7 @@ def test_flow_matching(tmp_path):
         {"timestep_lr": "banded:factors=[1|2|0.5]", "lr_scheduler": REACTING[0]},
         {"gradient_accumulation_steps": 2, "train_batch_size": 16, **FOLLOWING},
     ]
-    arms = [{**arm, "objective": "flow_matching:shift=2"} for arm in arms]
+    arms = [{**arm, "objective": objective} for arm in (arms if "flow" in objective else arms[:2])]
     for place, member in enumerate(run_stack(arms, FIRST, torch.float64)):
         trainer = run_solo(arms[place], tmp_path / str(place), FIRST, torch.float64)
         assert_same_inputs(member, trainer)
@@ -368,14 +362,6 @@ def test_a_diverging_member_changes_no_other_bit(tmp_path, bad):
     assert len(diverged.inputs) == diverged.run.update < 60
     with pytest.raises(Diverged, match=f"around update {diverged.run.update} "):
         run_solo(bad, tmp_path)
-
-
-def test_a_rate_of_ten_disturbs_nobody():
-    """Whether or not it comes as far as infinity."""
-    others = [{}, {"optimizer": "sgd", "seed": 3}]
-    *good, bad = run_stack([*others, {"learning_rate": 10.0, "max_grad_norm": 0.0}])
-    assert bad.error or bad.curves.state_dict()["losses"][-1][1] > 1e3
-    assert [bits(member) for member in good] == [bits(member) for member in run_stack(others)]
 
 
 def test_members_that_end_early_leave(tmp_path):

@@ -132,7 +132,6 @@ def undisturbed(home):
 MOMENTS = [
     ("stacked", "stacks/[!.]*"),
     ("stacked", "runs/[!.]*.json"),
-    ("local", "local/*/checkpoint-*"),
     ("local", "runs/[!.]*.json"),
 ]
 

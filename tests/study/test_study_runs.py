@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+import runpy
 import shutil
 import sys
 import time
@@ -157,36 +158,25 @@ def test_the_rows_are_of_the_files(stacked):
             assert row["diff"] == pytest.approx(np.mean(np.subtract(own, baseline)))
 
 
-def test_speedups(stacked):
-    rows = {(row["arm"], row["dataset"]): row for row in read_summary(stacked)["speedups"]}
-    assert set(rows) == {(arm, dataset) for arm in SPEC["arms"] for dataset in SPEC["datasets"]}
-    for (arm, _), row in rows.items():
-        assert row["n"] == 2
-        assert (row["speedup"] is None) == (arm == "constant")
-    assert "speedup" in read_summary(stacked)["findings"]
-
-
 @pytest.mark.slow
 def test_controls_are_compared_besides(home, tmp_path):
     """Arms beside their controls, in a family of their own: nothing about the baseline changes by it."""
     arms = {**SPEC["arms"], "linear": {"lr_scheduler": "linear"}}
     with_controls = {**arms, "linear": {"lr_scheduler": "linear", "controls": ["cosine"]}}
-    few = {"datasets": ["dino", "moons"], "speedup_metric": "validation_loss_ema"}
-    out = study(home, tmp_path / "out", arms=arms, **few)
+    out = study(home, tmp_path / "out", arms=arms)
     plain, before = read_summary(out), moments(out)
-    study(home, out, arms=with_controls, **few)
+    study(home, out, arms=with_controls)
     summary = read_summary(out)
     assert moments(out) == before
     assert "controls" not in plain
-    assert [summary[key] for key in ("rows", "speedups")] == [plain[key] for key in ("rows", "speedups")]
+    assert summary["rows"] == plain["rows"]
     values = {}
     for record in records(out).values():
         run = record["run"]
         values[run["arm"], run["dataset"], run["seed"]] = record["train"]["results"]["energy_distance"]
     rows = summary["controls"]["energy_distance"]
     assert [(row["arm"], row["control"], row["dataset"]) for row in rows] == [
-        ("linear", "cosine", "dino"),
-        ("linear", "cosine", "moons"),
+        ("linear", "cosine", name) for name in SPEC["datasets"]
     ]
     for row in rows:
         seeds = [values["linear", row["dataset"], seed] - values["cosine", row["dataset"], seed] for seed in (0, 1)]
@@ -195,10 +185,6 @@ def test_controls_are_compared_besides(home, tmp_path):
     first, second = sorted(rows, key=lambda row: row["p"])
     assert first["p_adjusted"] == pytest.approx(min(1, 2 * first["p"]))
     assert second["p_adjusted"] == pytest.approx(max(first["p_adjusted"], second["p"]))
-    assert [row["control"] for row in summary["controls"]["speedup"]] == ["cosine", "cosine"]
-    for metric, verdicts in summary["findings"].items():
-        own = [verdict for verdict in verdicts if verdict not in plain["findings"][metric]]
-        assert [(verdict["arm"], verdict["reference"]) for verdict in own] == [("linear", "cosine")] * 2
 
 
 @pytest.mark.parametrize("executor", ["stacked", "local"])
@@ -242,14 +228,6 @@ def test_an_arm_that_diverges(home, with_hot, tmp_path, executor):
     for metric in SPEC["metrics"]:
         assert (rows["hot", metric]["n"], rows["hot", metric]["diverged"], rows["hot", metric]["mean"]) == (0, 1, None)
         assert (rows["cosine", metric]["n"], rows["cosine", metric]["diverged"]) == (1, 0)
-
-
-def test_one_seed_gives_means_and_no_more(with_hot):
-    for row in read_summary(with_hot)["rows"]:
-        assert row["n"] in (0, 1)
-        assert {row[key] for key in ("std", "ci_low", "ci_high", "p", "p_adjusted", "effect_size")} == {None}
-        if row["arm"] == "cosine":
-            assert row["mean"] is not None
 
 
 @pytest.mark.slow
@@ -457,31 +435,26 @@ def test_another_precision_is_another_run(home, stacked, done, tmp_path):
 
 
 @pytest.mark.slow
-def test_from_python_and_by_the_script(home, done, capsys):
+def test_from_python_and_by_the_script(home, done, capsys, monkeypatch):
     """`run_study` and `training_scripts/run_study.py` do what the command does."""
-    import importlib.util
-
-    path = Path(__file__).parents[2] / "training_scripts" / "run_study.py"
-    loaded = importlib.util.spec_from_file_location("run_study_script", path)
-    script = importlib.util.module_from_spec(loaded)
-    loaded.loader.exec_module(script)
+    script = runpy.run_path(str(Path(__file__).parents[2] / "training_scripts" / "run_study.py"))
     spec = write_spec(home, speedup_metric="validation_loss_ema")
     before = moments(done)
-    with pytest.MonkeyPatch.context() as patch:
-        (home / "mine.py").write_text("")
-        patch.setattr(plugins, "_loaded", {})
-        patch.setattr(sys, "argv", ["run_study.py", str(spec), f"--out={done}", f"--import={home / 'mine.py'}"])
-        assert script.main() == 0
-        assert "python training_scripts/run_study.py" in read_summary(done)["study"]["command"]
-        assert "--import mine.py" in read_summary(done)["study"]["command"]
-        patch.setattr(sys, "argv", ["run_study.py", str(spec)])
-        assert script.main() == 2
-        assert "error: --out DIR is missing" in capsys.readouterr().err
-        patch.setenv("WORLD_SIZE", "2")
-        patch.setattr(sys, "argv", ["run_study.py", str(spec), f"--out={done}"])
-        assert script.main() == 2
-        assert "in one process" in capsys.readouterr().err
+    (home / "mine.py").write_text("")
+    monkeypatch.setattr(plugins, "_loaded", {})
+
+    def call(*options):
+        monkeypatch.setattr(sys, "argv", ["run_study.py", str(spec), *options])
+        return script["main"]()
+
+    assert call(f"--out={done}", f"--import={home / 'mine.py'}") == 0
+    assert re.search("python training_scripts/run_study.py .*--import mine.py", read_summary(done)["study"]["command"])
+    assert call() == 2
+    assert "error: --out DIR is missing" in capsys.readouterr().err
     assert run_study(load_spec(str(spec)), done, quiet=True) == done / "report" / "index.html"
     with pytest.raises(LabError, match="no executor 'x'"):
         run_study(load_spec(str(spec)), done, "x")
     assert moments(done) == before
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert call(f"--out={done}") == 2
+    assert "in one process" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
-from diffusers_lrlab.study.runs.measure import Curves, draw
+from diffusers_lrlab.study.runs.measure import Curves, draw, drawing_of
 from diffusers_lrlab.study.stacked.member import Member
 from diffusers_lrlab.study.stacked.networks import clip, draw_together, predict, stack_parameters
 from diffusers_lrlab.study.stacked.stack import Stack
@@ -89,31 +89,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
-@cases(("layers", "dimension"), [(0, 1), (1, 5), (2, 2)])
-@cases("dtype", PRECISIONS)
-@cases(("hidden_size", "embedding_size", "batch"), [(24, 12, 10), (64, 32, 64), (33, 6, 7)])
-def test_neither_number_nor_order_changes_a_bit(layers, dimension, dtype, hidden_size, embedding_size, batch):
-    """
-    Widths that are no multiple of 4 begin at odd addresses, and a single network in one dimension multiplies by vectors:
-    there, MKL rounds otherwise.
-    """
-    models = networks(8, layers, dimension, dtype, hidden_size, embedding_size)
-
-    def results(places):
-        _, prediction, gradients = gradients_of(models, batch, dimension, dtype, places)
-        return [prediction, *gradients, clip(gradients, torch.full((len(places),), 0.1, dtype=dtype))]
-
-    everything = results(list(range(8)))
-    for places in ([0], [3], [0, 1], [2, 5, 1], [4, 0, 3, 7, 6], list(range(7, -1, -1))):
-        for expected, found in zip(everything, results(places), strict=True):
-            if hidden_size % 4 or (dimension == 1 and len(places) == 1):
-                torch.testing.assert_close(expected[places], found, rtol=1e-5, atol=1e-6)
-            else:
-                assert torch.equal(expected[places], found), f"members {places}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -261,26 +236,11 @@ def test_samples_of_all_are_those_of_each(without_a_stop, num, monkeypatch):
     assert sum(shares) == pytest.approx(1)
     for name, member in members.items():
         assert_same_state(dict(member.run.model.state_dict()), dict(before[name]))
-        assert drawn[name].keys() == {"compared"}
-        for part, samples in draw(member.run, COMPARED).items():
-            np.testing.assert_array_equal(drawn[name][part], samples)
+        np.testing.assert_array_equal(drawn[name], draw(member.run, drawing_of(member.run, COMPARED)))
 
 
 def spec_of(name):
     return SimpleNamespace(id=name, **vars(COMPARED))
-
-
-def test_samples_of_more_members_launch_nothing_more():
-    counts = []
-    for number in (2, 6):
-        runs = [(make_member(hidden_size=8, seed=seed, distance_samples=20), spec_of(seed)) for seed in range(number)]
-        Stack([member for member, _ in runs], CPU)
-        steps = draw_together(runs, {})
-        next(steps)
-        with _Counted() as counted:
-            next(steps)
-        counts.append(counted.count)
-    assert counts[1] - counts[0] == 4  # the noise of each
 
 
 @pytest.fixture
@@ -316,25 +276,18 @@ def test_worker_threads_compute_what_one_stack_does(without_a_stop, threads):
         assert_same_state(member.state_dict(), without_a_stop[name].state_dict())
 
 
-def test_worker_threads_run_at_the_same_time(threads):
+def test_worker_threads(threads):
+    """They run at the same time, with a core each; a single member has all; an error in one is everyone's."""
     threads(3)
     with worker_threads(CPU, 20) as workers:
         meeting = threading.Barrier(3)
         assert sorted(workers.map(lambda value: (value, meeting.wait(10))[0], [2, 0, 1])) == [0, 1, 2]
         assert workers.map(lambda _: torch.get_num_threads(), range(3)) == [1, 1, 1]
-
-
-def test_a_single_member_has_all_threads(threads):
-    threads(3)
     with worker_threads(CPU, 1) as workers:
         assert (workers.num_threads, torch.get_num_threads()) == (1, 3)
-
-
-def test_an_error_in_a_worker_is_everyones(threads):
-    threads(2)
     with pytest.raises(ZeroDivisionError), worker_threads(CPU, 20) as workers:
         workers.map(lambda value: 1 / value, [1, 0, 1])
-    assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == 3
 
 
 @cases("name", ARMS)
@@ -376,17 +329,23 @@ class _Counted(TorchDispatchMode):
 
 
 def test_more_members_launch_nothing_more():
-    """Of two kinds of optimizers, each member with a rate of its own; with the batched steps of a GPU."""
+    """Of two kinds of optimizers, each member with a rate of its own, with the batched steps of a GPU; and in sampling."""
     counts = []
     for number in (1, 4):
         rates = [(place + 1) * 1e-4 for place in range(number)]
-        members = [make_member(learning_rate=lr, optimizer=name) for lr in rates for name in ("adamw", "sgd")]
+        members = [
+            make_member(learning_rate=lr, optimizer=name, distance_samples=20) for lr in rates for name in ("adamw", "sgd")
+        ]
         stack = Stack(members, CPU, batches_steps=True)
         train(stack, 2)
-        with _Counted() as counted:
-            stack.do_update()
-        counts.append(counted.count)
-    assert counts[0] == counts[1]
+        steps = draw_together([(member, spec_of(index)) for index, member in enumerate(members)], {})
+        next(steps)
+        for work in (stack.do_update, lambda steps=steps: next(steps)):
+            with _Counted() as counted:
+                work()
+            counts.append(counted.count)
+    assert counts[0] == counts[2]
+    assert counts[3] - counts[1] == 6  # the noise of each
 
 
 def test_time_is_shared_out():
@@ -399,17 +358,6 @@ def test_time_is_shared_out():
     assert trained[0] < trained[1] < trained[2]
     total = sum(trained) + sum(member.run.evaluation_seconds for member in members)
     assert wall / 2 < total <= wall
-
-
-def test_a_stack_goes_on_from_where_it_was_left():
-    member = make_member()
-    stack = Stack([member], CPU)
-    train(stack, 3)
-    assert stack.update == 3
-    assert stack.sums_of(member)[2] == 3
-    assert list(stack.updates()) == [1] * 21
-    assert stack.members == []
-    assert stack.sums_of(member).tolist() == [0, 0, 0]
 
 
 # --- curves ----------------------------------------------------------------------------------------------------------------

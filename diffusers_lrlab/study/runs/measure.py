@@ -19,7 +19,6 @@ from .progress import MEASURED
 
 DRAWN = 0.5  # share of sampling in the progress bar of measuring a run
 _MOST_POINTS = 200
-Drawn = dict[str, np.ndarray]  # samples by purpose: "compared" (metrics) or "recorded" (kept only)
 
 
 class Curves:
@@ -76,16 +75,16 @@ def record_run(
     error: str | None,
     executor: dict[str, Any],
     started: str,
-    drawn: Drawn | None = None,
+    samples: np.ndarray | None = None,
 ) -> None:
     """
     Measures a run and keeps its record.
 
-    `error` is the reason why training ended early, `executor` the way in which the run was computed. Samples that are not
-    in `drawn` are generated here.
+    `error` is the reason why training ended early, `executor` the way in which the run was computed. The `samples` of
+    [`drawing_of`] are generated here if they are not given.
     """
-    sections, error = finish(run, spec, curves, error, drawn)
-    study.progress.advance(1 - (DRAWN if drawn else 0), MEASURED)
+    sections, error = finish(run, spec, curves, error, samples)
+    study.progress.advance(1 - (DRAWN if samples is not None else 0), MEASURED)
     about = {name: getattr(spec, name) for name in ("id", "arm", "dataset", "seed", "stage")}
     about |= {
         "learning_rate": spec.config.learning_rate,
@@ -99,66 +98,62 @@ def record_run(
 
 
 def finish(
-    run: RunState, spec: RunSpec, curves: Curves, error: str | None, drawn: Drawn | None = None
+    run: RunState, spec: RunSpec, curves: Curves, error: str | None, samples: np.ndarray | None = None
 ) -> tuple[dict[str, Any], str | None]:
     """The sections of a record, and why the run diverged if it did, in training (`error`) or in sampling."""
     if error is None:
         try:
-            return measure(run, spec, curves, drawn), None
+            return measure(run, spec, curves, samples), None
         except Diverged as reason:
             error = str(reason)
     return {"train": {**_training_of(run), "results": {}}, "curves": curves.to_dict()}, error
 
 
-def measure(run: RunState, spec: RunSpec, curves: Curves, drawn: Drawn | None = None) -> dict[str, Any]:
+def measure(run: RunState, spec: RunSpec, curves: Curves, samples: np.ndarray | None = None) -> dict[str, Any]:
     """Sections of the record of a finished run; raises `Diverged` if samples are not finite."""
-    drawn, kind_results = draw(run, spec, drawn), results_of(run.kind)
-    if not all(np.isfinite(samples).all() for samples in drawn.values()):
-        raise Diverged("The samples at the end are not finite.")
+    drawing, kind_results = drawing_of(run, spec), results_of(run.kind)
+    if drawing is not None:
+        samples = draw(run, drawing) if samples is None else samples
+        if not np.isfinite(samples).all():
+            raise Diverged("The samples at the end are not finite.")
     started = time.perf_counter()
-    results = kind_results.evaluate(run, drawn.get("compared"), spec.metrics)
+    results = kind_results.evaluate(run, samples if drawing is not None and drawing.is_compared else None, spec.metrics)
     results |= {name: value for name, value in curves.last_quality.items() if name in spec.metrics}
     sections: dict[str, Any] = {"curves": curves.to_dict()}
-    if spec.stage == "compare":
-        samples = drawn["compared" if "compared" in drawn else "recorded"]
+    if spec.stage == "compare" and samples is not None:
         sections["samples"] = kind_results.recorded(samples[: kind_results.num_recorded])
     run.evaluation_seconds += time.perf_counter() - started
     return {"train": {**_training_of(run), "results": results}, **sections}
 
 
 class Drawing(NamedTuple):
-    """Samples to generate: their number, the number of steps, and the stream of random numbers."""
+    """Samples to generate: number, number of steps, stream of random numbers, and whether metrics compare them with data."""
 
     num: int
     num_steps: int
     stream: tuple[Any, ...]
+    is_compared: bool
 
 
-def drawings_of(run: RunState, spec: RunSpec) -> dict[str, Drawing]:
-    """The samples to generate with the averaged weights of a run, see `Drawn`."""
-    kind_results, config, num = results_of(run.kind), run.config, 0
-    drawings: dict[str, Drawing] = {}
+def drawing_of(run: RunState, spec: RunSpec) -> Drawing | None:
+    """The samples to generate with the averaged weights of a run: for its metrics, or else some for its record."""
+    kind_results, config = results_of(run.kind), run.config
     if any("samples" in METRICS[name].needs for name in spec.metrics):
         num = config.distance_samples or 0
-    if num:
-        drawings["compared"] = Drawing(num, config.num_inference_steps, (config.seed, kind_results.stream, 0))
-    elif spec.stage == "compare":
-        stream = config.seed, "distances", 0
-        drawings["recorded"] = Drawing(kind_results.num_recorded, config.num_inference_steps, stream)
-    return drawings
+        if num:
+            return Drawing(num, config.num_inference_steps, (config.seed, kind_results.stream, 0), True)
+    if spec.stage != "compare":
+        return None
+    return Drawing(kind_results.num_recorded, config.num_inference_steps, (config.seed, "distances", 0), False)
 
 
-def draw(run: RunState, spec: RunSpec, drawn: Drawn | None = None) -> Drawn:
-    """The samples of a run; those that are not in `drawn` are generated with its own pipeline."""
-    drawn = dict(drawn or {})
-    for name, drawing in drawings_of(run, spec).items():
-        if name in drawn:
-            continue
-        started = time.perf_counter()
-        with run.averaged_weights(), torch.no_grad():
-            drawn[name] = draw_samples(run, drawing.num, drawing.stream[1], show_progress=name == "compared")
-        run.sampling_seconds = time.perf_counter() - started
-    return drawn
+def draw(run: RunState, drawing: Drawing) -> np.ndarray:
+    """Samples of a run by its own pipeline."""
+    started = time.perf_counter()
+    with run.averaged_weights(), torch.no_grad():
+        samples = draw_samples(run, drawing.num, drawing.stream[1], show_progress=drawing.is_compared)
+    run.sampling_seconds = time.perf_counter() - started
+    return samples
 
 
 def _training_of(run: RunState) -> dict[str, Any]:

@@ -157,8 +157,8 @@ class StudyFolder:
     def check_results(self, specs: Iterable[RunSpec]) -> None:
         """Raises a `LabError` if results are damaged."""
         if damaged := self.damaged & {spec.id for spec in self.missing(specs)}:
-            files = ", ".join(repr(str(self.run_file(run_id))) for run_id in sorted(damaged))
-            raise LabError(f"Damaged: {files}. Give the command of the study again, which repeats these runs.")
+            each = "; ".join(f"{str(self.run_file(run_id))!r} is damaged" for run_id in sorted(damaged))
+            raise LabError(f"{each}. Give the command of the study again, which repeats these runs.")
 
     def unknown_files(self, specs: Iterable[RunSpec]) -> list[str]:
         """Results of runs that are not part of the study."""

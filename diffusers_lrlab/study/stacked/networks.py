@@ -11,7 +11,7 @@ from diffusers.utils.torch_utils import randn_tensor
 
 from ...core.streams import stream_generator
 from ...pipelines.point_ddpm import scaled_input
-from ..runs.measure import Drawing, Drawn, drawings_of
+from ..runs.measure import Drawing, drawing_of
 from ..spec.spec import RunSpec
 from .member import Member
 
@@ -92,33 +92,32 @@ def clip(gradients: Sequence[torch.Tensor], max_norms: torch.Tensor) -> torch.Te
     return norms
 
 
-def draw_together(runs: list[tuple[Member, RunSpec]], drawn: dict[str, Drawn]) -> Iterator[float]:
+def draw_together(runs: list[tuple[Member, RunSpec]], drawn: dict[str, np.ndarray]) -> Iterator[float]:
     """
     Generates the samples of all runs into `drawn`, by run id, and yields each step's share of the work.
 
     They equal the samples of each run's own pipeline up to the rounding of batched products.
     """
-    alike: dict[Any, list[tuple[Member, str, str, Drawing]]] = {}
+    alike: dict[Any, list[tuple[Member, str, Drawing]]] = {}
     for member, spec in runs:
-        for name, drawing in drawings_of(member.run, spec).items():
-            if drawing.num <= member.run.kind.sampling_batch:  # else the run samples by itself, in parts
-                alike.setdefault((name, drawing.num, drawing.num_steps), []).append((member, spec.id, name, drawing))
+        drawing = drawing_of(member.run, spec)
+        if drawing is not None and drawing.num <= member.run.kind.sampling_batch:  # else the run samples by itself, in parts
+            alike.setdefault((drawing.num, drawing.num_steps), []).append((member, spec.id, drawing))
     whole = sum(drawing.num * drawing.num_steps for some in alike.values() for *_, drawing in some)
     for some in alike.values():
         started = time.perf_counter()
-        members, drawings = [member for member, *_ in some], [drawing for *_, drawing in some]
+        members, run_ids, drawings = zip(*some, strict=True)
         share = sum(drawing.num for drawing in drawings) / whole
         samples = yield from _sample(members, drawings, share)
-        seconds = (time.perf_counter() - started) / len(some)
-        for (member, run_id, name, _), own in zip(some, samples, strict=True):
-            drawn.setdefault(run_id, {})[name] = own
-            member.run.sampling_seconds = seconds
+        drawn.update(zip(run_ids, samples, strict=True))
+        for member in members:
+            member.run.sampling_seconds = (time.perf_counter() - started) / len(some)
 
 
-def _sample(members: list[Member], drawings: list[Drawing], share: float) -> Generator[float, None, np.ndarray]:
+def _sample(members: Sequence[Member], drawings: Sequence[Drawing], share: float) -> Generator[float, None, np.ndarray]:
     parameters = stack_parameters(_averaged(member) for member in members)
     model, like = members[0].run.model, parameters[0]
-    num, num_steps, _ = drawings[0]
+    num, num_steps, *_ = drawings[0]
     scheduler = members[0].run.process.sampling_scheduler()
     scheduler.set_timesteps(num_steps, device=like.device)
     generators = [stream_generator(*drawing.stream, device=like.device) for drawing in drawings]

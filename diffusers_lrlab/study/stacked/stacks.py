@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...core.errors import LabError
@@ -24,7 +25,7 @@ from ...training.model import model_class_of
 from ...training.stopping import InterruptGuard
 from ..kind_settings import settings_of
 from ..runs.context import StudyContext
-from ..runs.measure import DRAWN, Drawn, record_run
+from ..runs.measure import DRAWN, record_run
 from ..runs.progress import MEASURED, StudyInterrupted, StudyProgress
 from ..spec.spec import RunSpec
 from .member import Member
@@ -96,11 +97,6 @@ class ParallelStacks:
         edges = [len(members) * stack // num_stacks for stack in range(num_stacks + 1)]
         self._shares = [members[start:end] for start, end in zip(edges, edges[1:], strict=False)]
         self.stacks = [Stack(share, device) for share in self._shares]
-
-    @property
-    def update(self) -> int:
-        """The number of updates done by the members that are still training."""
-        return max(stack.update for stack in self.stacks)
 
     def load(self, states: dict[Member, dict[str, Any]]) -> None:
         for stack in self.stacks:
@@ -221,10 +217,10 @@ def _find_saved(study: StudyContext, specs: list[RunSpec]) -> tuple[list[RunSpec
     return together, found, started
 
 
-def _draw(runs: list[tuple[Member, RunSpec]], threads: WorkerThreads, progress: StudyProgress) -> dict[str, Drawn]:
+def _draw(runs: list[tuple[Member, RunSpec]], threads: WorkerThreads, progress: StudyProgress) -> dict[str, np.ndarray]:
     """Samples of the runs that have not diverged, by run id, computed step by step in a group per thread."""
     runs = [(member, spec) for member, spec in runs if member.error is None]
-    drawn: dict[str, Drawn] = {}
+    drawn: dict[str, np.ndarray] = {}
     groups = [group for start in range(threads.num_threads) if (group := runs[start :: threads.num_threads])]
     steps = [draw_together(group, drawn) for group in groups]
     while any(shares := threads.map(lambda step: next(step, 0.0), steps)):

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .member import Member
 from .networks import own_parameters, per_member, stack_parameters
@@ -29,11 +30,10 @@ def rates_of(members: list[Member]) -> torch.Tensor:
 
 def batched_kind(member: Member) -> tuple[Any, ...]:
     """Equal for members with one [`BatchedOptimizer`]; empty for optimizers that take their steps by themselves."""
-    optimizer = member.run.optimizer
-    group = optimizer.param_groups[0]
-    if type(optimizer) is torch.optim.AdamW:
-        return ("adamw",)
-    return ("sgd", group["nesterov"], group["momentum"] > 0) if type(optimizer) is torch.optim.SGD else ()
+    name, optimizer = member.run.config.optimizer, member.run.optimizer
+    if name == "adamw":
+        return (name,) if type(optimizer) is torch.optim.AdamW else ()  # else it is cautious
+    return (name, optimizer.param_groups[0]["momentum"] > 0) if name in ("sgd", "nesterov") else ()
 
 
 class BatchedOptimizer:
@@ -74,7 +74,7 @@ class BatchedOptimizer:
             state = [values[index] for values in self._state]
             (self._adamw if self._is_adam else self._sgd)(weight, gradient[self.own], state, lr, momentum)
 
-    def _adamw(self, weight, gradient, state, lr, beta1) -> None:  # type: ignore[no-untyped-def]
+    def _adamw(self, weight: Tensor, gradient: Tensor, state: list[Tensor], lr: Tensor, beta1: Tensor) -> None:
         mean, square = state
         weight.mul_(per_member(1 - lr * self._decay, weight))
         mean.lerp_(gradient, per_member(1 - beta1, mean))
@@ -83,7 +83,7 @@ class BatchedOptimizer:
         roots = square.sqrt().mul_(per_member((1 - self._beta2**steps).rsqrt(), mean)).add_(per_member(self._eps, mean))
         weight.addcmul_(mean / roots, per_member(-lr / (1 - beta1**steps), mean))
 
-    def _sgd(self, weight, gradient, state, lr, momentum) -> None:  # type: ignore[no-untyped-def]
+    def _sgd(self, weight: Tensor, gradient: Tensor, state: list[Tensor], lr: Tensor, momentum: Tensor) -> None:
         change = gradient.addcmul(weight, per_member(self._decay, weight))
         for velocity in state:
             momentum = per_member(momentum, weight)
