@@ -102,8 +102,6 @@ class LogHook:
         sums = accelerator.gather(self._sums.sums[None]).sum(0).cpu()
         self.log.add_losses(update, sums, self._expected(update))
         self._begin_row(update)
-        if accelerator.is_main_process:
-            self.run.log({f"loss_at_timesteps/{name}": value for name, value in self.log.last_means.items()}, update)
 
     def _expected(self, update: int) -> np.ndarray | None:
         """The probabilities of timesteps since the last row; `None` for a density of the script's own."""
