@@ -142,7 +142,8 @@ from diffusers_lrlab.diffusers_plugin.host.patches import Patches
 from diffusers_lrlab.diffusers_plugin.host.steps import OptimizerSteps
 from diffusers_lrlab.schedules.resolve import resolve_schedule
 steps = OptimizerSteps(); steps.install(Patches())
-o = adam(); driven = DrivenOptimizer(o, resolve_schedule('rex'), steps, False); rates = driven.rates(); s = get_scheduler('linear', o, 20, 160)
+o = adam(); driven = DrivenOptimizer(o, resolve_schedule('rex'), steps, False)
+rates = driven.rates(); s = get_scheduler('linear', o, 20, 160)
 driven.schedulers.append(s); driven.put_back(rates)
 def step():
     rates = driven.rates(); s.step(); driven.num_scheduler_steps += 1; driven.put_back(rates)

@@ -63,6 +63,14 @@ def test_names_work_whatever_is_imported_first():
                 exec(imports + {USE!r}, {{}})
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0, name
+        for imports in ("import diffusers_lrlab, transformers", "import transformers.optimization, diffusers_lrlab"):
+            child = os.fork()
+            if not child:
+                exec(imports)
+                from transformers.trainer_utils import SchedulerType
+                assert SchedulerType("rex") == "rex", imports
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0, imports
         import diffusers.optimization as o
         get_scheduler, before = o.get_scheduler, dict(o.TYPE_TO_SCHEDULER_FUNCTION)
         import diffusers_lrlab

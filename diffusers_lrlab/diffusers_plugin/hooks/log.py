@@ -86,8 +86,6 @@ class LogHook:
         assert self.log is not None
         self.log.add_row(update, self.log.take_sums(), self._expected(update))
         self._first, self._due = update, update + self._interval
-        if self.run.accelerator.is_main_process:
-            self.run.log({f"loss_at_timesteps/{name}": value for name, value in self.log.last_means.items()}, update)
 
     def _expected(self, update: int) -> np.ndarray | None:
         """The probabilities of timesteps since the last row; `None` for a density of the script's own."""

@@ -1,7 +1,6 @@
 """Faults in a script's own text: learning rate, resume, loss weights and gradient clipping that do not do what they say."""
 
 import ast
-import re
 from typing import NamedTuple
 
 from .source import HostScript, lines_of
@@ -21,11 +20,11 @@ def find_faults(script: HostScript) -> list[Fault]:
 
 
 def _schedule_fault(script: HostScript, call: ast.Call) -> Fault | None:
+    """Of a schedule that accelerate steps: once per process at each update, or once if it splits batches."""
     given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
     warmup, length = (given.get(name, "") for name in ("num_warmup_steps", "num_training_steps"))
     variable = next((ast.unparse(node.targets[0]) for node in script.nodes(ast.Assign) if node.value is call), None)
-    is_prepared = _is_prepared(script, variable)
-    found = (_prepared_fault if is_prepared else _unprepared_fault)(script, variable, warmup, length)
+    found = _length_fault(script, warmup, length) if _is_prepared(script, variable) else None
     if found is None:
         return None
     name, effect, *remedy = found
@@ -39,8 +38,7 @@ def _is_prepared(script: HostScript, schedule: str | None) -> bool:
     return schedule is None or any(isinstance(each, ast.Starred) or ast.unparse(each) == schedule for each in given)
 
 
-def _prepared_fault(script: HostScript, schedule: str | None, warmup: str, length: str) -> tuple[str, ...] | None:
-    """For a schedule that accelerate steps: once per process at each update, or once if it splits batches."""
+def _length_fault(script: HostScript, warmup: str, length: str) -> tuple[str, ...] | None:
     if "gradient_accumulation_steps" in warmup + length:
         return "LR: accumulation", "correct only without gradient accumulation and in one process"
     splits = any(keyword.arg == "split_batches" for made in script.calls("Accelerator") for keyword in made.keywords)
@@ -52,33 +50,6 @@ def _prepared_fault(script: HostScript, schedule: str | None, warmup: str, lengt
     if "num_processes" in length:
         return "LR: epochs", "by epochs, without --max_train_steps, too long by the number of processes"
     return ("LR: processes", "correct only in one process") if length and not splits else None
-
-
-def _unprepared_fault(script: HostScript, schedule: str | None, warmup: str, length: str) -> tuple[str, str] | None:
-    """For a schedule that each process steps itself, in each micro-batch or once per update."""
-    by_micro_batch = _is_stepped_in_micro_batches(script, schedule)
-    own = (
-        f"it is not prepared, so the script alone steps it, {'in each micro-batch' if by_micro_batch else 'once per update'}"
-    )
-    if "num_processes" in length:
-        return "LR: processes", f"{own}; correct only in one process"
-    if "loader" in length and "max_train_steps" not in length:
-        only = "in one process" if by_micro_batch else "without gradient accumulation and in one process"
-        return "LR: processes", f"{own}; correct only {only}"
-    counts_micro_batches = ["gradient_accumulation_steps" in text for text in (length, warmup) if text]
-    if not length or not script.mentions("gradient_accumulation_steps") or {*counts_micro_batches} == {by_micro_batch}:
-        return None
-    return "LR: accumulation", f"{own}; correct only without gradient accumulation"
-
-
-def _is_stepped_in_micro_batches(script: HostScript, schedule: str | None) -> bool:
-    """Whether it is stepped outside `if accelerator.sync_gradients:` and `if (step + 1) % ... == 0:`."""
-    steps = [call for call in script.calls("step") if ast.unparse(call.func) == f"{schedule}.step"]
-    branches = [
-        node for node in script.nodes(ast.If) if re.search(r"sync_gradients|%.*accumulation", ast.unparse(node.test))
-    ]
-    in_updates = {part for node in branches for statement in node.body for part in ast.walk(statement)}
-    return any(step not in in_updates for step in steps)
 
 
 def _resume_fault(script: HostScript) -> Fault | None:

@@ -39,7 +39,6 @@ class HostRun:
         self.steps = OptimizerSteps()
         self.num_skipped = 0  # updates that a gradient scaler skipped
         self.error: LabError | None = None  # that has ended the run, even if the program has caught it
-        self._last_logged = 0  # the last step for which the script logged something
         self.on_parsed: list[Callable[[argparse.Namespace], None]] = []  # may change the script's arguments
         self.on_prepared: list[Callable[[], None]] = []  # after each `accelerator.prepare`
         self.on_update: list[Callable[[], None]] = []  # after each step of `optimizer`
@@ -73,11 +72,6 @@ class HostRun:
             if optimizer.optimizer is self.optimizer and optimizer.gradient_state.sync_gradients:
                 self.num_skipped += self.num_updates == updates
 
-        def log_and_remember(log: Any, accelerator: Any, /, *args: Any, **kwargs: Any) -> None:
-            log(accelerator, *args, **kwargs)
-            step = kwargs.get("step", args[1] if len(args) > 1 else None)
-            self._last_logged = max(self._last_logged, int(step or 0))
-
         def notify_and_end(end_training: Any, accelerator: Any, /) -> None:
             self.end()
             end_training(accelerator)
@@ -88,7 +82,6 @@ class HostRun:
         self.patches.wrap(Accelerator, "prepare", prepare_and_remember)
         self.patches.wrap(Accelerator, "end_training", notify_and_end)
         self.patches.wrap(AcceleratedOptimizer, "step", step_and_count)
-        self.patches.wrap(Accelerator, "log", log_and_remember)
 
     def follow_arguments(self, script: HostScript, launcher_options: Iterable[str]) -> None:
         """
@@ -220,15 +213,6 @@ class HostRun:
     def lab_folder(self) -> Path:
         """The folder of our results in the script's `--output_dir`, which it must have."""
         return Path(self.arguments["output_dir"]) / "lrlab"
-
-    def log(self, values: dict[str, Any], update: int) -> None:
-        """
-        Logs to the script's trackers.
-
-        Scripts count updates that a gradient scaler skipped, also those before a resume, and trackers drop values whose
-        step is smaller than the last one.
-        """
-        self.accelerator.log(values, step=max(update + self.num_skipped, self._last_logged))
 
     def refuse(self, option: str, reason: NotRecognised) -> None:
         """Warns that an option has no effect on this script; an error with `--strict`."""

@@ -32,7 +32,7 @@ class OptimizerSteps:
         self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._running: list[Optimizer] = []  # one may call another
         self._replaced: list[Optimizer] = []  # of these, in a step that the program has set on the instance
-        self._num_inner = 0  # steps of a class that a replaced step has called
+        self._num_replaced = self._num_inner = 0  # steps of these, and steps of their classes that they have called
 
     def install(self, patches: Patches) -> None:
         patches.callback(register_optimizer_step_pre_hook(self._begin).remove)
@@ -54,13 +54,13 @@ class OptimizerSteps:
         for call in () if is_inside else self.before:
             call(owner)
 
-    def _end(self, owner: Optimizer, *_: Any, was_left_out: bool = False) -> None:
+    def _end(self, owner: Optimizer, *_: Any) -> None:
         while self._running and self._running.pop() is not owner:
             pass
         if self.is_running(owner):
             return
         # A gradient scaler tells an optimizer that takes its flag, such as a fused one, to leave out the step.
-        if was_left_out or bool(getattr(owner, "found_inf", False)):
+        if getattr(owner, "found_inf", False):
             return
         self._counts[owner] = self.count(owner) + 1
         for call in self.after:
@@ -91,7 +91,7 @@ class OptimizerSteps:
     def _call(self, step: Any, owner: Optimizer, /, *args: Any, **kwargs: Any) -> Any:
         if any(each is owner for each in self._replaced):
             return step(*args, **kwargs)
-        num_inner, num_done = self._num_inner, self.count(owner)
+        num_inner = self._num_inner
         self._begin(owner)
         self._replaced.append(owner)
         try:
@@ -99,11 +99,11 @@ class OptimizerSteps:
         finally:
             self._replaced.pop()
         calls_class = self._num_inner > num_inner
-        if calls_class and num_done and not num_inner:
+        if self._num_replaced and calls_class != (num_inner > 0):  # as one that counts micro-batches would
             raise LabError(
                 f"--lr_scheduler: the program replaces the step of {type(owner).__name__} by one that only sometimes calls "
                 "that of the class, so its updates cannot be counted. Switch that off in the program."
             )
-        # One that calls the step of its class has taken a step only when it does so.
-        self._end(owner, was_left_out=num_inner > 0 and not calls_class)
+        self._num_replaced += 1
+        self._end(owner)
         return result

@@ -445,7 +445,7 @@ def sgd(optimizer, closure=None):
 step = type(optimizer).step
 def counted(*args):
     counted.calls += 1
-    if counted.calls % 3 == 0:
+    if counted.calls % 3 == FIRST:
         return step(optimizer)
 counted.calls = 0
 """
@@ -490,8 +490,9 @@ def test_a_step_that_the_program_sets_is_counted_once(step, changes, when, train
     assert "LR audit: 12 updates, every value" in stderr
 
 
-def test_a_step_that_calls_the_class_only_sometimes_is_refused(launch):
-    program = PROGRAM + REPLACED.format(changes="pass") + "optimizer.step = counted\n" + NO_SCHEDULER
+@cases("first", [0, 1])
+def test_a_step_that_calls_the_class_only_sometimes_is_refused(first, launch):
+    program = PROGRAM + f"FIRST = {first}\n" + REPLACED.format(changes="pass") + "optimizer.step = counted\n" + NO_SCHEDULER
     stderr = launch(program, options=[REX, "--num_updates=12"], status=2)
     assert "replaces the step of AdamW by one that only sometimes calls that of the class" in stderr
 

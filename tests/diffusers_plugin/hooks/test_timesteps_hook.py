@@ -126,20 +126,18 @@ def test_an_update_that_a_gradient_scaler_left_out_is_drawn_again():
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "options", "status", "message"),
+    ("name", "arguments", "options", "message"),
     [
-        ("ddpm", ["--draw_twice"], ["--timestep_sampler=logit_normal"], 2, "draws timesteps 2 times in an update"),
-        ("ddpm", ["--snr_gamma=5"], ["--loss_weighting=min_snr"], 2, "weights losses itself (--snr_gamma 5.0)"),
-        ("flow", ["--weighting_scheme=cosmap"], ["--loss_weighting=p2"], 2, "weights losses itself (--weighting_scheme"),
-        ("ddpm", [], ["--strict"], 2, "--strict has no effect without"),
-        ("ddpm", ["--snr_gamma=5"], ["--timestep_sampler=infonoise"], 2, "weights losses itself (--snr_gamma 5.0)"),
-        ("ddpm", [], ["--loss_weighting=learned_log_variance"], 2, "needs the loss of each image"),
-        ("ddpm", [], ["--timestep_sampler=logit_norml"], 2, "Did you mean 'logit_normal'"),
+        ("ddpm", ["--draw_twice"], ["--timestep_sampler=logit_normal"], "draws timesteps 2 times in an update"),
+        ("ddpm", ["--snr_gamma=5"], ["--loss_weighting=min_snr"], "weights losses itself (--snr_gamma 5.0)"),
+        ("flow", ["--weighting_scheme=cosmap"], ["--loss_weighting=p2"], "weights losses itself (--weighting_scheme"),
+        ("ddpm", ["--snr_gamma=5"], ["--timestep_sampler=infonoise"], "weights losses itself (--snr_gamma 5.0)"),
+        ("ddpm", [], ["--loss_weighting=learned_log_variance"], "needs the loss of each image"),
     ],
-    ids=["drawn_twice", "snr_gamma", "weighting_scheme", "strict", "feedback_snr", "learned_weighting", "misspelt"],
+    ids=["drawn_twice", "snr_gamma", "weighting_scheme", "feedback_snr", "learned_weighting"],
 )
-def test_what_is_refused(tmp_path, name, arguments, options, status, message):
-    done, stderr = run(tmp_path / "run", name, *arguments, options=options, expect=status)
+def test_what_is_refused(tmp_path, name, arguments, options, message):
+    done, stderr = run(tmp_path / "run", name, *arguments, options=options, expect=2)
     assert message in stderr
     assert not done
 

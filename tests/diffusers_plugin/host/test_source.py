@@ -67,44 +67,11 @@ def test_faults(tmp_path, text, names):
     assert [fault.name for fault in find_faults(script_of(tmp_path, text))] == names
 
 
-OWN = "args.gradient_accumulation_steps\nscheduler = "
-BY_ACCUMULATION = tuple(f"args.{name} * args.gradient_accumulation_steps" for name in ("lr_warmup_steps", "max_train_steps"))
-ALONE = ("args.lr_warmup_steps", "args.max_train_steps")
-IN_EACH, SYNCED = "scheduler.step()", "if accelerator.sync_gradients:\n    scheduler.step()"
-PREPARED = "accelerator.prepare(model, scheduler)"
-
-
-@pytest.mark.parametrize(
-    ("lengths", "steps", "names"),
-    [
-        (BY_ACCUMULATION, IN_EACH, []),  # as in research_projects/realfill
-        (BY_ACCUMULATION, SYNCED, ["LR: accumulation"]),
-        (BY_ACCUMULATION, f"{PREPARED}\n{IN_EACH}", ["LR: accumulation"]),
-        (ALONE, SYNCED, []),
-        (ALONE, IN_EACH, ["LR: accumulation"]),
-        (("args.lr_warmup_steps", BY_ACCUMULATION[1]), IN_EACH, ["LR: accumulation"]),
-        (BY_PROCESSES, SYNCED, ["LR: processes"]),
-        (BY_PROCESSES, IN_EACH, ["LR: processes"]),
-        (("", "len(train_dataloader) * args.num_epochs"), IN_EACH, ["LR: processes"]),
-    ],
-    ids=[
-        "micro_batches",
-        "micro_batches_synced",
-        "prepared",
-        "updates_synced",
-        "updates",
-        "warmup_in_updates",
-        "processes_synced",
-        "processes",
-        "by_epochs",
-    ],
-)
-def test_faults_of_schedules_by_their_own_steps(tmp_path, lengths, steps, names):
-    warmup, length = lengths
-    call = made(warmup or "0", length).strip()
-    found = find_faults(script_of(tmp_path, f"{OWN}{call}\naccelerator.prepare(model)\n{steps}\n"))
-    assert [fault.name for fault in found] == names
-    assert all("--fix_lr_clock corrects it" in fault.text for fault in found)
+def test_a_schedule_that_the_script_steps_itself_is_told_of_when_it_runs(tmp_path):
+    """How often it is stepped in an update is seen then."""
+    own = f"scheduler = {made(*BY_PROCESSES).strip()}\naccelerator.prepare(model{{}})\n"
+    for more, names in ((", scheduler", ["LR: epochs"]), ("", [])):
+        assert [fault.name for fault in find_faults(script_of(tmp_path, own.format(more)))] == names
 
 
 def test_a_loop_without_accelerate_has_no_fault():
