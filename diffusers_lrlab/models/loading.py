@@ -151,7 +151,7 @@ def _refuse_damaged(part: Path) -> dict[str, str]:
     part = part.resolve()
     for folder, read in ((part, ""), (part.parent, (f"{part.name}/", "model_index.json"))):
         if any((folder / name).is_file() for name in _RECORDS):
-            sums = refuse_damage_in_use(folder, "run", lambda name, read=read: name.startswith(read))
+            sums = refuse_damage_in_use(folder, "run", lambda name: name.startswith(read))  # noqa: B023  # called at once
             known |= {Path(name).name: each["sha256"] for name, each in sums.items() if (folder / name).parent == part}
     return known
 
