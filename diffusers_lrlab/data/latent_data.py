@@ -133,7 +133,7 @@ class _Encoder:
             raise must_be("--vae", name, wanted, "choose another", got=counted(channels, "channel"))
         self.transform = ImageTransform(resolution, channels, center_crop=True, random_flip=False, eight_bit=False, seed=0)
         parts = self._tried(name)
-        self.shape, self.is_deterministic = tuple(parts[0].shape[1:]), len(parts) == 1
+        self.shape, self.is_deterministic = (*parts[0].shape[1:],), len(parts) == 1
         self.sums = torch.zeros(3, dtype=torch.float64)  # of numbers: 1, their values, their squares
         self._pool = ThreadPoolExecutor(available_cores())
 

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,26 +17,14 @@ from ..core.files import expanded, full_disk_explained
 from .image_folder import digest_of
 from .labels import Example, LabelColumn, labelled
 from .sources import is_saved_dataset, is_table, load_errors_explained, open_builder, open_dataset
+from .streams import Source, read_errors_explained
 
 if TYPE_CHECKING:
     from .options import DataConfig
-    from .streams import Source
 
 _TABLE_ROWS = 100  # of a shard of a table
 _AT_ONCE = 16  # files whose footers are read in parallel
 _BATCH_ROWS = 32  # of Parquet
-
-
-@contextmanager
-def read_errors_explained(failure: str, remedy: str) -> Iterator[None]:
-    """Makes a `LabError` of any error of a source, whose network errors `datasets` has already retried."""
-    try:
-        yield
-    except LabError:
-        raise
-    except Exception as error:  # of fsspec, pyarrow, httpx, tarfile and the system
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise LabError(f"{failure} ({reason}). {remedy}") from error
 
 
 class ParquetShards:

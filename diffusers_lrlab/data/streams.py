@@ -7,6 +7,7 @@ reads only its own lanes, and a resumed run opens one shard per lane.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -18,7 +19,6 @@ import torch
 from ..core.errors import LabError, how_to_continue
 from ..core.streams import stream_generator, stream_seed
 from .labels import Example
-from .shards import read_errors_explained
 
 # Saved in checkpoints, which can only be resumed in the same order.
 ORDER_VERSION = 1
@@ -114,6 +114,18 @@ def choose_held_out(lengths: np.ndarray, num: int, seed: int) -> dict[int, np.nd
     index = np.searchsorted(ends, chosen, side="right")
     rows = chosen - ends[index] + lengths[shards[index]]
     return {int(shard): rows[shards[index] == shard] for shard in np.unique(shards[index])}
+
+
+@contextmanager
+def read_errors_explained(failure: str, remedy: str) -> Iterator[None]:
+    """Makes a `LabError` of any error of a source, whose network errors `datasets` has already retried."""
+    try:
+        yield
+    except LabError:
+        raise
+    except Exception as error:  # of fsspec, pyarrow, httpx, tarfile and the system
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise LabError(f"{failure} ({reason}). {remedy}") from error
 
 
 class ShardReader:

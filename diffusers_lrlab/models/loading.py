@@ -6,7 +6,6 @@ import hashlib
 import inspect
 import json
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,19 +64,11 @@ class StartWeights:
             reason = str(error).partition("\n")[0]
             hint = "Hint: restore them, or start from others."
             raise LabError(f"{OPTION} {self.name_or_path!r}: its weights cannot be loaded: {reason} {hint}") from None
-        for what, problem in (
-            ("missing_keys", "lack"),
-            ("unexpected_keys", "have the unknown"),
-            ("mismatched_keys", "misfit"),
-        ):
-            if names := [*(found.get(what) or ())]:
-                raise must_be(
-                    OPTION,
-                    self.name_or_path,
-                    f"the whole weights of a {model_class.__name__} with its config.json",
-                    f"they {problem} {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else ""),
-                    got="others",
-                )
+        for problem in ("missing", "unexpected", "mismatched"):
+            if names := found.get(f"{problem}_keys"):
+                wanted = f"the whole weights of a {model_class.__name__} with its config.json"
+                hint = f"{problem}: {', '.join(map(str, [*names][:3]))}" + (", ..." if len(names) > 3 else "")
+                raise must_be(OPTION, self.name_or_path, wanted, hint, got="others")
         return loaded.state_dict()
 
 
@@ -114,19 +105,13 @@ def _download(repo_id: str, revision: str | None, cache_dir: str | None, pattern
     """The folder of a repository's files with these patterns, from the cache if the Hub cannot be reached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HTTPError
-    from huggingface_hub.utils import validate_repo_id
 
-    wanted = "a folder, or a Hub id (USER/NAME)"
-    try:
-        validate_repo_id(repo_id)
-    except ValueError:
-        raise must_be(OPTION, repo_id, wanted, "no such folder exists") from None
     try:
         return Path(snapshot_download(repo_id, revision=revision, cache_dir=cache_dir, allow_patterns=[*patterns]))
     except (HTTPError, OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        of_revision = f", with the revision {revision!r}" if revision else ""
-        raise must_be(OPTION, repo_id, wanted + of_revision, f"no such folder exists, and the Hub says: {reason}") from None
+        wanted = "a folder, or a Hub id (USER/NAME)" + (f", with the revision {revision!r}" if revision else "")
+        raise must_be(OPTION, repo_id, wanted, f"no such folder exists, and the Hub says: {reason}") from None
 
 
 def _part(top: Path, name: str, class_name: str, component: str) -> Path:
@@ -162,19 +147,13 @@ def _refuse_damaged(part: Path) -> dict[str, str]:
     part = part.resolve()
     for folder, read in ((part, ""), (part.parent, (f"{part.name}/", "model_index.json", _RECORDS[0]))):
         if any((folder / name).is_file() for name in _RECORDS):
-            sums = refuse_damaged(folder, only=partial(_begins_with, read)).sums
+            sums = refuse_damaged(folder, only=lambda name: name.startswith(read)).sums  # noqa: B023  # called at once
             known |= {Path(name).name: each["sha256"] for name, each in sums.items() if (folder / name).parent == part}
     return known
 
 
-def _begins_with(beginnings: str | tuple[str, ...], name: str) -> bool:
-    return name.startswith(beginnings)
-
-
 def _remedy(class_name: str) -> str:
-    return (
-        f"these data are trained on with a {class_name}; --denoiser NAME trains another class, which --import may register"
-    )
+    return f"these data need a {class_name}; --denoiser NAME trains another class, which --import may register"
 
 
 def _read(file: Path, name: str) -> dict[str, Any]:

@@ -282,7 +282,8 @@ class ImagePipeline(DiffusionPipeline):
             raise ValueError("The pipeline has no vae, which decodes latents: pass vae=..., or output_type='latent'.")
         if self.vae is None:
             model_class: Any = getattr(diffusers, str(source.get("class_name")), None)
-            if not (inspect.isclass(model_class) and issubclass(model_class, ModelMixin)):
+            is_model = inspect.isclass(model_class) and issubclass(model_class, ModelMixin)
+            if not is_model:
                 raise ValueError(f"vae_source names {source.get('class_name')!r}, which is not a model of diffusers.")
             where = {name: source[name] for name in ("subfolder", "revision") if source.get(name) is not None}
             vae = model_class.from_pretrained(source["name_or_path"], **where).eval().requires_grad_(False)

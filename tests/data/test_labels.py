@@ -133,21 +133,6 @@ def test_more_classes_may_be_named_than_the_data_have(tmp_path):
     assert load(tmp_path / "data", num_classes=5).classes.names == (*NAMES, "3", "4")
 
 
-def test_folders_are_classes(tmp_path):
-    for row in range(8):
-        path = tmp_path / "data" / NAMES[row % 2] / f"{row}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(png(row))
-    for options in ({}, STREAM):
-        data = load(tmp_path / "data", **options)
-        assert data.classes.names == ("cat", "dog")
-        assert all(
-            label == level % 2
-            for batch in batches_of(data)
-            for label, level in zip(labels_in([batch]), levels(batch), strict=True)
-        )
-
-
 # --- what is refused, before training --------------------------------------------------------------------------------
 
 
@@ -222,20 +207,9 @@ def test_numbers_of_rows_are_not_classes(tmp_path):
     ("options", "told"),
     [
         ({"label_dropout": 0.1}, "--label_dropout 0.1 has no effect without --label_column"),
-        ({"num_classes": 3}, "--num_classes 3 has no effect without --label_column"),
-        ({"guidance_scale": 2.0}, "--guidance_scale 2.0 has no effect without --label_column"),
         (
             {"guidance_scale": 2.0, "label_column": "label"},
             "--guidance_scale 2.0 has no effect without --label_dropout above 0",
-        ),
-        ({"label_column": "label", "label_dropout": 1.0}, r"--label_dropout 1.0: must be a number in \[0, 1\)"),
-        (
-            {"label_column": "label", "label_dropout": 0.1, "guidance_scale": -1.0},
-            "--guidance_scale -1.0: must be a number in",
-        ),
-        (
-            {"label_column": "label", "dataset_name": "moons"},
-            "--label_column 'label' has no effect without a data set of images",
         ),
     ],
 )

@@ -82,22 +82,14 @@ def test_digits_are_split_into_1541_and_256(digits):
 # --- folders ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [1024, 0])
-def test_a_folder_of_images_is_read_with_its_subfolders(tmp_path, limit):
-    data = load(image_folder(tmp_path / "images"), in_memory_limit_mb=limit)
-    assert data.column == "image"
-    assert data.num_images == 20
-    assert (data.in_memory is None) == (limit == 0)
-    assert all_levels(data) == list(range(20))
-
-
-def test_a_folder_of_parquet_is_read(tmp_path):
-    assert all_levels(load(write_parquet(tmp_path / "parquet", label=[0, 1] * 10))) == list(range(20))
-
-
-def test_a_dataset_saved_to_disk_is_read(tmp_path):
-    data = load(save_to_disk(tmp_path / "saved"))
-    assert data.column == "picture"
+@cases(
+    ("write", "column"),
+    [(image_folder, "image"), (write_parquet, "image"), (save_to_disk, "picture")],
+)
+@cases("limit", [1024, 0])
+def test_folders_that_are_read(tmp_path, write, column, limit):
+    data = load(write(tmp_path / "data"), in_memory_limit_mb=limit)
+    assert (data.column, data.num_images, data.in_memory is None) == (column, 20, limit == 0)
     assert all_levels(data) == list(range(20))
 
 

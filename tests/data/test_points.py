@@ -121,16 +121,6 @@ def test_numbers_of_every_kind_and_dimension_arrive_as_they_are(tmp_path, dimens
         np.testing.assert_array_equal(by_row(points), rows)
 
 
-@pytest.mark.parametrize("options", [{}, LAZY, {**STREAM, "stream_shuffle_buffer": 1}], ids=["memory", "lazy", "stream"])
-def test_doubles_are_rounded_to_the_nearest_float32(tmp_path, options):
-    rows = np.random.default_rng(0).normal(size=(12, 3)) * [1e-42, 1.0, 3e38]
-    rows[:, 0] += 1e-3 * np.arange(12)
-    rows[:, 2] = np.clip(rows[:, 2], -3.4e38, 3.4e38)
-    data = load(write(tmp_path / "set", as_dataset(rows, "float64")), **options)
-    points = by_row(joined(iterate_batches(data, BatchLayout(1), 0, range(12))))
-    np.testing.assert_array_equal(points, rows.astype(np.float32))
-
-
 @cases(("dtype", "value"), [("int64", 2**60 + 1), ("int64", -(2**63)), ("uint64", 2**64 - 1)])
 @cases("options", [{}, LAZY, STREAM], ids=["memory", "lazy", "stream"])
 def test_large_whole_numbers_are_read_in_every_way(tmp_path, dtype, value, options):

@@ -77,7 +77,7 @@ REFUSED = {
     "labels": (DIGITS, "labelled", {}, "takes class labels"),
     "no weights": (DIGITS, "weightless", {}, "no weights beside the config.json"),
     "damaged weights": (DIGITS, "damaged", {}, "its weights cannot be loaded"),
-    "missing weights": (DIGITS, "missing", {}, "conv_in.bias|conv_in.weight|lack"),
+    "missing weights": (DIGITS, "missing", {}, "missing: conv_in"),
     "unknown weights": (DIGITS, "unknown", {}, "novel"),
     "weights that misfit": (DIGITS, "misfit", {}, "conv_in.weight"),
     "a LoRA beside": (DIGITS, "beside", {}, "without a LoRA beside it.*fuse_lora"),

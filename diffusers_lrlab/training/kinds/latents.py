@@ -46,21 +46,15 @@ class Latents(Images):
     def defaults(self, config: TrainingConfig) -> dict[str, Any]:
         usual, name = defaults_of(TrainingConfig), config.train_data_dir or config.dataset_name
         if latents_folder(config) is None:
-            hint = "lrlab data encode makes one"
-            raise must_be(
-                "--data_kind", "latents", "left out for data that are not a folder of latents", hint, got=f"{name}"
-            )
-        record, hint = (
-            self.record(config),
-            "these images were encoded without it; lrlab data encode --help lists its options",
-        )
-        allowed = {option: usual[option] for option in _NO_EFFECT} | {
-            option: getattr(record, option) for option in _OF_IMAGES
-        }
-        for option, value in allowed.items():
-            if getattr(config, option) not in (usual[option], value):
-                wanted = "left out" if value in (None, usual[option]) else f"{value!r}"
-                raise must_be(f"--{option}", getattr(config, option), f"{wanted} for the latents in {name!r}", hint)
+            wanted = "left out for data that are not a folder of latents"
+            raise must_be("--data_kind", "latents", wanted, "lrlab data encode makes one", got=f"{name}")
+        record, hint = self.record(config), "these images were encoded without it; see lrlab data encode --help"
+        allowed = {option: getattr(record, option) for option in _OF_IMAGES}
+        for option in (*_NO_EFFECT, *_OF_IMAGES):
+            given, value = getattr(config, option), allowed.get(option)
+            if given not in (usual[option], value):
+                wanted = f"{'left out' if value is None else repr(value)} for the latents in {name!r}"
+                raise must_be(f"--{option}", given, wanted, hint)
         embedded = IMAGE_DATASETS[record.image_set] if record.image_set else None
         own = embedded.facts["defaults"] if embedded is not None else {}
         of_images = {"resolution": record.resolution, "image_channels": record.image_channels}
