@@ -166,13 +166,8 @@ def test_a_run_with_groups_is_not_stacked():
             {"optimizer": "sgd"},
             "--optimizer 'sgd': must be adamw, lion or adamw_8bit with --width_base, got 'sgd'. Hint",
         ),
-        ({"optimizer": "prodigy"}, "it finds one rate for all parameters by itself"),
-        ({"optimizer": "muon"}, "it orthogonalises the steps"),
-        ({"optimizer": "adam"}, "its weight decay is an L2 penalty"),
-        ({"optimizer": "adafactor"}, "it does not declare the trait 'width_rule'"),
         ({"dataset_name": "digits"}, "--width_base: a UNet2DModel has no rule for its width: a UNet has a width"),
         ({"lr_scheduler": "cosine_annealing:eta_min=1e-5"}, "has one floor for all of them. Hint: give it min_lr=0"),
-        ({"lr_scheduler": "greedy"}, "--lr_scheduler greedy has one floor"),
         (
             {"pretrained_model_name_or_path": "somewhere"},
             "--width_base 8 has no effect with --pretrained_model_name_or_path",
