@@ -24,7 +24,6 @@ from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.evaluation.evaluate import compare_samples, evaluate
 from diffusers_lrlab.evaluation.registry import METRICS
-from diffusers_lrlab.run import record as records
 
 POINTS = np.random.default_rng(0).standard_normal((16, 2)).astype(np.float32)
 RUN = {
@@ -194,28 +193,6 @@ def test_a_run_whose_metric_fails_says_where(finished, capsys):
     assert "The metric 'refused' failed at" in (error := capsys.readouterr().err)
     assert "test_metric_values.py:" in error
     assert "RuntimeError: no figure today" in error
-
-
-@pytest.mark.slow
-def test_a_record_that_json_cannot_hold_has_its_status(finished, monkeypatch, capsys):
-    """By anything else than a metric."""
-    monkeypatch.setattr(records, "peak_memory_mb", lambda: np.float32(0.5))
-    assert train(finished, resume_from_checkpoint="latest") == 2
-    record = json.loads((finished / "lrlab" / "run.json").read_text())
-    assert record["run"]["status"] == "failed"
-    assert record["run"]["error"] in capsys.readouterr().err
-    assert "JSON cannot hold train.peak_memory_mb, which the record has as text" in record["run"]["error"]
-    assert record["train"]["peak_memory_mb"].startswith("'")
-
-
-def test_a_record_is_made_writable_wherever_it_is_not():
-    itself = []
-    itself.append(itself)
-    record = {"a": {"b": np.float32(1), 3: 1.0, "c": [1, 2]}, "d": itself, "e": {"f": {1}}, "g": math.nan}
-    assert records.make_writable(record) == ["a.b", "d", "e.f"]
-    json.dumps(record)
-    assert record["a"]["3"] == 1.0
-    assert record["a"]["c"] == [1, 2]
 
 
 def study(home, *metrics):
