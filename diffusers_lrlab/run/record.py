@@ -153,5 +153,5 @@ def _write_end(trainer: Trainer, record: dict[str, Any]) -> None:
     except LabError as error:
         if state["status"] == "finished":
             state |= {"status": "failed", "error": str(error)}
-            folder.write_record(record)
+        folder.write_record(record)
         raise

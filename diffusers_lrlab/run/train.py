@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import Interrupted, continued_by, is_first_process, printable, system_errors_explained, warn
 from ..core.options import arguments_named
+from ..core.processes import interrupts_raised
 from ..core.registered import registered_code_located
-from ..core.signals import interrupts_raised
 from ..core.signatures import checked
 from ..training.config import TrainingConfig
 from ..training.prepare import prepare_resolved, resolve_and_check

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from accelerate.utils import patch_environment
 
-from ...core import worker_process
+from ...core import processes
 from ...core.environment import available_cores
 from . import worker
 from .worker import Job, Outcome, Setup, do_job, share_cores
@@ -57,5 +57,5 @@ def visible_gpus() -> list[str]:
 
 
 def _begin() -> None:
-    worker_process.begin()
+    processes.begin()
     signal.signal(signal.SIGTERM, worker.stop)  # between jobs, which handle it themselves

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ...core.errors import Interrupted, continued_by
-from ...core.signals import interrupts_raised
+from ...core.processes import interrupts_raised
 
 
 class StudyInterrupted(Interrupted):
