@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..core.errors import LabError, continued_by
+from ..core.errors import LabError, continued_by, warn
 from ..core.files import check_new_folder, new_folder
 from ..core.manifest import MANIFEST, refuse_damaged, write_manifest
 from .access import Target, hub_errors
@@ -44,7 +44,8 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None) -> Path:
             shutil.copyfile(cached / name, temporary / name)
         try:
             if (temporary / MANIFEST).exists():
-                refuse_damaged(temporary, "pull again, or another --revision", only=_is_taken)
+                if note := refuse_damaged(temporary, "pull again, or another --revision", only=_is_taken).note:
+                    warn(f"{note}.".replace(f"{temporary}/", ""))
             elif kind == "run":
                 read_record(temporary)
                 check_pipeline(temporary)

@@ -126,7 +126,7 @@ def test_what_cannot_be_trusted_is_refused_by_name(name, message):
         ({WEIGHTS: None}, "'unet' has no weights"),
         ({WEIGHTS: None, "unet/config.json": None}, "'unet' is missing"),
         ({WEIGHTS: b"\xff" * 100}, f"'{WEIGHTS}' is damaged"),
-        ({INDEX: b'{"_class_name": '}, f"'{INDEX}' cannot be read as JSON"),
+        ({INDEX: b'{"_class_name": '}, f"'{INDEX}' is damaged (it cannot be read as JSON"),
         ({"lrlab/run.json": b"[" * 100_000}, "lrlab/run.json"),
     ],
     ids=["no-weights", "no-part", "weights", "index", "record"],
@@ -142,10 +142,10 @@ def test_a_run_without_a_manifest_is_read(files, hub, tmp_path, changes, message
 
 def test_what_a_killed_pull_left_goes_with_the_next(folders, hub, tmp_path):
     lrlab("push", folders / "dino", "--repo_id", "user/dino", env=hub.env, cwd=tmp_path)
-    kept = [".tmp-lrlab-new-other", ".tmp-1-dino"]
-    for name in (*kept, ".tmp-lrlab-new-dino"):
-        (tmp_path / name / "dino").mkdir(parents=True)
-        (tmp_path / name / "dino" / "half").write_text("half")
+    kept = [".tmp-lrlab-other", ".tmp-1-dino"]
+    for name in (*kept, ".tmp-lrlab-dino"):
+        (tmp_path / name / ".tmp-lrlab-1-dino").mkdir(parents=True)
+        (tmp_path / name / ".tmp-lrlab-1-dino" / "half").write_text("half")
     lrlab("pull", "user/dino", env=hub.env, cwd=tmp_path)
     assert sorted(path.name for path in tmp_path.glob(".tmp-*")) == sorted(kept)
 

@@ -101,7 +101,7 @@ def test_a_log_that_lost_rows_is_told(copy, capsys, how):
     damaged(copy / "lrlab" / "metrics.jsonl", how)
     folder = RunFolder(copy)
     folder.rewind(folder, 8, num_rows)
-    assert re.search(rf"metrics.jsonl' has \d+ of the {num_rows} rows before update 8", capsys.readouterr().err)
+    assert re.search(rf"metrics.jsonl' has \d+ of {num_rows} rows before update 8", capsys.readouterr().err)
     assert all(set(row) >= {"update"} for row in folder.read_metrics())
     folder.append_metrics({"update": 8, "loss": 1.0})  # and training goes on
 
