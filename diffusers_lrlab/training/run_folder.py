@@ -111,8 +111,8 @@ class RunFolder:
         rows = source.rows_until(update)
         if len(rows) != num_rows:
             warn(
-                f"{str(source.metrics_file)!r} has {len(rows)} of {counted(num_rows, 'row')} before update {update}. Training "
-                "resumes, since it needs no rows; plots of the log will lack the lost ones."
+                f"{str(source.metrics_file)!r} has {len(rows)} of {counted(num_rows, 'row')} before update {update}. "
+                "Training resumes, since it needs no rows; plots of the log will lack the lost ones."
             )
         if rows or self.metrics_file.exists():
             write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
