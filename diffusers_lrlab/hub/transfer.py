@@ -237,7 +237,8 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None) -> Path:
             shutil.copyfile(cached / name, temporary / name)
         try:
             if (temporary / MANIFEST).exists():
-                refuse_damaged(temporary, "pull again, or another --revision", only=_is_taken)
+                if note := refuse_damaged(temporary, "pull again, or another --revision", only=_is_taken).note:
+                    warn(f"{note}.".replace(f"{temporary}/", ""))
             elif kind == "run":
                 read_record(temporary)
                 check_pipeline(temporary)

@@ -10,7 +10,6 @@ from accelerate import Accelerator
 
 from ..core.environment import describe_environment, launch_command, peak_memory_mb
 from ..core.errors import Interrupted, LabError, warn
-from ..core.words import counted
 from ..optimizers.timescales import half_life_of
 from ..training.config import TrainingConfig, as_call, as_command, program_registrations
 from ..training.plan import Plan
@@ -48,7 +47,7 @@ def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, pr
             **({} if plan.classes is None else {"class_names": list(plan.classes.names)}),
             **({} if plan.autoencoder is None else {"autoencoder": plan.autoencoder}),
             "num_parameters": plan.num_parameters,
-            **start_of(plan),
+            **({} if plan.start is None else {"started_from": plan.start.facts}),
             **({} if plan.width is None else {"width": plan.width.facts()}),
             **timescales_of(plan),
             "device": str(accelerator.device),
@@ -57,11 +56,6 @@ def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, pr
         "config": plan.config.to_dict(),
         "meta": describe_environment(),
     }
-
-
-def start_of(plan: Plan) -> dict[str, Any]:
-    """The weights that a run started from; nothing for random ones."""
-    return {} if plan.start is None else {"started_from": plan.start.facts}
 
 
 def timescales_of(plan: Plan) -> dict[str, Any]:
@@ -100,13 +94,6 @@ def training_figures(trainer: Trainer) -> dict[str, Any]:
         # The update at which it left the density before it; `null` if it never did.
         **({} if began is None else {"timestep_density_began": began or None}),
     }
-
-
-def never_began(plan: Plan) -> str:
-    """A message for a run whose density of the timesteps waited for losses until the end and never began."""
-    name, before = plan.config.timestep_sampler, plan.config.timestep_sampler_kwargs["before"]
-    updates = counted(plan.num_updates, "update", ",")
-    return f"{name}: its own density of the timesteps never began; {before} was used for {updates}."
 
 
 @contextmanager
@@ -152,5 +139,5 @@ def _write_end(trainer: Trainer, record: dict[str, Any]) -> None:
     except LabError as error:
         if state["status"] == "finished":
             state |= {"status": "failed", "error": str(error)}
-            folder.write_record(record)
+        folder.write_record(record)
         raise

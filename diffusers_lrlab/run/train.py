@@ -7,18 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import (
-    Interrupted,
-    arguments_named,
-    continued_by,
-    is_first_process,
-    printable,
-    system_errors_explained,
-    warn,
-)
+from ..core.errors import Interrupted, arguments_named, continued_by, is_first_process, printable, system_errors_explained, warn
+from ..core.processes import interrupts_raised
 from ..core.registered import registered_code_located
-from ..core.signals import interrupts_raised
 from ..core.signatures import checked
+from ..core.words import counted
 from ..training.config import TrainingConfig
 from ..training.prepare import prepare_resolved, resolve_and_check
 from ..training.resume import check_agreed, check_fresh, choose_start, locked_folder
@@ -131,7 +124,7 @@ def _train_and_record(
     from ..preflight.run import check_before_training
     from ..training.trainer import Trainer
     from .finish import finish_run
-    from .record import never_began, recorded, start_record, warn_of_changed_plugins
+    from .record import recorded, start_record, warn_of_changed_plugins
 
     trainer = Trainer(plan, data, accelerator, folder)
     if checkpoint is not None:
@@ -159,7 +152,9 @@ def _train_and_record(
             finish_run(trainer, record)
     accelerator.print(trainer.run.audit.summary())
     if trainer.run.objective.sampler.began() == 0:
-        accelerator.print(never_began(plan))
+        name, before = plan.config.timestep_sampler, plan.config.timestep_sampler_kwargs["before"]
+        updates = counted(plan.num_updates, "update", ",")
+        accelerator.print(f"{name}: its own density of the timesteps never began; {before} was used for {updates}.")
     if (observer := trainer.log.observer) is not None and observer.log.num_spikes:
         accelerator.print(f"Loss spikes by noise level: {observer.log.num_spikes}, see lrlab/timesteps.png.")
     # A distributed model freed after its process group can hang in gloo.

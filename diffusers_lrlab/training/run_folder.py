@@ -21,6 +21,7 @@ from ..core.files import (
     write_text,
 )
 from ..core.manifest import MANIFEST, find_damage, open_manifest, sums_in, write_manifest
+from ..core.words import counted
 from .kinds import components
 from .record_schema import read_checked, read_json
 
@@ -110,8 +111,8 @@ class RunFolder:
         rows = source.rows_until(update)
         if len(rows) != num_rows:
             warn(
-                f"{str(source.metrics_file)!r} has {len(rows)} of the {num_rows} rows before update {update}. Training "
-                "resumes, since it needs no rows; plots of the log will lack the lost ones."
+                f"{str(source.metrics_file)!r} has {len(rows)} of {counted(num_rows, 'row')} before update {update}. "
+                "Training resumes, since it needs no rows; plots of the log will lack the lost ones."
             )
         if rows or self.metrics_file.exists():
             write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))

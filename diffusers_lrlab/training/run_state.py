@@ -191,6 +191,7 @@ class RunState:
             "schedules": [] if self.feedback is None else [self.feedback.state_dict()],
             "seconds": [self.training_seconds, self.evaluation_seconds],
             "audit": self.audit.state_dict(),
+            "ema_decays": [average.decay for average in self.averages],  # an update may have been skipped
             "objective": self.objective.state_dict(),
         }
 
@@ -199,8 +200,8 @@ class RunState:
         if self.feedback is not None:
             self.feedback.load_state_dict(state["schedules"][0])
         self.write_rates()
-        for average in self.averages:
-            average.move_to(self.update)
+        for average, decay in zip(self.averages, state.get("ema_decays", ()), strict=False):
+            average.decay = decay
         self.training_seconds, self.evaluation_seconds = state["seconds"]
         self.audit.load_state_dict(state["audit"])
         self.objective.load_state_dict(state["objective"])

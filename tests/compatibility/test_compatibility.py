@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -74,22 +73,6 @@ def assert_same_tensors(found, expected):
 def test_a_folder_is_whole(home, capsys, folder):
     assert call("check", folder) == 0
     assert "damaged" not in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_checkpoint_is_resumed(home):
-    """The sampler and the schedule follow the losses: their state must come from the checkpoint."""
-    whole = Path(shutil.copytree("run", "whole"))
-    assert call("train", *RUN, "--output_dir", "run", "--resume_from_checkpoint", "checkpoint-20") == 0
-    folder = home / "run"
-    assert_same(rows(folder), rows(whole))
-    assert len({row["lr"] for row in rows(whole) if "lr" in row}) > 1
-    last = ("checkpoint-40/denoiser", "checkpoint-40/denoiser_ema", "denoiser")
-    for name in (*(f"{part}/{WEIGHTS}" for part in last), "checkpoint-40/timesteps.safetensors"):
-        assert_same_tensors(folder / name, whole / name)
-    new, old = (read(path / "lrlab" / "run.json") for path in (folder, whole))
-    assert (new["run"]["status"], len(new["run"]["starts"])) == ("finished", 2)
-    assert_same(new["train"]["results"], old["train"]["results"])
 
 
 @pytest.mark.slow

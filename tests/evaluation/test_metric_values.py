@@ -22,7 +22,6 @@ from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.evaluation.evaluate import compare_samples, evaluate
 from diffusers_lrlab.evaluation.registry import METRICS
-from diffusers_lrlab.run import record as records
 
 POINTS = np.random.default_rng(0).standard_normal((16, 2)).astype(np.float32)
 RUN = {
@@ -139,18 +138,6 @@ def test_a_run_keeps_every_finite_number_and_names_a_metric_that_cannot_be_used(
     register("refused", fails, of="run")
     again("The metric 'refused' failed at", "test_metric_values.py:", "RuntimeError: no figure today")
     METRICS.pop("refused")
-    monkeypatch.setattr(records, "peak_memory_mb", lambda: np.float32(0.5))  # anything else than a metric
-    record = again("JSON cannot hold train.peak_memory_mb, which the record has as text")
-    assert record["train"]["peak_memory_mb"].startswith("'")
-
-
-def test_a_record_is_made_writable_wherever_it_is_not():
-    itself = []
-    itself.append(itself)
-    record = {"a": {"b": np.float32(1), 3: 1.0, "c": [1, 2]}, "d": itself, "e": {"f": {1}}, "g": math.nan}
-    assert records.make_writable(record) == ["a.b", "d", "e.f"]
-    json.dumps(record)
-    assert (record["a"]["3"], record["a"]["c"]) == (1.0, [1, 2])
 
 
 def test_a_study_keeps_every_number_and_names_a_metric_that_cannot_be_used(tmp_path, monkeypatch):

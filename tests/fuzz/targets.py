@@ -157,7 +157,8 @@ def _record(text):
 
 
 def _log(text):
-    RunFolder(_logged(text)).rewind(2, {"size": 1, "sha256": ""})
+    folder = RunFolder(_logged(text))
+    folder.rewind(folder, 2, 1)
     rows = read_log(_logged(text))
     updates_done(Path(), {"run": {"status": "failed"}, "train": {}})
     assert all(isinstance(row["update"], int) for row in rows)

@@ -122,7 +122,7 @@ def test_a_run_without_a_manifest_is_read(files, hub, tmp_path):
     changes = [
         ({WEIGHTS: None}, "'unet' has no weights"),
         ({WEIGHTS: b"\xff" * 100}, f"'{WEIGHTS}' is damaged"),
-        ({INDEX: b'{"_class_name": '}, f"'{INDEX}' cannot be read as JSON"),
+        ({INDEX: b'{"_class_name": '}, f"'{INDEX}' is damaged (it cannot be read as JSON"),
         ({"lrlab/run.json": b"[" * 100_000}, "lrlab/run.json"),
     ]
     for number, (change, _) in enumerate(changes):

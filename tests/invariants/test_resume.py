@@ -58,15 +58,12 @@ def start_and_signal(number, rows, *args):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "status"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
-)
-def test_stopped_at_a_random_update(uninterrupted, tmp_path, number, status):
+def test_stopped_at_a_random_update(uninterrupted, tmp_path):
     seed = random.randrange(10**6)
     rows = random.Random(seed).randrange(1, 8)  # of the log, so somewhere in the first three quarters of the run
     args = arguments(uninterrupted.parent, tmp_path / "run")
-    returned, stderr = start_and_signal(number, rows, *args)
-    assert returned == status, f"seed {seed}: {stderr[-2000:]}"
+    returned, stderr = start_and_signal(signal.SIGTERM, rows, *args)
+    assert returned == 143, f"seed {seed}: {stderr[-2000:]}"
     assert "Traceback" not in stderr
     record = runs.read_record(tmp_path / "run")
     assert record["run"]["status"] == "cancelled"
@@ -133,10 +130,7 @@ def test_stopping_two_processes(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("before", "after"), [pytest.param((8, 1), (4, 2), id="1 to 2"), pytest.param((4, 2), (8, 1), id="2 to 1")]
-)
-def test_accumulation_may_change_on_resume(tmp_path, before, after):
+def test_accumulation_may_change_on_resume(tmp_path):
     """At an odd update, where the two count their micro-batches differently."""
 
     def arguments(layout, name):
@@ -149,9 +143,9 @@ def test_accumulation_may_change_on_resume(tmp_path, before, after):
             "--checkpointing_steps=3",
         ]
 
-    runs.run(*arguments(before, "run"))
+    runs.run(*arguments((4, 2), "run"))
     expected = runs.read_metrics(tmp_path / "run")[0]
-    runs.run(*arguments(after, "run"), f"--resume_from_checkpoint={tmp_path / 'run' / 'checkpoint-3'}")
+    runs.run(*arguments((8, 1), "run"), f"--resume_from_checkpoint={tmp_path / 'run' / 'checkpoint-3'}")
     rows = runs.read_metrics(tmp_path / "run")[0]
     assert [row["update"] for row in rows] == list(range(6))
     for row, wanted in zip(rows, expected, strict=True):

@@ -81,7 +81,7 @@ def holds_secret(data):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are watched by /proc")
-@pytest.mark.parametrize("given", ["environment", "file", "option"])
+@pytest.mark.parametrize("given", ["file", "option"])
 def test_a_run_that_is_pushed_leaves_no_token(planted, given):
     hub, folder = planted
     env = hub.env if given == "environment" else hub.env_without("HF_TOKEN")

@@ -244,7 +244,7 @@ def test_what_is_no_study_cannot_be_read(beside, tmp_path):
     with pytest.raises(LabError, match="There is no study in .*Run one with"):
         lab.read_study(tmp_path / "nothing")
     (done / "runs.parquet").write_bytes(b"text")
-    with pytest.raises(LabError, match=r"runs.parquet' has 4 bytes instead of .* Hint: restore it"):
+    with pytest.raises(LabError, match=r"runs.parquet' has 4 bytes instead of .* Hint: restore"):
         lab.read_study(done)
     (done / "runs.parquet").unlink()
     file = sorted(done.glob("runs/*.json"))[0]

@@ -202,13 +202,6 @@ def test_samples_have_the_labels_that_the_metric_expects(grey, tmp_path):
     assert told == [[0] * 4 + [1] * 4 + [2] * 8] * steps
 
 
-def test_guidance_counts_twice_in_the_time_of_sampling(grey, tmp_path):
-    config = config_of(grey, tmp_path / "run", max_train_steps=2000)
-    plain, _, _ = prepare(config)
-    guided, *_ = prepare(config_of(grey, tmp_path / "run", max_train_steps=2000, guidance_scale=3.0))
-    assert guided.sampling_cost == 2 * plain.sampling_cost
-
-
 # --- what is refused, and what stays as it was -----------------------------------------------------------------------
 
 
@@ -225,20 +218,11 @@ def refused(tmp_path, capsys, *more, num_embeddings=11, **changes):
     ("num_embeddings", "more", "told"),
     [
         (9, ("--label_column=label",), "num_class_embeds=9 of the model .*: must be 10, as in the data 'digits', got 9"),
-        (10, ("--label_column=label", "--label_dropout=0.1"), "num_class_embeds=10 of .*: must be 11, .*--label_dropout"),
-        (10, ("--label_column=label", "--num_classes=12"), "num_class_embeds=10 of .*: must be 12, got 10. Hint: it counts"),
-        (None, ("--label_column=label",), "num_class_embeds=None of .*: must be the number of classes, got None"),
         (10, (), "takes class labels, and there are none here. Give --label_column"),
     ],
 )
 def test_a_model_for_other_classes(tmp_path, capsys, num_embeddings, more, told):
     assert re.search(told, refused(tmp_path, capsys, *more, num_embeddings=num_embeddings))
-
-
-def test_a_model_that_embeds_labels_in_another_way(tmp_path, capsys):
-    text = refused(tmp_path, capsys, "--label_column=label", num_embeddings=None, class_embed_type="timestep")
-    assert "class_embed_type='timestep' of the model" in text
-    assert "must be null" in text
 
 
 @pytest.mark.parametrize(

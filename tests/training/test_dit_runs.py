@@ -114,13 +114,11 @@ def test_its_folder_card_and_previews(labelled):
 
 
 OWN = {
-    "pixels": (False, (), "DDPMScheduler"),
     "labelled pixels under flow": (
         False,
         ("--objective=flow_matching", *LABELS),
         "FlowMatchEulerDiscreteScheduler",
     ),
-    "latents": (True, (), "DDPMScheduler"),
     "labelled latents of a shifted autoencoder": (True, LABELS, "DDPMScheduler"),
 }
 

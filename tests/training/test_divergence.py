@@ -212,17 +212,6 @@ def test_too_many_in_a_row(tmp_path, model):
     assert checkpoints(tmp_path) == ["checkpoint-3", "checkpoint-6"]
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"skip_bad_updates": 0}, "--skip_bad_updates 0: must be a whole number in \\[1, 1e9\\]"),
-    ],
-)
-def test_what_is_refused(given, expected):
-    with pytest.raises(LabError, match=expected):
-        resolve_config(TrainingConfig(dataset_name="moons", **given))
-
-
 def test_where_they_have_no_place():
     config = resolve_config(TrainingConfig(dataset_name="moons", skip_bad_updates=3, mixed_precision="fp16"))
     with pytest.raises(LabError, match="--skip_bad_updates 3 has no effect with fp16, whose loss scaling repeats"):

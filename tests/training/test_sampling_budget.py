@@ -22,7 +22,7 @@ def points():
     return KINDS["points"].factory()
 
 
-@pytest.mark.parametrize(("updates", "times"), [(2408, 4), (1000, 2), (400, 0), (1, 0)])
+@pytest.mark.parametrize(("updates", "times"), [(2408, 4), (400, 0)])
 def test_previews_take_a_twentieth_of_a_run(digits, updates, times):
     """By images: a step of sampling costs 0.4 of the training of an image."""
     plan = dataclasses.replace(digits, num_updates=updates)
@@ -34,21 +34,20 @@ def test_previews_take_a_twentieth_of_a_run(digits, updates, times):
     assert text in describe_plan(plan)
 
 
-@pytest.mark.parametrize(("updates", "samples"), [(2408, 1000), (1172, 500), (240, 100), (200, 0)])
+@pytest.mark.parametrize(("updates", "samples"), [(2408, 1000), (240, 100), (200, 0)])
 def test_a_short_run_is_evaluated_by_fewer_samples(digits, updates, samples):
     assert digits.kind.measured_samples(updates * digits.layout.global_batch, 256, 1541) == samples
 
 
 @pytest.mark.parametrize(
     ("updates", "held_out", "samples"),
-    [(20_000, 10_000, 10_000), (10_000, 10_000, 10_000), (5_000, 10_000, 5_000), (300, 10_000, 300), (1, 10_000, 200)]
-    + [(300, 60, 60), (10_000, 0, 10_000), (10_000, 2_000, 2_000)],
+    [(20_000, 10_000, 10_000), (5_000, 10_000, 5_000), (1, 10_000, 200), (10_000, 2_000, 2_000)],
 )
 def test_a_short_run_on_points_is_measured_by_fewer_samples(points, updates, held_out, samples):
     assert points.measured_samples(updates * 256, held_out, 100_000) == samples
 
 
-@pytest.mark.parametrize(("updates", "times"), [(2408, 21), (1000, 20), (300, 11), (52, 1), (1, 1)])
+@pytest.mark.parametrize(("updates", "times"), [(2408, 21), (300, 11), (1, 1)])
 def test_a_short_run_is_validated_less_often(digits, updates, times):
     assert dataclasses.replace(digits, num_updates=updates).num_validations == times
 

@@ -201,18 +201,17 @@ def test_a_tracker_that_fails_to_start_fails_the_run(tmp_path, services, model, 
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:It is deprecated to pass a pretrained model name or path:FutureWarning")
 def test_the_record_has_the_ids(tmp_path, services, model):
     run = tmp_path / "run"
     options = {**SMALL, **model, "eval_batch_size": 4, "distance_samples": 0, "preflight": False, "checkpointing_steps": 2}
-    config = TrainingConfig(**options, logger="trackio,wandb", output_dir=run)
+    config = TrainingConfig(**options, logger="wandb", output_dir=run)
     train(config)
-    ids = {"trackio": "run 0", "wandb": "run 1"}
+    ids = {"wandb": "run 0"}
     assert json.loads((run / "lrlab/run.json").read_text())["run"]["trackers"] == ids
     AcceleratorState._reset_state(reset_partial_state=True)
     train(dataclasses.replace(config, resume_from_checkpoint="checkpoint-2"))
     assert json.loads((run / "lrlab/run.json").read_text())["run"]["trackers"] == ids
-    assert [started for started, *_ in services] == ["run 0", "run 1"] * 2
+    assert [started for started, *_ in services] == ["run 0"] * 2
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,6 @@ class Recorder(torch.nn.Module):
     ("data", "folder"),
     [
         ({}, "ddpm-digits-8"),
-        ({"dataset_name": "moons"}, "ddpm-moons"),
         ({"dataset_name": "user/flowers", "image_column": "image"}, "ddpm-flowers-64"),
         ({"train_data_dir": "faces"}, "ddpm-faces-64"),
     ],
@@ -179,18 +178,10 @@ def test_validation_and_sampling_do_not_disturb_training(finished, tmp_path):
 
 
 @pytest.mark.slow
-def test_another_seed_is_another_run(finished, tmp_path):
-    train_tiny(tmp_path, f"--output_dir={tmp_path / 'run'}", "--seed=4")
-    assert runs.read_metrics(tmp_path / "run")[0][0]["loss"] != runs.read_metrics(finished)[0][0]["loss"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--prediction_type=sample", "--no_use_ema"],
-        ["--prediction_type=v_prediction", "--mixed_precision=bf16"],
-        ["--random_flip", "--num_validation_images=0", "--max_grad_norm=0", "--in_memory_limit_mb=0"],
+        ["--prediction_type=v_prediction", "--mixed_precision=bf16", "--random_flip", "--in_memory_limit_mb=0"],
         ["--logger=tensorboard", "--save_model_epochs=1", "--train_batch_size=1024", "--distance_samples=8"],
         ["--ddpm_beta_schedule=laplace", "--ddpm_num_steps=50", "--lr_scheduler=reduce_lr_on_plateau"],
     ],
@@ -220,21 +211,6 @@ def test_other_choices_run_and_are_recorded(tmp_path, arguments):
         assert math.isfinite(runs.read_record(output)["train"]["results"]["frechet_distance"])
 
 
-def test_divergence_is_told_and_recorded(tmp_path):
-    message = runs.run(
-        *runs.tiny_arguments(tmp_path),
-        f"--output_dir={tmp_path / 'run'}",
-        "--max_train_steps=40",
-        "--train_batch_size=8",
-        "--lr_scheduler=constant",
-        "--learning_rate=1e30",
-        expect=2,
-    )
-    assert "The loss is not finite around update" in message
-    assert "Lower --learning_rate" in message
-    assert runs.read_record(tmp_path / "run")["run"]["status"] == "failed"
-
-
 def test_weights_that_are_no_numbers_are_not_a_result(tmp_path):
     """The loss of the only update is that before it."""
     message = runs.run(
@@ -249,13 +225,6 @@ def test_weights_that_are_no_numbers_are_not_a_result(tmp_path):
     assert "training has diverged" in message
     assert runs.read_record(tmp_path / "run")["run"]["status"] == "failed"
     assert not (tmp_path / "run" / "model_index.json").exists()
-
-
-def test_without_held_out_digits_there_is_no_frechet_distance(tmp_path):
-    arguments = [argument for argument in runs.tiny_arguments(tmp_path) if not argument.startswith(("--frechet", "--num_v"))]
-    output = tmp_path / "run"
-    runs.run(*arguments, f"--output_dir={output}", "--max_train_steps=1", "--num_validation_images=0")
-    assert "frechet_distance" not in runs.read_record(output)["train"]["results"]
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Runs with `--width_base`: rates, log, audit, resume, plan, and what is refused."""
 
-import json
 import shutil
 from types import SimpleNamespace
 
@@ -78,14 +77,6 @@ def test_a_resumed_run_ends_with_the_same_bits(whole, tmp_path):
     assert runs.read_metrics(folder) == runs.read_metrics(tmp_path / "run")
 
 
-def test_another_base_is_another_run(whole, tmp_path):
-    shutil.copytree(whole[0], tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoint-6")
-    others = [option for option in POINTS if "width_base" not in option]
-    error = runs.run(*others, f"--output_dir={tmp_path / 'run'}", "--resume_from_checkpoint=latest", expect=2)
-    assert "--width_base: 8 then, None now" in error
-
-
 def test_the_audit_sees_each_group(tmp_path):
     trainer = make_trainer(tmp_path, width_base=8, strict_lr_audit=True)
     trainer.run.check_schedules()
@@ -119,8 +110,7 @@ def test_the_base_itself_trains_as_without_muP(tmp_path):
 @cases(
     "schedule",
     [
-        "constant", "cosine:min_lr=1e-3", "wsd", "cosine_annealing", "reduce_lr_on_plateau", "one_cycle",
-        "join:schedules=[constant|cosine],boundaries=[0.5]",
+        "cosine:min_lr=1e-3", "reduce_lr_on_plateau", "join:schedules=[constant|cosine],boundaries=[0.5]",
     ],
 )  # fmt: skip
 def test_every_group_follows_the_schedule(tmp_path, schedule):
@@ -166,13 +156,8 @@ def test_a_run_with_groups_is_not_stacked():
             {"optimizer": "sgd"},
             "--optimizer 'sgd': must be adamw, lion or adamw_8bit with --width_base, got 'sgd'. Hint",
         ),
-        ({"optimizer": "prodigy"}, "it finds one rate for all parameters by itself"),
-        ({"optimizer": "muon"}, "it orthogonalises the steps"),
-        ({"optimizer": "adam"}, "its weight decay is an L2 penalty"),
-        ({"optimizer": "adafactor"}, "it does not declare the trait 'width_rule'"),
         ({"dataset_name": "digits"}, "--width_base: a UNet2DModel has no rule for its width: a UNet has a width"),
         ({"lr_scheduler": "cosine_annealing:eta_min=1e-5"}, "has one floor for all of them. Hint: give it min_lr=0"),
-        ({"lr_scheduler": "greedy"}, "--lr_scheduler greedy has one floor"),
         (
             {"pretrained_model_name_or_path": "somewhere"},
             "--width_base 8 has no effect with --pretrained_model_name_or_path",
@@ -231,11 +216,3 @@ def test_a_transformer(tmp_path):
     assert all(torch.equal(value, resumed[name]) for name, value in weights.items())
     error = runs.run(*own, "--width_base=20", f"--output_dir={tmp_path / 'other'}", expect=2)
     assert "--width_base 20: must be a multiple of the head size, attention_head_dim=8, got 20. Hint" in error
-
-
-def test_a_given_configuration_has_its_width(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embedding_size": 8}))
-    shown = runs.run(*(option for option in POINTS if "denoiser" not in option), f"--model_config_name_or_path={path}",
-                     "--dry_run", f"--output_dir={tmp_path / 'run'}")  # fmt: skip
-    assert "error" not in shown
