@@ -111,11 +111,11 @@ ERRORS = {
     # bands
     "bands of a curriculum": (
         [BANDED, "--timestep_sampler=clts"],
-        ["--timestep_lr banded", "--timestep_sampler clts", "uniform, stratified, antithetic", "--timestep_lr weight"],
+        ["--timestep_lr banded", "--timestep_sampler 'clts'", "uniform, stratified, antithetic", "--timestep_lr weight"],
     ),
     "bands of bands": (
         [BANDED, "--timestep_sampler=banded:num_bands=2"],
-        ["--timestep_lr banded", "--timestep_sampler banded", "Use one of uniform"],
+        ["--timestep_lr banded", "--timestep_sampler 'banded'", "one of uniform"],
     ),
     "bands without factors": (["--timestep_lr=banded"], ["needs factors", "factors=[0.5|1|2]"]),
     "weights without factors": (["--timestep_lr=weight"], ["needs factors", "factors=[0.5|1|2]"]),
