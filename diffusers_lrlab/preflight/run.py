@@ -17,8 +17,8 @@ CHECKS: dict[str, Callable[[Subject], str | None]] = {
     name: getattr(module, name)
     for module, names in (
         (data_checks, ("value_range", "image_sizes", "sorted_stream", "empty_classes")),
-        (setting_checks, ("terminal_snr", "model_and_scheduler", "ema_memory", "warmup_share", "learning_rate")),
-        (setting_checks, ("weight_decay", "dead_parameters")),
+        (setting_checks, ("terminal_snr", "model_and_scheduler", "ema_memory", "warmup_share")),
+        (setting_checks, ("learning_rate", "dead_parameters")),
     )
     for name in names
 }

@@ -13,8 +13,7 @@ from ..finder.saved_result import read_saved_result
 from ..finder.snapshot import restored_afterwards
 from ..objective.process import make_process
 from ..optimizers.entries import OPTIMIZERS
-from ..optimizers.timescales import NO_EFFECT, SHORT
-from ..training.choices import has_chosen_decay, resolved_parameters
+from ..training.choices import resolved_parameters
 from .subject import Subject
 
 _SMALL_MODEL = 5_000_000  # parameters
@@ -121,22 +120,6 @@ def learning_rate(subject: Subject) -> str | None:
 
 def _times(rate: float, other: float) -> str:
     return f"{rate / other:.3g} times" if rate > other else f"1/{other / rate:.3g} of"
-
-
-def weight_decay(subject: Subject) -> str | None:
-    """
-    A weight decay that does nothing in a run of this length, or leaves only its end. The default weight decay is not
-    reported.
-    """
-    config, plan, timescale = subject.config, subject.plan, subject.plan.decay_timescale
-    if timescale is None or not has_chosen_decay(config):
-        return None
-    if timescale.removed >= NO_EFFECT and timescale.updates >= SHORT * plan.num_updates:
-        return None
-    images = plan.num_updates * plan.layout.global_batch
-    remedy = f"Use tau={images:.3g} of --optimizer, the {plan.kind.name} of the run, or a weight decay of 0."
-    rates = f"At the learning rate {plan.learning_rate:.3g} and weight decay {plan.optimizer_kwargs['weight_decay']:.3g}"
-    return f"{rates}, {timescale.in_words(plan.num_updates)}. {remedy}"
 
 
 def dead_parameters(subject: Subject) -> str | None:

@@ -99,15 +99,6 @@ def resolve_optimizer(config: TrainingConfig) -> dict[str, Any]:
     return flags | {"optimizer": name, "optimizer_kwargs": entry.resolve(kwargs)}
 
 
-def has_chosen_decay(config: ResolvedConfig) -> bool:
-    """Whether the weight decay of a run differs from the default."""
-    entry = OPTIMIZERS[config.optimizer]
-    usual = {parameter.name: parameter.default for parameter in entry.parameters}.get("weight_decay")
-    if "adam" in entry.traits:
-        usual = defaults_of(TrainingConfig)["adam_weight_decay"]
-    return config.optimizer_kwargs.get("weight_decay") != usual
-
-
 def resolve_objective(config: TrainingConfig) -> dict[str, Any]:
     """The objective's name and parameters, some of which have their own options."""
     name, kwargs = merge_spec(config.objective, given_kwargs(config, "objective"), OBJECTIVES)

@@ -122,16 +122,6 @@ DESERVED = {
         ({"learning_rate": 1e-7}, "1/1e+03 of the usual one"),
         ({"optimizer": "sgd", "learning_rate": 1e-4}, "the usual one for sgd"),
     ],
-    "weight_decay": [
-        (
-            {"max_train_steps": 300, "learning_rate": 1e-4, "adam_weight_decay": 0.01},
-            "At the learning rate 0.0001 and weight decay 0.01, weights are forgotten over 1,000,000 updates, in a run of "
-            "300: the decay does nothing. Use tau=1.92e+04 of --optimizer, the images of the run, or a weight decay of 0.",
-        ),
-        ({"optimizer": "adamw:tau=1e8"}, "weights are forgotten over 1,562,000 updates"),
-        ({"max_train_steps": 2000, "adam_weight_decay": 100}, "they remember only its last updates"),
-        ({"optimizer": "muon:weight_decay=0.001"}, "in a run of 200: the decay does nothing"),
-    ],
 }
 CASES = [(name, case) for name, cases in DESERVED.items() for case in cases]
 
@@ -153,8 +143,6 @@ GOOD = {
     "moons": {"dataset_name": "moons"},
     "dino": {"dataset_name": "dino", "max_train_steps": 10_000},
     "a minute's run": {"max_train_steps": 60},
-    "decay over the run": {"adam_weight_decay": 1.0},
-    "digits by Muon, whose default decay does nothing here": {"optimizer": "muon"},
     "half-lives": {"optimizer": "adamw:beta2_half_life=6e4,tau=12800", "ema": "half_life:images=1000"},
     "EMA of the study": {"ema": "warmup_power:power=0.66,update_every=10,start_update=100", "max_train_steps": 10_000},
 }
