@@ -95,7 +95,7 @@ REFUSED = {
     "value of the wrong type": (with_base(train_batch_size="many"), ["'constant' on 'dino'", "train_batch_size", "'many'"]),
     "value out of range": (
         with_base(learning_rate=-1),
-        ["'constant' on 'dino'", "--learning_rate -1.0: must be", "(0, 1e30]"],
+        ["'constant' on 'dino'", "learning_rate=-1.0: must be", "(0, 1e30]"],
     ),
     "empty value": ({"arms": {"a": {"lr_scheduler": None}}}, ["lr_scheduler: None", "Remove the line"]),
     "unknown schedule": (
