@@ -58,7 +58,6 @@ def promised(spec, num_updates):
         (SCHEDULES[1], 2, 1, 24),
         (SCHEDULES[2], 2, 4, 6),
         (SCHEDULES[3], 1, 1, 48),
-        ("cosine", 1, 4, 12),
     ],
 )
 def test_with_the_clock_fixed_the_curve_is_the_promised_one(tmp_path, spec, processes, accumulation, num_updates):
@@ -86,12 +85,6 @@ def test_without_it_the_deviation_is_told_before_and_after(tmp_path, spec):
     assert f"{expected[-1]:.4g} at the last update instead of {asked[-1]:.4g}" in stderr
     assert "highest at update 8 instead of 2" in stderr
     assert f"off by up to {np.abs(expected - asked).max() / LR:.3g} of its peak" in stderr
-
-
-def test_a_clock_that_is_right_is_not_talked_about(tmp_path):
-    _, stderr = host_run(tmp_path, "--lr_scheduler=rex")
-    verdict = "LR audit: 48 updates, every value that follows the clock was as expected."
-    assert stderr.strip() == f"diffusers_lrlab: rex: {verdict}"
 
 
 def test_strict_stops_before_the_first_update(tmp_path):
@@ -130,12 +123,13 @@ def changed_host_script(folder, *changes):
 MAKE_LOADER = "    loader = torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=args.train_batch_size)\n"
 
 
-@pytest.mark.parametrize("options", [["--fix_lr_clock", "--strict_lr_audit"], ["--strict_lr_audit"]])
-def test_images_of_a_class_that_are_made_first_are_no_training_data(tmp_path, options):
+def test_images_of_a_class_that_are_made_first_are_no_training_data(tmp_path):
     """As in the scripts of DreamBooth, which prepare a loader of prompts before they train."""
     prompts = "    for _ in accelerator.prepare(torch.utils.data.DataLoader(list(range(5)), batch_size=4)):\n        pass\n"
     script = changed_host_script(tmp_path, (MAKE_LOADER, prompts + MAKE_LOADER))
-    stderr = launch(script, f"--output_dir={tmp_path}", "--lr_scheduler=cosine", options=options)
+    stderr = launch(
+        script, f"--output_dir={tmp_path}", "--lr_scheduler=cosine", options=["--fix_lr_clock", "--strict_lr_audit"]
+    )
     rows = json.loads((tmp_path / "rows.json").read_text())
     np.testing.assert_allclose([row["lr"] for row in rows], promised("cosine", 48)[0], rtol=1e-12, atol=1e-18)
     assert "LR audit: 48 updates, every value that follows the clock was as expected" in stderr
@@ -157,8 +151,6 @@ FIX = ("--fix_lr_clock",)
     [
         (("cosine", ()), ("cosine", FIX), 1),
         (("cosine", ()), ("rex", FIX), 2),
-        (("rex", ()), ("rex", FIX), 1),
-        (("cosine", FIX), ("rex", FIX), 1),
         (("rex", FIX), ("cosine", ()), 2),
     ],
 )
@@ -189,7 +181,6 @@ def test_a_schedule_that_is_made_elsewhere_is_reported_before_training(tmp_path,
     ("arguments", "options", "message"),
     [
         (["--lr_scheduler=rexx"], [], "Unknown learning-rate schedule 'rexx'. Did you mean 'rex'?"),
-        (["--lr_scheduler=rex:e=1"], [], "'rex' does not take 'e'"),
         (["--lr_scheduler=rex", "--lr_warmup_steps=48"], ["--fix_lr_clock"], "does not fit into"),
         (["--lr_scheduler=one_cycle:pct_start=0.2"], [], "both set the length of the rise"),
     ],

@@ -10,22 +10,14 @@ from ..core.extras import require_extra
 from ..core.ranges import Range
 from .output import announce_loading, say
 
-_EXPORT: dict[str, Any] = {"n": 100_000, "n_test": 10_000, "seed": 42, "resolution": None}
-_ENCODE: dict[str, Any] = {
-    "vae": None,
-    "subfolder": None,
-    "revision": None,
-    "resolution": None,
-    "flip": False,
-    "label_column": None,
-    "image_column": None,
-    "dataset_config_name": None,
-    "dataset_split": "train",
-    "batch_size": 16,
-    "cache_dir": None,
+# Options of each action alone.
+_ACTIONS = {
+    "export": ("n", "n_test", "seed"),
+    "encode": (
+        *("vae", "subfolder", "revision", "flip", "label_column", "image_column", "dataset_config_name", "dataset_split"),
+        *("batch_size", "cache_dir"),
+    ),
 }
-# Options of each action with their defaults.
-_ACTIONS = {"export": _EXPORT, "encode": _ENCODE}
 
 
 def data_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,55 +47,54 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dataset_split", metavar="SPLIT", help="Split to encode (default: train).")
     add("--batch_size", type=int, metavar="B", help="Images that are encoded at once (default: 16).")
     add("--cache_dir", metavar="DIR", help="Folder for downloaded datasets and autoencoders (default: the Hub's cache).")
-    parser.set_defaults(**{**_EXPORT, **_ENCODE})
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
 
 
 def data(options: argparse.Namespace) -> None:
     announce_loading()
     require_extra("train", f"`lrlab data {options.action}`")
-    for action, known in _ACTIONS.items():
-        for name in known.keys() - _ACTIONS[options.action].keys():
-            if getattr(options, name) != known[name]:
-                hint = f"it is an option of lrlab data {action}"
-                raise must_be(f"--{name}", getattr(options, name), f"left out of lrlab data {options.action}", hint)
-    (_export if options.action == "export" else _encode)(options)
+    given = {name: value for name, value in vars(options).items() if name not in ("command", "action", "name", "dir")}
+    for action, own in _ACTIONS.items():
+        for name in given.keys() & {*own} if action != options.action else ():
+            hint = f"it is an option of lrlab data {action}"
+            raise must_be(f"--{name}", given[name], f"left out of lrlab data {options.action}", hint)
+    (_export if options.action == "export" else _encode)(options.name, options.dir, given)
 
 
-def _export(options: argparse.Namespace) -> None:
+def _export(name: str, folder: Path, given: dict[str, Any]) -> None:
     from ..data.image_sets import IMAGE_DATASETS, check_resolution
     from ..data.toy2d import MAX_POINTS, TOY_DATASETS
     from ..hub.dataset_folder import export_image_dataset, export_toy_dataset
 
-    is_images = options.name in IMAGE_DATASETS
-    if not is_images and options.name not in TOY_DATASETS:
-        names = [*TOY_DATASETS, *IMAGE_DATASETS]
-        raise LabError(f"Unknown data set {options.name!r}.{did_you_mean(options.name, names)} Known: {', '.join(names)}.")
+    names = [*TOY_DATASETS, *IMAGE_DATASETS]
+    if name not in names:
+        raise LabError(f"Unknown data set {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}.")
     for flag, least in (("n", 1), ("n_test", 0)):
-        Range(f"[{least}, {MAX_POINTS}]", whole=True).check(f"--{flag}", getattr(options, flag), "it is a number of rows")
-    if options.resolution is not None and not is_images:
-        raise LabError(f"--resolution {options.resolution} has no effect on the points of {options.name!r}. Leave it out.")
-    size = ""
-    if is_images:
-        if options.resolution is not None:
-            check_resolution(options.name, options.resolution)
-        defaults = IMAGE_DATASETS[options.name].facts["defaults"]
-        size = f" --resolution {options.resolution or defaults['resolution']} --image_channels {defaults['image_channels']}"
-        export_image_dataset(options.name, options.dir, options.n, options.n_test, options.seed, options.resolution)
+        Range(f"[{least}, {MAX_POINTS}]", whole=True).check(f"--{flag}", given.get(flag), "it is a number of rows")
+    given = {"n": 100_000, "n_test": 10_000, "seed": 42, **given}
+    resolution, size = given.get("resolution"), ""
+    if name not in IMAGE_DATASETS:
+        if resolution is not None:
+            raise LabError(f"--resolution {resolution} has no effect on the points of {name!r}. Leave it out.")
+        export_toy_dataset(name, folder, **given)
     else:
-        export_toy_dataset(options.name, options.dir, options.n, options.n_test, options.seed)
+        if resolution is not None:
+            check_resolution(name, resolution)
+        defaults = IMAGE_DATASETS[name].facts["defaults"]
+        size = f" --resolution {resolution or defaults['resolution']} --image_channels {defaults['image_channels']}"
+        export_image_dataset(name, folder, **given)
     # A folder with the name of an embedded set is taken for that set unless its path begins with "./".
-    folder = f"./{options.dir}" if str(options.dir) in (*TOY_DATASETS, *IMAGE_DATASETS) else options.dir
-    say(f"Wrote {options.dir}: load_dataset({str(options.dir)!r}), or --dataset_name {folder}{size} to train on it.")
+    shown = f"./{folder}" if str(folder) in names else folder
+    say(f"Wrote {folder}: load_dataset({str(folder)!r}), or --dataset_name {shown}{size} to train on it.")
 
 
-def _encode(options: argparse.Namespace) -> None:
-    if options.vae is None:
+def _encode(name: str, folder: Path, given: dict[str, Any]) -> None:
+    if "vae" not in given:
         raise must_be("--vae", None, "given to lrlab data encode", "such as --vae stabilityai/sd-vae-ft-mse")
     from ..data.latent_data import encode_dataset, summary
     from ..data.options import DataConfig
 
-    given = {name: getattr(options, name) for name in _ENCODE}
-    how = {name: given.pop(name) for name in ("vae", "subfolder", "revision", "flip", "batch_size")}
-    record = encode_dataset(DataConfig(dataset_name=options.name, **given), options.dir, **how)
-    say(summary(record))
-    say(f"Train on them: lrlab train --train_data_dir {shlex.quote(str(options.dir))}")
+    how = {key: given.pop(key) for key in ("vae", "subfolder", "revision", "flip", "batch_size") if key in given}
+    say(summary(encode_dataset(DataConfig(dataset_name=name, **given), folder, **how)))
+    say(f"Train on them: lrlab train --train_data_dir {shlex.quote(str(folder))}")

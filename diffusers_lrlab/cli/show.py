@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core.errors import LabError, did_you_mean
 from ..core.listing import as_json, as_markdown, as_text
-from ..core.spec import merge_spec, parse_json_kwargs
+from ..core.spec import merge_spec
 from ..objective.process import DEFAULT_OBJECTIVE, OBJECTIVES, NoiseProcess, make_process
 from ..timesteps.noise_levels import PREDICTIONS
 from .output import say, say_json
@@ -72,9 +72,7 @@ _SHARED = ("num_training_steps", "out", "json")
 def preview_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("schedules").add_argument
     add("--lr_scheduler", action="append", metavar="NAME", help="Name or spec string; repeat it to compare several.")
-    add("--lr_scheduler_kwargs", metavar="JSON", help="Parameters of a single --lr_scheduler.")
     add("--momentum_scheduler", metavar="NAME", help="Name or spec string (default: constant momentum).")
-    add("--momentum_scheduler_kwargs", metavar="JSON", help="Parameters of --momentum_scheduler.")
     warmup = "Warm-up in updates, or below 1 as a fraction of the run (default: %(default)s)."
     add("--num_warmup_steps", type=number, default=0, metavar="W", help=warmup)
     add("--learning_rate", type=number, default=1e-4, metavar="LR", help="Peak learning rate (default: %(default)s).")
@@ -113,20 +111,11 @@ def _preview_schedules(options: argparse.Namespace, out: Path | None) -> None:
         raise LabError("Which schedule? Give --lr_scheduler NAME (`lrlab list schedulers` shows them), or --all.")
     if options.num_training_steps is None:
         raise LabError("How long is the run? Give --num_training_steps, its optimizer updates, such as 10000.")
-    if options.lr_scheduler_kwargs and len(options.lr_scheduler) > 1:
-        raise LabError(
-            f"--lr_scheduler_kwargs {options.lr_scheduler_kwargs!r} is for one --lr_scheduler, and there are "
-            f"{len(options.lr_scheduler)}. Use spec strings: --lr_scheduler step:gamma=0.5 --lr_scheduler rex:d=0.9."
-        )
-    momentum = options.momentum_scheduler
-    if options.momentum_scheduler_kwargs and not momentum:
-        raise LabError("--momentum_scheduler_kwargs has no effect without --momentum_scheduler. Add that or leave it out.")
     from ..preview import schedules
 
     host = options.num_processes, options.gradient_accumulation_steps
     run = schedules.Run(options.num_training_steps, options.num_warmup_steps, options.learning_rate, options.beta1, *host)
-    kwargs, momentum_kwargs = _json(options, "lr_scheduler_kwargs"), _json(options, "momentum_scheduler_kwargs")
-    previews = [schedules.preview(spec, run, kwargs, momentum, momentum_kwargs) for spec in options.lr_scheduler]
+    previews = [schedules.preview(spec, run, momentum=options.momentum_scheduler) for spec in options.lr_scheduler]
     if out:
         from ..preview.plots import plot_previews
 
@@ -205,11 +194,6 @@ def _refuse(options: argparse.Namespace, names: Iterable[str], where: str) -> No
     for name in names:
         if getattr(options, name) != defaults[name]:
             raise LabError(f"--{name} has no effect {where}. Leave it out.")
-
-
-def _json(options: argparse.Namespace, name: str) -> dict[str, Any] | None:
-    text = getattr(options, name)
-    return None if text is None else parse_json_kwargs(text, f"--{name}")
 
 
 def plot_path(text: str | None) -> Path | None:

@@ -129,7 +129,7 @@ def launch_command() -> str | None:
 
 def _program(script: Path) -> list[str] | None:
     """The command that starts one of the lab's programs, given its file."""
-    doors = ("__main__.py", "cli/__main__.py", "cli/main.py")
+    doors = ("__main__.py", "cli/main.py")
     if script.name == "lrlab" or script in [PACKAGE / door for door in doors]:
         return ["lrlab"]
     if script == PACKAGE / "train.py":

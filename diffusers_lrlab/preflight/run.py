@@ -7,31 +7,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..core.errors import LabError
-from . import data_checks, model_checks, setting_checks
+from . import data_checks, setting_checks
 from .subject import Subject
 
 if TYPE_CHECKING:
     from ..training.trainer import Trainer
 
 CHECKS: dict[str, Callable[[Subject], str | None]] = {
-    check.__name__: check
-    for check in (
-        data_checks.value_range,
-        data_checks.constant_images,
-        data_checks.near_duplicates,
-        data_checks.image_sizes,
-        data_checks.sorted_stream,
-        data_checks.empty_classes,
-        setting_checks.timesteps,
-        setting_checks.terminal_snr,
-        setting_checks.model_and_scheduler,
-        setting_checks.ema_memory,
-        setting_checks.warmup_share,
-        setting_checks.learning_rate,
-        setting_checks.weight_decay,
-        setting_checks.times_seen,
-        model_checks.dead_parameters,
+    name: getattr(module, name)
+    for module, names in (
+        (data_checks, ("value_range", "image_sizes", "sorted_stream", "empty_classes")),
+        (setting_checks, ("terminal_snr", "model_and_scheduler", "ema_memory", "warmup_share")),
+        (setting_checks, ("learning_rate", "dead_parameters")),
     )
+    for name in names
 }
 
 

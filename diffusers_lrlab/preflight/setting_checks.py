@@ -1,4 +1,4 @@
-"""Checks of the settings of a run."""
+"""Checks of the settings of a run, and of its model: does it learn at all?"""
 
 import json
 import math
@@ -7,32 +7,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..core.streams import stream_generator
-from ..core.words import counted
+from ..core.words import agreeing, counted
+from ..data.batch import Batch
 from ..finder.result import read_saved_result
+from ..finder.snapshot import restored_afterwards
 from ..objective.process import make_process
 from ..optimizers.entries import OPTIMIZERS
-from ..optimizers.timescales import NO_EFFECT, SHORT
-from ..training.choices import has_chosen_decay, resolved_parameters
+from ..training.choices import resolved_parameters
 from .subject import Subject
 
 _SMALL_MODEL = 5_000_000  # parameters
+_PROBED = 16  # images
+_MOST_PASSES = 4  # gradients pass a layer initialised at zero one pass later: a DiT has an output and gates of zeros
 # Usual rates for AdamW, for small and for larger models.
 _USUAL = {True: (1e-4, 1e-3), False: (1e-4, 3e-4)}
-
-
-def timesteps(subject: Subject) -> str | None:
-    """Timesteps that are not integers, or out of range."""
-    sampler, last = subject.run.objective.sampler, subject.run.process.num_train_timesteps - 1
-    for update in (0, subject.plan.num_updates // 2, subject.plan.num_updates - 1):
-        device = subject.trainer.accelerator.device
-        drawn = sampler.sample(1000, update, stream_generator(0, "preflight", update, device=device))
-        if drawn.dtype != torch.int64 or not 0 <= int(drawn.min()) <= int(drawn.max()) <= last:
-            return (
-                f"The sampler {subject.config.timestep_sampler!r} draws timesteps of {drawn.dtype} from {drawn.min()} to "
-                f"{drawn.max()} at update {update}; it must draw int64 timesteps from 0 to {last}."
-            )
-    return None
 
 
 def terminal_snr(subject: Subject) -> str | None:
@@ -134,28 +122,47 @@ def _times(rate: float, other: float) -> str:
     return f"{rate / other:.3g} times" if rate > other else f"1/{other / rate:.3g} of"
 
 
-def weight_decay(subject: Subject) -> str | None:
-    """
-    A weight decay that does nothing in a run of this length, or leaves only its end. The default weight decay is not
-    reported.
-    """
-    config, plan, timescale = subject.config, subject.plan, subject.plan.decay_timescale
-    if timescale is None or not has_chosen_decay(config):
+def dead_parameters(subject: Subject) -> str | None:
+    """Parameters without a gradient, or gradients that are not finite, in a few passes with small steps between."""
+    trainer = subject.trainer
+    model = trainer.run.model
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    frozen = sum(1 for _ in model.parameters()) - len(named)
+    if not named:
+        return "The model has no trainable parameter."
+    batch = subject.batch[: min(_PROBED, subject.plan.layout.micro_batch)].to(trainer.accelerator.device)
+    if not len(batch):
         return None
-    if timescale.removed >= NO_EFFECT and timescale.updates >= SHORT * plan.num_updates:
-        return None
-    images = plan.num_updates * plan.layout.global_batch
-    remedy = f"Use tau={images:.3g} of --optimizer, the {plan.kind.name} of the run, or a weight decay of 0."
-    rates = f"At the learning rate {plan.learning_rate:.3g} and weight decay {plan.optimizer_kwargs['weight_decay']:.3g}"
-    return f"{rates}, {timescale.in_words(plan.num_updates)}. {remedy}"
-
-
-def times_seen(subject: Subject) -> str | None:
-    epochs = subject.plan.num_epochs
-    if epochs is None or epochs <= 1000:
-        return None
-    things = subject.plan.kind.name
+    with restored_afterwards(trainer):
+        model.train()
+        dead: set[str] = set()
+        for step in range(_MOST_PASSES):
+            model.zero_grad()
+            loss = _probe_loss(subject, batch, step)
+            loss.backward()
+            if not torch.isfinite(loss) or not all(p.grad is None or p.grad.isfinite().all() for _, p in named):
+                return "The loss or a gradient of the untrained model is not finite. Check the data and the model."
+            now = {name for name, parameter in named if parameter.grad is None or not parameter.grad.any()}
+            dead = now if step == 0 else dead & now
+            if not dead:
+                break
+            with torch.no_grad():
+                for _, parameter in named:
+                    if parameter.grad is not None:
+                        parameter -= 1e-3 * parameter.grad / (parameter.grad.norm() + 1e-12)
+    if not dead:
+        return f"{counted(frozen, 'parameter')} of the model {agreeing(frozen, 'is', 'are')} frozen." if frozen else None
+    shown = ", ".join(sorted(dead)[:3]) + (", ..." if len(dead) > 3 else "")
     return (
-        f"Each of the {subject.plan.num_images} {things} will be seen {epochs:,.0f} times: expect the model to repeat them. "
-        "Use fewer updates or more data, or watch for the update at which the held-out loss begins to rise."
+        f"No gradient reaches {len(dead)} of {counted(len(named), 'parameter')}: {shown}. They will keep their initial "
+        "values."
     )
+
+
+def _probe_loss(subject: Subject, batch: Batch, step: int) -> torch.Tensor:
+    run, num_steps, images = subject.run, subject.run.process.num_train_timesteps, batch.data
+    generator = torch.Generator(device=images.device).manual_seed(step)
+    noise = torch.randn(images.shape, generator=generator, device=images.device)
+    timesteps = torch.linspace(0, num_steps - 1, len(images), device=images.device).long()
+    # In float32, as small gradients in half precision would underflow without a loss scale.
+    return run.process.losses(run.model, batch, noise, timesteps).mean()

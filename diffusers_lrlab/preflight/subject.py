@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..training.trainer import Trainer
 
 _MOST = 512  # images or points to check
-_FEW = 64  # images whose files are looked at
+_FEW = 64  # images that are read from files
 
 
 class Stored(NamedTuple):
@@ -49,20 +49,11 @@ class Subject:
         if data.num_images is None:
             return data.held_out[:_MOST] if len(data.held_out) else data.all_in_memory(_MOST)
         if data.in_memory is not None:
-            some = data.in_memory[self.rows]
+            some = data.in_memory[torch.randperm(data.num_images, generator=stream_generator(0, "preflight"))[:_MOST]]
             return some.with_data(data.transform.fixed(some.data))
-        read = [example for row in self.rows.tolist() if (example := self._read(row)) is not None]
+        rows = torch.linspace(0, data.num_images - 1, min(_FEW, data.num_images)).long().tolist()
+        read = [example for row in rows if (example := self._read(row)) is not None]
         return Batch.stack(read) if read else Batch(torch.empty(0, *data.image_shape), data.held_out[:0].conditions)
-
-    @cached_property
-    def rows(self) -> torch.Tensor:
-        """The rows of the sample; none for a stream."""
-        num = self.data.num_images or 0
-        if self.data.in_memory is not None:
-            return torch.randperm(num, generator=stream_generator(0, "preflight"))[:_MOST]
-        # Fewer if they must be decoded: evenly spaced, each with its neighbour, perhaps the next frame of a film.
-        evenly = torch.linspace(0, num - 1, min(_MOST // 8, num)).long()
-        return torch.cat([evenly, evenly + 1]).clamp(max=num - 1).unique()
 
     def _read(self, row: int) -> tuple[torch.Tensor, Conditions] | None:
         """An image with its conditions; `None` if it cannot be decoded, which training reports."""

@@ -10,10 +10,8 @@ from ..core.listing import aligned
 from ..core.progress import Progress
 from ..core.ranges import POSITIVE, Range
 from ..core.signatures import checked
-from ..core.spec import format_spec, merge_spec
 from ..core.words import counted
 from ..schedules.expected import resolve_length, schedule_curves
-from ..schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from ..schedules.resolve import double_decay, resolve_schedule
 from ..schedules.schedule import Schedule
 
@@ -88,22 +86,12 @@ class Preview:
 
 
 @checked
-def preview(
-    spec: str,
-    run: Run,
-    kwargs: dict[str, Any] | None = None,
-    momentum: str | None = None,
-    momentum_kwargs: dict[str, Any] | None = None,
-) -> Preview:
+def preview(spec: str, run: Run, momentum: str | None = None) -> Preview:
     """A schedule over a run; also in diffusers' own script if there are several processes or accumulation."""
-    schedule = resolve_schedule(spec, kwargs, momentum, momentum_kwargs)
+    schedule = resolve_schedule(spec, None, momentum)
     warmup, total = resolve_length(schedule, run.num_warmup_steps, run.num_updates)
     lrs, momenta = schedule_curves(schedule, run.learning_rate, run.beta1, warmup, total)
     curves = Curves(lrs, momenta if schedule.sets_momentum else None)
-    if kwargs:
-        spec = format_spec(*merge_spec(spec, kwargs, SCHEDULERS))
-    if momentum is not None and momentum_kwargs:
-        momentum = format_spec(*merge_spec(momentum, momentum_kwargs, MOMENTUM_SCHEDULERS))
     notes = []
     if schedule.follows_metric:
         notes.append(f"{spec} follows the validation loss: this is its curve if the loss never changes it.")

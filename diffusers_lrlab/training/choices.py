@@ -100,15 +100,6 @@ def resolve_optimizer(config: TrainingConfig) -> dict[str, Any]:
     return flags | {"optimizer": name, "optimizer_kwargs": entry.resolve(kwargs)}
 
 
-def has_chosen_decay(config: ResolvedConfig) -> bool:
-    """Whether the weight decay of a run differs from the default."""
-    entry = OPTIMIZERS[config.optimizer]
-    usual = {parameter.name: parameter.default for parameter in entry.parameters}.get("weight_decay")
-    if "adam" in entry.traits:
-        usual = defaults_of(TrainingConfig)["adam_weight_decay"]
-    return config.optimizer_kwargs.get("weight_decay") != usual
-
-
 def resolve_objective(config: TrainingConfig) -> dict[str, Any]:
     """The objective's name and parameters, some of which have their own options."""
     name, kwargs = merge_spec(config.objective, given_kwargs(config, "objective"), OBJECTIVES)
@@ -145,9 +136,11 @@ def resolved_parameters(config: TrainingConfig, objective: str, kwargs: dict[str
 def resolve_lr_schedule(config: TrainingConfig) -> dict[str, Any]:
     """The schedule with all its parameters and its warm-up, in updates or as a fraction of the run."""
     name, kwargs = merge_spec(config.lr_scheduler, given_kwargs(config, "lr_scheduler"), SCHEDULERS)
-    warmup = config.lr_warmup_steps
-    if warmup is None:
-        warmup = 0 if {"no_warmup", "rises"} & SCHEDULERS[name].traits else 0.05
+    warmup, traits = config.lr_warmup_steps, SCHEDULERS[name].traits
+    if "no_warmup" in traits:
+        warmup = warmup or 0
+    elif warmup is None:
+        warmup = 0 if "rises" in traits else 0.05
     return {
         "lr_scheduler": name,
         "lr_scheduler_kwargs": resolve_kwargs(SCHEDULERS[name], kwargs),

@@ -149,7 +149,9 @@ def _check_timesteps(config: ResolvedConfig, kind: DataKind) -> None:
     even = [name for name, entry in TIMESTEP_SAMPLERS.items() if "uniform" in entry.traits]
     if config.timestep_sampler not in even:
         hint = "both choose the timesteps of an update; --timestep_lr weight does not"
-        raise must_be("--timestep_sampler", config.timestep_sampler, f"one of {', '.join(even)} with banded", hint)
+        raise must_be(
+            "--timestep_sampler", config.timestep_sampler, f"one of {', '.join(even)} with --timestep_lr banded", hint
+        )
 
 
 def check_launch(config: ResolvedConfig) -> None:

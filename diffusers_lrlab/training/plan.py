@@ -11,7 +11,7 @@ import numpy as np
 
 from ..averaging.forms import EMAForm
 from ..averaging.posthoc import snapshot_updates
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
 from ..core.progress import resolve_warmup_updates
 from ..core.words import counted
 from ..data.batch import Conditions
@@ -296,13 +296,10 @@ def _check_data(config: ResolvedConfig, layout: BatchLayout, num_images: int | N
     """Raises a `LabError` if there are too few images for the given options."""
     if num_images is not None:
         layout.check_fits(num_images)
-    if "feedback" in SCHEDULERS[config.lr_scheduler].traits and not num_held_out:
-        raise LabError(
-            f"--lr_scheduler {config.lr_scheduler!r} needs a validation set. At most a fifth of the images is held out, and "
-            "there are fewer than five. Hint: use another --lr_scheduler or more images."
-        )
-    if config.timestep_grad_every and not num_held_out:
-        raise LabError(
-            f"--timestep_grad_every {config.timestep_grad_every} needs held-out images. At most a fifth of the images is "
-            "held out, and there are fewer than five. Hint: leave it out, or use more images."
-        )
+    needing = {"--timestep_grad_every": config.timestep_grad_every}
+    if "feedback" in SCHEDULERS[config.lr_scheduler].traits:
+        needing["--lr_scheduler"] = config.lr_scheduler
+    for name, value in needing.items():
+        if value and not num_held_out:
+            hint = "at most a fifth of the images is held out; leave it out, or use more images"
+            raise must_be(name, value, "left out without a validation set", hint, got="fewer than five images")

@@ -34,53 +34,56 @@ _INDENT = " " * 15  # of further lines
 
 def describe_plan(plan: Plan) -> str:
     config, layout = plan.config, plan.layout
-    last = plan.num_updates - 1
+    last, item = plan.num_updates - 1, singular(plan.kind.name)
     marks = [(share, min(round(share / 100 * plan.num_updates), last)) for share in range(0, 101, 25)]
-    lrs = ", ".join(f"{plan.lrs[update]:.3g} ({share} %)" for share, update in marks)
-    item = singular(plan.kind.name)
+
+    def over_run(values: Any) -> str:
+        return ", ".join(f"{values[update]:.3g} ({share} %)" for share, update in marks)
+
+    num_images = counted(plan.num_images, f"training {item}") if plan.num_images else f"a stream of training {plural(item)}"
+    workers = f", read by {counted(plan.num_workers, 'worker process')}" if plan.num_workers else ""
+    start = "" if plan.start is None else f", from the weights of {plan.start.name_or_path}"
+    start += f" at {plan.start.commit[:8]}" if plan.start is not None and plan.start.commit else ""
+    compiled = ", compiled for training" if launcher_compiles() else ""
+    epochs = f", {counted(plan.num_epochs, 'epoch', '.4g')}" if plan.num_epochs else ""
+    follows = ", then following the validation loss" if plan.follows_metric else ""
+    auto = "auto, found before the run; with the default peak: " if config.finds_learning_rate else ""
+    scaled = (
+        f"; the peak is {plan.learning_rate:.3g}: {config.learning_rate:g} for {BASE_BATCH}, scaled by {config.scale_lr} to "
+    )
+    momentum = f", momentum {over_run(plan.momenta)}" if plan.schedule.sets_momentum else ""
+    often = times(plan.num_validations) if plan.num_validations > 1 else "once, at the end"
+    precision = "" if config.mixed_precision in (None, "no") else config.mixed_precision
+    log = "lrlab/timesteps.parquet, " if config.log_timestep_bins else ""
     lines = {
-        "data": f"{config.dataset_name or config.train_data_dir}: "
-        f"{counted(plan.num_images, f'training {item}') if plan.num_images else f'a stream of training {plural(item)}'}, "
-        f"{plan.num_held_out} held out, {plan.data_shape}" + _workers_in_words(plan),
+        "data": f"{config.dataset_name or config.train_data_dir}: {num_images}, {plan.num_held_out} held out, "
+        f"{plan.data_shape}{workers}",
         "labels": _labels_in_words(plan),
-        "model": f"{describe_model(config, plan.model_config)}, "
-        f"{counted(plan.num_parameters, 'parameter', ',')}"
-        + _start_in_words(plan)
-        + (", compiled for training" if launcher_compiles() else ""),
+        "model": f"{describe_model(config, plan.model_config)}, {counted(plan.num_parameters, 'parameter', ',')}"
+        f"{start}{compiled}",
         "autoencoder": autoencoder_in_words(plan.autoencoder) if plan.autoencoder else "",
         "objective": "; ".join([config.objective, *(f"{name.lower()} {value}" for name, value in plan.process.describe())]),
-        "precision": _precision_in_words(plan),
-        "batch": f"{counted(layout.global_batch, singular(plan.kind.name))} an update = {layout.micro_batch} x "
+        "precision": f"{precision}; --mixed_precision no for float32" if precision else "",
+        "batch": f"{counted(layout.global_batch, item)} an update = {layout.micro_batch} x "
         f"{counted(layout.accumulation, 'micro-batch')} x {counted(layout.num_processes, 'process')}",
-        "length": counted(plan.num_updates, "update")
-        + (f", {counted(plan.num_epochs, 'epoch', '.4g')}" if plan.num_epochs else "")
-        + f", {counted(plan.num_updates * layout.global_batch, singular(plan.kind.name), ',')} seen",
-        "schedule": f"{plan.schedule_spec}, {counted(plan.warmup_updates, 'update')} of warm-up"
-        + (", then following the validation loss" if plan.follows_metric else ""),
-        "learning rate": ("auto, found before the run; with the default peak: " if config.finds_learning_rate else "")
-        + lrs
-        + _scaling_in_words(plan),
+        "length": f"{counted(plan.num_updates, 'update')}{epochs}, "
+        f"{counted(plan.num_updates * layout.global_batch, item, ',')} seen",
+        "schedule": f"{plan.schedule_spec}, {counted(plan.warmup_updates, 'update')} of warm-up{follows}",
+        "learning rate": f"{auto}{over_run(plan.lrs)}"
+        + (f"{scaled}{layout.global_batch}" if config.scale_lr != "none" else ""),
         "width": width_in_words(plan.width, plan.optimizer_kwargs.get("weight_decay", 0.0), _INDENT),
         "timesteps": ", ".join(f"{_TIMESTEP_WORDS[option]} {spec}" for option, spec in describe_choices(vars(config)))
         + _beginning_in_words(plan),
-        "optimizer": shown_spec(config.optimizer, config.optimizer_kwargs)
-        + _per_update_in_words(plan)
-        + _momentum_in_words(plan, marks),
+        "optimizer": shown_spec(config.optimizer, config.optimizer_kwargs) + _per_update_in_words(plan) + momentum,
         "weight decay": _decay_in_words(plan),
-        "validation": _validation_in_words(plan),
+        "validation": f"loss of {counted(plan.num_held_out, f'held-out {item}')}, {often}" if plan.num_validations else "",
         "samples": _samples_in_words(plan),
         "warning": f"\n{_INDENT}".join(_warnings(plan)),
         "output": f"{config.output_dir}/: model_index.json, {component_of(config)}/, scheduler/, README.md, "
-        f"lrlab/metrics.jsonl, {'lrlab/timesteps.parquet, ' if config.log_timestep_bins else ''}lrlab/run.json, "
-        f"lrlab/*.png, checkpoint-N/ every {counted(config.checkpointing_steps, 'update')}",
+        f"lrlab/metrics.jsonl, {log}lrlab/run.json, lrlab/*.png, checkpoint-N/ every "
+        f"{counted(config.checkpointing_steps, 'update')}",
     }
     return "\n".join(f"{name:>13}  {text}" for name, text in lines.items() if text)
-
-
-def _start_in_words(plan: Plan) -> str:
-    if (start := plan.start) is None:
-        return ""
-    return f", from the weights of {start.name_or_path}" + (f" at {start.commit[:8]}" if start.commit else "")
 
 
 def autoencoder_in_words(found: dict[str, Any]) -> str:
@@ -90,31 +93,12 @@ def autoencoder_in_words(found: dict[str, Any]) -> str:
     return f"{found['class_name']} {source}{commit}, weights {found['weights_sha256'][:12]}"
 
 
-def _precision_in_words(plan: Plan) -> str:
-    if plan.config.mixed_precision in (None, "no"):
-        return ""
-    return f"{plan.config.mixed_precision}; --mixed_precision no for float32"
-
-
 def _labels_in_words(plan: Plan) -> str:
     config, classes = plan.config, plan.classes
     if classes is None:
         return ""
     dropped = f", dropped with probability {config.label_dropout:g}" if config.label_dropout else ""
     return f"{config.label_column!r}, {describe_classes(classes.names)}{dropped}"
-
-
-def _workers_in_words(plan: Plan) -> str:
-    if not plan.num_workers:
-        return ""
-    return f", read by {counted(plan.num_workers, 'worker process')}"
-
-
-def _validation_in_words(plan: Plan) -> str:
-    if not plan.num_validations:
-        return ""
-    often = times(plan.num_validations) if plan.num_validations > 1 else "once, at the end"
-    return f"loss of {counted(plan.num_held_out, f'held-out {singular(plan.kind.name)}')}, {often}"
 
 
 def _samples_in_words(plan: Plan) -> str:
@@ -156,16 +140,6 @@ def slow_precision(precision: str | None) -> str | None:
     )
 
 
-def _scaling_in_words(plan: Plan) -> str:
-    config = plan.config
-    if config.scale_lr == "none":
-        return ""
-    return (
-        f"; the peak is {plan.learning_rate:.3g}: {config.learning_rate:g} for {BASE_BATCH}, scaled by "
-        f"{config.scale_lr} to {plan.layout.global_batch}"
-    )
-
-
 def _per_update_in_words(plan: Plan) -> str:
     """The settings that come from parameters in images."""
     given, numbers = plan.config.optimizer_kwargs, plan.optimizer_kwargs
@@ -186,12 +160,6 @@ def _decay_in_words(plan: Plan) -> str:
     images = round(timescale.updates * plan.layout.global_batch)
     epochs = f", {counted(images / plan.num_images, 'epoch', '.3g')}" if plan.num_images else ""
     return f"{words} ({counted(images, singular(plan.kind.name), ',')}{epochs})"
-
-
-def _momentum_in_words(plan: Plan, marks: list[tuple[int, int]]) -> str:
-    if not plan.schedule.sets_momentum:
-        return ""
-    return ", momentum " + ", ".join(f"{plan.momenta[update]:.3g} ({share} %)" for share, update in marks)
 
 
 def _beginning_in_words(plan: Plan) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import subprocess
 import sys
@@ -152,22 +151,13 @@ def test_whoever_stops_reading_gets_no_traceback():
     [
         (["lits"], ["'lits'", "Did you mean 'list'?", "preview"]),
         (["list", "scheduler"], ["'scheduler'", "Did you mean 'schedulers'?", "momentum"]),
-        (["list", "models"], ["'models'", "Known: schedulers"]),
-        (["list", "--json", "--markdown"], ["--markdown", "--json"]),
         (["preview"], ["--lr_scheduler NAME", "lrlab list schedulers"]),
         (["preview", "--lr_schedular", "cosine"], ["'--lr_schedular'", "Did you mean '--lr_scheduler'?"]),
-        (["preview", "--lr_scheduler", "cosin", "--num_training_steps", "9"], ["'cosin'", "Did you mean 'cosine'?"]),
-        (["preview", "--lr_scheduler", "cosine"], ["--num_training_steps", "such as 10000"]),
         (["preview", "--lr_scheduler", "step:gama=1", "--num_training_steps", "9"], ["'gama'", "Did you mean 'gamma'?"]),
         (["preview", "--all"], ["--out"]),
-        (["preview", "--timestep_sampler", "clt"], ["'clt'", "Did you mean 'clts'?"]),
-        (["preview", "--lr_scheduler", "mine", "--num_training_steps", "9"], ["polynomial", "--import FILE_OR_MODULE"]),
-        (["preview", "--timestep_sampler", "clts"], ["'clts'", "num_training_steps"]),
         (["preview", "--timestep_sampler", "uniform", "--lr_scheduler", "cosine"], ["--lr_scheduler", "Leave it out"]),
         (["preview", "--loss_weighting", "min_snr:gamma=0"], ["gamma=0", "(0, inf)"]),
         (["preview", "--loss_weighting", "learned_log_variance"], ["'learned_log_variance'", "follows the losses"]),
-        (["preview", "--timestep_sampler", "uniform", "--ddpm_num_steps", "0"], ["num_train_timesteps=0", "in [1, 1e7]"]),
-        (["preview", "--lr_scheduler", "cosine", "--ddpm_num_steps", "9"], ["--num_train_timesteps", "--timestep_sampler"]),
         (["preview", "--all", "--out", "a.png", "--beta1", "0.9"], ["--beta1", "--all", "Leave it out"]),
         (["extend", "my-run", "--steps", "9"], ["Unknown argument '--steps'", "extend --help"]),
     ],
@@ -183,18 +173,12 @@ LATIN = os.fsdecode(b"photos\xe9")
 # Commands with a name in another encoding, and how the error calls it.
 NOT_UTF8 = {
     "train": (["--output_dir", f"{LATIN}/run"], "--output_dir b'photos\\xe9/run'"),
-    "find-lr": ([f"--train_data_dir={LATIN}"], "--train_data_dir b'photos\\xe9'"),
     "plan": (["--output_dir", LATIN], "an argument b'photos\\xe9'"),
     "extend": ([LATIN, "--max_train_steps", "4"], "RUN=b'photos\\xe9'"),
-    "list": (["--import", f"{LATIN}.py"], "--import b'photos\\xe9.py'"),
     "preview": (["--lr_scheduler", LATIN], "--lr_scheduler b'photos\\xe9'"),
     "audit": (["--out", LATIN, "--", "true"], "--out b'photos\\xe9'"),
-    "data": (["export", "dino", LATIN], "DIR=b'photos\\xe9'"),
     "study": (["run", "quick", "--out", LATIN], "--out b'photos\\xe9'"),
-    "ema": ([LATIN, "--sigma_rel", "0.1"], "RUN=b'photos\\xe9'"),
-    "check": ([LATIN], "DIR=b'photos\\xe9'"),
     "push": (["run", "--repo_id", f"a/{LATIN}"], "--repo_id b'a/photos\\xe9'"),
-    "pull": ([f"a/{LATIN}"], "USER/NAME b'a/photos\\xe9'"),
 }
 
 
@@ -222,35 +206,18 @@ def test_programs_that_are_launched_or_audited_get_names_that_are_not_utf8_as_th
         parse_arguments([f"--config={tmp_path}/options.yaml"], "")
 
 
-def test_what_follows_a_bare_dash_is_not_called_unknown(capsys):
-    assert "unknown" not in refused(capsys, "extend", "my-run", "--", "--steps")
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--num_warmup_steps", "9"], ["Warm-up of 9 updates", "9 updates", "at most 8"]),
-        (["--num_warmup_steps", "-1"], ["-1"]),
-        (["--num_warmup_steps", "inf"], ["inf", "--num_warmup_steps"]),
         (["--num_warmup_steps", "1.5"], ["1.5"]),
         (["--num_training_steps", "0"], ["--num_training_steps 0", "in [1, 1e7]"]),
         (["--num_training_steps", "1e4"], ["must be a whole number, such as 10000, got '1e4'"]),
-        (["--num_training_steps", 10**20], ["in [1, 1e7]"]),
-        (["--num_processes", "0"], ["--num_processes 0"]),
-        (["--gradient_accumulation_steps", "-2"], ["--gradient_accumulation_steps -2"]),
         (["--num_processes", 10**30], ["in [1, 1e5]"]),
-        (["--learning_rate", "0"], ["--learning_rate 0", "1e-4"]),
         (["--learning_rate", "nan"], ["--learning_rate: must be a number, such as 0.001, got 'nan'"]),
-        (["--beta1", "1"], ["--beta1 1:", "(0, 1)"]),
         (["--out", "nowhere/a.png"], ["'nowhere'", "does not exist"]),
         (["--out", "a.gif"], ["'a.gif'", ".png"]),
-        (["--lr_scheduler_kwargs", "{x"], ["--lr_scheduler_kwargs", "JSON"]),
-        (["--lr_scheduler_kwargs", '{"num_cycle": 1}'], ["'num_cycle'", "Did you mean 'num_cycles'?"]),
-        (["--lr_scheduler", "rex", "--lr_scheduler_kwargs", "{}"], ["--lr_scheduler_kwargs", "spec strings"]),
-        (["--momentum_scheduler_kwargs", "{}"], ["--momentum_scheduler_kwargs", "--momentum_scheduler."]),
-        (["--momentum_scheduler", "demo"], ["'demo'", "Did you mean 'demon'?"]),
         (["--lr_scheduler", "one_cycle", "--momentum_scheduler", "demon"], ["'one_cycle'", "'demon'", "one of them"]),
-        (["--lr_scheduler", "constant", "--num_warmup_steps", "2"], ["'constant'", "'constant_with_warmup'"]),
     ],
     ids=lambda value: " ".join(map(str, value)),
 )
@@ -298,10 +265,10 @@ def test_list_shows_all_kinds_without_one():
         assert len([line for line in shown if line.endswith(f"({flag})")]) == flags.count(flag)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", LISTED)
-def test_list_as_json_has_everything(kind):
-    shown = json.loads(lrlab("list", kind, "--json"))
+def test_list_as_json_has_everything(capsys):
+    kind = "schedulers"
+    assert main(["list", kind, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
     assert list(shown) == [kind]
     assert [entry["name"] for entry in shown[kind]] == list(REGISTRIES[kind])
     for entry in shown[kind]:
@@ -321,21 +288,3 @@ def test_list_as_markdown_is_the_registries_tables():
     assert lrlab("list", "momentum", "--markdown") == f"{MOMENTUM_SCHEDULERS.table()}\n"
     # The source of one entry is a dash that ASCII lacks.
     assert "| ? |" in lrlab("list", "momentum", "--markdown", encoding="ascii")
-
-
-def test_a_terminal_gets_lines_that_fit():
-    def in_terminal(*arguments):
-        ours, theirs = pty.openpty()
-        env = {**os.environ, "COLUMNS": "70", "PYTHONIOENCODING": "utf-8"}
-        with subprocess.Popen([*COMMAND, *arguments], stdout=theirs, stdin=theirs, env=env):
-            os.close(theirs)
-            shown = b""
-            try:
-                while part := os.read(ours, 65536):
-                    shown += part
-            except OSError:  # how Linux says that nobody writes any more
-                pass
-        os.close(ours)
-        return shown.decode().replace("\r\n", "\n")
-
-    assert max(map(len, in_terminal("list", "optimizers").splitlines())) <= 70

@@ -29,8 +29,6 @@ NEEDS = {
     "lrlab audit -- true": None,
     f"-m diffusers_lrlab.launch {SCRIPTS / 'own_script.py'} --lr_scheduler rex": None,
     f"-c '{GET}get_scheduler(\"rex\", o, 1, 10)'": None,
-    f"-c '{GET}get_scheduler(\"reduce_lr_on_plateau\", o, 0, 10)'": None,
-    f"-c '{GET}get_momentum_scheduler(\"demon\", o, num_training_steps=10)'": None,
     "-c 'import diffusers_lrlab as d; d.get_timestep_sampler(\"clts\", 1000, 10).sample(4, 0)'": None,
     '-c \'import diffusers_lrlab as d; [getattr(d, name) for name in ("MLPDenoiser", "PointDDPMPipeline")]\'': None,
     "lrlab preview --lr_scheduler rex --num_training_steps 10 --out curve.png": "plots",
@@ -47,8 +45,6 @@ NEEDS = {
     "lrlab find-lr --lr_scheduler cosin": "train",
     "lrlab completion bash": "train",
     "-m diffusers_lrlab.train --lr_scheduler cosin": "train",
-    "train_ddpm.py --lr_scheduler cosin": "train",
-    "find_lr.py --lr_scheduler cosin": "train",
     "-c 'from diffusers_lrlab import train'": "train",
     "-c 'from diffusers_lrlab import find_lr'": "train",
     "-c 'from diffusers_lrlab import TrainingConfig'": "train",
@@ -58,7 +54,6 @@ NEEDS = {
     "run_study.py cosin --out study": "study",
     "-c 'from diffusers_lrlab import run_study'": "study",
     "-c 'from diffusers_lrlab import read_study'": "study",
-    "-c 'from diffusers_lrlab.study.spec.reading import load_spec'": "study",
 }
 
 

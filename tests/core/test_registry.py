@@ -103,13 +103,9 @@ def test_resolve_fills_in_defaults_and_converts(registry):
     ("kwargs", "message"),
     [
         ({"shade": 0}, "shade=0 of 'red': must be a number in (0, 1], got 0. Hint: how dark."),
-        ({"shade": True}, "shade=True of 'red': must be a number in"),
-        ({"coats": 1.5}, "coats=1.5 of 'red': must be a whole number in [1, inf)"),
         ({"coats": 10**400}, "coats=(a number of about 400 digits) of 'red': must be a whole number"),
         ({"kind": "wax"}, "kind='wax' of 'red': must be one of 'oil', 'water'"),
-        ({"dry": 1}, "dry=1 of 'red': must be True or False"),
         ({"mixture": [0.5, 2]}, "mixture=[0.5, 2] of 'red': must be a list of numbers in [0, 1]"),
-        ({"layers": [1]}, "layers=[1] of 'red': must be a list of texts"),
         ({"shine": 0.5, "gloss": 0.1}, "shine=0.5 and gloss=0.1, two names of the same parameter"),
         ({"shda": 1}, "does not take 'shda': it takes shade, coats, kind, dry, mixture, layers, shine, gloss. Did you mean"),
     ],

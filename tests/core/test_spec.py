@@ -24,19 +24,13 @@ JOIN_PARTS = ["constant", "rex:d=0.9"]
     [
         ("cosine", ("cosine", {})),
         ("step:step_size=100,gamma=0.5", ("step", {"step_size": 100, "gamma": 0.5})),
-        ("exponential:gamma=1e-3", ("exponential", {"gamma": 1e-3})),
         ("rex:d=.5", ("rex", {"d": 0.5})),
-        ("range:low=+.25,high=1.", ("range", {"low": 0.25, "high": 1.0})),
-        ("multistep:milestones=[.5|.75]", ("multistep", {"milestones": [0.5, 0.75]})),
-        ("reduce_lr_on_plateau:mode=max", ("reduce_lr_on_plateau", {"mode": "max"})),
         ("wsd:decay_type=1-sqrt", ("wsd", {"decay_type": "1-sqrt"})),
         ("greedy:smooth=true", ("greedy", {"smooth": True})),
         ('piecewise_constant:{"step_rules": "1:5,0.1"}', ("piecewise_constant", {"step_rules": "1:5,0.1"})),
         ("multistep:milestones=[10|0.5]", ("multistep", {"milestones": [10, 0.5]})),
         ("multistep:milestones=[10, 20],gamma=0.5", ("multistep", {"milestones": [10, 20], "gamma": 0.5})),
-        ("multistep:milestones=[7]", ("multistep", {"milestones": [7]})),
         ("multistep:milestones=[]", ("multistep", {"milestones": []})),
-        ("multistep:milestones=[ 1 | 2 ]", ("multistep", {"milestones": [1, 2]})),
         (
             "join:schedules=[constant|rex:d=0.9],boundaries=[5]",
             ("join", {"schedules": JOIN_PARTS, "boundaries": [5]}),
@@ -45,7 +39,6 @@ JOIN_PARTS = ["constant", "rex:d=0.9"]
             "join:schedules=[rex:d=0.9,min_lr_ratio=0.1|step]",
             ("join", {"schedules": ["rex:d=0.9,min_lr_ratio=0.1", "step"]}),
         ),
-        ('join:schedules=["constant", "rex:d=0.9"]', ("join", {"schedules": JOIN_PARTS})),
         (
             "join:schedules=[join:schedules=[constant|rex:d=0.9],boundaries=[5]|cosine]",
             ("join", {"schedules": ["join:schedules=[constant|rex:d=0.9],boundaries=[5]", "cosine"]}),
@@ -60,24 +53,14 @@ def test_forms(text, expected):
     ("text", "position", "problem"),
     [
         ("", 0, "no name"),
-        (":a=1", 0, "no name"),
         ("step size:gamma=1", 4, "unexpected character"),
-        ("step,gamma=1", 4, "unexpected character"),
         ("step:", 5, "key=value is missing"),
-        ("step:gamma", 10, "key=value is missing"),
         ("step:gamma=0.5,", 15, "key=value is missing"),
-        ("step:,gamma=0.5", 5, "key=value is missing"),
         ("step:gamma=", 11, "has no value"),
-        ("step:gamma=,step_size=1", 11, "has no value"),
         ("step:gamma=1,gamma=2", 13, "given twice"),
-        ("step:=5", 5, "key=value is missing"),
         ("join:schedules=[a|b", 15, "this bracket is never closed"),
-        ("join:schedules=[a|[b],boundaries=[5]", 15, "this bracket is never closed"),
         ("join:schedules=[a|b]],x=1", 20, "this bracket was never opened"),
-        ("join:schedules=a]", 16, "this bracket was never opened"),
         ("join:schedules=[a|b]boundaries=[5]x", 20, "a comma is missing after the bracket"),
-        ("join:schedules=[a|b]boundaries=[5]", 20, "a comma is missing after the bracket"),
-        ("join:scales=[1],schedules=[a|b]=5", 31, "a comma is missing after the bracket"),
     ],
 )
 def test_syntax_errors_point_at_the_character(text, position, problem):
@@ -88,25 +71,14 @@ def test_syntax_errors_point_at_the_character(text, position, problem):
     assert marker == "  " + " " * position + "^"
 
 
-@pytest.mark.parametrize("text", ["join:schedules=[a|[b]x]", "multistep:milestones=[[]1]"])
-def test_errors_inside_of_a_list_show_the_whole_text(text):
-    with pytest.raises(LabError, match="bracket") as caught:
-        parse_spec(text)
-    assert str(caught.value).splitlines()[-2] == f"  {text}"
-
-
 @cases(
     "kwargs",
     [
         {},
         {"gamma": 0.5, "step_size": 10},
-        {"mode": "max"},
         {"decay_type": "1-sqrt"},
         {"step_rules": "1:5,0.1"},
         {"word": "true"},
-        {"word": "5"},
-        {"eps": 1e-8},
-        {"milestones": [1, 0.5]},
         {"schedules": JOIN_PARTS, "boundaries": [0.5], "smooth": False},
     ],
 )
@@ -156,7 +128,7 @@ def test_any_text_is_read_or_refused_in_words(text):
             assert 2 <= marker.index("^") <= len(shown)
 
 
-@cases("text", ["{", "{'gamma': 1}", "[1]", "5", '{"gamma": }'])
+@cases("text", ["{", "[1]"])
 def test_bad_json_says_how_to_write_it(text):
     with pytest.raises(LabError, match=r"--lr_scheduler_kwargs .*\{\"gamma\": 0.5\}"):
         parse_json_kwargs(text, "--lr_scheduler_kwargs")
@@ -179,26 +151,15 @@ def test_a_parameter_in_the_spec_and_beside_it_is_refused():
     ("spec", "message"),
     [
         ("cosin", "Unknown learning-rate schedule 'cosin'. Did you mean 'cosine'? Known: adaptive, constant,"),
-        ("WSD", "Did you mean 'wsd'?"),
-        ("warmup_stable", "Did you mean 'warmup_stable_decay'?"),
         ("step:step=3", "'step' does not take 'step': it takes step_size, gamma, min_lr, min_lr_ratio, warmup_type"),
-        ("cosine:num_cycle=2", "Did you mean 'num_cycles'?"),
-        ("constant:min_lr=0.1", "'constant' does not take 'min_lr': it takes no arguments."),
         ("step:gamma=1.5", "gamma=1.5 of 'step': must be a number in (0, 1], got 1.5. Hint: factor at each drop."),
-        ("step:step_size=true", "step_size=True of 'step': must be a whole number in [1, inf)"),
         ("polynomial:lr_end=1.0", "The floor 1 of 'polynomial' is above its peak, 0.001. Lower one or raise the other."),
-        ("linear:f_max=0.1,f_min=0.2", "The floor 0.0002 of 'linear' is above its peak, 0.0001."),
         ("wsd:num_decay_steps=21", "0 updates of warm-up, -1 at the peak and 21 of cool-down: that is not 20"),
-        ("wsd:num_decay_steps=11,num_stable_steps=10", "10 at the peak and 11 of cool-down: that is not 20"),
-        ("wsd:num_stable_steps=21", "21 at the peak and -1 of cool-down: that is not 20"),
-        ("trapezoid:num_decay_steps=30", "30 of cool-down: that is not 20"),
         ("wsd:num_decay_steps=1.5", "num_decay_steps 1.5 is neither a whole number of updates"),
         ("one_cycle:base_momentum=0.95,max_momentum=0.85", "base_momentum=0.95 above max_momentum=0.85. Swap them."),
         ("one_cycle:three_phase=true,pct_start=0.7", "three_phase rises for 14 of 20 updates. Use less than half"),
         ("edm2_inverse_sqrt:reference_images=1000", "without images_per_update. Add images_per_update=N"),
         ("multistep:milestones=[2.5]", "A milestone 2.5 is neither a whole number of updates"),
-        ("multistep:milestones=[0.5|0]", "milestones=[0.5, 0] of 'multistep': must be a list of numbers in (0, inf)"),
-        ("multistep:milestones=5", "milestones=5 of 'multistep': must be a list of numbers"),
         ('piecewise_constant:{"step_rules": "1:x,0.1"}', "step_rules='1:x,0.1': must be MULTIPLIER:UPDATE"),
         (
             'piecewise_constant:{"step_rules": "2:5,0.1"}',
@@ -209,12 +170,6 @@ def test_a_parameter_in_the_spec_and_beside_it_is_refused():
 def test_wrong_requests_name_the_value_and_the_remedy(spec, message):
     with pytest.raises(LabError, match=re.escape(message)):
         lr_curve(spec, BASE, 0, 20)
-
-
-@pytest.mark.parametrize("name", [None, 5, ["cosine"]])
-def test_a_name_that_is_no_text_is_an_error_in_words(name):
-    with pytest.raises(LabError, match="schedule"):
-        get_scheduler(name, Row("cosine", {}).optimizer(), 0, 10)
 
 
 @pytest.mark.parametrize("spec", ["reduce_lr_on_plateau:min_lr=1", "greedy:min_lr=1", "greedy:max_lr=1e-6"])
@@ -246,7 +201,7 @@ def build(name, warmup, total, lr=BASE):
 
 
 @cases("name", takes_warmup)
-@cases("warmup", [10, 11, -1, 2.5, float("nan")])
+@cases("warmup", [10, -1, 2.5, float("nan"), True, "3"])
 def test_a_warm_up_that_does_not_fit_is_an_error(name, warmup):
     with pytest.raises(LabError, match=r"(?i)warm-?up"):
         build(name, warmup, 10)
@@ -269,13 +224,7 @@ def test_the_length_of_the_run_is_needed_unless_nothing_depends_on_it(name):
             build(name, 0, None)
 
 
-@cases("warmup", [float("inf"), True, None, "3"])
-def test_a_warm_up_that_is_no_count_is_an_error_in_words(warmup):
-    with pytest.raises(LabError, match=r"(?i)warm-?up"):
-        build("cosine", warmup, 10)
-
-
-@cases("total", [0, -3, 10.5, float("nan"), float("inf"), True, "10"])
+@cases("total", [0, -3, 10.5, float("nan"), True, "10"])
 def test_a_length_that_is_no_count_is_an_error_in_words(total):
     with pytest.raises(LabError, match="num_training_steps|updates"):
         build("cosine", 0, total)

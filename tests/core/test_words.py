@@ -28,12 +28,9 @@ NO_COUNTS = (
     ("number", "noun", "text"),
     [
         (1, "update", "1 update"),
-        (0, "update", "0 updates"),
         (2, "process", "2 processes"),
-        (1, "process", "1 process"),
         (2, "micro-batch", "2 micro-batches"),
         (2, "entry", "2 entries"),
-        (1, "data set", "1 data set"),
         (0.5, "epoch", "0.5 epochs"),
         (2, "branch", "2 branches"),
     ],

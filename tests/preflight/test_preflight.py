@@ -11,15 +11,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from diffusers.training_utils import EMAModel
-from helpers import image_folder, load_data_once
+from helpers import load_data_once
 from PIL import Image
 from trainer_states import assert_same, state_of
 
 from diffusers_lrlab import TrainingConfig
-from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.finder.result import deciding
 from diffusers_lrlab.preflight.run import CHECKS, run_checks
-from diffusers_lrlab.preflight.subject import Subject
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
@@ -77,27 +75,18 @@ DESERVED = {
         *(
             (
                 lambda path, bits=bits: with_images(path, lambda n: noise(n) * (2**bits // 256), mode="I;16"),
-                f"seem to use {bits} of their 16 bits: the largest value in 36 images is {255 * 2 ** (bits - 8):,} of",
+                f"seem to use {bits} of their 16 bits: the largest value found is {255 * 2 ** (bits - 8):,} of",
             )
-            for bits in (8, 10, 12, 14)
+            for bits in (8, 12)
         ),
-        (lambda path: with_images(path, lambda n: noise(n) % 2), "they use the first 2 of 256 levels"),
-        (lambda path: with_images(path, lambda n: 128 + noise(n) // 2), "half of [-1, 1]"),
-        (lambda path: with_images(path, lambda n: 120 + noise(n) % 4), "have little contrast"),
+        (lambda path: with_images(path, lambda n: noise(n) % 2), "values from -1 to -0.992"),
+        (lambda path: with_images(path, lambda n: 128 + noise(n) // 2), "values from 0.00392 to 1"),
+        (lambda path: with_images(path, lambda n: 120 + noise(n) % 4), "with a standard deviation of 0.0"),
         (
             lambda path: with_images(path, lambda n: np.stack([noise(n), noise(n + 99), 0 * noise(n)], -1), mode="RGB"),
             "Channel 2 of the images is nearly constant",
         ),
-    ],
-    "constant_images": [
         (lambda path: with_images(path, lambda n: 6 * n if n % 4 == 0 else noise(n)), "a single colour"),
-    ],
-    "near_duplicates": [
-        (lambda path: with_images(path, lambda n: noise(n % 20)), "are nearly the same as another"),
-        (
-            lambda path: with_images(path, lambda n: np.minimum(noise(n % 20) + n // 20, 255)),
-            "are nearly the same as another",
-        ),
     ],
     "image_sizes": [
         (lambda path: with_images(path, noise) | {"resolution": 16}, "smaller than --resolution 16 (down to 8)"),
@@ -133,17 +122,6 @@ DESERVED = {
         ({"learning_rate": 1e-7}, "1/1e+03 of the usual one"),
         ({"optimizer": "sgd", "learning_rate": 1e-4}, "the usual one for sgd"),
     ],
-    "weight_decay": [
-        (
-            {"max_train_steps": 300, "learning_rate": 1e-4, "adam_weight_decay": 0.01},
-            "At the learning rate 0.0001 and weight decay 0.01, weights are forgotten over 1,000,000 updates, in a run of "
-            "300: the decay does nothing. Use tau=1.92e+04 of --optimizer, the images of the run, or a weight decay of 0.",
-        ),
-        ({"optimizer": "adamw:tau=1e8"}, "weights are forgotten over 1,562,000 updates"),
-        ({"max_train_steps": 2000, "adam_weight_decay": 100}, "they remember only its last updates"),
-        ({"optimizer": "muon:weight_decay=0.001"}, "in a run of 200: the decay does nothing"),
-    ],
-    "times_seen": [({"max_train_steps": 30_000}, "will be seen 1,246 times")],
 }
 CASES = [(name, case) for name, cases in DESERVED.items() for case in cases]
 
@@ -154,36 +132,7 @@ def test_a_check_fires(tmp_path, name, case):
     trainer = make_trainer(tmp_path, **(options(tmp_path) if callable(options) else options))
     found = run_checks(trainer)
     assert part in found[name]
-    assert found.keys() <= {name, "terminal_snr", "constant_images", "value_range"}
-
-
-def test_duplicates_of_a_large_set_are_found(tmp_path):
-    """A sample of it seldom holds both."""
-    trainer = make_trainer(tmp_path)
-    images = torch.rand(4000, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    for repeats, fires in ((2, True), (1, False)):
-        trainer.run.data.in_memory = Batch(images.repeat(repeats, 1, 1, 1))
-        assert ("near_duplicates" in run_checks(trainer)) == fires
-
-
-def test_of_what_must_be_decoded_neighbours_are_compared(tmp_path):
-    """Pictures of a film are alike, and one in a hundred is not like the other ones in a hundred."""
-    trainer = make_trainer(tmp_path)
-    trainer.run.data.in_memory, trainer.run.data.train = None, range(5000)
-    rows = Subject(trainer).rows
-    assert 100 < len(rows) <= 128
-    assert rows.max() < 5000
-    assert (rows.diff() == 1).sum() >= 60
-
-
-@pytest.mark.parametrize(("num_different", "fires"), [(30, True), (590, False)])
-def test_equal_points_are_counted_exactly(tmp_path, num_different, fires):
-    trainer = make_trainer(tmp_path, dataset_name="moons", ddpm_num_steps=1000)
-    angles = torch.linspace(0, 6, num_different)  # so near to each other that rounded products find equal ones
-    different = torch.stack([angles.cos(), angles.sin()], 1)
-    trainer.run.data.in_memory = Batch(different[torch.arange(600) % num_different])
-    told = run_checks(trainer).get("near_duplicates", "")
-    assert told.startswith("600 of the 600 points") == fires
+    assert found.keys() <= {name, "terminal_snr", "value_range"}
 
 
 GOOD = {
@@ -194,8 +143,6 @@ GOOD = {
     "moons": {"dataset_name": "moons"},
     "dino": {"dataset_name": "dino", "max_train_steps": 10_000},
     "a minute's run": {"max_train_steps": 60},
-    "decay over the run": {"adam_weight_decay": 1.0},
-    "digits by Muon, whose default decay does nothing here": {"optimizer": "muon"},
     "half-lives": {"optimizer": "adamw:beta2_half_life=6e4,tau=12800", "ema": "half_life:images=1000"},
     "EMA of the study": {"ema": "warmup_power:power=0.66,update_every=10,start_update=100", "max_train_steps": 10_000},
 }
@@ -216,24 +163,8 @@ def test_all_are_silent_on_good_images(tmp_path):
     assert run_checks(make_trainer(tmp_path, **with_images(tmp_path, noise))) == {}
 
 
-def test_a_folder_of_flat_images_deserves_several(tmp_path):
-    folder = image_folder(tmp_path / "flat", 40)
-    options = {"train_data_dir": str(folder), "resolution": 4, "image_channels": 1, "train_batch_size": 4}
-    trainer = make_trainer(tmp_path, **options, num_validation_images=0, cache_dir=str(tmp_path / "cache"))
-    assert "a single colour" in run_checks(trainer)["constant_images"]
-
-
 def test_every_check_was_made_to_fire():
-    assert set(CHECKS) == {*DESERVED, "timesteps", "model_and_scheduler", "dead_parameters"}
-
-
-def test_timesteps_outside_the_process(tmp_path, monkeypatch):
-    trainer = make_trainer(tmp_path)
-    sampler = trainer.run.objective.sampler
-    monkeypatch.setattr(sampler, "sample", lambda size, update, generator: torch.arange(size) + 1)
-    assert "from 1 to 1000 at update 0; it must draw int64 timesteps from 0 to 999" in run_checks(trainer)["timesteps"]
-    monkeypatch.setattr(sampler, "sample", lambda size, update, generator: torch.rand(size))
-    assert "torch.float32" in run_checks(trainer)["timesteps"]
+    assert set(CHECKS) == {*DESERVED, "model_and_scheduler", "dead_parameters"}
 
 
 def test_a_model_from_a_pipeline_that_was_trained_otherwise(tmp_path):
@@ -321,7 +252,7 @@ def test_the_remedy_for_unused_bits(tmp_path, stream):
 
 def test_streams_are_checked_by_what_is_held_out(tmp_path):
     options = with_images(tmp_path, lambda n: noise(n) % 2) | {"streaming": True, "num_validation_images": 12}
-    assert "nearly black" in run_checks(make_trainer(tmp_path, **options))["value_range"]
+    assert "values from -1 to -0.992" in run_checks(make_trainer(tmp_path, **options))["value_range"]
 
 
 @pytest.mark.parametrize("power", [0.75, 2 / 3, 3.0])

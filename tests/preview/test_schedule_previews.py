@@ -44,8 +44,7 @@ def test_json_has_the_promised_curves(warmup):
 
 def test_json_with_arguments_and_momentum():
     shown = previewed(
-        *("--lr_scheduler", "constant_with_warmup", "--lr_scheduler_kwargs", '{"warmup_type": "cosine"}'),
-        *("--momentum_scheduler", "mdlrc", "--momentum_scheduler_kwargs", '{"min_momentum": 0.2}'),
+        *("--lr_scheduler", "constant_with_warmup:warmup_type=cosine", "--momentum_scheduler", "mdlrc:min_momentum=0.2"),
         *("--num_training_steps", 40, "--num_warmup_steps", 10, "--beta1", 0.9),
     )
     (schedule,) = shown["schedules"]

@@ -84,7 +84,7 @@ REFUSED = [
     ({"datasets": {"a": {"dataset_nam": "dino"}}}, "'dataset_nam' in the data set 'a'. Did you mean 'dataset_name'?"),
     (with_base(output_dir="x"), "base has output_dir, which a study sets itself. Leave it out"),
     (with_base(train_batch_size="many"), "In the arm 'constant' on 'dino': --train_batch_size"),
-    (with_base(learning_rate=-1), "In the arm 'constant' on 'dino': --learning_rate -1.0: must be"),
+    (with_base(learning_rate=-1), "In the arm 'constant' on 'dino': learning_rate=-1.0: must be"),
     (with_arm(lr_scheduler=None), "lr_scheduler: None"),
     (with_arm(lr_scheduler="cosin"), "In the arm 'a' on 'dino'"),
     (with_arm(lr_scheduler="step:gamma=2"), "gamma=2"),

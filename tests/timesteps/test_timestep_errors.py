@@ -119,7 +119,7 @@ def test_what_is_contradictory_but_possible_is_only_a_warning(monkeypatch, tmp_p
 def test_gradients_need_held_out_images_that_are_there(tmp_path):
     folder = image_folder(tmp_path / "images", count=4)
     config = small_config(folder, num_validation_images=2, timestep_grad_every=5, max_train_steps=9)
-    with pytest.raises(LabError, match="--timestep_grad_every 5 needs held-out images"):
+    with pytest.raises(LabError, match="--timestep_grad_every 5: must be left out without"):
         make_plan(config, load_data_once(config), None)
 
 

@@ -287,7 +287,7 @@ def test_plateau_on_too_few_images_to_hold_any_out(call, tmp_path):
     outcome = call(
         "--lr_scheduler=reduce_lr_on_plateau", f"--train_data_dir={folder}", *arguments, f"--output_dir={tmp_path / 'run'}"
     )
-    assert_told(outcome, "'reduce_lr_on_plateau'", "needs a validation set", "fewer than five", "more images")
+    assert_told(outcome, "'reduce_lr_on_plateau'", "without a validation set", "fewer than five", "more images")
 
 
 FOUR_LEVELS = {

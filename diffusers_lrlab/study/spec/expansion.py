@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import LabError, did_you_mean
+from ...core.errors import LabError, arguments_named, did_you_mean
 from ...core.options import names_where, options_of
 from ...data.latents import image_set_of, latents_folder
 from ...data.options import EMBEDDED_DATASETS
@@ -169,6 +169,7 @@ def located(options: dict[str, Any], folder: str) -> dict[str, Any]:
     return located
 
 
+@arguments_named()
 def _resolve(options: dict[str, Any], where: str, spec: StudySpec) -> ResolvedConfig:
     asked = parse_options({**options, "log_timestep_bins": 0, "output_dir": "run"}, where)
     config = resolve_config(asked)
