@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from diffusers_lrlab.finder.on_trainer import restored_afterwards
+
 from ..core.words import agreeing, counted
 from ..data.batch import Batch
 from ..finder.result import read_saved_result
-from ..finder.snapshot import restored_afterwards
 from ..objective.process import make_process
 from ..optimizers.entries import OPTIMIZERS
 from ..training.choices import resolved_parameters

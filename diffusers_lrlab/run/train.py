@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import Interrupted, arguments_named, continued_by, is_first_process, printable, system_errors_explained, warn
+from ..core.errors import (
+    Interrupted,
+    arguments_named,
+    continued_by,
+    is_first_process,
+    printable,
+    system_errors_explained,
+    warn,
+)
 from ..core.processes import interrupts_raised
 from ..core.registered import registered_code_located
 from ..core.signatures import checked

@@ -8,6 +8,7 @@ import pytest
 import torch
 from continued_runs import SMALL, new_run
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers_lrlab.study.checks import check_plans
 from helpers import load_data_once
 from made_up_studies import made_up_study
 from runs import read_record
@@ -21,8 +22,7 @@ from diffusers_lrlab import (
     get_timestep_sampler,
     register_loss_weighting,
 )
-from diffusers_lrlab.study.checks import check_plans
-from diffusers_lrlab.study.report.limitations import limitations
+from diffusers_lrlab.study.report.sentences import limitations
 from diffusers_lrlab.study.runs.context import StudyContext
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand

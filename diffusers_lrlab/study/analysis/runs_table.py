@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
+from diffusers_lrlab.core.manifest import damage_named
+
 from ...core.files import atomic_file
-from ...core.held import damage_named
 from ..runs.results import RunResult, finite
 from .speedups import has_end
 

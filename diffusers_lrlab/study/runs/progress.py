@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 from tqdm.auto import tqdm
 
+from diffusers_lrlab.core.processes import interrupts_raised
+
 from ...core.environment import is_watched
 from ...core.errors import Interrupted, continued_by
-from ...core.signals import interrupts_raised
 from ..spec.spec import RunSpec
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from ...training.resolve import resolve_config
 from ...training.resolve_timesteps import check_timesteps
 from ..kind_settings import check_metrics, default_metrics, num_compared_samples, settings_of
 from ..shown_command import PRESETS_FOLDER
-from .spec import ARM_NOTES, Cell, PRESETS, RunSpec, StudySpec, Tuning, extended
+from .spec import ARM_NOTES, PRESETS, Cell, RunSpec, StudySpec, Tuning, extended
 
 
 def expand(spec: StudySpec, chosen: dict[Cell, float] | None = None) -> list[RunSpec]:

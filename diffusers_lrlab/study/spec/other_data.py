@@ -11,7 +11,6 @@ from ...data.sources import local_folder
 from ...evaluation.metrics import METRICS
 from ...training.arguments import parse_options
 from ...training.config import ResolvedConfig
-from ...training.kinds import kind_of
 from ...training.resolve import resolve_config
 from ..kind_settings import data_lacking
 from ..shown_command import PRESETS_FOLDER
