@@ -8,7 +8,6 @@ import pytest
 import torch
 from continued_runs import SMALL, new_run
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
-from diffusers_lrlab.study.checks import check_plans
 from helpers import load_data_once
 from made_up_studies import made_up_study
 from runs import read_record
@@ -23,6 +22,7 @@ from diffusers_lrlab import (
     register_loss_weighting,
 )
 from diffusers_lrlab.study.report.sentences import limitations
+from diffusers_lrlab.study.run import warnings_before
 from diffusers_lrlab.study.runs.context import StudyContext
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
@@ -305,7 +305,7 @@ def test_a_study_warns_before_its_runs(tmp_path):
     }
     base = {key: value for key, value in BASE.items() if key != "model_config_name_or_path"}
     spec = load_spec({**SPEC, "base": base, "arms": arms, "baseline": "uniform", "datasets": ["dino"]})
-    (warning,) = check_plans(expand(spec), StudyContext(StudyFolder(tmp_path / "study"), quiet=True))
+    (warning,) = warnings_before(spec, expand(spec), StudyContext(StudyFolder(tmp_path / "study"), quiet=True))
     assert warning.startswith("In the arm 'learned' on 'dino': 'infonoise' keeps the density uniform")
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from accelerate.utils import patch_environment
 
-from ...core import worker_process
+from ...core import processes
 from ...core.environment import asked_threads, available_cores
 from ...core.errors import Interrupted, LabError, is_out_of_memory
 from ...core.plugins import load_plugins
@@ -153,7 +153,7 @@ def visible_gpus() -> list[str]:
 
 
 def _begin_process() -> None:
-    worker_process.begin()
+    processes.begin()
     signal.signal(signal.SIGTERM, stop)  # between jobs, which handle it themselves
 
 
