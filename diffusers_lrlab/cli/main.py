@@ -104,7 +104,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if options.command in REST:
         options.rest = unknown
     elif unknown:
-        flags = [f"--{name}" for name in vars(options) if name != "command"]
+        flags = parser._subparsers._group_actions[0].choices[options.command]._option_string_actions
         hint = did_you_mean(unknown[0].split("=")[0], flags)
         if not hint and options.command == "study" and options.action == "run" and unknown[0].startswith("--"):
             hint = " Seeds, metrics, arms and options of `lrlab train` are keys of the study file, not flags."

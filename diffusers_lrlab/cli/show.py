@@ -29,7 +29,7 @@ LISTED = {
     "ema_forms": ("averaging.forms", "EMA_FORMS", "--ema"),
     "denoisers": ("models.registry", "DENOISERS", "--denoiser"),
     "images": ("data.image_sets", "IMAGE_DATASETS", "--dataset_name"),
-    "datasets": ("data.toy2d_entries", "TOY_DATASETS", "--dataset_name"),
+    "datasets": ("data.toy2d", "TOY_DATASETS", "--dataset_name"),
 }
 
 

@@ -23,7 +23,7 @@ class _Once(argparse._StoreAction):
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
         if (first := getattr(namespace, self.dest)) is not None:
-            parser.error(f"{option_string} {values}: must be given once, got {first} before. Hint: leave one out.")
+            parser.error(f"{option_string} {values}: must be given once, got {first} before. Hint: leave one out")
         super().__call__(parser, namespace, values, option_string)
 
 

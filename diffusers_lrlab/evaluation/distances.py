@@ -34,7 +34,7 @@ def as_points(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.nda
             wanted = "coordinates that float32 can hold"
             raise must_be(f"point {row}", points[row].tolist(), wanted, "leave it out", of=f"the {name} set")
     if sets[0].shape[1] != sets[1].shape[1]:
-        raise LabError(f"The sets have {sets[0].shape[1]} and {sets[1].shape[1]} dimensions; these must be equal.")
+        raise LabError(f"The sets have different dimensions: {sets[0].shape[1]} and {sets[1].shape[1]}.")
     return sets[0], sets[1]
 
 

@@ -106,7 +106,7 @@ def test_pushes_what_a_user_needs_and_nothing_else(pushed):
     }
     # The rest exists, or leaving it out would be no achievement.
     left = " ".join(paths_below(folder) - set(repo.files))
-    for name in ("checkpoint-2/", "optimizer", "random_states", ".npy", "logs/"):
+    for name in ("checkpoint-2/", "state.pt", ".npy", "logs/"):
         assert name in left
     for path in set(repo.files) - {".gitattributes", "README.md", "manifest.json"}:
         assert repo.files[path] == (folder / path).read_bytes(), path

@@ -142,7 +142,7 @@ REFUSED = [
     ({"seeds": [0.5]}, "seeds=[0.5]: must be"),
     ({"evaluation_points": 0}, "evaluation_points=0: must be a whole number in [1, 1e9]"),
     ({"datasets": {"mine": {"train_data_dir": "nowhere"}}}, "'nowhere' does not exist"),
-    (with_base(model_config_name_or_path="study.yaml"), "study.yaml' cannot be read"),
+    (with_base(model_config_name_or_path="study.yaml"), "study.yaml'. Hint: it cannot be read"),
     ({"arms": {"a": {"learning_rates": [1e-3, 1e-2]}}, "tune": {}}, "tune takes either learning_rates or factors"),
 ]  # fmt: skip
 
@@ -185,7 +185,7 @@ OPTIONS = [
     ("--executor=stakced", "no executor 'stakced'"),
     ("--workers=2", "--workers 2 has no effect without --executor pool or ray"),
     ("--executor=pool --workers=0", "--workers 0: must be a whole number in [1, "),
-    ("--executor=pool --address=auto", "--address auto"), ("--precision=fp8", "no precision 'fp8'"),
+    ("--precision=fp8", "no precision 'fp8'"),
     ("--stack_size=0", "--stack_size 0: must be a whole number"), ("--executer=local", "Did you mean '--executor'?"),
     ("--seeds 5", "Unknown argument '--seeds'"), ("another.yaml", "Unknown argument 'another.yaml'. See lrlab study --help"),
 ]  # fmt: skip
@@ -241,10 +241,10 @@ def test_folders_that_are_something_else(capsys, tmp_path):
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "runs").write_text("")
     for out, parts, *more in (
-        ("out", ["got one with other files (thesis.tex)", "new or empty"]),
-        ("out", ["got one with other files (thesis.tex)", "new or empty"], "--dry_run"),
+        ("out", ["got one with thesis.tex and no readable spec.yaml", "new or empty"]),
+        ("out", ["got one with thesis.tex and no readable spec.yaml", "new or empty"], "--dry_run"),
         ("file", ["got a file", "give another folder"]),
-        ("odd", ["got one with other files (runs)", "give another folder"]),
+        ("odd", ["got one with runs and no readable spec.yaml", "give another folder"]),
     ):
         assert main(["study", "run", str(tmp_path / "study.yaml"), f"--out={tmp_path / out}", *more]) == 2
         error = capsys.readouterr().err

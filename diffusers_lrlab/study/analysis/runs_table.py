@@ -62,7 +62,7 @@ def runs_as_table(results: Iterable[RunResult], notes: dict[str, Any]) -> pa.Tab
 
 def read_runs(folder: Path) -> tuple[list[RunResult], dict[str, Any]]:
     """Runs and notes of the table that `write_runs` wrote; raises a `LabError` for any other file."""
-    with damage_named(folder, "study"):
+    with damage_named(folder):
         table = read_table(folder)
         about = json.loads(table.schema.metadata[_KEY])
         return [_result(row, about["metrics"]) for row in table.to_pylist()], about["notes"]
@@ -70,7 +70,7 @@ def read_runs(folder: Path) -> tuple[list[RunResult], dict[str, Any]]:
 
 def read_table(folder: Path) -> pa.Table:
     """The table that `write_runs` wrote; raises a `LabError` for any other file."""
-    with damage_named(folder, "study"):
+    with damage_named(folder):
         table = parquet.read_table(folder / RUNS_TABLE)
         if _KEY not in table.schema.metadata:
             raise KeyError(f"{RUNS_TABLE} is not the table of a study's runs")

@@ -12,6 +12,7 @@ from test_timesteps_hook import SCRIPTS, run, timesteps
 
 from diffusers_lrlab import get_loss_weighting, get_timestep_sampler
 from diffusers_lrlab.core.streams import stream_generator
+from diffusers_lrlab.diagnostics.timestep_log import TimestepLog
 from diffusers_lrlab.diffusers_plugin.hooks.log import LogHook
 from diffusers_lrlab.diffusers_plugin.hooks.losses import LossFeedback
 
@@ -116,7 +117,7 @@ def test_two_processes_share_statistics_and_one_batch(tmp_path):
     ("min_count", "expect", "said"),
     [
         (12, 0, "density of the timesteps has not begun: it waits for its warm-up"),
-        (99, 2, "must be able to begin in 4 updates of 16 images, but 4 parts with 99 losses each take 396 images"),
+        (99, 2, "must be able to begin in 4 updates of 16 images, but it needs 4 parts with 99 losses each: 396 images"),
     ],
     ids=["warned", "refused"],
 )
@@ -200,7 +201,7 @@ def test_a_log_of_other_images_or_without_a_folder_is_refused_once():
     hook._at_timesteps(1)
     assert said == ["--log_timesteps: it has no --output_dir for the log; give it one, or remove the option"]
     hook = LogHook(SimpleNamespace(run=run), losses)
-    hook._sums = object()
+    hook.log = TimestepLog(10, 1000)
     for _ in range(2):
         losses.on_losses[-1](torch.zeros(4), torch.zeros(2))
     assert said[1:] == ["--log_timesteps: it computes a loss of 2 images after drawing 4 timesteps"]
