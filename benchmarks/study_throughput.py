@@ -22,7 +22,6 @@ from types import SimpleNamespace
 
 import torch
 from common import make_parser, parse
-from matmul_paths import multiply
 from template import plain_updates
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy2d import RECIPE, make_point_trainer
@@ -145,6 +144,12 @@ def products_alone(stacks, threads, repeats=3):
         threads.map(lambda some: [call() for call in some], calls)
         times.append(1e3 * (time.perf_counter() - start) / sum(len(stack.members) for stack in stacks.stacks))
     return statistics.median(times)
+
+
+def multiply(kind, first, second, out):
+    """One of the three products of a linear layer, x W^T, g^T x and g W, as stacks compute it."""
+    left = first.transpose(1, 2) if kind == "weight_gradient" else first
+    torch.bmm(left, second.transpose(1, 2) if kind == "forward" else second, out=out)
 
 
 def products_of(stack):
