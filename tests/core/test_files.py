@@ -21,6 +21,7 @@ from diffusers_lrlab.core.files import (
     is_locked,
     locked,
     new_folder,
+    number_in,
     remove,
     remove_leftovers,
     write_text,
@@ -198,3 +199,8 @@ def test_random_states_survive_json():
     draws()
     restore_random_states(states)
     assert draws() == expected
+
+
+def test_only_plain_digits_are_a_number_in_a_name():
+    names = ("checkpoint-20", "checkpoint-²", "checkpoint-٣", "checkpoint-2.png", "other-20")
+    assert [number_in(name, "checkpoint-") for name in names] == [20, None, None, None, None]

@@ -168,22 +168,6 @@ def test_a_run_with_a_metric_that_is_not_finite_goes_on(unverified):
         contents_of(folder, "user/run")
 
 
-def test_a_file_whose_name_only_looks_like_a_number(run, tmp_path):
-    folder = shutil.copytree(run, tmp_path / "run")
-    for name in (
-        "lrlab/samples/x².png",
-        "lrlab/samples/update-²².npy",
-        "checkpoint-²/trainer.json",
-        "checkpoint-٣/trainer.json",
-    ):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("{}")
-    assert [path.name for path in RunFolder(folder).checkpoints()] == ["checkpoint-5", "checkpoint-10"]
-    assert not read_all(folder)
-    extended = extend(folder, 12)
-    assert [path.name for path in (extended / "lrlab").glob("samples/*")] == []
-
-
 def test_an_index_of_a_pipeline_of_another_form(unverified):
     folder, _ = unverified
     (folder / "model_index.json").write_text("[]")
