@@ -66,8 +66,6 @@ class FinderResult:
             f"{counted(num, 'test')} from {settings.start_lr:.3g} to {settings.end_lr:.3g} in "
             f"{counted(settings.num_updates, 'update')}{beyond}, {self.seconds:.1f} s{start}"
         ]
-        if probe := self.about.get("probe"):
-            lines.append(f"Probe: {probe}.")
         for name, suggestion in self.suggestions.items():
             interval = "" if suggestion.interval is None else " ({:.2g} to {:.2g})".format(*suggestion.interval)
             rate = "none" if suggestion.lr is None else f"{suggestion.lr:.2g}{interval}"
