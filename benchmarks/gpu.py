@@ -293,7 +293,7 @@ def make_stack(members):
     from diffusers_lrlab.study.stacked.stack import Stack
 
     torch.backends.cuda.matmul.allow_tf32 = False  # as studies compute if not asked otherwise
-    return Stack(members, DEVICE, batches_steps=True)
+    return Stack(members, DEVICE, fuse=False)
 
 
 def stacks(options, _roof):

@@ -93,14 +93,14 @@ class CountedOperators(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def make_small_stack(study, size, num_updates, batches_steps=False):
+def make_small_stack(study, size, num_updates, fuse=None):
     """Tiny networks of five schedules on one data set with one seed."""
     runs, members = make_runs(num_updates, ["line"], 1), []
     for place in range(size):
         plan, data = study.plan(runs[place % len(runs)])
         plan = dataclasses.replace(plan, model_config={**plan.model_config, **SMALL}, layout=BatchLayout(4))
         members.append(Member(plan, data, study.device))
-    return Stack(members, study.device, batches_steps)
+    return Stack(members, study.device, fuse)
 
 
 def host_costs(study, rounds, updates):
@@ -112,7 +112,7 @@ def host_costs(study, rounds, updates):
     for size in SMALL_SIZES:
         length = (rounds + 1) * updates + 10
         stacks["here", size] = make_small_stack(study, size, length)
-        stacks["with batched steps", size] = make_small_stack(study, size, length, batches_steps=True)
+        stacks["with batched steps", size] = make_small_stack(study, size, length, fuse=False)
     loops, times, operators = {key: stack.updates() for key, stack in stacks.items()}, {key: [] for key in stacks}, {}
     for key, loop in loops.items():
         next(loop), next(loop)

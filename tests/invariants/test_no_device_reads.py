@@ -101,7 +101,7 @@ def test_an_update_of_a_stack_reads_nothing(tmp_path, monkeypatch):
         data = load_data_once(config)
         sizes = {"dimension": 2, "hidden_size": 8, "num_layers": 1, "embedding_size": 4}
         members.append(Member(make_plan(config, data, sizes), data, torch.device("cpu")))
-    updates, counts = Stack(members, torch.device("cpu"), batches_steps=True).updates(), []
+    updates, counts = Stack(members, torch.device("cpu"), fuse=False).updates(), []
     for _ in range(8):
         watched = Watched()
         with monkeypatch.context() as patch, watched:

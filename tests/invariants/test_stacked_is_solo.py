@@ -431,7 +431,7 @@ def test_batched_steps_are_those_of_the_optimizers(tmp_path):
     """As on a GPU; none reads back from the device, see `test_no_device_reads.py`."""
     with precision(torch.float64):
         members = [Member(*plan_of(options), CPU) for options in BATCHED.values()]
-        stack = Stack(members, CPU, batches_steps=True)
+        stack = Stack(members, CPU, fuse=False)
         assert {optimizer.own.stop - optimizer.own.start for optimizer in stack.optimizers} == {6, 1}
         for _ in stack.updates():
             pass

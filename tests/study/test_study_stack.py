@@ -336,7 +336,7 @@ def test_more_members_launch_nothing_more():
         members = [
             make_member(learning_rate=lr, optimizer=name, distance_samples=20) for lr in rates for name in ("adamw", "sgd")
         ]
-        stack = Stack(members, CPU, batches_steps=True)
+        stack = Stack(members, CPU, fuse=False)
         train(stack, 2)
         steps = draw_together([(member, spec_of(index)) for index, member in enumerate(members)], {})
         next(steps)

@@ -20,13 +20,13 @@ class Stack:
     """
     Runs side by side.
 
-    Members have one architecture, batch size and objective; all that are not done are at the same update. Optimizers take
-    their steps one after the other; on a GPU, by default, those of [`BatchedOptimizer`] do so together.
+    Members have one architecture, batch size and objective; all that are not done are at the same update. AdamW and SGD are
+    stepped as one [`BatchedOptimizer`], with `fuse` by default on a CPU; other optimizers take their own steps.
     """
 
-    def __init__(self, members: list[Member], device: torch.device, batches_steps: bool | None = None):
+    def __init__(self, members: list[Member], device: torch.device, fuse: bool | None = None):
         self.device = device
-        self.batches_steps = device.type == "cuda" if batches_steps is None else batches_steps
+        self._fuse = device.type == "cpu" if fuse is None else fuse
         self.update = next((member.run.update for member in members if not member.is_done), members[0].run.update)
         self.sums = torch.zeros(3, len(members), device=device)
         self._draws_of = draws_of(members, device)
@@ -69,9 +69,9 @@ class Stack:
                 parameter.data, parameter.grad = values, None
         self.rates = rates_of(members)
         self._rates_on_device = self.rates.to(self.device)
-        self.optimizers = [*batched_optimizers(members, self.weights)] if self.batches_steps else []
+        self.optimizers = [*batched_optimizers(members, self.weights, self._fuse)]
         self.averages = StackedAverages(members, self.weights, self.rates)
-        self._stepping = [index for index, member in enumerate(members) if not (self.optimizers and batched_kind(member))]
+        self._stepping = [index for index, member in enumerate(members) if not batched_kind(member)]
         self._reacting = [index for index, member in enumerate(members) if member.run.feedback]
         self._observing = [index for index, member in enumerate(members) if member.run.objective.follows_losses]
         norms = [member.run.config.max_grad_norm or math.inf for member in members]

@@ -1,4 +1,4 @@
-"""Steps of a stack at the rates of each member: batched AdamW and SGD for GPUs, and averages."""
+"""Steps of a stack at the rates of each member: AdamW, SGD, and averages."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -41,10 +41,11 @@ class BatchedOptimizer:
     AdamW or SGD of adjacent members, whose states become views of common tensors.
 
     An operation serves all members, with rates and settings `(members,)` on the device: a GPU computes the steps of each in
-    less time than it takes to launch them. `weights` are those of the whole stack, and `own` selects those of the members.
+    less time than it takes to launch them. With `fuse`, on a CPU, AdamW takes them one after the other by torch's kernel,
+    which reads and writes every number once. `weights` are those of the whole stack, and `own` selects those of the members.
     """
 
-    def __init__(self, members: list[Member], own: slice, weights: Sequence[torch.Tensor]):
+    def __init__(self, members: list[Member], own: slice, weights: Sequence[torch.Tensor], fuse: bool):
         optimizers = [member.run.optimizer for member in members[own]]
         groups = [optimizer.param_groups[0] for optimizer in optimizers]
         self.own, self._weights, self._group = own, [values[own] for values in weights], groups[0]
@@ -64,15 +65,29 @@ class BatchedOptimizer:
                 state.update({name: values[index][member] for name, values in zip(names, self._state, strict=True)})
                 if self._is_adam:
                     state["step"] = self._counts[member]
+        self._fused = []
+        for member in range(len(groups)) if fuse and self._is_adam else ():
+            views = [own_parameters(values, member) for values in (self._weights, *self._state)]
+            self._fused.append((*views, [self._counts[member]] * len(weights), groups[member]))
 
     @torch.no_grad()
     def step(self, gradients: Sequence[torch.Tensor], rates: torch.Tensor) -> None:
         """A step at the rates of an update, a row of [`rates_of`] on the device."""
         self._counts += 1
         lr, momentum = rates[LR, self.own], rates[MOMENTUM, self.own]
+        if self._fused:
+            self._step_fused([gradient[self.own] for gradient in gradients], lr.tolist(), momentum.tolist())
+            return
         for index, (weight, gradient) in enumerate(zip(self._weights, gradients, strict=True)):
             state = [values[index] for values in self._state]
             (self._adamw if self._is_adam else self._sgd)(weight, gradient[self.own], state, lr, momentum)
+
+    def _step_fused(self, gradients: list[Tensor], lrs: list[float], beta1s: list[float]) -> None:
+        for member, (weights, means, squares, steps, group) in enumerate(self._fused):
+            settings = {"lr": lrs[member], "beta1": beta1s[member], "beta2": group["betas"][1]}
+            settings |= {name: group[name] for name in ("weight_decay", "eps")}
+            own = own_parameters(gradients, member)
+            torch._fused_adamw_(weights, own, means, squares, [], steps, **settings, amsgrad=False, maximize=False)
 
     def _adamw(self, weight: Tensor, gradient: Tensor, state: list[Tensor], lr: Tensor, beta1: Tensor) -> None:
         mean, square = state
@@ -92,13 +107,13 @@ class BatchedOptimizer:
         weight.addcmul_(change, per_member(-lr, weight))
 
 
-def batched_optimizers(members: list[Member], weights: Sequence[torch.Tensor]) -> Iterator[BatchedOptimizer]:
+def batched_optimizers(members: list[Member], weights: Sequence[torch.Tensor], fuse: bool) -> Iterator[BatchedOptimizer]:
     """The [`BatchedOptimizer`]s of members that are sorted by [`batched_kind`]."""
     start = 0
     for kind, some in itertools.groupby(members, batched_kind):
         end = start + len(list(some))
         if kind:
-            yield BatchedOptimizer(members, slice(start, end), weights)
+            yield BatchedOptimizer(members, slice(start, end), weights, fuse)
         start = end
 
 
