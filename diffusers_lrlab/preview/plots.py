@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.plotting import BLUE, COLORS, DARK, GREY, ORANGE, new_figure, plain_axes, save_figure
+from ..core.spec import format_spec
 from ..core.words import counted
 from ..schedules.registries import SCHEDULERS
 from .schedules import Curves, Preview, Run, preview
@@ -121,7 +122,7 @@ def example_curves(name: str) -> tuple[Curves, np.ndarray | None]:
         return Curves(feedback_lrs(name, kwargs, losses) / _RUN.learning_rate, None), losses
     # Some have their own rise.
     warmup = 0 if SCHEDULERS[name].traits & {"no_warmup", "rises"} else _RUN.num_warmup_steps
-    curves = preview(name, dataclasses.replace(_RUN, num_warmup_steps=warmup), kwargs).curves
+    curves = preview(format_spec(name, kwargs), dataclasses.replace(_RUN, num_warmup_steps=warmup)).curves
     return Curves(curves.lr / _RUN.learning_rate, curves.beta1), None
 
 
