@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.plotting import BLUE, COLORS, DARK, GREY, ORANGE, new_figure, plain_axes, save_figure
+from ..core.spec import format_spec
 from ..core.words import counted
 from ..schedules.registries import SCHEDULERS
 from .schedules import Curves, Preview, Run, preview
@@ -108,7 +109,7 @@ def plot_gallery(path: Path) -> None:
 def _draw_panel(axes: Axes, name: str) -> None:
     # Some have their own rise.
     warmup = 0 if SCHEDULERS[name].traits & {"no_warmup", "rises"} else _RUN.num_warmup_steps
-    curves = preview(name, dataclasses.replace(_RUN, num_warmup_steps=warmup), _EXAMPLES.get(name, {})).curves
+    curves = preview(format_spec(name, _EXAMPLES.get(name, {})), dataclasses.replace(_RUN, num_warmup_steps=warmup)).curves
     scales = curves.lr / _RUN.learning_rate
     top, color = max(1.0, scales.max()), DARK if "host" in SCHEDULERS[name].traits else BLUE
     axes.fill_between(np.arange(_RUN.num_updates), scales, color=color, alpha=0.1, linewidth=0)

@@ -296,7 +296,7 @@ def _check_data(config: ResolvedConfig, layout: BatchLayout, num_images: int | N
     """Raises a `LabError` if there are too few images for the given options."""
     if num_images is not None:
         layout.check_fits(num_images)
-    needing = {"--timestep_grad_every": config.timestep_grad_every}
+    needing: dict[str, Any] = {"--timestep_grad_every": config.timestep_grad_every}
     if "feedback" in SCHEDULERS[config.lr_scheduler].traits:
         needing["--lr_scheduler"] = config.lr_scheduler
     for name, value in needing.items():

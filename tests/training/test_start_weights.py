@@ -245,7 +245,7 @@ def test_a_start_on_the_hub_is_recorded_by_its_commit_which_its_options_have(mod
     assert repeated_options(tmp_path / "first")["pretrained_model_name_or_path"] == f"somebody/unet@{commit}"
     # The branch has moved on: without the revision, that is another run.
     starts = [record["train"]["started_from"]["sha256"]]
-    for folder, *more in (("again", f"--revision={commit}"), ("moved",)):
+    for folder, *more in (("again", f"--pretrained_model_name_or_path=somebody/unet@{commit}"), ("moved",)):
         status, _, stderr = started.run(runs.SCRIPT, *call(tmp_path / folder, *first[-2:], *more), env=hub.env)
         assert status == 0, stderr
         starts.append(runs.read_record(tmp_path / folder)["train"]["started_from"]["sha256"])

@@ -183,12 +183,11 @@ def _resolve(options: dict[str, Any], where: str, spec: StudySpec) -> ResolvedCo
     # The precision is not a launcher's, and the number of samples does not depend on the length of a run.
     samples = config.distance_samples
     if samples is None and not settings_of(config).compares_held_out:
-        samples = kind_of(config).measured_samples(sys.maxsize, config.num_validation_images, None)
-    # Registering a metric without naming it changes nothing.
-    named = (*spec.metrics, *((spec.tune.metric,) if spec.tune else ()))
-    are_needed = any(name in METRICS and "samples" in METRICS[name].needs for name in named)
-    if options.get("distance_samples") is None and image_set_of(config) is None and not are_needed and samples is not None:
-        samples = 0
+        # Registering a metric without naming it changes nothing.
+        named = (*spec.metrics, *((spec.tune.metric,) if spec.tune else ()))
+        are_needed = any(name in METRICS and "samples" in METRICS[name].needs for name in named)
+        in_full = kind_of(config).measured_samples(sys.maxsize, config.num_validation_images, None)
+        samples = in_full if are_needed or image_set_of(config) is not None else 0
     own: dict[str, Any] = {
         "mixed_precision": config.mixed_precision or "no",
         "validation_steps": points,
