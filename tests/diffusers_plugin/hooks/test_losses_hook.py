@@ -117,7 +117,11 @@ def test_two_processes_share_statistics_and_one_batch(tmp_path):
     ("min_count", "expect", "said"),
     [
         (12, 0, "density of the timesteps has not begun: it waits for its warm-up"),
-        (99, 2, "must be able to begin in 4 updates of 16 images, but it needs 4 parts with 99 losses each under the density"),
+        (
+            99,
+            2,
+            "must be able to begin in 4 updates of 16 images, but it needs 4 parts with 99 losses each under the density",
+        ),
     ],
     ids=["warned", "refused"],
 )
