@@ -7,7 +7,7 @@ from pathlib import Path
 from ..core.errors import LabError, did_you_mean
 from ..core.extras import require_extra
 from ..study.runs.precision import PRECISIONS
-from ..study.shown_command import names_in, shown_command, shown_names, shown_path
+from ..study.shown_command import finished_report, names_in, shown_command, shown_names, shown_path
 from .output import announce_loading, say
 
 _HOW = ("executor", "stack_size", "workers", "precision")
@@ -88,6 +88,12 @@ def run(options: argparse.Namespace, program: str) -> None:
     require_extra("study", "A study")
     if options.out is None and not options.dry_run:
         raise LabError("--out DIR is missing. Give a new folder, or the folder of the study to continue.")
+    # Before torch is imported.
+    if not options.dry_run:
+        command = _shown(options, program, options.precision)
+        if page := finished_report(options.what, options.out.expanduser(), command):
+            say(f"This study is finished. Its report: {page}")
+            return
     from ..study.spec.reading import load_spec
 
     spec, names = load_spec(options.what), names_in(options.dataset_name)

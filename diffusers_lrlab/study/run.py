@@ -11,6 +11,7 @@ import torch
 
 from ..core.environment import allowed_threads
 from ..core.errors import LabError, warn
+from ..core.plugins import loaded_plugins, plugin_packages
 from ..core.registered import registered_code_located
 from ..core.signatures import checked
 from ..core.words import agreeing, counted
@@ -25,7 +26,7 @@ from .runs.context import StudyContext
 from .runs.precision import products_in
 from .runs.progress import stops_explained
 from .runs.results import StudyFolder
-from .shown_command import names_in, shown_command, shown_names
+from .shown_command import names_in, preset_sum, shown_command, shown_names
 from .spec.expansion import expand, expand_tuning
 from .spec.other_data import with_datasets
 from .spec.reading import load_spec
@@ -76,6 +77,8 @@ def run_study(
         Interrupted: after SIGINT or SIGTERM, with everything saved.
     """
     names, out = names_in(dataset_name), Path(out).expanduser()
+    # Neither other data nor plug-ins change the results of a preset.
+    preset = None if names or loaded_plugins() or plugin_packages() else preset_sum(spec)
     if command is None:
         what = spec if isinstance(spec, (str, Path)) else "spec.yaml"  # which `out` will have
         given = {"dataset_name": shown_names(names), "executor": executor, "stack_size": stack_size, "workers": workers}
@@ -90,10 +93,18 @@ def run_study(
     folder.check_is_study(spec.name)
     check_executor(executor, stack_size, workers)
     use_all_cores()
-    return _run(spec, StudyContext(folder, stack_size, quiet, spec.precision), executor, workers, command)
+    study = StudyContext(folder, stack_size, quiet, spec.precision)
+    return _run(spec, study, executor, workers, command, preset)
 
 
-def _run(spec: StudySpec, study: StudyContext, executor: str | None, num_workers: int | None, command: str) -> Path:
+def _run(
+    spec: StudySpec,
+    study: StudyContext,
+    executor: str | None,
+    num_workers: int | None,
+    command: str,
+    preset: str | None,
+) -> Path:
     folder, known = study.folder, [*expand_tuning(spec), *expand(spec)]
     for warning in warnings_before(spec, folder.missing(known), study):
         warn(warning)
@@ -102,7 +113,7 @@ def _run(spec: StudySpec, study: StudyContext, executor: str | None, num_workers
     with folder.locked(), stops_explained(folder.path), products_in(spec.precision, study.device):
         folder.check_is_study(spec.name)  # again: another command may have used the folder meanwhile
         folder.reopen()
-        folder.write_spec(spec, command)
+        folder.write_spec(spec, command, preset)
         with open_workers(executor, num_workers, study) as workers:
             tuning = _tune(spec, study, executor, workers)
             runs = expand(spec, chosen_rates(spec, folder.results(tuning)))

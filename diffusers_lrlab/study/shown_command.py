@@ -1,14 +1,18 @@
 """The command of a study as its report and card show it, and the data sets and presets that it names."""
 
+import hashlib
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from .. import __version__
 from ..core.errors import must_be
 from ..core.files import expanded
+from ..core.manifest import verify
 
 PRESETS = "(presets)"  # stored as the folder of presets of the package
 PRESETS_FOLDER = Path(__file__).parent / "spec" / "presets"
@@ -59,3 +63,22 @@ def names_in(dataset_names: str | Sequence[str] | None) -> list[str]:
 def shown_names(names: Sequence[str]) -> str | None:
     """Data sets in a published command, without local folders; `None` for none."""
     return ",".join(map(shown_path, names)) or None
+
+
+def preset_sum(what: object) -> str | None:
+    """SHA-256 of a preset's text and of the package version, which decide all its results; `None` for other studies."""
+    if not isinstance(what, str) or what not in preset_names():
+        return None
+    text = (PRESETS_FOLDER / f"{what}.yaml").read_bytes()
+    return hashlib.sha256(__version__.encode() + b"\n" + text).hexdigest()
+
+
+def finished_report(what: str, out: Path, command: str) -> Path | None:
+    """The page of a preset's study that this command finished before, if its files are unchanged; otherwise `None`."""
+    with suppress(OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+        saved, found = yaml.safe_load((out / "spec.yaml").read_text(encoding="utf-8")), verify(out)
+        is_same = saved["command"] == command and saved["preset"] == preset_sum(what) is not None
+        page = out / "report" / "index.html"
+        if is_same and not found.damaged and not found.note and page.relative_to(out).as_posix() in found.sums:
+            return page
+    return None

@@ -108,12 +108,14 @@ class StudyFolder:
             "give the same --dataset_name, or another --out", got=now,
         )  # fmt: skip
 
-    def write_spec(self, spec: StudySpec, command: str) -> None:
-        """Writes `spec.yaml`."""
+    def write_spec(self, spec: StudySpec, command: str, preset: str | None = None) -> None:
+        """Writes `spec.yaml`; `preset` is the sum by which [`finished_report`] recognises the study of a preset."""
         saved = json.loads(json.dumps(spec.to_dict()))
         if spec.folder != PRESETS:  # relative: both can be moved together, and no local path is published
             saved["folder"] = os.path.relpath(spec.folder, self.path.resolve())
-        write_text(self.path / "spec.yaml", yaml.safe_dump({"command": command, "spec": saved}, sort_keys=False))
+        write_text(
+            self.path / "spec.yaml", yaml.safe_dump({"command": command, "preset": preset, "spec": saved}, sort_keys=False)
+        )
 
     def read_spec(self) -> tuple[dict[str, Any], str]:
         """The specification of the last command, as data, and the command itself."""

@@ -39,7 +39,7 @@ def load_spec(source: str | Path | dict[str, Any] | StudySpec) -> StudySpec:
         hint = did_you_mean(source, [*preset_names(), *map(str, path.parent.glob("*.y*ml"))])
         raise LabError(f"There is no study {source!r}.{hint} Give a YAML file or a preset: {', '.join(preset_names())}.")
     options = read_yaml(str(path), "the study")
-    if {*options} - {"source"} == {"command", "spec"}:  # the `spec.yaml` of a study
+    if {*options} - {"source", "preset"} == {"command", "spec"}:  # the `spec.yaml` of a study
         return spec_from_dict(options["spec"], path.parent)
     return read_spec(options, path.stem, path.parent)
 
