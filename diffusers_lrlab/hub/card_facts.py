@@ -55,6 +55,7 @@ def facts_of(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
         *recorded_process(config).describe(),
         ("Steps of sampling", config["num_inference_steps"]),
         *((_LABELS.get(option, option), f"`{spec}`") for option, spec in describe_choices(config)),
+        *_beginning(config, train),
         ("Optimizer", f"`{shown_spec(config['optimizer'], config['optimizer_kwargs'])}`"),
         ("Seed", config["seed"]),
         ("Training time", f"{train['training_seconds']:.0f} s, without validation and sampling"),
@@ -63,6 +64,15 @@ def facts_of(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
         ("Versions", ", ".join(f"{name} {version}" for name, version in meta["versions"].items())),
         *([("Commit", commit + (" with local changes" if meta["git_dirty"] else ""))] if commit else []),
     ]
+
+
+def _beginning(config: dict[str, Any], train: dict[str, Any]) -> list[tuple[str, str]]:
+    """From which update on the timesteps had their own density, if that waits for losses."""
+    if "timestep_density_began" not in train:  # of another sampler, or an older version
+        return []
+    began, before = train["timestep_density_began"], config["timestep_sampler_kwargs"]["before"]
+    text = f"never: all updates had `{before}`" if began is None else f"update {began:,}; `{before}` until then"
+    return [("Its own density began at", text)]
 
 
 def _label_facts(config: dict[str, Any], train: dict[str, Any]) -> list[tuple[str, Any]]:

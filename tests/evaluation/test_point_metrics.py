@@ -61,7 +61,7 @@ def test_sets_that_are_no_points_are_told(metric, which, change, part):
 
 @cases("metric", EVERY)
 def test_sets_are_of_one_dimension_and_of_any_kind_of_numbers(metric):
-    with pytest.raises(ValueError, match="3 and 2 dimensions"):
+    with pytest.raises(ValueError, match="different dimensions: 3 and 2"):
         metric(normal(0, 20, 3), normal(1, 20, 2))
     first, second = (np.round(4 * normal(seed, 30)) for seed in (0, 1))
     copies = first.copy(), second.copy()

@@ -33,10 +33,7 @@ def with_datasets(spec: StudySpec, names: Sequence[str]) -> StudySpec:
     datasets = {
         short: {"dataset_name": _as_in_file(name, spec.folder)} for short, name in by_short_names(names, _FLAG).items()
     }
-    configs = [
-        resolve_config(parse_options({"dataset_name": name, "output_dir": "run"}, _FLAG), find_columns=True)
-        for name in names
-    ]
+    configs = [resolve_config(parse_options({"dataset_name": name, "output_dir": "run"}, _FLAG)) for name in names]
     return dataclasses.replace(_measured(spec, configs), datasets=read_datasets(datasets))
 
 
