@@ -10,7 +10,7 @@ from diffusers_lrlab import LabError
 from diffusers_lrlab.data import image_loading
 from diffusers_lrlab.data.batches import iterate_batches
 from diffusers_lrlab.models.dit import NULL_LABEL, DiT
-from diffusers_lrlab.preflight.model_checks import dead_parameters
+from diffusers_lrlab.preflight.setting_checks import dead_parameters
 from diffusers_lrlab.preflight.subject import Subject
 from diffusers_lrlab.run.train import run_training
 from diffusers_lrlab.training.config import TrainingConfig

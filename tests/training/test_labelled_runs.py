@@ -22,7 +22,7 @@ from diffusers_lrlab.evaluation.point_metrics import _training_set_loss
 from diffusers_lrlab.evaluation.subject import Evaluation
 from diffusers_lrlab.finder.find import find_lr_of
 from diffusers_lrlab.finder.range_test import FinderConfig
-from diffusers_lrlab.preflight.model_checks import dead_parameters
+from diffusers_lrlab.preflight.setting_checks import dead_parameters
 from diffusers_lrlab.preflight.subject import Subject
 from diffusers_lrlab.study.stacked.stacks import not_stackable
 from diffusers_lrlab.training.plan import make_plan
