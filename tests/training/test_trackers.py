@@ -13,7 +13,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from diffusers_lrlab import LabError, TrainingConfig, train
 from diffusers_lrlab.cli.main import main
-from diffusers_lrlab.training import resolve
+from diffusers_lrlab.training import combinations
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.trackers import log_images, scalars_of, start_trackers, tracker_ids
 
@@ -163,7 +163,7 @@ def services(monkeypatch):
     for name in ("wandb", "trackio", "mlflow"):
         service = type(name, (Service,), {"name": name, "tracker": None})
         monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, name, service)
-    monkeypatch.setattr(resolve, "tracker_packages", lambda logger: [])
+    monkeypatch.setattr(combinations, "tracker_packages", lambda logger: [])
     return starts
 
 
