@@ -104,8 +104,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if options.command in REST:
         options.rest = unknown
     elif unknown:
-        flags = parser._subparsers._group_actions[0].choices[options.command]._option_string_actions
-        hint = did_you_mean(unknown[0].split("=")[0], flags)
+        (commands,) = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+        hint = did_you_mean(unknown[0].split("=")[0], commands[options.command]._option_string_actions)
         if not hint and options.command == "study" and options.action == "run" and unknown[0].startswith("--"):
             hint = " Seeds, metrics, arms and options of `lrlab train` are keys of the study file, not flags."
         raise LabError(f"Unknown argument {shortened(unknown[0])}.{hint} See lrlab {options.command} --help.")
