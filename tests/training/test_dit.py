@@ -9,7 +9,7 @@ from helpers import config, load_data_once
 from diffusers_lrlab import LabError
 from diffusers_lrlab.data import loading
 from diffusers_lrlab.data.batches import iterate_batches
-from diffusers_lrlab.models.networks import DiT, NULL_LABEL
+from diffusers_lrlab.models.networks import NULL_LABEL, DiT
 from diffusers_lrlab.preflight.setting_checks import dead_parameters
 from diffusers_lrlab.preflight.subject import Subject
 from diffusers_lrlab.run.train import run_training
