@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from ..core.errors import LabError, must_be
 from ..core.files import expanded, write_text
-from ..core.manifest import find_damage, write_manifest
+from ..core.manifest import write_manifest
 from .image_sets import image_set
 from .options import EMBEDDED_DATASETS, DataConfig
 
 LATENTS_FILE = "latents.json"
 ROWS_FILE = "latents.arrow"  # a `datasets.Dataset` with the column `latent`, and that of labels
-_AGAIN = "Hint: remove the folder and encode again with lrlab data encode"
+ENCODE_AGAIN = "Hint: remove the folder and encode again with lrlab data encode"
 
 
 class Source(NamedTuple):
@@ -38,8 +38,7 @@ class LatentsRecord:
     scaling_factor: float
     shift_factor: float
     shape: tuple[int, int, int]  # of a latent: channels, height, width
-    is_deterministic: bool  # a row has no standard deviation
-    flip: bool  # a row has the mean and the standard deviation of the mirrored image, too
+    flip: bool  # a row also has those of the mirrored image
     dataset: str
     resolution: int  # pixels of a side of the images
     image_channels: int
@@ -71,13 +70,7 @@ def read_latents_record(folder: str | Path) -> LatentsRecord:
         data = json.loads(file.read_text(encoding="utf-8"))
         return LatentsRecord(**{**data, "shape": tuple(data["shape"])})
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise LabError(f"{str(file)!r} is damaged, or of another version. {_AGAIN}.") from None
-
-
-def refuse_damaged_latents(folder: Path) -> None:
-    """Raises a `LabError` if the record or the rows are missing or damaged; reads all of them."""
-    if damage := find_damage(folder):
-        raise LabError(f"{damage}. {_AGAIN}.")
+        raise LabError(f"{str(file)!r} is damaged, or of another version. {ENCODE_AGAIN}.") from None
 
 
 def image_set_of(config: DataConfig) -> str | None:
@@ -107,7 +100,7 @@ def find_autoencoder(name: str, subfolder: str | None, revision: str | None, cac
     is_autoencoder = isinstance(model_class, type) and hasattr(model_class, "encode") and hasattr(model_class, "decode")
     if not is_autoencoder or channels not in (None, 1, 3) or means is not None:
         wanted = "an autoencoder of diffusers for grey or RGB images, without latents_mean"
-        got = f"a {class_name} with in_channels={channels}{'' if means is None else ' and latents_mean'}"
+        got = f"{class_name} with in_channels={channels}{'' if means is None else ' and latents_mean'}"
         raise must_be("--vae", name, wanted, "choose another; for the one of a pipeline, add --subfolder vae", got=got)
     return Source(str(class_name), where, subfolder, None if is_folder else commit)
 
@@ -118,27 +111,28 @@ def load_autoencoder(source: Source, cache_dir: str | None) -> Any:
     import diffusers
 
     where = {"subfolder": source.subfolder, "revision": source.revision, "cache_dir": cache_dir}
-    given = {name: value for name, value in where.items() if value is not None}
     try:
-        model = getattr(diffusers, source.class_name).from_pretrained(source.name_or_path, **given)
+        model = getattr(diffusers, source.class_name).from_pretrained(source.name_or_path, **where)
     except (OSError, ValueError, RuntimeError, AttributeError) as error:
         hint = f"{error}; if it was moved, put it back or encode the images again"
         raise must_be("the autoencoder", source.name_or_path, "one that can be loaded", hint) from None
     return model.float().eval().requires_grad_(False)
 
 
-def weights_sha256(model: Any) -> str:
-    """A hash of the weights, the same for each file format and location."""
+def identity_of(model: Any) -> dict[str, Any]:
+    """
+    What an autoencoder must have in common with the one that encoded: weights, by a hash that is the same for each file
+    format and location, and the scaling to what a diffusion model sees, `(latent - shift_factor) * scaling_factor`.
+    """
     import torch
 
     found = hashlib.sha256()
     for name, values in sorted(model.state_dict().items()):
         found.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
         found.update(values.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
-
-
-def scaling_of(model: Any) -> tuple[float, float]:
-    """The factor and the shift by which a diffusion model sees latents: `(latent - shift) * factor`."""
     factor, shift = (getattr(model.config, name, None) for name in ("scaling_factor", "shift_factor"))
-    return 1.0 if factor is None else float(factor), 0.0 if shift is None else float(shift)
+    return {
+        "weights_sha256": found.hexdigest(),
+        "scaling_factor": 1.0 if factor is None else float(factor),
+        "shift_factor": 0.0 if shift is None else float(shift),
+    }

@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...core.errors import is_first_process, must_be
 from ...core.options import defaults_of
 from ...data.image_sets import image_set
-from ...data.latents import (
-    LatentsRecord,
-    Source,
-    latents_folder,
-    load_autoencoder,
-    read_latents_record,
-    scaling_of,
-    weights_sha256,
-)
+from ...data.latents import LatentsRecord, Source, identity_of, latents_folder, load_autoencoder, read_latents_record
 from ..config import ResolvedConfig, TrainingConfig
 from .base import KINDS
 from .images import Images
@@ -69,21 +61,18 @@ class Latents(Images):
     def _check_autoencoder(self, config: ResolvedConfig) -> None:
         """Raises a `LabError` if samples would be decoded by another autoencoder than encoded the latents."""
         record = self.record(config)
-        source = Source(**record.autoencoder)
-        model = load_autoencoder(source, config.cache_dir)
-        if (weights_sha256(model), *scaling_of(model)) != (
-            record.weights_sha256,
-            record.scaling_factor,
-            record.shift_factor,
-        ):
+        name, found = record.autoencoder["name_or_path"], identity_of(self._autoencoder(config))
+        if any(getattr(record, key) != value for key, value in found.items()):
             hint, got = "encode the images again, or put the former one back", "other weights or another scaling_factor"
-            raise must_be("the autoencoder", source.name_or_path, "the one that encoded these latents", hint, got=got)
+            raise must_be("the autoencoder", name, "the one that encoded these latents", hint, got=got)
 
     def known_shape(self, config: ResolvedConfig) -> tuple[int, int]:
         return self.record(config).shape[:2]
 
     def pipeline_parts(self, config: ResolvedConfig) -> dict[str, Any]:
         """The source of an autoencoder of the Hub is saved in place of its weights; others do not have a local folder."""
-        source = Source(**self.record(config).autoencoder)
-        vae = {"vae": load_autoencoder(source, config.cache_dir)}
-        return vae if source.revision is None else {**vae, "vae_source": source._asdict()}
+        source = self.record(config).autoencoder
+        return {"vae": self._autoencoder(config)} | ({"vae_source": source} if source["revision"] else {})
+
+    def _autoencoder(self, config: ResolvedConfig) -> Any:
+        return load_autoencoder(Source(**self.record(config).autoencoder), config.cache_dir)
