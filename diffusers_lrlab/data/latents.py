@@ -80,6 +80,13 @@ def image_set_of(config: DataConfig) -> str | None:
     return name if image_set(name) is not None else None
 
 
+def known_shape(config: DataConfig) -> tuple[int, int] | None:
+    """Channels and side of images or latents, if they are known before these are read."""
+    if (folder := latents_folder(config)) is not None:
+        return read_latents_record(folder).shape[:2]
+    return None if config.resolution is None else config.image_shape
+
+
 def find_autoencoder(name: str, subfolder: str | None, revision: str | None, cache_dir: str | None) -> Source:
     """The class and the commit of an autoencoder, from its configuration alone."""
     import diffusers

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError, must_be
+from ..data.latents import known_shape
 from ..models.loading import OPTION, StartWeights, complete_config, find_start_weights, load_model_config
 from ..models.registry import DENOISERS, Architecture, architecture_of, denoiser_arguments, denoiser_class
 from ..models.width import start_for_width, width_of
@@ -86,7 +87,7 @@ def _config_of_start(config: ResolvedConfig, start: StartWeights, architecture: 
 
 def _known_arguments(config: ResolvedConfig) -> dict[str, Any]:
     """Arguments of any model of images or latents that are known before data are read."""
-    if (shape := kind_of(config).known_shape(config)) is None:
+    if (shape := known_shape(config)) is None:
         return {}
     channels, size = shape
     return {"sample_size": size, "in_channels": channels, "out_channels": channels}

@@ -69,10 +69,6 @@ class DataKind(ABC):
         """Items per pass of the validation loss."""
         return layout.micro_batch
 
-    def known_shape(self, config: ResolvedConfig) -> tuple[int, int] | None:
-        """Channels and side of images or the like, if they are known before data are read."""
-        return None if config.resolution is None else config.image_shape
-
     # --- model -------------------------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -11,6 +11,7 @@ from ...core.registry import Entry
 from ...core.words import counted
 from ...data.image_sets import check_resolution as check_size
 from ...data.image_sets import image_set
+from ...data.latents import known_shape
 from ...data.toy2d import TOY_DATASETS
 from ...evaluation.registry import measures_samples
 from ...models.networks import check_resolution, default_down_blocks, default_unet_config
@@ -101,7 +102,7 @@ class Images(DataKind):
         return load_image_data(config, config.seed, config.layout(num_processes))
 
     def check_model_config(self, config: ResolvedConfig, given: dict[str, Any] | None) -> dict[str, Any] | None:
-        channels, size = self.known_shape(config) or config.image_shape
+        channels, size = known_shape(config) or config.image_shape
         blocks = default_down_blocks(size) if given is None else given["block_out_channels"]
         check_resolution(size, len(blocks), self.shape_options.get("sample_size", f"the size of the {self.name}"))
         if given is None:

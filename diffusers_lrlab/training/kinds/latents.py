@@ -66,9 +66,6 @@ class Latents(Images):
             hint, got = "encode the images again, or put the former one back", "other weights or another scaling_factor"
             raise must_be("the autoencoder", name, "the one that encoded these latents", hint, got=got)
 
-    def known_shape(self, config: ResolvedConfig) -> tuple[int, int]:
-        return self.record(config).shape[:2]
-
     def pipeline_parts(self, config: ResolvedConfig) -> dict[str, Any]:
         """The source of an autoencoder of the Hub is saved in place of its weights; others do not have a local folder."""
         source = self.record(config).autoencoder
