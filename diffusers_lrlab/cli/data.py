@@ -98,6 +98,6 @@ def _encode(name: str, folder: Path, given: dict[str, Any]) -> None:
 
     how = {key: given.pop(key) for key in ("vae", "subfolder", "revision", "flip", "batch_size") if key in given}
     record = encode_dataset(DataConfig(dataset_name=name, **given), folder, **how)
-    size = f"{record.resolution}x{record.resolution} pixels as latents of {' x '.join(map(str, record.shape))}"
-    say(f"{counted(record.num_images, 'image', ',')} of {size}. Train on them:")
-    say(f"lrlab train --train_data_dir {shlex.quote(str(folder))}")
+    size, shape = record.resolution, " x ".join(map(str, record.shape))
+    say(f"{counted(record.num_images, 'image', ',')} of {size}x{size} pixels as latents of {shape}.")
+    say(f"Train on them: lrlab train --train_data_dir {shlex.quote(str(folder))}")

@@ -145,9 +145,6 @@ class _Encoder:
         return {"latent": [row.flatten().view(torch.uint8).numpy().tobytes() for row in rows]}
 
 
-# --- training data -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class LatentTransform:
     """

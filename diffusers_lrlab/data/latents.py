@@ -38,7 +38,7 @@ class LatentsRecord:
     scaling_factor: float
     shift_factor: float
     shape: tuple[int, int, int]  # of a latent: channels, height, width
-    flip: bool  # a row also has those of the mirrored image
+    flip: bool  # a row has the latent of the mirrored image, too
     dataset: str
     resolution: int  # pixels of a side of the images
     image_channels: int
