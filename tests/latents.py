@@ -52,18 +52,18 @@ def encode(folder, vae, dataset="digits", label_column="label", flip=False, batc
 def record_of():
     """The record of latents of digits."""
     source = {"class_name": "AutoencoderKL", "name_or_path": "user/vae", "subfolder": None, "revision": "0" * 40}
-    of_images = {"dataset": "digits", "resolution": 8, "image_channels": 1, "image_set": "digits", "num_images": 1797}
-    scaled = {"scaling_factor": 1.0, "shift_factor": 0.0, "mean": 0.0, "std": 1.0}
     return LatentsRecord(
         autoencoder=source,
         weights_sha256="0" * 64,
+        scaling_factor=1.0,
+        shift_factor=0.0,
         shape=(4, 4, 4),
-        is_deterministic=False,
         flip=False,
+        dataset="digits",
+        resolution=8,
+        image_channels=1,
         label_column="label",
-        rows={"size": 0, "sha256": "0" * 64},
-        **of_images,
-        **scaled,
+        num_images=1797,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from ..core.errors import LabError, did_you_mean, must_be
 from ..core.extras import require_extra
 from ..core.ranges import Range
+from ..core.words import counted
 from .output import announce_loading, say
 
 # Options of each action alone.
@@ -92,9 +93,11 @@ def _export(name: str, folder: Path, given: dict[str, Any]) -> None:
 def _encode(name: str, folder: Path, given: dict[str, Any]) -> None:
     if "vae" not in given:
         raise must_be("--vae", None, "given to lrlab data encode", "such as --vae stabilityai/sd-vae-ft-mse")
-    from ..data.latent_data import encode_dataset, summary
+    from ..data.latent_data import encode_dataset
     from ..data.options import DataConfig
 
     how = {key: given.pop(key) for key in ("vae", "subfolder", "revision", "flip", "batch_size") if key in given}
-    say(summary(encode_dataset(DataConfig(dataset_name=name, **given), folder, **how)))
+    record = encode_dataset(DataConfig(dataset_name=name, **given), folder, **how)
+    size, shape = record.resolution, " x ".join(map(str, record.shape))
+    say(f"{counted(record.num_images, 'image', ',')} of {size}x{size} pixels as latents of {shape}.")
     say(f"Train on them: lrlab train --train_data_dir {shlex.quote(str(folder))}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +13,20 @@ import torch
 from ..core.environment import available_cores
 from ..core.errors import LabError, is_first_process, must_be
 from ..core.files import expanded, new_folder
-from ..core.manifest import file_sums
+from ..core.manifest import MANIFEST, file_sums, find_damage
 from ..core.options import check_needs, check_ranges
 from ..core.ranges import COUNT
 from ..core.streams import stream_generator, stream_uniform
-from ..core.words import counted
+from . import latents
 from .batch import Batch
 from .image_sets import IMAGE_DATASETS, image_set
 from .images import ImageTransform, decode, normalise
 from .labels import find_label_column
-from .latents import (
-    ROWS_FILE,
-    LatentsRecord,
-    check_rows,
-    find_autoencoder,
-    is_latents_folder,
-    latents_folder,
-    load_autoencoder,
-    read_latents_record,
-    scaling_of,
-    weights_sha256,
-)
 from .layout import BatchLayout
 from .loading import TrainingData, find_image_column, hold_out_rows
 from .options import DataConfig
-from .sources import local_folder, open_dataset
+from .sources import open_dataset
 from .toy2d import TOY_DATASETS
-
-_RESOLUTION = 256  # pixels, of sets that have no size of their own
 
 
 def encode_dataset(
@@ -52,40 +38,32 @@ def encode_dataset(
     revision: str | None = None,
     flip: bool = False,
     batch_size: int = 16,
-) -> LatentsRecord:
+) -> latents.LatentsRecord:
     """Encodes all images of a data set into a new folder, which appears once it is whole."""
     name = config.dataset_name or ""
     check_ranges(config, DataConfig)
     check_needs(config, DataConfig, "images")
     COUNT.check("--batch_size", batch_size, "images that are encoded at once")
-    if name in TOY_DATASETS or (local_folder(name) is not None and is_latents_folder(name)):
+    if name in TOY_DATASETS or latents.latents_folder(config) is not None:
         hint = f"it has points or latents; images that need no download are {', '.join(IMAGE_DATASETS)}"
         raise must_be("the data set", name, "a data set of images", hint)
     embedded = image_set(name)
-    own = embedded.facts["defaults"]["resolution"] if embedded is not None else _RESOLUTION
-    config = replace(config, resolution=config.resolution or own)
+    own_resolution = 256 if embedded is None else embedded.facts["defaults"]["resolution"]
     with new_folder(expanded(folder)) as temporary:
-        source = find_autoencoder(vae, subfolder, revision, config.cache_dir)
-        encoder = _Encoder(load_autoencoder(source, config.cache_dir), vae, config, flip)
-        num_images = _encode(config, encoder, batch_size, temporary / ROWS_FILE)
-        count, total, total_of_squares = encoder.sums.tolist()
-        record = LatentsRecord(
+        source = latents.find_autoencoder(vae, subfolder, revision, config.cache_dir)
+        model = latents.load_autoencoder(source, config.cache_dir)
+        encoder = _Encoder(model, config.resolution or own_resolution, flip)
+        num_images = _encode(config, encoder, batch_size, temporary / latents.ROWS_FILE)
+        record = latents.LatentsRecord(
             autoencoder=source._asdict(),
-            weights_sha256=weights_sha256(encoder.model),
-            scaling_factor=encoder.factor,
-            shift_factor=encoder.shift,
+            **latents.identity_of(model),
             shape=encoder.shape,
-            is_deterministic=encoder.is_deterministic,
             flip=flip,
             dataset=name,
             resolution=encoder.transform.resolution,
             image_channels=encoder.transform.channels,
-            image_set=None if embedded is None else embedded.name,
             label_column=config.label_column,
             num_images=num_images,
-            mean=total / count,
-            std=max(0.0, total_of_squares / count - (total / count) ** 2) ** 0.5,
-            rows=file_sums(temporary / ROWS_FILE),
         )
         record.write(temporary)
     return record
@@ -121,36 +99,29 @@ def _encode(config: DataConfig, encoder: _Encoder, batch_size: int, file: Path) 
 
 
 class _Encoder:
-    """The latents of a batch of undecoded images, as bytes of float32; counts and sums those that training draws."""
+    """The latents of a batch of undecoded images, as bytes of float32."""
 
-    def __init__(self, model: Any, name: str, config: DataConfig, flip: bool):
+    def __init__(self, model: Any, resolution: int, flip: bool):
         has_device = torch.accelerator.is_available()
         self.device = torch.accelerator.current_accelerator() if has_device else torch.device("cpu")
-        self.model, self.flip, (self.factor, self.shift) = model.to(self.device), flip, scaling_of(model)
-        resolution, channels = config.resolution or _RESOLUTION, getattr(model.config, "in_channels", 3)
-        if channels not in (1, 3):
-            wanted = "an autoencoder of grey or RGB images"
-            raise must_be("--vae", name, wanted, "choose another", got=counted(channels, "channel"))
+        self.model, self.flip, channels = model.to(self.device), flip, getattr(model.config, "in_channels", 3)
         self.transform = ImageTransform(resolution, channels, center_crop=True, random_flip=False, eight_bit=False, seed=0)
-        parts = self._tried(name)
-        self.shape, self.is_deterministic = (*parts[0].shape[1:],), len(parts) == 1
-        self.sums = torch.zeros(3, dtype=torch.float64)  # of numbers: 1, their values, their squares
+        self.shape = self._tried_shape()
         self._pool = ThreadPoolExecutor(available_cores())
 
     @torch.no_grad()
-    def _tried(self, name: str) -> list[torch.Tensor]:
-        """The latents of an empty image; a `LabError` if the decoded image has another size."""
+    def _tried_shape(self) -> tuple[int, int, int]:
+        """The shape of the latent of an empty image, which is decoded as well; a `LabError` if the size does not fit."""
         images = torch.zeros(1, *self.transform.shape, device=self.device)
+        name, size, wanted = "--resolution", self.transform.resolution, "a size that the autoencoder encodes and decodes"
         try:
-            parts = self._encoded(images)
-            size = self.model.decode(parts[0], return_dict=False)[0].shape
+            latent = self._encoded(images)[0]
+            decoded = self.model.decode(latent, return_dict=False)[0].shape
         except Exception as error:  # of any type, as of layers that do not fit
-            wanted = f"an autoencoder of images of {images.shape[-1]}x{images.shape[-1]} pixels"
-            raise must_be("--vae", name, wanted, f"{error}", got=f"a {type(self.model).__name__} that fails") from error
-        if size != images.shape:
-            hint = f"--vae {name} would decode to {' x '.join(map(str, size[1:]))}"
-            raise must_be("--resolution", images.shape[-1], "a size that the autoencoder reproduces", hint)
-        return parts
+            raise must_be(name, size, wanted, f"{error}") from error
+        if decoded != images.shape:
+            raise must_be(name, size, wanted, f"it would decode images to {' x '.join(map(str, decoded[1:]))}")
+        return (*latent.shape[1:],)
 
     def _encoded(self, images: torch.Tensor) -> list[torch.Tensor]:
         """Mean and standard deviation, or the mean alone of a deterministic autoencoder."""
@@ -168,32 +139,10 @@ class _Encoder:
     def __call__(self, cells: Any) -> dict[str, list[bytes]]:
         images = torch.stack(list(self._pool.map(self._read, cells))).to(self.device)
         parts = self._encoded(images)
-        mean, *std = (part.cpu().double() for part in parts)
-        scaled = (mean - self.shift) * self.factor
-        squares = scaled.square() + sum((each * self.factor).square() for each in std)
-        self.sums += torch.stack([torch.tensor(float(scaled.numel())), scaled.sum(), squares.sum()])
         if self.flip:
             parts += self._encoded(images.flip(-1))
-        latents = torch.stack(parts, dim=1).to("cpu", torch.float32).contiguous()
-        return {"latent": [each.flatten().view(torch.uint8).numpy().tobytes() for each in latents]}
-
-
-def summary(record: LatentsRecord) -> str:
-    """What was encoded, and whether noise of standard deviation 1 suits it."""
-    text = (
-        f"{counted(record.num_images, 'image', ',')} of {record.resolution}x{record.resolution} pixels as latents of "
-        f"{' x '.join(map(str, record.shape))}, {record.rows['size'] / 2**20:,.1f} MiB. Scaled by "
-        f"{record.scaling_factor:.5g}, they have mean {record.mean:.3g} and standard deviation {record.std:.3g}."
-    )
-    if not 0.5 <= record.std <= 2 and record.std > 0:
-        text += (
-            f"\nThe noise has a standard deviation of 1: set scaling_factor to {record.scaling_factor / record.std:.4g} "
-            "in the config.json of the autoencoder, and encode again."
-        )
-    return text
-
-
-# --- training data -----------------------------------------------------------------------------------------------------
+        rows = torch.stack(parts, dim=1).to("cpu", torch.float32).contiguous()
+        return {"latent": [row.flatten().view(torch.uint8).numpy().tobytes() for row in rows]}
 
 
 @dataclass(frozen=True)
@@ -205,7 +154,7 @@ class LatentTransform:
     workers, processes and micro-batches, and after a resume; in another epoch an image has another number.
     """
 
-    record: LatentsRecord
+    record: latents.LatentsRecord
     seed: int
 
     @property
@@ -224,35 +173,34 @@ class LatentTransform:
 
     def augment(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
         """A draw from mean and variance, of the mirrored image for half of the numbers if it was encoded."""
-        is_flipped = self.record.flip and stream_uniform(self.seed, "flip", number) < 0.5
-        first = (1 if self.record.is_deterministic else 2) * is_flipped
-        latent = tensor[first]
-        if not self.record.is_deterministic:
+        versions = tensor.view(1 + self.record.flip, -1, *self.shape)
+        latent, *std = versions[int(self.record.flip and stream_uniform(self.seed, "flip", number) < 0.5)]
+        if std:
             noise = torch.randn(self.shape, generator=stream_generator(self.seed, "latent", number))
-            latent = latent + tensor[first + 1] * noise
+            latent = latent + std[0] * noise
         return self._scaled(latent)
 
     def augment_all(self, tensors: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
         return torch.stack([self.augment(tensor, number) for tensor, number in zip(tensors, numbers, strict=True)])
 
-    def _scaled(self, latents: torch.Tensor) -> torch.Tensor:
-        return (latents - self.record.shift_factor) * self.record.scaling_factor
+    def _scaled(self, latent: torch.Tensor) -> torch.Tensor:
+        return (latent - self.record.shift_factor) * self.record.scaling_factor
 
 
 def load_latent_data(config: DataConfig, seed: int, layout: BatchLayout) -> TrainingData:
     """Opens the latents of a resolved configuration, verifies them, and holds out the rows that a run on images would."""
     from datasets import Dataset
 
-    folder = latents_folder(config) or Path()
-    record = read_latents_record(folder)
-    if is_first_process():  # the others would read the same file
-        check_rows(folder, record)
-    dataset = Dataset.from_file(str(folder / ROWS_FILE))
+    folder = latents.latents_folder(config) or Path()
+    if is_first_process() and (damage := find_damage(folder)):  # the others would read the same files
+        raise LabError(f"{damage}. {latents.ENCODE_AGAIN}.")
+    record = latents.read_latents_record(folder)
+    dataset = Dataset.from_file(str(folder / latents.ROWS_FILE))
     label = find_label_column(dataset, config)
     labels, rows = None if label is None else label.read_all(dataset), dataset.select_columns(["latent"])
-    name = config.dataset_name or config.train_data_dir or ""
-    data = TrainingData(name, rows, Batch(torch.empty(0)), "latent", record.fingerprint, LatentTransform(record, seed))
-    data.image_set = record.image_set
+    name, fingerprint = config.dataset_name or config.train_data_dir or "", file_sums(folder / MANIFEST)["sha256"]
+    data = TrainingData(name, rows, Batch(torch.empty(0)), "latent", fingerprint, LatentTransform(record, seed))
+    data.image_set = latents.image_set_of(config)
     data.autoencoder = {**record.autoencoder, "weights_sha256": record.weights_sha256}
     hold_out_rows(data, config, label, labels, seed)
     layout.check_fits(len(data.train))

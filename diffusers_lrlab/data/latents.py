@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 
 from ..core.errors import LabError, must_be
 from ..core.files import expanded, write_text
-from ..core.manifest import checksum_matches, find_damage_of_file, with_sum
+from ..core.manifest import write_manifest
 from .image_sets import image_set
 from .options import EMBEDDED_DATASETS, DataConfig
 
 LATENTS_FILE = "latents.json"
 ROWS_FILE = "latents.arrow"  # a `datasets.Dataset` with the column `latent`, and that of labels
-_FORMAT = 3
-_AGAIN = "Hint: remove the folder and encode again with lrlab data encode"
+ENCODE_AGAIN = "Hint: remove the folder and encode again with lrlab data encode"
 
 
 class Source(NamedTuple):
@@ -39,24 +38,17 @@ class LatentsRecord:
     scaling_factor: float
     shift_factor: float
     shape: tuple[int, int, int]  # of a latent: channels, height, width
-    is_deterministic: bool  # a row has no standard deviation
-    flip: bool  # a row has the mean and the standard deviation of the mirrored image, too
+    flip: bool  # a row has the latent of the mirrored image, too
     dataset: str
     resolution: int  # pixels of a side of the images
     image_channels: int
-    image_set: str | None  # the embedded set that it is
     label_column: str | None
     num_images: int
-    mean: float  # of the scaled latents that a model is trained on
-    std: float
-    rows: dict[str, Any]  # size and SHA-256 of the file
-
-    @property
-    def fingerprint(self) -> str:
-        return with_sum(asdict(self))["sha256"]
 
     def write(self, folder: Path) -> None:
-        write_text(folder / LATENTS_FILE, json.dumps(with_sum({"format": _FORMAT, **asdict(self)}), indent=1) + "\n")
+        """Writes the record and the manifest, after the rows."""
+        write_text(folder / LATENTS_FILE, json.dumps(asdict(self), indent=1) + "\n")
+        write_manifest(folder)
 
 
 def is_latents_folder(folder: str | Path) -> bool:
@@ -72,57 +64,52 @@ def latents_folder(config: DataConfig) -> Path | None:
 
 
 def read_latents_record(folder: str | Path) -> LatentsRecord:
-    """The record of a folder; a `LabError` if it is damaged, or of an earlier version."""
+    """The record of a folder; a `LabError` if it cannot be read."""
     file = expanded(folder) / LATENTS_FILE
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-        if not checksum_matches(data):
-            raise ValueError("its SHA-256 has changed")
-        del data["sha256"]
-        if (version := data.pop("format")) != _FORMAT:
-            raise ValueError(f"it has the format {version!r}, this version reads {_FORMAT}")
         return LatentsRecord(**{**data, "shape": tuple(data["shape"])})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise LabError(f"{str(file)!r} cannot be used: {error}. {_AGAIN}.") from None
-
-
-def check_rows(folder: Path, record: LatentsRecord) -> None:
-    """Raises a `LabError` if the rows are missing or damaged; reads all of them."""
-    if damage := find_damage_of_file(folder / ROWS_FILE, record.rows):
-        raise LabError(f"{damage}. {_AGAIN}.")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise LabError(f"{str(file)!r} is damaged, or of another version. {ENCODE_AGAIN}.") from None
 
 
 def image_set_of(config: DataConfig) -> str | None:
     """The embedded set that a configuration names, or whose latents it names."""
+    folder = latents_folder(config)
+    name = config.dataset_name if folder is None else read_latents_record(folder).dataset
+    return name if image_set(name) is not None else None
+
+
+def known_shape(config: DataConfig) -> tuple[int, int] | None:
+    """Channels and side of images or latents, if they are known before these are read."""
     if (folder := latents_folder(config)) is not None:
-        return read_latents_record(folder).image_set
-    return config.dataset_name if image_set(config.dataset_name) is not None else None
+        return read_latents_record(folder).shape[:2]
+    return None if config.resolution is None else config.image_shape
 
 
-@functools.cache
 def find_autoencoder(name: str, subfolder: str | None, revision: str | None, cache_dir: str | None) -> Source:
-    """The class and the commit of an autoencoder, from its configuration alone; asked once in a process."""
+    """The class and the commit of an autoencoder, from its configuration alone."""
     import diffusers
 
-    path, remedy = expanded(name), "a Hub id, or a folder with a config.json and weights; --subfolder names a folder inside"
-    if path.is_dir() and revision is not None:
+    is_folder = expanded(name).is_dir()
+    if is_folder and revision is not None:
         raise must_be("--revision", revision, "left out for a folder", "only repositories on the Hub have revisions")
-    where = str(path.resolve()) if path.is_dir() else name
+    where = str(expanded(name).resolve()) if is_folder else name
     try:
         config, commit = diffusers.AutoencoderKL.load_config(
             where, subfolder=subfolder, revision=revision, cache_dir=cache_dir, return_commit_hash=True
         )
     except (OSError, ValueError) as error:
-        raise must_be("--vae", name, remedy, f"{error}") from None
-    class_name = str(config.get("_class_name"))
-    model_class = getattr(diffusers, class_name, None)
-    if not (isinstance(model_class, type) and hasattr(model_class, "encode") and hasattr(model_class, "decode")):
-        hint = "give the autoencoder itself; for a whole pipeline, add --subfolder vae"
-        raise must_be("--vae", name, "an autoencoder of diffusers", hint, got=f"a {class_name}")
-    if config.get("latents_mean") is not None:
-        hint = "this one normalises each channel by latents_mean and latents_std; choose another"
-        raise must_be("--vae", name, "an autoencoder with one scaling_factor", hint, got=f"a {class_name}")
-    return Source(class_name, where, subfolder, None if path.is_dir() else commit)
+        wanted = "a Hub id, or a folder with a config.json and weights; --subfolder names a folder inside"
+        raise must_be("--vae", name, wanted, f"{error}") from None
+    class_name, channels, means = (config.get(key) for key in ("_class_name", "in_channels", "latents_mean"))
+    model_class = getattr(diffusers, str(class_name), None)
+    is_autoencoder = isinstance(model_class, type) and hasattr(model_class, "encode") and hasattr(model_class, "decode")
+    if not is_autoencoder or channels not in (None, 1, 3) or means is not None:
+        wanted = "an autoencoder of diffusers for grey or RGB images, without latents_mean"
+        got = f"{class_name} with in_channels={channels}{'' if means is None else ' and latents_mean'}"
+        raise must_be("--vae", name, wanted, "choose another; for the one of a pipeline, add --subfolder vae", got=got)
+    return Source(str(class_name), where, subfolder, None if is_folder else commit)
 
 
 @functools.lru_cache(maxsize=8)
@@ -131,27 +118,28 @@ def load_autoencoder(source: Source, cache_dir: str | None) -> Any:
     import diffusers
 
     where = {"subfolder": source.subfolder, "revision": source.revision, "cache_dir": cache_dir}
-    given = {name: value for name, value in where.items() if value is not None}
     try:
-        model = getattr(diffusers, source.class_name).from_pretrained(source.name_or_path, **given)
+        model = getattr(diffusers, source.class_name).from_pretrained(source.name_or_path, **where)
     except (OSError, ValueError, RuntimeError, AttributeError) as error:
         hint = f"{error}; if it was moved, put it back or encode the images again"
         raise must_be("the autoencoder", source.name_or_path, "one that can be loaded", hint) from None
     return model.float().eval().requires_grad_(False)
 
 
-def weights_sha256(model: Any) -> str:
-    """A hash of the weights, the same for each file format and location."""
+def identity_of(model: Any) -> dict[str, Any]:
+    """
+    What an autoencoder must have in common with the one that encoded: weights, by a hash that is the same for each file
+    format and location, and the scaling to what a diffusion model sees, `(latent - shift_factor) * scaling_factor`.
+    """
     import torch
 
     found = hashlib.sha256()
     for name, values in sorted(model.state_dict().items()):
         found.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
         found.update(values.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
-
-
-def scaling_of(model: Any) -> tuple[float, float]:
-    """The factor and the shift by which a diffusion model sees latents: `(latent - shift) * factor`."""
     factor, shift = (getattr(model.config, name, None) for name in ("scaling_factor", "shift_factor"))
-    return 1.0 if factor is None else float(factor), 0.0 if shift is None else float(shift)
+    return {
+        "weights_sha256": found.hexdigest(),
+        "scaling_factor": 1.0 if factor is None else float(factor),
+        "shift_factor": 0.0 if shift is None else float(shift),
+    }

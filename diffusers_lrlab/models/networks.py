@@ -43,14 +43,14 @@ def default_unet_config(resolution: int, channels: int, num_images: int | None) 
     }
 
 
-def check_resolution(resolution: int, num_levels: int) -> None:
+def check_resolution(resolution: int, num_levels: int, called: str = "--resolution") -> None:
     """Each level but the last halves the image, so the resolution must be divisible by a power of two."""
     factor = 2 ** (num_levels - 1)
     if resolution % factor:
         below, above = resolution // factor * factor, (resolution // factor + 1) * factor
         sizes = " or ".join(str(size) for size in (below, above) if size)
         hint = f"the UNet halves images {times(num_levels - 1)}; use {sizes}"
-        raise must_be("--resolution", resolution, f"divisible by {factor}", hint)
+        raise must_be(called, resolution, f"divisible by {factor}", hint)
 
 
 # --- DiT ----------------------------------------------------------------------------------------------------------------

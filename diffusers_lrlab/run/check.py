@@ -9,7 +9,7 @@ from typing import Any
 from ..core.files import is_locked
 from ..core.manifest import MANIFEST, find_damage, verify
 from ..core.words import counted
-from ..data.latents import LATENTS_FILE, ROWS_FILE, check_rows, is_latents_folder, read_latents_record
+from ..data.latents import LATENTS_FILE, is_latents_folder, read_latents_record
 from ..hub.contents import type_of_folder
 from ..hub.records import check_pipeline, read_log, read_record
 from ..training.run_folder import RECORD, SNAPSHOTS, RunFolder
@@ -59,17 +59,16 @@ def check_folder(folder: Path) -> Finding:
     """Verifies the folder of a run, study, toy dataset or set of latents, also a downloaded one. Changes nothing."""
     finding = Finding(_kind(folder), str(folder))
     if finding.kind == _LATENTS:
-        _check_latents(folder, finding)
-    else:
-        if finding.kind == "run":
-            _check_run(folder, finding)
-        for part in sorted(path for pattern in _PARTS for path in folder.glob(pattern) if path.is_dir()):
-            damage = find_damage(part)
-            (finding.damaged if damage else finding.whole).append(damage or part.relative_to(folder).as_posix())
-        held = verify(folder)
-        finding.whole += [f"{counted(len(held.sums), 'file')} of {MANIFEST}"] if held.sums else []
-        finding.damaged += held.damaged
-        finding.notes += [held.note] if held.note else []
+        finding.note(LATENTS_FILE, partial(read_latents_record, folder))
+    elif finding.kind == "run":
+        _check_run(folder, finding)
+    for part in sorted(path for pattern in _PARTS for path in folder.glob(pattern) if path.is_dir()):
+        damage = find_damage(part)
+        (finding.damaged if damage else finding.whole).append(damage or part.relative_to(folder).as_posix())
+    held = verify(folder)
+    finding.whole += [f"{counted(len(held.sums), 'file')} of {MANIFEST}"] if held.sums else []
+    finding.damaged += held.damaged
+    finding.notes += [held.note] if held.note else []
     finding.status = "being written by another process" if is_locked(folder) else finding.status
     if finding.damaged:
         whole = [path.name for path in RunFolder(folder).checkpoints() if path.name in finding.whole]
@@ -97,11 +96,3 @@ def _check_run(folder: Path, finding: Finding) -> None:
             f" after {train['updates_done']} of {counted(train['num_updates'], 'update')}" if "updates_done" in train else ""
         )
         finding.status = ("killed" if status == "running" else status) + done
-
-
-def _check_latents(folder: Path, finding: Finding) -> None:
-    finding.note(LATENTS_FILE, partial(read_latents_record, folder))
-    if not finding.damaged:
-        record = read_latents_record(folder)
-        finding.note(ROWS_FILE, partial(check_rows, folder, record))
-        finding.status = f"finished, {counted(record.num_images, 'image')}"

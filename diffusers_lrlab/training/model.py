@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError, must_be
-from ..data.latents import latents_folder, read_latents_record
+from ..data.latents import known_shape
 from ..models.loading import OPTION, StartWeights, complete_config, find_start_weights, load_model_config
 from ..models.registry import DENOISERS, Architecture, architecture_of, denoiser_arguments, denoiser_class
 from ..models.width import start_for_width, width_of
@@ -79,8 +79,7 @@ def _config_of_start(config: ResolvedConfig, start: StartWeights, architecture: 
         given = kind.check_model_config(config, given) or given
     else:
         architecture.check_start(given, start.name_or_path)
-        why = "as --resolution and --image_channels say" if latents_folder(config) is None else "as the latents have"
-        _check_shape(config, given, _known_arguments(config), why)
+        _check_shape(config, given, _known_arguments(config), f"as the {kind.name} have")
     if start.folder is not None:
         start.read(model_class)  # so that errors of weights come before data are read
     return given
@@ -88,12 +87,9 @@ def _config_of_start(config: ResolvedConfig, start: StartWeights, architecture: 
 
 def _known_arguments(config: ResolvedConfig) -> dict[str, Any]:
     """Arguments of any model of images or latents that are known before data are read."""
-    if (folder := latents_folder(config)) is not None:
-        channels, size, _ = read_latents_record(folder).shape
-    elif config.resolution is not None:
-        channels, size = config.image_shape
-    else:
+    if (shape := known_shape(config)) is None:
         return {}
+    channels, size = shape
     return {"sample_size": size, "in_channels": channels, "out_channels": channels}
 
 

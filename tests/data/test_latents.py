@@ -18,12 +18,9 @@ from latents import encode, record_of, save_vae
 
 from diffusers_lrlab import LabError
 from diffusers_lrlab.cli.main import main
-from diffusers_lrlab.core.manifest import with_sum
 from diffusers_lrlab.data.image_sets import load_image_dataset
 from diffusers_lrlab.data.latent_data import LatentTransform
 from diffusers_lrlab.data.latents import LATENTS_FILE, ROWS_FILE, read_latents_record
-
-NUM_DIGITS = 1797
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +78,7 @@ def test_the_record_says_what_encoded_what(encoded, vae):
     assert record.autoencoder == source
     assert (record.scaling_factor, record.shift_factor) == (0.9, 0.1)
     assert (record.shape, record.resolution, record.image_channels) == ((2, 4, 4), 8, 1)
-    assert (record.image_set, record.num_images) == ("digits", NUM_DIGITS)
-    found = all_of(encoded)
-    scaled = (found["mean"].double() - 0.1) * 0.9
-    square = scaled.square() + (found["std"].double() * 0.9).square()
-    expected = float(scaled.mean()), float((square.mean() - scaled.mean() ** 2).sqrt())
-    assert (record.mean, record.std) == pytest.approx(expected, rel=1e-9)
+    assert (record.dataset, record.num_images) == ("digits", 1797)
 
 
 @pytest.mark.slow
@@ -106,29 +98,26 @@ def test_a_killed_encode_leaves_no_folder_and_is_repeated(encoded, vae, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["digits"]
 
 
-def test_damage_is_reported(few, vae, tmp_path, capsys):
+def test_a_finished_folder_is_left_alone_and_damage_is_reported(few, vae, tmp_path, capsys):
     words = (few, tmp_path / "out", "--vae", vae, "--resolution", 4, "--cache_dir", tmp_path / "cache")
     assert encode_by_command(*words) == 0
     assert f"lrlab train --train_data_dir {tmp_path / 'out'}" in capsys.readouterr().out
+    assert encode_by_command(*words) == 2
+    assert "is not an empty folder" in capsys.readouterr().err
     assert main(["check", str(tmp_path / "out")]) == 0
-    assert "set of latents, finished, 20 images" in capsys.readouterr().out
-    rows = tmp_path / "out" / ROWS_FILE
-    content = bytearray(good := rows.read_bytes())
-    content[-1] ^= 1
-    rows.write_bytes(content)
-    assert main(["check", str(tmp_path / "out")]) == 1
-    assert "its SHA-256 has changed" in capsys.readouterr().out
-    rows.write_bytes(good)
+    assert "a set of latents" in capsys.readouterr().out
     assert main(["push", str(tmp_path / "out"), "--repo_id", "user/latents"]) == 2
     assert "holds latents, which are not uploaded" in capsys.readouterr().err
-    text = (tmp_path / "out" / LATENTS_FILE).read_text()
-    (tmp_path / "out" / LATENTS_FILE).write_text(text.replace('"flip": false', '"flip": true'))
-    assert main(["check", str(tmp_path / "out")]) == 1
-    data = json.loads(text) | {"format": 2}
-    (tmp_path / "out" / LATENTS_FILE).write_text(json.dumps(with_sum({k: data[k] for k in data if k != "sha256"})))
-    with pytest.raises(
-        LabError, match=r"it has the format 2, this version reads 3\. Hint: remove the folder and encode again"
-    ):
+    for file in (ROWS_FILE, LATENTS_FILE):
+        path = tmp_path / "out" / file
+        good = path.read_bytes()
+        path.write_bytes(good.replace(b"4", b"5"))
+        assert main(["check", str(tmp_path / "out")]) == 1
+        assert f"{file}' is damaged (its SHA-256 has changed)" in capsys.readouterr().out
+        path.write_bytes(good)
+    data = json.loads(good)
+    (tmp_path / "out" / LATENTS_FILE).write_text(json.dumps({"format": 2, **data}))
+    with pytest.raises(LabError, match=r"is damaged, or of another version\. Hint: remove the folder and encode again"):
         read_latents_record(tmp_path / "out")
 
 
@@ -141,60 +130,43 @@ def test_a_deterministic_autoencoder_has_means_alone(few, tmp_path):
     vae = AutoencoderDC(in_channels=3, **sizes, **blocks, **layers, **multiscale, scaling_factor=0.5)
     vae.save_pretrained(tmp_path / "vae")
     record = encode(tmp_path / "out", tmp_path / "vae", few, None, resolution=8, cache_dir=str(tmp_path / "cache"))
-    assert (record.is_deterministic, record.shape) == (True, (4, 4, 4))
+    assert record.shape == (4, 4, 4)
     assert {*all_of(tmp_path / "out")} == {"mean"}
 
 
-REFUSED = {
-    "toy": (["dino"], "the data set 'dino': must be a data set of images"),
-    "missing folder": (["./nowhere"], "Cannot load the dataset './nowhere'"),
-    "latents": (["LATENTS"], "the data set .*: must be a data set of images"),
-    "vae path": (["digits", "--vae", "./nowhere"], "--vae './nowhere': must be a Hub id, or a folder with a config.json"),
-    "no vae": (["digits", "--vae", "UNET"], "--vae .*: must be an autoencoder of diffusers, got a UNet2DModel"),
-    "none": (["digits"], "--vae None: must be given to lrlab data encode"),
-    "revision": (["digits", "--revision", "main"], "--revision 'main': must be left out for a folder"),
-    "normalised": (["digits", "--vae", "NORMALISED"], "must be an autoencoder with one scaling_factor"),
-    "channels": (["digits", "--vae", "FOUR"], "must be an autoencoder of grey or RGB images, got 4 channels"),
-    "size": (["digits", "--resolution", "9"], "--resolution 9: must be a size that the autoencoder reproduces"),
-    "label": (["digits", "--label_column", "kind"], "--label_column 'kind': must be a column of whole numbers"),
-    "batch": (["digits", "--batch_size", "0"], "--batch_size 0: must be a whole number"),
-    "split": (
-        ["digits", "--dataset_split", "test"],
-        "--dataset_split .test. has no effect without a data set that is",
-    ),
-    "column": (["FEW", "--image_column", "picture"], "--image_column 'picture' is not a column of images"),
-    "export": (["digits", "--n", "10"], "--n 10: must be left out of lrlab data encode"),
-}
+REFUSED = [  # words of the command, beside a VAE unless one is given; what the error says
+    (["dino"], "the data set 'dino': must be a data set of images"),
+    (["./nowhere"], "Cannot load the dataset './nowhere'"),
+    (["{encoded}"], "the data set .*: must be a data set of images"),
+    (["digits", "--vae", "./nowhere"], "--vae './nowhere': must be a Hub id, or a folder with a config.json"),
+    (["digits", "--vae", "{unet}"], "--vae .*: must be an autoencoder of diffusers .*, got UNet2DModel"),
+    (["digits", "--revision", "main"], "--revision 'main': must be left out for a folder"),
+    (["digits", "--vae", "{normalised}"], "without latents_mean, got AutoencoderKL with in_channels=1 and latents_mean"),
+    (["digits", "--vae", "{four}"], "for grey or RGB images.*, got AutoencoderKL with in_channels=4"),
+    (["digits", "--resolution", "9"], "--resolution 9: must be a size that the autoencoder encodes and decodes"),
+    (["digits", "--label_column", "kind"], "--label_column 'kind': must be a column of whole numbers"),
+    (["digits", "--batch_size", "0"], "--batch_size 0: must be a whole number"),
+    (["digits", "--dataset_split", "test"], "--dataset_split .test. has no effect without a data set that is"),
+    (["{few}", "--image_column", "picture"], "--image_column 'picture' is not a column of images"),
+    (["digits", "--n", "10"], "--n 10: must be left out of lrlab data encode"),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_encoded_is_refused_before_it_begins(name, vae, few, encoded, tmp_path, capsys):
-    words, message = REFUSED[name]
-    if "NORMALISED" in words:
-        save_vae(tmp_path / "other", latents_mean=(0.0, 0.0), latents_std=(1.0, 1.0))
-    if "FOUR" in words:
-        save_vae(tmp_path / "other", in_channels=4, out_channels=4)
-    if "UNET" in words:
-        (tmp_path / "other").mkdir()
-        (tmp_path / "other" / "config.json").write_text(json.dumps(runs.TINY_UNET))
-    known = {"LATENTS": encoded, "FEW": few, "NORMALISED": tmp_path / "other"}
-    known |= {"FOUR": tmp_path / "other", "UNET": tmp_path / "other"}
-    words = [str(known.get(word, word)) for word in words]
-    words += [] if "--vae" in words or name == "none" else ["--vae", str(vae)]
-    assert encode_by_command(words[0], tmp_path / "out", *words[1:], "--cache_dir", tmp_path / "cache") == 2
-    assert re.search(message, capsys.readouterr().err), message
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_of_latents_or_other_files_is_left_alone(encoded, vae, tmp_path, capsys):
-    before = (encoded / LATENTS_FILE).read_bytes()
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "letter.txt").write_text("kept")
-    for folder in (encoded, tmp_path / "mine"):
-        assert encode_by_command("digits", folder, "--vae", vae) == 2
-        assert "is not an empty folder" in capsys.readouterr().err
-    assert (encoded / LATENTS_FILE).read_bytes() == before
+def test_what_cannot_be_encoded_is_refused_before_it_begins(vae, few, encoded, tmp_path, capsys):
+    places = {"encoded": encoded, "few": few} | {name: tmp_path / name for name in ("unet", "normalised", "four")}
+    places["unet"].mkdir()
+    (places["unet"] / "config.json").write_text(json.dumps(runs.TINY_UNET))
+    save_vae(places["normalised"], latents_mean=(0.0, 0.0), latents_std=(1.0, 1.0))
+    save_vae(places["four"], in_channels=4, out_channels=4)
+    for words, message in REFUSED:
+        name, *options = (word.format(**places) for word in words)
+        options += ["--cache_dir", tmp_path / "cache", *([] if "--vae" in words else ["--vae", vae])]
+        assert encode_by_command(name, tmp_path / "out", *options) == 2, words
+        assert re.search(message, capsys.readouterr().err), message
+        assert not (tmp_path / "out").exists(), words
+    assert encode_by_command("digits", tmp_path / "out") == 2
+    assert "--vae None: must be given to lrlab data encode" in capsys.readouterr().err
 
 
 def test_unreadable_images_and_negative_labels_are_named(vae, tmp_path, capsys):

@@ -301,8 +301,8 @@ FOUR_LEVELS = {
     ("change", "arguments", "parts"),
     [
         (FOUR_LEVELS, ["--resolution=12"], ["--resolution 12", "3 times", "by 8", "use 8 or 16"]),
-        ({"in_channels": 3}, [], ["in_channels=3", "1 channel", "--image_channels 3"]),
-        ({"sample_size": 32}, [], ["sample_size=32", "--resolution 8", "Give --resolution 32"]),
+        ({"in_channels": 3}, [], ["in_channels=3", "must be 1, as the images have", "give --image_channels 3"]),
+        ({"sample_size": 32}, [], ["sample_size=32", "must be 8, as the images have", "give --resolution 32"]),
         ({"_class_name": "UNet2DConditionModel"}, [], ["UNet2DConditionModel", "trains a UNet2DModel"]),
         ({"num_class_embeds": 10}, [], ["takes class labels", "num_class_embeds"]),
         ({"no_such_option": 1}, [], ["UNet2DModel does not take 'no_such_option'"]),

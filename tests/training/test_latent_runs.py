@@ -4,8 +4,6 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -30,6 +28,7 @@ from diffusers_lrlab.training.plan_text import describe_plan
 pytestmark = pytest.mark.slow
 
 NUM_UPDATES = 8
+STRAIGHT = ("--distance_samples=20", "--num_validation_images=40", "--save_images_epochs=1")
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +58,7 @@ def train(place, output, *more, processes=1, **how):
 @pytest.fixture(scope="module")
 def straight(place, tmp_path_factory):
     output = tmp_path_factory.mktemp("straight") / "run"
-    train(place, output, "--distance_samples=20", "--num_validation_images=40", "--save_images_epochs=1")
-    return output
-
-
-@pytest.fixture(scope="module")
-def plain(place, tmp_path_factory):
-    output = tmp_path_factory.mktemp("plain") / "run"
-    train(place, output)
+    train(place, output, *STRAIGHT)
     return output
 
 
@@ -127,19 +119,6 @@ def test_samples_are_decoded_by_what_is_saved(straight, place):
     assert main(["check", str(straight)]) == 0
 
 
-def test_it_loads_in_a_process_without_this_package(straight, tmp_path):
-    code = f"""
-import sys
-sys.modules["diffusers_lrlab"] = None
-from diffusers import DiffusionPipeline
-pipeline = DiffusionPipeline.from_pretrained({str(straight)!r}, custom_pipeline={str(straight)!r}, trust_remote_code=True)
-print(pipeline(batch_size=2, num_inference_steps=1, output_type="np").images.shape)
-"""
-    env = {**runs.environment(), "HF_MODULES_CACHE": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path)
-    assert done.stdout.strip() == "(2, 8, 8, 1)", done.stderr
-
-
 def test_it_is_measured_against_the_images_that_were_encoded(straight):
     results = runs.read_record(straight)["train"]["results"]
     assert results["frechet_num_samples"] == 20
@@ -148,23 +127,16 @@ def test_it_is_measured_against_the_images_that_were_encoded(straight):
     assert results["frechet_distance"] > 0
 
 
-def test_the_card_the_record_and_the_plan_name_the_autoencoder(straight, place):
+def test_the_card_the_record_and_the_plan_name_the_autoencoder_and_the_model_fits(straight, place):
     record = read_latents_record(place / "digits")
     card = (straight / "README.md").read_text()
     named = f"AutoencoderKL {place / 'vae'}, weights {record.weights_sha256[:12]}"
     assert named in card
     assert "latent-diffusion" in card
     assert runs.read_record(straight)["train"]["autoencoder"]["weights_sha256"] == record.weights_sha256
-    assert named in describe_plan(plan_of(place))
-
-
-def plan_of(place, **options):
-    options = resolved(place, **options)
-    return make_plan(options, load_data(options), given_model_config(options))
-
-
-def test_the_default_model_fits_the_latents(place):
-    plan = plan_of(place)
+    options = resolved(place)
+    plan = make_plan(options, load_data(options), given_model_config(options))
+    assert named in describe_plan(plan)
     model = plan.model_class(**plan.model_config)
     assert isinstance(model, UNet2DModel)
     assert (model.config.sample_size, model.config.in_channels, model.config.out_channels) == (4, 2, 2)
@@ -220,23 +192,23 @@ def test_labels_are_those_of_pixels_and_dropped_for_the_same_images(place):
 
 # --- what is refused ---------------------------------------------------------------------------------------------------
 
-MEANINGLESS = {
-    "random_flip": True,
-    "image_column": "image",
-    "resolution": 16,
-    "data_kind": "images",
-}
+MEANINGLESS = [
+    ({"random_flip": True}, "--random_flip True has no effect without a data set of images"),
+    ({"image_column": "image"}, "--image_column 'image' has no effect without a data set of images"),
+    ({"resolution": 16}, r"--resolution 16: must be 8 for the latents .*Hint: .*lrlab data encode"),
+    ({"data_kind": "images"}, "--data_kind 'images': must be latents, or left out"),
+    ({"streaming": True, "max_train_steps": 3}, "--streaming True: must be left out for the latents"),
+    ({"label_column": "digit"}, "--label_column 'digit': must be 'label' for the latents .*, got 'digit'"),
+]
 
 
-@pytest.mark.parametrize("name", MEANINGLESS)
-def test_options_that_latents_do_not_have_are_refused(place, name):
-    with pytest.raises(LabError, match=rf"--{name} .*: must be .*Hint: .*(latent|encode)"):
-        resolved(place, **{name: MEANINGLESS[name]})
+@pytest.mark.parametrize(("options", "told"), MEANINGLESS)
+def test_options_that_latents_do_not_have_are_refused(place, options, told):
+    with pytest.raises(LabError, match=told):
+        resolved(place, **options)
 
 
 def test_labels_that_were_not_encoded_are_refused_before_data_are_read(place, tmp_path):
-    with pytest.raises(LabError, match=r"--label_column 'digit': must be 'label' for the latents .*, got 'digit'"):
-        resolved(place, label_column="digit")
     record = read_latents_record(place / "digits")
     (tmp_path / "digits").mkdir()
     dataclasses.replace(record, label_column=None).write(tmp_path / "digits")
@@ -254,11 +226,6 @@ def test_more_classes_than_are_known_are_refused_before_training(place):
     options = resolved(place, label_column="label", denoiser=None)
     with pytest.raises(LabError, match=r"num_class_embeds=9 of the model .*: must be 10, as in the data"):
         make_plan(options, load_data(options), given)
-
-
-def test_a_stream_is_refused(place):
-    with pytest.raises(LabError, match=r"--streaming True: must be left out for the latents"):
-        resolved(place, streaming=True, max_train_steps=3)
 
 
 def test_the_kind_is_found_and_refused_for_other_data(place):
@@ -322,8 +289,8 @@ def test_another_autoencoder_than_that_of_the_latents_is_refused(place, tmp_path
             load_data(resolved(moved))
 
 
-def test_a_run_does_not_go_on_with_latents_of_another_autoencoder(place, plain, tmp_path):
-    output = shutil.copytree(plain, tmp_path / "run")
+def test_a_run_does_not_go_on_with_latents_of_another_autoencoder(place, straight, tmp_path):
+    output = shutil.copytree(straight, tmp_path / "run")
     (output / f"checkpoint-{NUM_UPDATES}" / "trainer.json").unlink()
     moved = shutil.copytree(place, tmp_path / "place")
     shutil.rmtree(moved / "digits")
@@ -332,7 +299,7 @@ def test_a_run_does_not_go_on_with_latents_of_another_autoencoder(place, plain, 
     before = (place / "digits").rename(place / "kept")
     try:
         shutil.copytree(moved / "digits", place / "digits")
-        error = train(place, output, "--resume_from_checkpoint=latest", expect=2)
+        error = train(place, output, *STRAIGHT, "--resume_from_checkpoint=latest", expect=2)
     finally:
         shutil.rmtree(place / "digits")
         before.rename(place / "digits")

@@ -70,7 +70,7 @@ def models(tmp_path_factory):
 REFUSED = {
     "no folder": (DIGITS, "nowhere/at/all", {}, "must be a folder, or a Hub id.*no such folder exists"),
     "another class": (MOONS, "unet", {}, "must be weights of a MLPDenoiser, got those of a UNet2DModel.*--denoiser"),
-    "other channels": (DIGITS, "rgb", {}, "has in_channels=3.*--image_channels 3"),
+    "other channels": (DIGITS, "rgb", {}, "in_channels=3 of the model.*--image_channels 3"),
     "no weights": (DIGITS, "weightless", {}, "no weights beside the config.json"),
     "damaged weights": (DIGITS, "damaged", {}, "its weights cannot be loaded"),
     "missing weights": (DIGITS, "missing", {}, "missing: conv_in"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from ...core.registry import Entry
 from ...core.words import counted
 from ...data.image_sets import check_resolution as check_size
 from ...data.image_sets import image_set
+from ...data.latents import known_shape
 from ...data.toy2d import TOY_DATASETS
 from ...evaluation.registry import measures_samples
 from ...models.networks import check_resolution, default_down_blocks, default_unet_config
@@ -53,6 +54,12 @@ class Images(DataKind):
     sampling_batch = 250
     is_bounded = True
     has_neighbours = True
+    # By the argument of a UNet that they decide; empty if the data alone decide it.
+    shape_options: ClassVar[dict[str, str]] = {
+        "in_channels": "--image_channels",
+        "out_channels": "--image_channels",
+        "sample_size": "--resolution",
+    }
 
     def defaults(self, config: TrainingConfig) -> dict[str, Any]:
         if config.dataset_name in TOY_DATASETS:
@@ -95,25 +102,19 @@ class Images(DataKind):
         return load_image_data(config, config.seed, config.layout(num_processes))
 
     def check_model_config(self, config: ResolvedConfig, given: dict[str, Any] | None) -> dict[str, Any] | None:
-        name, (channels, resolution) = config.given_model, config.image_shape
-        blocks = default_down_blocks(resolution) if given is None else given["block_out_channels"]
-        check_resolution(resolution, len(blocks))
+        channels, size = known_shape(config) or config.image_shape
+        blocks = default_down_blocks(size) if given is None else given["block_out_channels"]
+        check_resolution(size, len(blocks), self.shape_options.get("sample_size", f"the size of the {self.name}"))
         if given is None:
             return None
-        for key in ("in_channels", "out_channels"):
-            if given[key] != channels:
-                raise LabError(
-                    f"The model {name!r} has {key}={given[key]}, the images have {counted(channels, 'channel')}. Give "
-                    f"--image_channels {given[key]} or another model."
-                )
         check_embeddings(config, given)
-        size = given["sample_size"]
-        if size not in (None, resolution, [resolution] * 2):
-            raise LabError(
-                f"The model {name!r} has sample_size={size} and samples of that size, not of --resolution "
-                f"{resolution}. Give --resolution {size} or another model."
-            )
-        return {**given, "sample_size": resolution}
+        fitting = {"in_channels": (channels,), "out_channels": (channels,), "sample_size": (None, size, [size] * 2)}
+        for key, allowed in fitting.items():
+            if given[key] not in allowed:
+                other = f"{self.shape_options[key]} {given[key]}" if self.shape_options else f"other {self.name}"
+                wanted, of = f"{allowed[0] or size}, as the {self.name} have", f"the model {config.given_model!r}"
+                raise must_be(key, given[key], wanted, f"give {other}, or another model", of=of)
+        return {**given, "sample_size": size}
 
     def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
         channels, size, _ = data.image_shape
