@@ -87,7 +87,7 @@ def pytest_runtest_setup(item):
 LONG = """
     test_study_spec test_stacked_is_solo test_publish test_latent_runs test_patches test_resume
     test_safety test_commands test_extend test_class_labels test_damage test_points
-    test_one_clock test_toy2d test_training test_study_stack test_study_runs test_labelled_runs test_errors
+    test_one_clock test_toy2d test_training test_study_stack test_study_runs test_errors
     test_averaged_pipelines test_preflight test_likelihood test_timesteps
     test_study_speedups test_metric_values test_start test_signatures test_in_the_way
     test_laws test_start_weights test_study_report test_study_rates test_batches test_point_runs test_divergence

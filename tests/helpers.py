@@ -7,6 +7,8 @@ import tarfile
 
 import numpy as np
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from PIL import Image
 
 from diffusers_lrlab.core.errors import LabError
@@ -15,7 +17,11 @@ from diffusers_lrlab.data.options import DataConfig
 from diffusers_lrlab.optimizers.build import check_installed
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.kinds import kind_of
+from diffusers_lrlab.training.model import given_model_config
+from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.trainer import Trainer
 
 
 def numbered_image(number, size=(4, 4)):
@@ -74,6 +80,16 @@ def load_data_once(config):
 
 
 _LOADED = {}
+
+
+def make_trainer(folder, options, model=None):
+    """A trainer in this process with data that are loaded once; `model` is a configuration in the place of the run's own."""
+    resolved = resolve_config(TrainingConfig(**options, output_dir=str(folder)))
+    data = load_data_once(resolved)
+    plan = make_plan(resolved, data, model or given_model_config(resolved))
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=resolved.gradient_accumulation_steps)
+    return Trainer(plan, data, accelerator, RunFolder(folder))
 
 
 def load(folder=None, **options):

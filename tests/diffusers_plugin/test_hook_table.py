@@ -168,18 +168,6 @@ def test_it_is_idle_in_a_range_test_unless_it_acts_there(register, capsys, acts)
 
 # --- --explain -------------------------------------------------------------------------------------------------------
 
-DRAW = "torch.randint(0, scheduler.config.num_train_timesteps, (bsz,))"
-
-
-@pytest.mark.parametrize("draw", [f"t = {DRAW}.repeat(2)", f"t = {DRAW}\nt = t.long().repeat(2)"])
-def test_two_losses_of_one_timestep_are_not_promised(tmp_path, draw):
-    """As of the two images of a preference, in research_projects/diffusion_dpo."""
-    text = f"{draw}\nlosses = F.mse_loss(prediction, target, reduction='none').chunk(2)\n"
-    found = explain(script_of(tmp_path, text))
-    not_here = [line.split()[0] for line in found.splitlines() if "uses each timestep for several images" in line]
-    assert not_here == ["--loss_weighting", "--log_timesteps"]
-    assert "--timestep_sampler  torch.randint draws" in found
-
 
 def test_each_option_is_explained_in_scripts_of_both_forms(tmp_path):
     """They save no weights, and one does not show the losses of images."""
@@ -199,9 +187,5 @@ def test_explaining_runs_nothing(tmp_path):
     command = [sys.executable, "-m", "diffusers_lrlab.launch", "--explain", str(tmp_path / "script.py"), "--its=own"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr, done.stdout[: len(command[4])]) == (0, "", command[4])
-    for words, message in (
-        (["nowhere.py"], "Cannot read the script 'nowhere.py'"),
-        (["--num_updates=0", "x.py"], "--num_u"),
-    ):
-        done = subprocess.run([*command[:4], *words], capture_output=True, text=True, check=False)
-        assert (done.returncode, message in done.stderr) == (2, True)
+    done = subprocess.run([*command[:4], "nowhere.py"], capture_output=True, text=True, check=False)
+    assert (done.returncode, "Cannot read the script 'nowhere.py'" in done.stderr) == (2, True)

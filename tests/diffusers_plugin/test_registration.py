@@ -43,8 +43,6 @@ IMPORTS = {
     "before": "import diffusers_lrlab\nfrom diffusers.optimization import get_scheduler",
     "after": "from diffusers.optimization import get_scheduler\nimport diffusers_lrlab",
     "after, from the top": "from diffusers import get_scheduler\nimport diffusers_lrlab",
-    "twice, around": "import diffusers_lrlab, importlib\nfrom diffusers.optimization import get_scheduler\n"
-    "importlib.reload(diffusers_lrlab)",
     "twice, before": "import diffusers_lrlab, importlib\nimportlib.reload(diffusers_lrlab)\n"
     "from diffusers.optimization import get_scheduler",
 }
@@ -52,10 +50,20 @@ IMPORTS = {
 
 @pytest.mark.slow
 def test_names_work_whatever_is_imported_first():
-    """In processes that are forked from one that has imported torch; diffusers' own function and schedules stay."""
+    """In processes that are forked from one that has imported torch; diffusers' own function and schedules stay.
+
+    The package by itself imports nothing heavy.
+    """
     run_python(
         f"""
-        import os, sys, torch
+        import os, sys
+        child = os.fork()
+        if not child:
+            import diffusers_lrlab
+            assert not {{"torch", "diffusers", "transformers"}} & set(sys.modules)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0, "something heavy is imported"
+        import torch
         assert not {{"diffusers", "diffusers_lrlab"}} & set(sys.modules)
         for name, imports in {IMPORTS!r}.items():
             child = os.fork()
@@ -133,43 +141,15 @@ def test_every_name_and_spec_string_makes_what_our_own_get_scheduler_makes():
             group = optimizer.param_groups[0]
             assert abs(group["lr"] - factor * 1e-3) < 1e-15, group
             assert abs(group["betas"][0] - 0.1125 / 0.2125) < 1e-12, group
-        try:
-            get_scheduler("reduce_lr_on_plateau", adamw(), num_warmup_steps=0, num_training_steps=20).step()
-        except ValueError as error:
-            assert "PlateauWithWarmup needs a metric: call advance()" in str(error)
-        else:
-            raise AssertionError("a script without a metric went on")
-        """
-    )
-
-
-def test_wrong_names_are_explained():
-    run_forked(
-        """
-        import torch, diffusers_lrlab
-        from diffusers.optimization import SchedulerType, get_scheduler
-        optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
         for name, part in (
-            ("cosin", "Did you mean 'cosine'"), ("step:gama=1", "Did you mean 'gamma'"), ("step:", "^"),
-            ("join:schedules=[rex|", "this bracket is never closed"), ("mdlrc", "this SGD has none"),
-            ("constant:", "key=value is missing"), ("wsd:num_decay_steps=6", "that is not 5"),
+            ("reduce_lr_on_plateau", "PlateauWithWarmup needs a metric: call advance()"),
+            ("cosin", "Did you mean 'cosine'"), ("step:gama=1", "Did you mean 'gamma'"),
         ):
             try:
-                get_scheduler(name, optimizer, num_warmup_steps=0, num_training_steps=5)
+                get_scheduler(name, adamw(), num_warmup_steps=0, num_training_steps=20).step()
             except ValueError as error:
                 assert part in str(error), error
             else:
                 raise AssertionError(name)
-        try:
-            SchedulerType(3)
-        except ValueError as error:
-            assert "3 is not a valid SchedulerType" in str(error)
         """
     )
-
-
-def test_importing_the_package_imports_nothing_heavy():
-    loaded = run_python(
-        "import sys, diffusers_lrlab; print(*[m for m in ('torch', 'diffusers', 'transformers') if m in sys.modules])"
-    )
-    assert loaded.split() == []

@@ -3,8 +3,6 @@
 import ast
 import importlib
 import pickle
-import sys
-import types
 
 import pytest
 import torch
@@ -14,13 +12,11 @@ from launched_here import launch_here
 from schedule_rows import BASE, COPIES, Row, close, rows, run
 from tables import cases
 from transformers.trainer_utils import SchedulerType
-from transformers.utils.generic import ExplicitEnum
 
 import diffusers_lrlab
 from diffusers_lrlab import get_scheduler, list_schedulers, lr_curve
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.spec import format_spec
-from diffusers_lrlab.diffusers_plugin import registration as schedules
 from diffusers_lrlab.schedules import functions
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 
@@ -57,26 +53,6 @@ def test_transformers_own_names_have_its_own_functions():
         function = optimization.TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]
         assert function is vars(optimization)[function.__name__]
     assert optimization.get_scheduler.__module__ == "transformers.optimization"
-
-
-def test_names_that_are_read_before_the_functions_are_imported(monkeypatch):
-    """As `TrainingArguments` does."""
-
-    class Names(ExplicitEnum):
-        linear = "linear"
-
-    monkeypatch.setitem(sys.modules, "library.names", types.SimpleNamespace(SchedulerType=Names))
-    library = schedules.Library("library.names", "library.functions")
-    library.register()
-    spec = Names("rex:d=0.9")
-    table = {Names("linear"): None}
-    module = types.SimpleNamespace(TYPE_TO_SCHEDULER_FUNCTION=table)
-    monkeypatch.setitem(sys.modules, "library.functions", module)
-    library.register(module)
-    assert table[Names("linear")] is None
-    assert {*table} == {*Names, spec}
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=BASE)
-    close(run(table[spec](optimizer, WARMUP, N), optimizer, N)[:, 0, 0], lr_curve("rex:d=0.9", BASE, WARMUP, N))
 
 
 def test_the_enum_stays_an_enum_of_texts():
@@ -130,24 +106,14 @@ def trainer(folder, name, **options):
     return transformers.Trainer(Line(), arguments, train_dataset=data)
 
 
-def test_trainer_runs_the_curve_with_accumulation(tmp_path):
-    made = trainer(tmp_path, "rex", lr_scheduler_kwargs={"d": 0.9}, max_steps=6, gradient_accumulation_steps=2)
-    lrs = []
-    made.create_optimizer()
-    made.optimizer.register_step_pre_hook(lambda optimizer, *_: lrs.append(optimizer.param_groups[0]["lr"]))
-    made.train()
-    close(lrs, lr_curve("rex:d=0.9", BASE, WARMUP, 6))
-
-
-@pytest.mark.slow
-def test_trainer_resumes(tmp_path):
-    options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 4}
-    trainer(tmp_path, "rex", **options).train()
-    made, lrs = trainer(tmp_path, "rex", **options), []
-    made.create_optimizer()
-    made.optimizer.register_step_pre_hook(lambda optimizer, *_: lrs.append(optimizer.param_groups[0]["lr"]))
-    made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-    close(lrs, lr_curve("rex", BASE, WARMUP, 6)[4:])
+def test_trainer_runs_the_curve_with_accumulation_and_resumes(tmp_path):
+    options = {"max_steps": 6, "gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 4}
+    for done, checkpoint in ((0, None), (4, str(tmp_path / "checkpoint-4"))):
+        made, lrs = trainer(tmp_path, "rex", lr_scheduler_kwargs={"d": 0.9}, **options), []
+        made.create_optimizer()
+        made.optimizer.register_step_pre_hook(lambda optimizer, *_, lrs=lrs: lrs.append(optimizer.param_groups[0]["lr"]))
+        made.train(resume_from_checkpoint=checkpoint)
+        close(lrs, lr_curve("rex:d=0.9", BASE, WARMUP, 6)[done:])
 
 
 needs_parser = pytest.mark.skipif(not at_least("transformers", 5, 0), reason="4.56 cannot resolve its own annotations here")
@@ -249,10 +215,6 @@ def test_arguments_of_a_command_line_are_read_or_refused():
     assert rex("num_training_steps=24.0", "d=0.9", "num_warmup_steps=0.5").plan["num_warmup_steps"] == 12
     with pytest.raises(LabError, match=r"d='0.9' of get_rex_schedule\(\): must be a number, got '0.9' \(str\)"):
         rex("num_training_steps=24", "d='0.9'")
-    with pytest.raises(LabError, match="num_training_steps='24' of .*: must be a whole number"):
-        rex("num_training_steps='24'")
-    with pytest.raises(LabError, match=r"must be a number.* Hint: help\(get_rex_schedule\)"):
-        rex("num_training_steps=24", "d='high'")
     with pytest.raises(LabError, match="'rex' needs num_training_steps"):
         rex()
     with pytest.raises(AttributeError, match="Did you mean 'get_rex_schedule'"):

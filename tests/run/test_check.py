@@ -33,10 +33,6 @@ def flip(path, place=-1):
     path.write_bytes(data)
 
 
-def halve(path):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
 def say_running(path):
     record = json.loads(path.read_text())
     record["run"]["status"] = "running"
@@ -55,26 +51,15 @@ def test_a_whole_run(tmp_path, capsys):
     assert (status, json.loads(said)["is_whole"], json.loads(said)["damaged"]) == (0, True, [])
 
 
-# What is done to which file, and what is said of it.
-DAMAGE = {
-    "a bit of weights": (flip, "checkpoint-40/denoiser/diffusion_pytorch_model.safetensors", "SHA-256"),
-    "a lost manifest": (Path.unlink, "checkpoint-40/manifest.json", "manifest.json' is missing"),
-    "half a record": (halve, "lrlab/run.json", "cannot be read as JSON"),
-    "half a log": (halve, "lrlab/metrics.jsonl", "bytes instead of"),
-    "no weights": (lambda path: shutil.rmtree(path), "denoiser", "pipeline: "),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGE)
-def test_damage_of_a_run_is_named(tmp_path, capsys, name):
-    damage, file, said_of_it = DAMAGE[name]
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_whole(tmp_path, capsys):
+    """Every file of a run damaged in every way is in test_damage.py."""
     run = copy_of_run(tmp_path / "run")
-    damage(run / file)
+    flip(run / "checkpoint-40/denoiser/diffusion_pytorch_model.safetensors")
     status, said = check(capsys, run)
-    newest = "checkpoint-20" if "checkpoint" in file else "checkpoint-40"
-    assert (status, said_of_it in said) == (1, True), said
-    assert f"repeat the command that made it, with --resume_from_checkpoint latest, which continues from {newest};" in said
-    assert RunFolder(run).newest_checkpoint().name == newest
+    assert (status, "SHA-256" in said) == (1, True), said
+    command = "repeat the command that made it, with --resume_from_checkpoint latest, which continues from checkpoint-20;"
+    assert command in said
+    assert RunFolder(run).newest_checkpoint().name == "checkpoint-20"
 
 
 def test_a_run_that_is_killed_or_goes_on(tmp_path, capsys):
@@ -85,18 +70,6 @@ def test_a_run_that_is_killed_or_goes_on(tmp_path, capsys):
         assert "a run, being written by another process" in check(capsys, run)[1]
     status, said = check(capsys, run)
     assert (status, "a run, killed after 40 of 40 updates" in said) == (0, True)
-
-
-def test_a_study(tmp_path, capsys):
-    study = shutil.copytree(FIXTURE / "study", tmp_path / "study")
-    assert check(capsys, study)[0] == 0
-    result, *_ = sorted((study / "runs").glob("*.json"))
-    weights = study / "weights" / f"{result.stem}.safetensors"
-    halve(result)
-    flip(weights)
-    status, said = check(capsys, study)
-    assert (status, f"damaged  '{result}' has" in said, f"damaged  '{weights}' is damaged" in said) == (1, True, True)
-    assert "repeat the `lrlab study run` command" in said
 
 
 def test_a_data_set(tmp_path, capsys):

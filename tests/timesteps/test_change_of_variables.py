@@ -186,12 +186,6 @@ def test_a_curriculum_by_the_noise_rate_is_its_integral(share):
         assert found[timestep] == pytest.approx(scipy.integrate.quad(density, 0, tau)[0] / whole, abs=1e-3)
 
 
-@pytest.mark.parametrize("name", [name for name, entry in TIMESTEP_SAMPLERS.items() if "epsilon" in entry.traits])
-def test_samplers_that_take_high_noise_for_easy_warn_under_flow_matching(name):
-    with pytest.warns(UserWarning, match="velocity of flow matching is as hard to predict at high noise"):
-        get_timestep_sampler(name, num_training_steps=10, noise_scheduler=FLOW)
-
-
 # --- Stable Diffusion 3 and Flux --------------------------------------------------------------------------------------
 
 # weighting_scheme of diffusers' scripts, its arguments, and the sampler that is the same; their u falls with the noise.
@@ -220,33 +214,6 @@ def test_draws_of_diffusers_functions_are_of_our_density(scheme, arguments, spec
     probabilities = get_timestep_sampler(spec, noise_scheduler=FLOW).probabilities(0).view(50, -1).sum(1).numpy()
     found, expected = joined(found, 200_000 * probabilities)
     assert scipy.stats.chisquare(found, expected).pvalue > 1e-3
-
-
-@cases(("scheme", "arguments", "spec"), SCHEMES)
-def test_the_same_draws_give_the_same_sigmas(scheme, arguments, spec):
-    """Our density at the quantile of each of diffusers' draws is at its sigma, to 1e-7."""
-    u = seeded_draws(scheme, 500, arguments, seed=2).double().numpy()
-    entries = (u * T).astype(np.int64).clip(max=T - 1)
-    cumulative = np.concatenate([[0], get_timestep_sampler(spec, noise_scheduler=SHIFTED).probabilities(0).numpy().cumsum()])
-    # diffusers' own quantile of the border of each draw's entry, and ours.
-    theirs = np.array([probability_below(scheme, arguments, entry / T) for entry in entries])
-    np.testing.assert_allclose(1 - cumulative[T - entries], theirs, rtol=0, atol=1e-7)
-    ours = flow_sigmas(SHIFTED)[T - 1 - entries]
-    np.testing.assert_allclose(ours, SHIFTED.sigmas.double()[entries], rtol=1e-7)
-
-
-def probability_below(scheme, arguments, u):
-    """That diffusers' draw is below u."""
-    if scheme == "none" or not 0 < u < 1:
-        return min(max(u, 0.0), 1.0)
-    if scheme == "logit_normal":
-        return scipy.stats.norm.cdf(math.log(u / (1 - u)), arguments["logit_mean"], arguments["logit_std"])
-    scale = arguments["mode_scale"]
-
-    def mapped(v):  # falls with v
-        return 1 - v - scale * (math.cos(math.pi * v / 2) ** 2 - 1 + v)
-
-    return 1 - scipy.optimize.brentq(lambda v: mapped(v) - u, 0, 1, xtol=1e-15)
 
 
 def joined(found, expected):

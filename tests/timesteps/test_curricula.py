@@ -93,14 +93,6 @@ def test_afterwards_it_can_be_uniform_again():
     assert (clts(101, ramp_share=0.5, after="uniform") == 1 / 1000).all()
 
 
-def test_the_noise_rate_can_take_the_place_of_the_gaussian():
-    rate = np.sqrt(1 - np.cumprod(1 - np.linspace(1e-4, 0.02, 1000)))
-    for share in (0, 0.5, 1):
-        expected = (1 - share) + share * (1 - rate) ** 1.5
-        found = clts(int(share * N), noise_rate_exponent=1.5)
-        assert found == pytest.approx(expected / expected.sum(), abs=1e-14)
-
-
 # --- what follows the losses -----------------------------------------------------------------------------------------
 
 
@@ -210,13 +202,3 @@ def test_the_gradient_of_the_log_variance_is_that_of_its_loss():
     (losses * torch.exp(-u) + u).mean().backward()
     learned.observe(timesteps, losses)
     torch.testing.assert_close(learned.coefficients.grad, coefficients.grad)
-
-
-def test_a_sampler_that_follows_losses_prefers_large_ones():
-    sampler = get_timestep_sampler("loss_second_moment:history=2", num_train_timesteps=4)
-    assert sampler.sample(4000, 0, torch.Generator().manual_seed(0)).bincount().min() > 800
-    for _ in range(2):
-        sampler.observe(torch.arange(4), torch.tensor([1.0, 1.0, 1.0, 3.0]))
-    shares = sampler.sample(60_000, 0, torch.Generator().manual_seed(0)).bincount() / 60_000
-    assert shares.tolist() == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2], abs=0.01)
-    assert sampler.loss_weights(torch.arange(4), 0).tolist() == pytest.approx([1.5, 1.5, 1.5, 0.5], rel=1e-3)

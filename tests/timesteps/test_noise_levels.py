@@ -1,14 +1,12 @@
 """Noise levels: those of flow matching, and both ends, where the SNR is 0 or infinite."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
-from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers import FlowMatchEulerDiscreteScheduler
 from tables import cases
 
 from diffusers_lrlab.timesteps.loss_weights import LossWeighting
-from diffusers_lrlab.timesteps.noise_levels import PREDICTIONS, NoiseLevels, flow_levels, noise_levels
+from diffusers_lrlab.timesteps.noise_levels import PREDICTIONS, NoiseLevels, flow_levels
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.timesteps.sampling import TimestepSampler
 
@@ -30,12 +28,6 @@ def test_the_levels_of_flow_matching():
     )
 
 
-def test_alphas_may_be_an_array_of_numpy():
-    of_torch = DDPMScheduler(num_train_timesteps=20)
-    of_numpy = SimpleNamespace(alphas_cumprod=of_torch.alphas_cumprod.numpy())
-    np.testing.assert_array_equal(noise_levels(of_numpy).alphas_cumprod, noise_levels(of_torch).alphas_cumprod)
-
-
 @pytest.mark.parametrize("sigma_is_of_data", [False, True])
 def test_the_ends_of_flow_matching_are_finite(sigma_is_of_data):
     levels = flow_levels(FlowMatchEulerDiscreteScheduler(), sigma_is_of_data)
@@ -49,11 +41,6 @@ def test_both_ends_are_safe_and_nothing_else_is_moved():
     assert BOTH_ENDS.inner_alphas_cumprod[1:4].tolist() == [0.9, 0.5, 0.1]
     assert BOTH_ENDS.inner_alphas_cumprod[[0, 4]].tolist() == [1 - 1e-12, 1e-12]
     assert np.isfinite(BOTH_ENDS.log_sigma_borders).all()
-
-
-def test_levels_nearer_to_an_end_than_its_substitute_keep_their_order():
-    levels = NoiseLevels(np.array([1.0, 1 - 1e-14, 1e-20, 0.0]))
-    assert levels.inner_alphas_cumprod.tolist() == [1 - 1e-14, 1 - 1e-14, 1e-20, 1e-20]
 
 
 @cases("name", LOSS_WEIGHTINGS)

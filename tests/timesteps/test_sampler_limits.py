@@ -3,8 +3,6 @@
 Densities and draws are in test_samplers.py, curricula in test_curricula.py.
 """
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -44,21 +42,6 @@ def test_draws_depend_on_the_update_and_not_on_those_before(name, draw):
         assert sampler.sample(40, update, seeded()).equal(make(name, draw=draw).sample(40, update, seeded()))
 
 
-@cases("name", [name for name, entry in TIMESTEP_SAMPLERS.items() if "restricted" not in entry.traits])
-def test_weights_are_those_of_the_update_and_come_in_the_shape_of_the_timesteps(name):
-    sampler = make(name, unbiased=True)
-    timesteps = torch.tensor([[0, 59, 30], [30, 1, 0]])
-    for update in (UPDATES, 0, 7, 0, UPDATES):
-        expected = 1 / (60 * sampler.probabilities(update)[timesteps])
-        sampler.sample(8, 5, seeded())
-        weights = sampler.loss_weights(timesteps, update)
-        if weights is None:
-            assert expected.tolist() == np.ones((2, 3)).tolist()
-        else:
-            assert (weights.shape, weights.dtype) == (timesteps.shape, torch.float32)
-            torch.testing.assert_close(weights.double(), expected, rtol=1e-6, atol=0)
-
-
 @each_name
 def test_probabilities_are_the_callers_own_and_updates_may_be_an_array(name):
     sampler = make(name)
@@ -73,7 +56,7 @@ def test_probabilities_are_the_callers_own_and_updates_may_be_an_array(name):
 
 # --- limits of parameters --------------------------------------------------------------------------------------------
 
-EXTREMES = (1e-300, 1e-12, 1e-3, 0.5, 1e3, 1e12, 1e300, -1e3, -1e300)
+EXTREMES = (1e-300, 0.5, 1e300, -1e300)
 
 
 def extremes(parameter):
@@ -132,21 +115,6 @@ FOLLOWERS = {
 each_follower = cases("new", FOLLOWERS.values(), ids=FOLLOWERS)
 
 
-def show(state, batches, seed=0):
-    generator = seeded(seed)
-    for _ in range(batches):
-        timesteps = torch.randint(0, 12, (40,), generator=generator)
-        state.observe(timesteps, torch.rand(40, generator=generator) * (1 + timesteps))
-
-
-def snapshot(state):
-    return {key: value.clone() for key, value in state.state_dict().items()}
-
-
-def same(first, second):
-    return first.keys() == second.keys() and all(first[key].equal(second[key]) for key in first)
-
-
 @each_follower
 def test_losses_that_require_a_gradient_are_only_looked_at(new):
     first, second = new(), new()
@@ -154,22 +122,11 @@ def test_losses_that_require_a_gradient_are_only_looked_at(new):
     tracked = losses.clone().requires_grad_()
     first.observe(timesteps, tracked)
     second.observe(timesteps, losses)
-    assert same(snapshot(first), snapshot(second))
+    expected = second.state_dict()
+    for key, value in first.state_dict().items():
+        assert value.equal(expected[key])
+        assert not value.requires_grad
     assert tracked.grad is None
-    assert not any(value.requires_grad for value in first.state_dict().values())
-
-
-def test_one_timestep_alone_is_not_enough_to_leave_uniform():
-    state = LossSecondMoment(noise_levels(None, 3), 2, 0.1)
-    state.observe(torch.zeros(9, dtype=torch.int64), torch.arange(9.0))
-    assert state.probabilities().tolist() == [1 / 3] * 3
-    assert sorted(state.losses[0].tolist()) == [7, 8]
-    state.observe(torch.tensor([1, 2, 1]), torch.tensor([1.0, 0.0, 1.0]))
-    assert state.probabilities().tolist() == [1 / 3] * 3
-    state.observe(torch.tensor([2]), torch.tensor([0.0]))
-    root = math.sqrt((7**2 + 8**2) / 2)
-    expected = [0.9 * share / (root + 1) + 0.1 / 3 for share in (root, 1, 0)]
-    assert state.probabilities().tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_log_variance_becomes_the_log_of_the_expected_loss():

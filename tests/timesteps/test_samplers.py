@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from diffusers import DDPMScheduler, VQDiffusionScheduler
+from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler, VQDiffusionScheduler
 from scipy import integrate, stats
 from scipy.special import logit
 from tables import cases
@@ -89,15 +89,6 @@ def test_draws_follow_from_the_generator(name, draw):
 
 def test_uniform_draws_are_those_of_diffusers_scripts():
     assert make("uniform").sample(64, 0, seeded()).equal(torch.randint(0, 1000, (64,), generator=seeded()))
-
-
-@cases("update", [0, 1, UPDATES - 1, UPDATES + 1])
-def test_clts_without_its_gaussian_is_uniform_to_the_bit(update):
-    plain, curriculum = make("uniform"), make("clts", lambda_max=0.0)
-    first, second = seeded(), seeded()
-    for _ in range(3):
-        assert plain.sample(64, update, first).equal(curriculum.sample(64, update, second))
-    assert curriculum.loss_weights(torch.arange(1000), update) is None
 
 
 @cases("name", TIMESTEP_SAMPLERS)
@@ -223,13 +214,6 @@ def test_densities_against_forms_of_their_own(spec):
     assert found == pytest.approx(expected, abs=tolerance)
 
 
-def test_the_map_of_mode_at_the_published_points():
-    """u = 0, 1/4, 1/2, 3/4, 1 go to 1, .61642, .5, .38358, 0, so these are its distribution function."""
-    cumulative = get_timestep_sampler("mode", num_train_timesteps=100_000).probabilities(0).cumsum(0)
-    for mapped, u in ((0.61642, 0.25), (0.5, 0.5), (0.38358, 0.75)):
-        assert cumulative[round(mapped * 100_000) - 1].item() == pytest.approx(1 - u, abs=1e-4)
-
-
 def test_bands_take_turns_as_often_as_they_are_wide():
     starts = np.array([0, 100, 400, 1000])
     bands = band_of_update(np.arange(10_000), starts)
@@ -257,15 +241,10 @@ def test_bands_have_rates_and_weights_have_losses():
 # --- wrong input -----------------------------------------------------------------------------------------------------
 
 WRONG = [
-    ("clts", {"sigma": 0}, r"sigma=0 of 'clts': must be a number in \(0, inf\)"),
-    ("clts:mu=0.2", {"mu": 0.3}, "'mu' is given twice"),
     ("clts", {"after": "uniform"}, "after='uniform'.*no effect"),
     ("snr_range", {"min_snr": 1e6, "max_snr": 1e7}, "whose SNR goes from"),
-    ("banded", {"num_bands": 3, "edges": [0.5]}, "meet at 2 edges"),
-    ("speed", {"k": 1e308}, "no timestep any probability that can be computed"),
     ("piecewise", {"densities": []}, "got no densities"),
     ("piecewise", {"low": 2.0, "high": 1.0}, "Make high larger than low"),
-    ("piecewise", {"low": 100.0, "high": 101.0}, "gives no timestep any probability"),
     (3, {}, "got 3"),
 ]
 
@@ -286,9 +265,7 @@ def test_updates_are_counts(update):
     ("arguments", "words"),
     [
         ({"num_training_steps": 10}, "How many timesteps"),
-        ({"num_train_timesteps": 10.5, "num_training_steps": 10}, "num_train_timesteps=10.5 of .*: must be a whole number"),
         ({"num_train_timesteps": 1000}, "give num_training_steps"),
-        ({"num_train_timesteps": 1000, "num_training_steps": 0}, "num_training_steps=0"),
         ({"num_train_timesteps": 999, "num_training_steps": 10, "noise_scheduler": DDPMScheduler()}, "has, 1000"),
         ({"num_training_steps": 10, "noise_scheduler": VQDiffusionScheduler(4)}, "Scheduler has no alphas_cumprod"),
     ],
@@ -300,8 +277,14 @@ def test_wrong_lengths_and_schedulers(arguments, words):
 
 
 @cases("name", [name for name, entry in TIMESTEP_SAMPLERS.items() if "epsilon" in entry.traits])
-@cases("prediction_type", ["v_prediction", "sample"])
-def test_a_premise_that_does_not_hold_is_warned_of(name, prediction_type):
-    with pytest.warns(UserWarning, match="high noise is the hard end"):
-        get_timestep_sampler(name, num_training_steps=10, noise_scheduler=DDPMScheduler(prediction_type=prediction_type))
+@cases(
+    ("scheduler", "words"),
+    [
+        (DDPMScheduler(prediction_type="sample"), "high noise is the hard end"),
+        (FlowMatchEulerDiscreteScheduler(), "velocity of flow matching is as hard to predict at high noise"),
+    ],
+)
+def test_a_premise_that_does_not_hold_is_warned_of(name, scheduler, words):
+    with pytest.warns(UserWarning, match=words):
+        get_timestep_sampler(name, num_training_steps=10, noise_scheduler=scheduler)
     get_timestep_sampler(name, num_training_steps=10, noise_scheduler=DDPMScheduler())  # a warning would be an error

@@ -14,7 +14,6 @@ from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
-from diffusers_lrlab.training.prepare import prepare
 from diffusers_lrlab.training.resolve import resolve_config
 
 
@@ -39,9 +38,6 @@ BANDED = "--timestep_lr=banded:factors=[1|2]"
 
 # name -> (arguments, text of the message)
 ERRORS = {
-    "unknown name": (["--timestep_sampler=unifrm"], "'unifrm'. Did you mean 'uniform'?"),
-    "unknown parameter": (["--timestep_sampler=clts:sigm=1"], "'clts' does not take 'sigm'"),
-    "out of range": (["--noise=pyramid:discount=1"], "discount=1 of 'pyramid': must be a number in (0, 1)"),
     "without effect": (["--timestep_sampler=clts:sigma=0.5,noise_rate_exponent=2"], "no effect with noise_rate_exponent=2"),
     "twice": (["--timestep_sampler=clts:sigma=0.5", '--timestep_sampler_kwargs={"sigma": 0.1}'], "'sigma' is given twice"),
     "empty range": (["--timestep_sampler=range:low=0.41,high=0.44", "--ddpm_num_steps=10"], "holds none of the 10"),
@@ -50,15 +46,11 @@ ERRORS = {
         ["--timestep_sampler=easy_to_hard:num_clusters=30", "--ddpm_num_steps=20"],
         "num_clusters=30, more than the 20 timesteps. Use at most 20.",
     ),
-    "unbiased range": (["--timestep_sampler=range:unbiased=true"], "unbiased=True cannot hold"),
     "unbiased bands": ([BANDED, "--timestep_sampler=uniform:unbiased=true"], "unbiased=true of --timestep_sampler"),
     "bands of a curriculum": ([BANDED, "--timestep_sampler=clts"], "uniform, stratified, antithetic"),
     "bands without factors": (["--timestep_lr=banded"], "needs factors, one for each band, such as factors=[0.5|1|2]"),
-    "one factor": (["--timestep_lr=weight:factors=[2]"], "weight with one factor"),
-    "edges that do not rise": (["--timestep_lr=weight:factors=[1|2|3],edges=[0.6|0.4]"], "Give increasing edges"),
     "an edge too few": (["--timestep_lr=weight:factors=[1|2|3],edges=[0.2]"], "3 bands meet at 2 edges, not at the 1 of"),
     "more bands than timesteps": (["--timestep_lr=weight:factors=[1|2|3]", "--ddpm_num_steps=2"], "of 2 timesteps"),
-    "kwargs without a name": (['--timestep_lr_kwargs={"factors": [1, 2]}'], "without --timestep_lr"),
     "gradients without bins": (
         ["--timestep_grad_every=5", "--log_timestep_bins=0"],
         "--timestep_grad_every 5 has no effect",
@@ -67,7 +59,6 @@ ERRORS = {
         ["--log_timestep_bins=21", "--ddpm_num_steps=20"],
         "--log_timestep_bins 21: must be a whole number in [0, 20], got 21. Hint: --ddpm_num_steps",
     ),
-    "bad JSON": (["--noise_kwargs={strength: 1}"], "--noise_kwargs"),
 }
 
 
@@ -102,17 +93,6 @@ def test_a_letter_too_many_is_noticed(broken_data, option):
             resolve_config(parse_arguments([*broken_data, f"--{option}={name}:zzz=1"], ""))
 
 
-def test_what_is_contradictory_but_possible_is_only_a_warning(monkeypatch, tmp_path):
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    arguments = ["--timestep_sampler=logit_normal", "--loss_weighting=min_snr", "--prediction_type=sample"]
-    try:
-        plan = describe_plan(prepare(parse_arguments([*arguments, f"--output_dir={tmp_path / 'run'}"], ""))[0])
-    finally:
-        AcceleratorState._reset_state(reset_partial_state=True)
-    assert "'logit_normal' samples the middle noise levels more often and 'min_snr' weights them more" in plan
-    assert "timesteps  sampler logit_normal, weighting min_snr, noise gaussian" in plan
-
-
 # --- what the data and the length of the run decide ------------------------------------------------------------------
 
 
@@ -130,10 +110,13 @@ def test_gradients_need_held_out_images_that_are_there(tmp_path):
         ({"timestep_sampler": "loss_second_moment", "max_train_steps": 100}, "10000 images, and this run sees 6400"),
         ({"timestep_sampler": "loss_second_moment", "max_train_steps": 200}, None),
         ({"noise": "immiscible", "train_batch_size": 1}, "'immiscible' has no effect on updates of a single image"),
-        ({"timestep_sampler": "stratified", "noise": "immiscible", "train_batch_size": 2}, None),
         ({"timestep_sampler": "clts", "prediction_type": "sample"}, "high noise is the hard end"),
         ({"timestep_sampler": "laplace", "loss_weighting": "min_snr"}, "together they leave"),
         ({"timestep_sampler": "laplace", "loss_weighting": "p2"}, None),
+        (
+            {"timestep_sampler": "logit_normal", "loss_weighting": "min_snr"},
+            "'logit_normal' samples the middle noise levels more often and 'min_snr' weights them more",
+        ),
         ({"timestep_grad_every": 11}, "--timestep_grad_every 11 never comes in 10 updates"),
         ({"timestep_grad_every": 10, "num_validation_images": 31}, "only norms will be measured"),
     ],

@@ -1,6 +1,5 @@
 """Loss weightings against their published forms, written down here in terms of the signal-to-noise ratio."""
 
-import itertools
 import math
 import re
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DDPMScheduler
-from hosts import at_least
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
@@ -22,13 +20,6 @@ from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.resolve_timesteps import objective_spec
 
 PREDICTION_TYPES = ["epsilon", "sample", "v_prediction"]
-BETA_SCHEDULES = [
-    "linear",
-    "scaled_linear",
-    "squaredcos_cap_v2",
-    "sigmoid",
-    *(["laplace"] if at_least("diffusers", 0, 37) else []),
-]
 
 # On the squared error of the image, at the defaults of the parameters.
 ON_IMAGES = {
@@ -76,27 +67,6 @@ def test_weights_are_the_closed_forms(name, prediction_type):
     assert weights.dtype == torch.float32
     expected = [closed_form(name, prediction_type, signal_to_noise(timestep)) for timestep in TIMESTEPS]
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
-
-
-# Computed by hand from the linear betas: (name, prediction type) -> timestep -> weight.
-BY_HAND = {
-    ("min_snr", "epsilon"): {50: 0.15490, 100: 0.58571, 200: 1, 300: 1, 500: 1, 700: 1},
-    ("min_snr", "v_prediction"): {50: 0.15024, 100: 0.52429, 200: 0.65635, 300: 0.39401, 500: 0.07780, 700: 0.00687},
-    ("min_snr", "sample"): {50: 5, 100: 5, 200: 1.9098, 300: 0.65019, 500: 0.084363, 700: 0.0069175},
-    ("debiased", "epsilon"): {100: 0.34226, 200: 0.72359, 300: 1.24016, 500: 3.4429, 700: 12.023, 999: 157.41},
-    ("truncated_snr", "sample"): {200: 1.9098, 300: 1, 999: 1},
-    ("p2", "epsilon"): {200: 1 - 0.65635, 300: 1 - 0.39401, 500: 1 - 0.07780},
-    ("p2:gamma=0.5", "epsilon"): {200: math.sqrt(1 - 0.65635), 500: math.sqrt(1 - 0.07780)},
-    ("none", "epsilon"): {0: 1, 999: 1},
-    ("none", "v_prediction"): {0: 1, 999: 1},
-}
-
-
-@cases(("spec", "prediction_type"), BY_HAND)
-def test_weights_at_timesteps_computed_by_hand(spec, prediction_type):
-    weighting = get_loss_weighting(spec, DDPMScheduler(), prediction_type)
-    by_hand = BY_HAND[spec, prediction_type]
-    np.testing.assert_allclose(weighting.weights(torch.tensor([*by_hand])), [*by_hand.values()], rtol=1e-3)
 
 
 @cases(
@@ -176,14 +146,6 @@ def test_the_gradient_is_the_weighted_mean_of_those_of_images(name, prediction_t
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
 
 
-@cases(("beta_schedule", "prediction_type"), [*zip(BETA_SCHEDULES, itertools.cycle(PREDICTION_TYPES), strict=False)])
-@cases("name", LOSS_WEIGHTINGS)
-def test_weights_in_training_are_finite_for_every_noise_schedule(name, beta_schedule, prediction_type):
-    options = {"loss_weighting": name, "ddpm_beta_schedule": beta_schedule, "prediction_type": prediction_type}
-    weights = objective(BatchLayout(1), **options)[0].weights(torch.arange(1000), 0)
-    assert weights is None or (weights.isfinite().all() and (weights >= 0).all() and (weights > 0).any())
-
-
 @cases("prediction_type", PREDICTION_TYPES)
 @cases("name", LOSS_WEIGHTINGS)
 def test_normalized_weights_have_mean_1(name, prediction_type):
@@ -204,16 +166,6 @@ def test_the_largest_weight_is_cut_before_the_mean_is_divided_out():
 
 
 ZERO = DDPMScheduler(rescale_betas_zero_snr=True)
-
-
-@cases("prediction_type", PREDICTION_TYPES)
-@cases("name", LOSS_WEIGHTINGS)
-def test_a_terminal_snr_of_zero_gives_finite_weights(name, prediction_type):
-    assert ZERO.alphas_cumprod[-1] == 0
-    assert get_loss_weighting("min_snr", ZERO).table[-1] == 1
-    weighting = get_loss_weighting(name, ZERO, prediction_type)
-    assert (weighting.table >= 0).all()
-    assert weighting.weights(torch.arange(1000)).isfinite().all()
 
 
 # What the forms in ON_IMAGES tend to where SNR falls to 0.

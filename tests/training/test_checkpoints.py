@@ -3,22 +3,16 @@
 import json
 import threading
 
+import helpers
 import pytest
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from continued_runs import assert_same, load_state
-from helpers import load_data_once
 
-from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core.errors import DiskFull, Diverged
 from diffusers_lrlab.core.manifest import find_damage
 from diffusers_lrlab.training import checkpoints
 from diffusers_lrlab.training.checkpoints import CheckpointWriter
-from diffusers_lrlab.training.plan import make_plan
-from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
-from diffusers_lrlab.training.trainer import Trainer
 
 MODEL = {"dimension": 2, "hidden_size": 8, "num_layers": 1, "embedding_size": 4}
 SMALL = {"dataset_name": "moons", "max_train_steps": 12, "train_batch_size": 32, "num_validation_images": 16}
@@ -27,10 +21,7 @@ SMALL |= {"ddpm_num_steps": 4, "num_inference_steps": 2, "save_images_epochs": 1
 
 
 def make_trainer(folder, **options):
-    config = resolve_config(TrainingConfig(**SMALL, **{"checkpointing_steps": 3, **options}, output_dir=str(folder)))
-    data = load_data_once(config)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    return Trainer(make_plan(config, data, MODEL), data, Accelerator(cpu=True), RunFolder(folder))
+    return helpers.make_trainer(folder, {**SMALL, "checkpointing_steps": 3, **options}, MODEL)
 
 
 def do_updates(trainer, number):
@@ -122,17 +113,3 @@ def test_a_run_that_diverges_meanwhile_keeps_it_and_names_it(tmp_path, disk):
     with pytest.raises(Diverged, match=f"last checkpoint with finite weights is {tmp_path}/checkpoint-3"):
         next(updates)
     assert names(tmp_path) == ["checkpoint-3"]
-
-
-def test_a_copy_shares_nothing_and_keeps_its_shape():
-    rows = torch.arange(6.0).reshape(2, 3).t()  # not contiguous
-    betas = (0.9, 0.99)
-    state = {"state": {0: {"exp_avg": rows, "step": 1}}, "param_groups": [{"betas": betas}, {"betas": betas}]}
-    copied = checkpoints.on_host(state)
-    assert copied["state"][0]["exp_avg"].stride() == rows.stride()
-    rows.zero_()
-    state["param_groups"][0]["lr"] = 1.0
-    assert copied["state"][0]["exp_avg"].sum() == 15
-    first, second = copied["param_groups"]
-    assert first["betas"] is second["betas"]  # as pickles have it
-    assert "lr" not in first

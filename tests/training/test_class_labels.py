@@ -1,10 +1,10 @@
 """Runs with class labels: dropped labels, resuming, guidance, previews, card, metric, and what is refused."""
 
-import functools
 import json
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,11 +13,18 @@ import torch
 from accelerate.state import AcceleratorState
 from diffusers import DiffusionPipeline
 from helpers import numbered_image
-from latents import encode, save_vae
 
 from diffusers_lrlab import ImagePipeline, TrainingConfig, train
 from diffusers_lrlab.cli.main import main
-from diffusers_lrlab.hub.card import write_model_card
+from diffusers_lrlab.data.batch import Batch
+from diffusers_lrlab.diagnostics.observer import GradientProbes
+from diffusers_lrlab.evaluation.metrics import _training_set_loss
+from diffusers_lrlab.evaluation.registry import Evaluation
+from diffusers_lrlab.finder.find import find_lr_of
+from diffusers_lrlab.finder.range_test import FinderConfig
+from diffusers_lrlab.preflight.setting_checks import dead_parameters
+from diffusers_lrlab.preflight.subject import Subject
+from diffusers_lrlab.study.stacked.stacks import not_stackable
 from diffusers_lrlab.training.pipeline import draw_samples
 from diffusers_lrlab.training.prepare import prepare
 from diffusers_lrlab.training.run_folder import RunFolder
@@ -27,8 +34,6 @@ pytestmark = pytest.mark.slow
 
 NUM_UPDATES = 8
 LABELS = ("--label_column=label", "--label_dropout=0.3", "--guidance_scale=2")
-OBJECTIVES = {"ddpm": "ddpm:num_steps=20", "flow": "flow_matching:num_steps=20", "latents": "ddpm:num_steps=20"}
-RUNS = ["ddpm", "flow", pytest.param("latents", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(autouse=True)
@@ -44,20 +49,10 @@ def model_file(folder, num_embeddings, **changes):
     return path
 
 
-@pytest.fixture(scope="module")
-def encoded(tmp_path_factory):
-    """Digits as latents, with their labels."""
-    place = tmp_path_factory.mktemp("encoded")
-    encode(place / "digits", save_vae(place / "vae"))
-    return place / "digits"
-
-
-def arguments_of(output, run="ddpm", num_embeddings=11, latents=None):
-    shape = {} if run != "latents" else {"in_channels": 2, "out_channels": 2, "sample_size": 4}
+def arguments_of(output, num_embeddings=11):
     return [
-        f"--model_config_name_or_path={model_file(output.with_name(output.name + '-model'), num_embeddings, **shape)}",
-        *([f"--train_data_dir={latents}"] if run == "latents" else []),
-        f"--objective={OBJECTIVES[run]}",
+        f"--model_config_name_or_path={model_file(output.with_name(output.name + '-model'), num_embeddings)}",
+        "--objective=ddpm:num_steps=20",
         f"--output_dir={output}",
         f"--max_train_steps={NUM_UPDATES}",
         *("--train_batch_size=8", "--num_validation_images=16", "--validation_steps=4", "--checkpointing_steps=4"),
@@ -66,20 +61,17 @@ def arguments_of(output, run="ddpm", num_embeddings=11, latents=None):
     ]
 
 
-@pytest.fixture(scope="module", params=RUNS)
-def straight(request, tmp_path_factory):
-    """The options of a run by its folder, and that of a run with them."""
-    latents = request.getfixturevalue("encoded") if request.param == "latents" else None
-    options = functools.partial(arguments_of, run=request.param, latents=latents)
-    output = tmp_path_factory.mktemp("straight") / request.param
-    runs.run(*options(output), *LABELS)
-    return options, output
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run; those under flow matching and on latents are in test_dit_runs.py."""
+    output = tmp_path_factory.mktemp("straight") / "run"
+    runs.run(*arguments_of(output), *LABELS)
+    return output
 
 
 @pytest.mark.slow
 def test_the_result_samples_by_class_without_this_package(straight):
     """With the guidance of the run by default: the same images as here."""
-    _, output = straight
     code = """
 import sys
 import numpy as np, torch
@@ -91,20 +83,19 @@ images = pipeline(class_labels=[3, "7"], generator=torch.Generator().manual_seed
 assert np.array_equal(images, pipeline(class_labels=[3, 7], generator=torch.Generator().manual_seed(1), **how).images)
 np.save(sys.argv[2], images)
 """
-    command = [sys.executable, "-c", code, str(output), str(output / "images.npy")]
+    command = [sys.executable, "-c", code, str(straight), str(straight / "images.npy")]
     result = subprocess.run(command, env=runs.environment(), capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
-    pipeline = DiffusionPipeline.from_pretrained(output)
+    pipeline = DiffusionPipeline.from_pretrained(straight)
     pipeline.set_progress_bar_config(disable=True)
     how = {"generator": torch.Generator().manual_seed(1), "num_inference_steps": 2, "output_type": "np"}
     here = pipeline(class_labels=[3, 7], **how).images
-    np.testing.assert_allclose(np.load(output / "images.npy"), here, atol=1e-6)
+    np.testing.assert_allclose(np.load(straight / "images.npy"), here, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_record_and_card_name_the_classes(straight):
-    _, output = straight
-    record, card = runs.read_record(output), (output / "README.md").read_text()
+    record, card = runs.read_record(straight), (straight / "README.md").read_text()
     assert record["train"]["class_names"] == [str(digit) for digit in range(10)]
     results = record["train"]["results"]
     assert 0 <= results["class_accuracy"] <= 1
@@ -121,18 +112,8 @@ def test_record_and_card_name_the_classes(straight):
 
 
 def test_previews_have_a_row_for_each_class(straight):
-    _, output = straight
-    *_, last = sorted((output / "lrlab" / "samples").glob("*.npy"))
+    *_, last = sorted((straight / "lrlab" / "samples").glob("*.npy"))
     assert np.load(last).shape == (30, 8, 8, 1)  # three of each class
-
-
-def test_hostile_names_of_classes_stay_in_their_cells(straight, tmp_path):
-    record = runs.read_record(straight[1])
-    record["train"]["class_names"][0] = "a`|b\n# c"
-    write_model_card(tmp_path, record)
-    card = (tmp_path / "README.md").read_text()
-    assert "`a b # c`" in card
-    assert "\n# c" not in card
 
 
 # --- sampling and learning -------------------------------------------------------------------------------------------
@@ -202,6 +183,26 @@ def test_samples_have_the_labels_that_the_metric_expects(grey, tmp_path):
     assert told == [[0] * 4 + [1] * 4 + [2] * 8] * steps
 
 
+def test_all_that_computes_the_loss_tells_the_labels(tmp_path):
+    """diffusers' UNet with class labels raises unless it is told some; runs with them are not stacked."""
+    model = model_file(tmp_path / "model", 10)
+    given = {"label_column": "label", "model_config_name_or_path": str(model), "max_train_steps": 4, "preflight": False}
+    config = TrainingConfig(**given, num_validation_images=40, train_batch_size=8, output_dir=str(tmp_path / "run"))
+    plan, data, accelerator = prepare(config)
+    trainer = Trainer(plan, data, accelerator, RunFolder(tmp_path / "run"))
+    run = trainer.run
+    with pytest.raises(ValueError, match="class_labels should be provided"):
+        run.process.losses(run.model, Batch(data.held_out.data[:8]), data.held_out.data[:8], torch.arange(8))
+    dead_parameters(Subject(trainer))
+    run.validation(run.model)
+    GradientProbes(data.held_out, run.process, np.array([0, 1000]), torch.device("cpu"))(run.model)
+    _training_set_loss(Evaluation(run, None))
+    find_lr_of(trainer, FinderConfig(num_updates=10, repeats=1))
+    spec = SimpleNamespace(config=SimpleNamespace(denoiser=None, width_base=None, mixed_precision=None, data_kind="points"))
+    reason = not_stackable(spec, SimpleNamespace(data=lambda _: data))
+    assert reason == "stacks have no conditions, and its model takes class_labels"
+
+
 # --- what is refused, and what stays as it was -----------------------------------------------------------------------
 
 
@@ -219,40 +220,9 @@ def refused(tmp_path, capsys, *more, num_embeddings=11, **changes):
     [
         (9, ("--label_column=label",), "num_class_embeds=9 of the model .*: must be 10, as in the data 'digits', got 9"),
         (10, (), "takes class labels, and there are none here. Give --label_column"),
+        (10, ("--label_column=lable",), "--label_column 'lable': must be a column of whole numbers or class labels"),
+        (10, ("--label_column=label", "--guidance_scale=2"), "--guidance_scale 2.0 has no effect without --label_dropout"),
     ],
 )
-def test_a_model_for_other_classes(tmp_path, capsys, num_embeddings, more, told):
+def test_what_is_refused_before_training(tmp_path, capsys, num_embeddings, more, told):
     assert re.search(told, refused(tmp_path, capsys, *more, num_embeddings=num_embeddings))
-
-
-@pytest.mark.parametrize(
-    ("more", "told"),
-    [
-        (("--label_column=lable",), "--label_column 'lable': must be a column of whole numbers or class labels"),
-        (
-            ("--label_column=label", "--guidance_scale=2"),
-            "--guidance_scale 2.0 has no effect without --label_dropout above 0",
-        ),
-    ],
-)
-def test_before_training(tmp_path, capsys, more, told):
-    assert told in refused(tmp_path, capsys, *more, num_embeddings=10)
-
-
-def test_a_run_does_not_go_on_with_other_labels(straight):
-    options, output = straight
-    text = runs.run(*options(output, num_embeddings=10), "--label_column=label", "--resume_from_checkpoint=latest", expect=2)
-    assert "--label_dropout: 0.3 then, 0.0 now" in text
-
-
-@pytest.mark.slow
-def test_without_labels_nothing_is_said_of_them(tmp_path):
-    output = tmp_path / "run"
-    runs.run(*arguments_of(output, num_embeddings=None))
-    assert json.loads((output / "model_index.json").read_text())["_class_name"] == "DDPMPipeline"
-    assert not (output / "pipeline.py").exists()
-    record, card = runs.read_record(output), (output / "README.md").read_text()
-    assert "class_names" not in record["train"]
-    assert not {name for name in record["train"]["results"] if "class" in name}
-    assert "Label dropout" not in card
-    assert "unconditional-image-generation" in card

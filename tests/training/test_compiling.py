@@ -2,24 +2,19 @@
 
 import json
 
+import helpers
 import pytest
 import runs
 import torch
 from accelerate.state import AcceleratorState
-from helpers import load_data_once
 from safetensors.torch import load_file
 from trainer_states import assert_same, state_of
 
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.training.model import given_model_config
-from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
-from diffusers_lrlab.training.prepare import make_accelerator, prepare
-from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.prepare import prepare
 from diffusers_lrlab.training.stepping import compile_backend
-from diffusers_lrlab.training.trainer import Trainer
 
 MODEL = {"_class_name": "MLPDenoiser", "hidden_size": 8, "num_layers": 2, "embedding_size": 4}
 
@@ -31,15 +26,9 @@ def make_trainer(folder, backend="eager", model=MODEL, **more):
     small = {"dataset_name": "moons", "max_train_steps": 8, "train_batch_size": 32, "num_validation_images": 16}
     small |= {"logging_steps": 2, "validation_steps": 3, "log_timestep_bins": 2, "checkpointing_steps": 4}
     small |= {"ddpm_num_steps": 8, "num_inference_steps": 2}
-    options = {**small, "model_config_name_or_path": str(folder / "model.json"), "output_dir": str(folder), **more}
-    config = resolve_config(TrainingConfig(**options))
-    data = load_data_once(config)
-    plan = make_plan(config, data, given_model_config(config))
-    AcceleratorState._reset_state(reset_partial_state=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ACCELERATE_DYNAMO_BACKEND", backend)
-        accelerator = make_accelerator(config)
-    return Trainer(plan, data, accelerator, RunFolder(folder))
+        return helpers.make_trainer(folder, {**small, "model_config_name_or_path": str(folder / "model.json"), **more})
 
 
 def train(trainer, until=8):
@@ -77,7 +66,6 @@ UNET = {"model": runs.TINY_UNET, "dataset_name": "digits", "train_batch_size": 4
 @pytest.mark.parametrize(
     ("backend", "blocks", "options", "most"),
     [
-        ("eager", [], {}, 2),
         ("inductor", [], {}, 2),
         ("eager", ["ResnetBlock2D"], UNET, 16),
     ],

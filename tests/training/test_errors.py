@@ -95,14 +95,9 @@ def contents(folder):
 
 # name -> (arguments, what the message must contain)
 OPTIONS = {
-    "unknown schedule": (["--lr_scheduler=cosin"], ["'cosin'", "Did you mean 'cosine'?", "Known: ", "exponential"]),
     "warm-up longer than the run": (
         ["--max_train_steps=5", "--lr_warmup_steps=10"],
         ["Warm-up of 10 updates", "run of 5 updates", "Use at most 4", "0.05"],
-    ),
-    "warm-up longer than the epochs": (
-        ["--num_epochs=1", "--lr_warmup_steps=500"],
-        ["Warm-up of 500 updates", "run of 25 updates", "Use at most 24"],
     ),
     "warm-up of one and a half updates": (["--lr_warmup_steps=1.5"], ["1.5", "whole number of updates", "fraction"]),
     "warm-up with constant": (
@@ -116,10 +111,6 @@ OPTIONS = {
         ["--num_inference_steps 20: must be at most 10, the timesteps"],
     ),
     "resolution": (["--resolution=30"], ["--resolution 30", "divisible by 4", "use 28 or 32"]),
-    "batch larger than the data": (
-        ["--train_batch_size=1542"],
-        ["batch of 1542", "training set of 1541", "Use at most --train_batch_size 1541"],
-    ),
     "both lengths": (
         ["--num_epochs=1", "--max_train_steps=3"],
         ["has no effect with --max_train_steps", "leave one of them out"],
@@ -127,7 +118,6 @@ OPTIONS = {
     "two data sets": (["--dataset_name=digits", "--train_data_dir=TMP"], ["'digits'", "TMP", "leave one of them out"]),
     "name of a data set": (["--dataset_name=digit"], ["'digit'", "Did you mean 'digits'?", "USER/NAME"]),
     "missing folder": (["--train_data_dir=TMP/missing"], ["TMP/missing", "does not exist", "folder of images"]),
-    "file for a folder": ([f"--train_data_dir={__file__}"], ["test_errors.py", "is a file", "path of a folder"]),
     "stream without a length": (
         ["--dataset_name=user/name", "--streaming"],
         ["--max_train_steps None: must be given with --streaming"],
@@ -137,8 +127,6 @@ OPTIONS = {
         ["'reduce_lr_on_plateau'", "validation loss", "--num_validation_images 0"],
     ),
     "unknown flag": (["--learning_rat=1"], ["'--learning_rat=1'", "the command line", "Did you mean '--learning_rate'?"]),
-    "abbreviated flag": (["--overwrite"], ["'--overwrite'", "Did you mean '--overwrite_output_dir'?"]),
-    "negative rate": (["--learning_rate", "-1e-4"], ["--learning_rate -0.0001", "a number in (0, 1e30]"]),
     "missing model": (["--model_config_name_or_path=TMP/none"], ["it cannot be read", "config.json"]),
     "missing YAML": (["--config=TMP/none.yaml"], ["TMP/none.yaml", "Give the path of a YAML file"]),
 }
@@ -178,23 +166,9 @@ def test_an_option_that_cannot_be_done_is_explained(call, tmp_path, name):
 
 
 def test_a_configuration_of_a_model_that_is_no_object_is_explained(call, tmp_path):
-    for content, *parts in (
-        (b"[]", "list.json", "cannot be read: it holds no JSON object"),
-        ('{"name": "für"}'.encode("utf-16"), "list.json': must be a file in UTF-8, got another encoding in line 1"),
-    ):
-        (tmp_path / "list.json").write_bytes(content)
-        outcome = call(f"--model_config_name_or_path={tmp_path / 'list.json'}", f"--output_dir={tmp_path / 'run'}")
-        assert_told(outcome, *parts)
-
-
-@pytest.mark.parametrize(
-    ("spec", "column"),
-    [("step:gamma", 10), ("step:gamma=0.5,,", 15), ("step:gamma=", 11), ("step:=5", 5), (":gamma=1", 0)],
-)
-def test_a_malformed_spec_string_is_pointed_at(call, tmp_path, spec, column):
-    outcome = call(f"--lr_scheduler={spec}", f"--output_dir={tmp_path / 'run'}")
-    assert_told(outcome, "Cannot read the spec string", "expected NAME, NAME:key=value,key=value")
-    assert outcome.stderr.splitlines()[-2:] == ["  " + spec, "  " + " " * column + "^"]
+    (tmp_path / "list.json").write_text("[]")
+    outcome = call(f"--model_config_name_or_path={tmp_path / 'list.json'}", f"--output_dir={tmp_path / 'run'}")
+    assert_told(outcome, "list.json", "cannot be read: it holds no JSON object")
 
 
 def test_precision_that_the_cpu_cannot_do(call, tmp_path):
@@ -202,13 +176,6 @@ def test_precision_that_the_cpu_cannot_do(call, tmp_path):
         pytest.skip("fp16 works here")
     outcome = call("--mixed_precision=fp16", f"--output_dir={tmp_path / 'run'}")
     assert_told(outcome, "fp16 needs a GPU", "use --mixed_precision bf16 or no")
-
-
-@pytest.mark.parametrize("package", ["wandb"])
-def test_a_logger_that_is_not_installed(call, tmp_path, monkeypatch, package):
-    monkeypatch.setitem(sys.modules, package, None)  # which is how Python notes a package as missing
-    outcome = call(f"--logger={package}", f"--output_dir={tmp_path / 'run'}")
-    assert_told(outcome, f"'{package}'", "not installed", f"pip install {package}", "leave --logger out")
 
 
 # --- YAML ------------------------------------------------------------------------------------------------------------
@@ -230,6 +197,7 @@ def yaml_file(tmp_path):
         ("lr_shedular: cosine", ["'--lr_shedular=cosine'", "run.yaml", "Did you mean '--lr_scheduler'?"]),
         ("- lr_scheduler", ["run.yaml", "mapping of options", "lr_scheduler: cosine"]),
         ("lr_scheduler: [cosine", ["run.yaml", "not valid YAML"]),
+        *((text, ["run.yaml"]) for text in ("config: other.yaml", "checkpoints_total_limit: null", "seed: 1\nseed: 2")),
         ("lr_scheduler_kwargs: {d: 2026-01-01}", ["run.yaml", "lr_scheduler_kwargs", "2026, 1, 1", "not JSON"]),
         *(
             pytest.param(
@@ -257,30 +225,6 @@ def test_the_command_line_overrides_yaml(yaml_file):
 # --- data and models -------------------------------------------------------------------------------------------------
 
 
-def test_an_empty_folder(call, tmp_path):
-    (tmp_path / "images").mkdir()
-    outcome = call(f"--train_data_dir={tmp_path / 'images'}", f"--output_dir={tmp_path / 'run'}")
-    assert_told(outcome, str(tmp_path / "images"), "is empty", "It should hold images")
-
-
-def test_data_without_images(call, tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "train.csv").write_text("text,number\na,1\n")
-    outcome = call(
-        f"--train_data_dir={tmp_path / 'data'}", f"--cache_dir={tmp_path / 'cache'}", f"--output_dir={tmp_path / 'run'}"
-    )
-    assert_told(outcome, "no column of images", "text (", "number (", "points are read from a column of lists of numbers")
-
-
-def test_a_corrupt_image(call, tmp_path):
-    folder = image_folder(tmp_path / "images")
-    (folder / "odd" / "005.png").write_bytes(b"no image")
-    arguments = ["--resolution=8", "--image_channels=1", *SMALL, f"--cache_dir={tmp_path / 'cache'}"]
-    outcome = call(f"--train_data_dir={folder}", *arguments, f"--output_dir={tmp_path / 'run'}")
-    assert_told(outcome, str(folder / "odd" / "005.png"), "cannot be read", "--skip_corrupt_images")
-    assert not (tmp_path / "run").exists()
-
-
 def test_plateau_on_too_few_images_to_hold_any_out(call, tmp_path):
     folder = image_folder(tmp_path / "images", count=4)
     arguments = ["--resolution=8", "--image_channels=1", *SMALL, f"--cache_dir={tmp_path / 'cache'}"]
@@ -304,9 +248,7 @@ FOUR_LEVELS = {
         ({"in_channels": 3}, [], ["in_channels=3", "must be 1, as the images have", "give --image_channels 3"]),
         ({"sample_size": 32}, [], ["sample_size=32", "must be 8, as the images have", "give --resolution 32"]),
         ({"_class_name": "UNet2DConditionModel"}, [], ["UNet2DConditionModel", "trains a UNet2DModel"]),
-        ({"num_class_embeds": 10}, [], ["takes class labels", "num_class_embeds"]),
         ({"no_such_option": 1}, [], ["UNet2DModel does not take 'no_such_option'"]),
-        ({"down_block_types": ["NoSuchBlock", "DownBlock2D"]}, [], ["no UNet2DModel can be built from it", "NoSuchBlock"]),
     ],
     ids=str,
 )
@@ -327,31 +269,6 @@ def finished_run(tmp_path_factory):
     outcome = start(*SMALL, f"--output_dir={folder}")
     assert outcome.status == 0, outcome.stderr
     return folder
-
-
-@pytest.mark.slow
-def test_another_run_is_not_touched(call, finished_run):
-    before = contents(finished_run)
-    outcome = call(*SMALL, f"--output_dir={finished_run}")
-    remedies = ["--overwrite_output_dir", "give a new folder"]
-    assert_told(outcome, str(finished_run), "got one that holds a run (status: finished)", *remedies)
-    assert contents(finished_run) == before
-
-
-@pytest.mark.parametrize("flags", [[], ["--overwrite_output_dir"]])
-def test_other_files_are_not_touched(call, tmp_path, flags):
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "notes.txt").write_text("mine")
-    outcome = call(*SMALL, *flags, f"--output_dir={tmp_path / 'work'}")
-    assert_told(outcome, str(tmp_path / "work"), "must be a new or empty folder, got one with other files and no run")
-    assert contents(tmp_path / "work") == {"notes.txt": b"mine"}
-
-
-@pytest.mark.parametrize("name", ["notes.txt", "notes.txt/run"])
-def test_a_file_is_no_output_folder(call, tmp_path, name):
-    (tmp_path / "notes.txt").write_text("mine")
-    assert_told(call(*SMALL, f"--output_dir={tmp_path / name}"), str(tmp_path / name), "folder")
-    assert contents(tmp_path) == {"notes.txt": b"mine"}
 
 
 FOREIGN = {"notes.txt": b"mine", "checkpoint-of-mine/a.bin": b"mine", "pipeline/b.bin": b"mine", "images/c.png": b"mine"}
@@ -390,7 +307,7 @@ def write_record(folder, **options):
     (folder / "lrlab" / "run.json").write_text(json.dumps({**sections, "config": config, "meta": {"versions": {}}}))
 
 
-@pytest.mark.parametrize("logging_dir", ["TMP/outside", "../outside", "..", ".", "", "photos", None])
+@pytest.mark.parametrize("logging_dir", ["TMP/outside", "../outside", ".", "photos"])
 def test_a_record_cannot_delete_what_is_not_of_its_run(tmp_path, logging_dir):
     """The record of a run may be somebody else's."""
     folder, outside = tmp_path / "run", tmp_path / "outside"
@@ -409,14 +326,7 @@ def test_a_record_cannot_delete_what_is_not_of_its_run(tmp_path, logging_dir):
     assert (outside / ".tmp-mine").exists()
     assert (folder / "photos" / ".tmp-mine").exists()
     assert not (folder / "lrlab").exists()
-
-
-def test_the_tracker_log_of_a_run_is_replaced_with_it(tmp_path):
-    for path in ("lrlab", "logs/diffusers_lrlab", "kept/of_somebody_else"):
-        (tmp_path / path).mkdir(parents=True)
-    write_record(tmp_path, logging_dir="logs")
-    RunFolder(tmp_path).clear()
-    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert (folder / "logs").exists() == (logging_dir == "photos")  # else where logs of trackers are by default
 
 
 def test_a_run_is_not_replaced_by_one_that_cannot_start(call, run_with_foreign_files):
@@ -429,45 +339,12 @@ def test_a_run_is_not_replaced_by_one_that_cannot_start(call, run_with_foreign_f
 # --- resuming --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_a_checkpoint_that_is_not_there(call, finished_run, tmp_path, there):
-    folder = finished_run if there else tmp_path / "run"
-    outcome = call(*SMALL, "--resume_from_checkpoint=checkpoint-7", f"--output_dir={folder}")
-    assert_told(outcome, f"must be a checkpoint in --output_dir '{folder}', got no checkpoint. Hint: give latest")
-    assert folder.exists() == there
-
-
-def test_a_checkpoint_of_another_folder(call, finished_run, tmp_path):
-    checkpoint = finished_run / "checkpoint-2"
-    outcome = call(*SMALL, f"--resume_from_checkpoint={checkpoint}", f"--output_dir={tmp_path / 'run'}")
-    assert_told(outcome, str(checkpoint), str(tmp_path / "run"), f"got one of the run in '{finished_run}'")
-
-
-# name -> (arguments, what the message must contain)
-CHANGES = {
-    "schedule": (["--lr_scheduler=linear"], ["--lr_scheduler: 'cosine' then, 'linear' now"]),
-    "learning rate": (["--learning_rate=0.5"], ["--learning_rate: 0.001 then, 0.5 now"]),
-    "length": (
-        ["--max_train_steps=9"],
-        ["--max_train_steps: 3 then, 9 now", "`lrlab extend` continues one to another length."],
-    ),
-    "batch": (["--train_batch_size=8"], ["global_batch: 4 then, 8 now"]),
-    "data set": (
-        ["--train_data_dir=TMP/images", "--resolution=8", "--image_channels=1"],
-        ["--dataset_name: 'digits' then, None now", "TMP/images"],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_resuming_another_run_says_what_differs_and_changes_nothing(call, finished_run, tmp_path, name):
-    image_folder(tmp_path / "images")
-    change, parts = (substitute(texts, tmp_path) for texts in CHANGES[name])
+def test_resuming_another_run_says_what_differs_and_changes_nothing(call, finished_run):
     before = contents(finished_run)
-    outcome = call(
-        *SMALL, *change, f"--cache_dir={tmp_path}", "--resume_from_checkpoint=latest", f"--output_dir={finished_run}"
-    )
-    assert_told(outcome, str(finished_run / "checkpoint-3"), *parts, "Resume with the settings", "start a new one")
+    change = ["--lr_scheduler=linear", "--max_train_steps=9"]
+    outcome = call(*SMALL, *change, "--resume_from_checkpoint=latest", f"--output_dir={finished_run}")
+    differences = "'cosine' then, 'linear' now", "--max_train_steps: 3 then, 9 now"
+    assert_told(outcome, str(finished_run / "checkpoint-3"), *differences, "Resume with the settings", "start a new one")
     assert "--lr_scheduler_kwargs" not in outcome.stderr  # follows from the schedule
     assert contents(finished_run) == before
 
@@ -481,12 +358,11 @@ def limit_files(num_bytes):
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
 
 
-# The weights have 2.7 MiB, the optimizer's state twice that: safetensors fails at the one, torch at the other.
+# The weights have 2.7 MiB, the optimizer's state twice that: torch fails here, safetensors in the next test.
 @pytest.mark.slow
-@pytest.mark.parametrize("mebibytes", [1, 4])
-def test_a_full_disk_leaves_nothing_half_written(tmp_path, mebibytes):
+def test_a_full_disk_leaves_nothing_half_written(tmp_path):
     folder = tmp_path / "run"
-    outcome = start(*SMALL, f"--output_dir={folder}", before=functools.partial(limit_files, mebibytes * 2**20))
+    outcome = start(*SMALL, f"--output_dir={folder}", before=functools.partial(limit_files, 4 * 2**20))
     assert_told(outcome, "No room to write", "checkpoint-2", "Free some space", "--resume_from_checkpoint latest")
     assert {path.name for path in folder.iterdir()} == {"lrlab"}
     assert not list(folder.rglob(".tmp*"))
@@ -517,17 +393,9 @@ def test_a_full_disk_leaves_what_was_there(finished_run, tmp_path):
 # --- real command lines ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        (["--train_batch_size=5000"], ["batch of 5000", "Use at most --train_batch_size 1541"]),
-        (["--dataset_name=/nowhere/at/all"], ["/nowhere/at/all", "does not exist"]),
-    ],
-    ids=str,
-)
-def test_a_real_command_line_prints_the_message_alone(tmp_path, arguments, parts):
-    outcome = start(*arguments, f"--output_dir={tmp_path / 'run'}")
-    assert_told(outcome, *parts)
+def test_a_real_command_line_prints_the_message_alone(tmp_path):
+    outcome = start("--train_batch_size=5000", f"--output_dir={tmp_path / 'run'}")
+    assert_told(outcome, "batch of 5000", "Use at most --train_batch_size 1541")
     assert outcome.stderr.startswith("error: ")
     assert outcome.stdout == ""
 
@@ -559,10 +427,7 @@ print("loaded", {{"torch", "diffusers", "datasets", "accelerate"}} & set(sys.mod
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        ({"prediction_type": "x0"}, "'epsilon' or 'sample' or 'v_prediction'"),
-        ({"logger": "mlfow"}, "Did you mean 'mlflow'?"),
         ({"learning_rate": "1e-4"}, "learning_rate='1e-4' of TrainingConfig(): must be a number"),
-        ({"max_train_steps": 1.5}, "max_train_steps=1.5 of TrainingConfig(): must be a whole number"),
         ({"seed": True}, "seed=True of TrainingConfig(): must be a whole number"),
         ({"lr_scheduler_kwargs": [1]}, "lr_scheduler_kwargs=[1] of TrainingConfig(): must be"),
         ({"lr_scheduler": "cosine_annealing:eta_min=0.1"}, "above --learning_rate"),
@@ -574,10 +439,3 @@ print("loaded", {{"torch", "diffusers", "datasets", "accelerate"}} & set(sys.mod
 def test_python_gets_the_same_checks(options, part):
     with pytest.raises(LabError, match=re.escape(part)):
         resolve_config(TrainingConfig(**{"logger": "tensorboard"} | options))
-
-
-@pytest.mark.parametrize("text", ["config: other.yaml", "checkpoints_total_limit: null", "seed: 1\nseed: 2"])
-def test_yaml_that_would_be_ignored_is_refused(call, yaml_file, text):
-    outcome = call(f"--config={yaml_file(text)}")
-    assert outcome.status == 2, outcome
-    assert "run.yaml" in outcome.stderr

@@ -1,13 +1,11 @@
 """How several processes agree on a signal: without waiting for each other at every update."""
 
 import signal
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from diffusers_lrlab.core.environment import OTHERS_WAIT
-from diffusers_lrlab.core.errors import Interrupted
 from diffusers_lrlab.study.runs.progress import StudyInterrupted, stops_explained
 from diffusers_lrlab.training.stopping import InterruptGuard
 
@@ -28,18 +26,6 @@ def test_all_processes_know_what_one_received(monkeypatch):
         assert guard.received() == 0
         guard._group = "of several processes"
         assert guard.received() == signal.SIGTERM
-
-
-def stop_alone():
-    """What a run of one process does with a signal."""
-    with InterruptGuard() as guard:
-        signal.raise_signal(signal.SIGTERM)
-        raise Interrupted(guard.received(), Path("checkpoint-1"))
-
-
-def test_alone_it_is_known_at_once():
-    with pytest.raises(Interrupted, match="Stopped by SIGTERM"):
-        stop_alone()
 
 
 def import_as_diffusers_does():

@@ -4,14 +4,13 @@ import json
 import math
 import re
 
+import helpers
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import runs
 import started
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from datasets import Dataset, Features, List, Value
 from helpers import load_data_once
 from tables import cases
@@ -26,8 +25,6 @@ from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.results import results_of
-from diffusers_lrlab.training.run_folder import RunFolder
-from diffusers_lrlab.training.trainer import Trainer
 
 SMALL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embedding_size": 8}
 
@@ -42,12 +39,7 @@ def model(tmp_path_factory):
 def make_trainer(folder, model, **options):
     small = {"dataset_name": "moons", "max_train_steps": 6, "train_batch_size": 32, "num_validation_images": 64}
     small["num_inference_steps"] = 3  # previews are not what is looked at
-    options = {**small, "model_config_name_or_path": str(model), "logging_steps": 2, "output_dir": str(folder), **options}
-    config = resolve_config(TrainingConfig(**options))
-    data = load_data_once(config)
-    plan = make_plan(config, data, given_model_config(config))
-    AcceleratorState._reset_state(reset_partial_state=True)
-    return Trainer(plan, data, Accelerator(cpu=True), RunFolder(folder))
+    return helpers.make_trainer(folder, {**small, "model_config_name_or_path": str(model), "logging_steps": 2, **options})
 
 
 def test_an_optimizer_with_two_modes_is_put_into_the_one_for_updates(tmp_path, model):
@@ -149,12 +141,10 @@ def test_the_card_shows_figures_beside_their_floors(finished):
 
 def test_the_cards_examples_run(finished, tmp_path):
     folder, _ = finished
-    blocks = (folder / "README.md").read_text().split("```python\n")[1:]
-    for block in blocks:
-        code = block.partition("```")[0].replace("10_000", "10").replace("num_inference_steps=20", "num_inference_steps=2")
-        status, _, error = started.run("-c", code, env=runs.environment(), cwd=tmp_path)
-        assert status == 0, error
-    assert len(blocks) == 2
+    blocks = [block.partition("```")[0] for block in (folder / "README.md").read_text().split("```python\n")[1:]]
+    code = "\n".join(blocks).replace("10_000", "10").replace("num_inference_steps=20", "num_inference_steps=2")
+    status, _, error = started.run("-c", code, env=runs.environment(), cwd=tmp_path)
+    assert (status, len(blocks)) == (0, 2), error
 
 
 def write_points(folder, columns, **features):
@@ -204,10 +194,8 @@ def test_trackers_are_shown_a_picture_whatever_is_held_out(tmp_path, model, num_
 
 def test_a_stream_is_not_read_to_its_end(tmp_path, model):
     """It may have none."""
-    points = np.random.default_rng(0).normal(size=(900, 2))
-    folder = write_points(tmp_path / "data", {"x": points.tolist()})
-    options = {"dataset_name": str(folder), "data_kind": "points", "streaming": True, "num_validation_images": 0}
-    trainer = make_trainer(tmp_path / "run", model, cache_dir=str(tmp_path / "cache"), **options)
+    options, _ = streamed(tmp_path, 900)
+    trainer = make_trainer(tmp_path / "run", model, **{**options, "num_validation_images": 0})
     assert trainer.run.data.num_images is None
     assert list(trainer.updates()) == list(range(1, 7))
     read = []
@@ -216,14 +204,20 @@ def test_a_stream_is_not_read_to_its_end(tmp_path, model):
     assert len(read) == 10
 
 
-def test_a_stream_is_resumed_to_the_bit(tmp_path, model):
-    folder = tmp_path / "data"
+def streamed(base, *sizes):
+    """The options of a run on a stream of shards of points, and the folder of these."""
+    folder = base / "data"
     folder.mkdir()
-    for shard in range(4):
-        points = np.random.default_rng(shard).normal(size=(30 + 10 * shard, 2))
+    for shard, size in enumerate(sizes):
+        points = np.random.default_rng(shard).normal(size=(size, 2))
         Dataset.from_dict({"x": points.tolist()}).to_parquet(str(folder / f"train-{shard}.parquet"))
     options = {"dataset_name": str(folder), "data_kind": "points", "streaming": True, "num_validation_images": 20}
-    options |= {"cache_dir": str(tmp_path / "cache"), "stream_shuffle_buffer": 16, "dataloader_num_workers": 1}
+    return {**options, "cache_dir": str(base / "cache")}, folder
+
+
+def test_a_stream_is_resumed_to_the_bit(tmp_path, model):
+    options, _ = streamed(tmp_path, 30, 40, 50, 60)
+    options |= {"stream_shuffle_buffer": 16, "dataloader_num_workers": 1}
     whole = make_trainer(tmp_path / "whole", model, **options)
     assert list(whole.updates()) == [1, 2, 3, 4, 5, 6]
     stopped = make_trainer(tmp_path / "run", model, **options)
@@ -241,13 +235,7 @@ def test_a_stream_is_resumed_to_the_bit(tmp_path, model):
 
 def test_a_stream_whose_shards_changed_is_not_resumed(tmp_path, model):
     """Their names were swapped: as many shards with as many rows, and other rows behind each number."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for shard in range(4):
-        points = np.random.default_rng(shard).normal(size=(30, 2))
-        Dataset.from_dict({"x": points.tolist()}).to_parquet(str(folder / f"train-{shard}.parquet"))
-    options = {"dataset_name": str(folder), "data_kind": "points", "streaming": True, "num_validation_images": 20}
-    options |= {"cache_dir": str(tmp_path / "cache")}
+    options, folder = streamed(tmp_path, 30, 30, 30, 30)
     checkpoint = make_trainer(tmp_path / "run", model, **options).save()
     make_trainer(tmp_path / "run", model, **options).resume(checkpoint)
     first, second = folder / "train-0.parquet", folder / "train-1.parquet"
@@ -281,20 +269,14 @@ def test_many_images_that_are_not_in_memory_are_decoded_by_the_cores_that_are_le
 # --- wrong input -----------------------------------------------------------------------------------------------------
 
 
-def test_dimensions_of_model_and_data_must_agree(tmp_path):
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps({**SMALL, "dimension": 3}))
-    with pytest.raises(LabError, match=r"dimension=3 of the model .*: must be 2, as in the data 'moons', got 3"):
-        make_trainer(tmp_path / "run", config)
-
-
-@pytest.mark.parametrize(
+@cases(
     ("change", "message"),
     [
+        ({"dimension": 3}, r"dimension=3 of the model .*: must be 2, as in the data 'moons', got 3"),
         ({"_class_name": "UNet2DModel"}, "is the configuration of a UNet2DModel; on these data this script trains a MLP"),
     ],
 )
-def test_other_models_are_refused(tmp_path, change, message):
+def test_models_for_other_data_are_refused(tmp_path, change, message):
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**SMALL, **change}))
     with pytest.raises(LabError, match=message):

@@ -6,7 +6,6 @@ import pytest
 import runs
 
 from diffusers_lrlab import TrainingConfig
-from diffusers_lrlab.cli import main as cli
 from diffusers_lrlab.training.kinds.base import KINDS
 from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.prepare import prepare
@@ -73,14 +72,3 @@ def test_the_budget_reaches_the_run_and_what_is_asked_for_is_done(tmp_path):
     assert [path.name for path in (tmp_path / "default" / "lrlab" / "samples").iterdir()] == ["update-00000003.npy"]
     runs.run(*short, "--distance_samples=20", "--save_images_epochs=1", f"--output_dir={tmp_path / 'asked'}")
     assert runs.read_record(tmp_path / "asked")["train"]["results"]["frechet_num_samples"] == 20
-
-
-@pytest.mark.slow
-def test_the_dry_run_shows_the_checks_of_the_run(tmp_path, capsys):
-    """The process of few steps does not end in noise, which the run itself warns of."""
-    arguments = ["train", "--dataset_name=dino", "--dry_run", "--max_train_steps=20", "--ddpm_num_steps=10"]
-    small = ["--distance_samples=0", "--num_validation_images=64", "--eval_batch_size=4", "--num_inference_steps=2"]
-    assert cli.main([*arguments, *small, f"--output_dir={tmp_path / 'run'}"]) == 0
-    printed = capsys.readouterr().out
-    assert "[terminal_snr]" in printed
-    assert not (tmp_path / "run").exists()
