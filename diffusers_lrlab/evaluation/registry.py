@@ -1,17 +1,22 @@
 """The registry of metrics: what each is called, how to read it, what it needs, the function that computes it, its input."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 
 from ..core.errors import LabError
 from ..core.registered import Unusable, call_registered, note_registered, python_number
 from ..core.registry import markdown_table
 from ..core.signatures import checked
-from ..data.batch import Batch
+
+if TYPE_CHECKING:  # a typing error does not wait for torch
+    import torch
+
+    from ..data.batch import Batch
 
 Of = Literal["samples", "run", "log"]
 Better = Literal["smaller", "larger", "neither"]
@@ -158,6 +163,8 @@ class Evaluation:
     @property
     def samples_as_data(self) -> torch.Tensor:
         """Images `(num, height, width, channels)` in [0, 1] as the tensors of training."""
+        import torch
+
         return torch.from_numpy(self.samples).permute(0, 3, 1, 2) * 2 - 1
 
     @property
