@@ -184,7 +184,7 @@ def unet(options, roof):
 
 def unet_rows(options, roof, name, model, batch):
     """The row of one variant and batch."""
-    precision, tf32, _, compiled = VARIANTS[name]
+    precision, tf32, compiled = VARIANTS[name]
     if compiled:
         torch.compiler.reset()  # or a second batch is compiled for any
     what = f"UNet {name}, batch {batch}"

@@ -85,7 +85,7 @@ def test_it_resumes_and_only_itself(finished, tiny, tmp_path):
     train(TrainingConfig(**options, objective="flow_matching:shift=3"))
     (tmp_path / "again" / "checkpoint-20" / "trainer.json").unlink()  # as if it had been killed after update 10
     for other in ({}, {"objective": "flow_matching"}):
-        with pytest.raises(OtherSettings, match="  objective"):
+        with pytest.raises(OtherSettings, match="  --objective"):
             train(TrainingConfig(**options, **other, resume_from_checkpoint="checkpoint-10"))
     train(TrainingConfig(**options, objective="flow_matching:shift=3", resume_from_checkpoint="latest"))
     weights = "denoiser/diffusion_pytorch_model.safetensors"
