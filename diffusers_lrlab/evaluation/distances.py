@@ -4,8 +4,6 @@ import math
 
 import numpy as np
 import torch
-from scipy.spatial import cKDTree
-from scipy.spatial.distance import cdist
 
 from ..core.errors import LabError, must_be
 from ..core.ranges import SEED, Range
@@ -61,6 +59,8 @@ def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5) -> float:
     Distances below the rounding of float32 at the largest real coordinate count as that much, so that repeated points
     give large figures and not infinite ones. `k` is less than n, and at most m.
     """
+    from scipy.spatial import cKDTree
+
     real, generated = as_points(real, generated)
     sizes = f"{len(real)} real and {counted(len(generated), 'generated point')}"
     _check_neighbour(k, min(len(real) - 1, len(generated)), sizes)
@@ -74,6 +74,8 @@ def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5) -> float:
 
 
 def _mean_distance(first: np.ndarray, second: np.ndarray) -> float:
+    from scipy.spatial.distance import cdist
+
     size = max(1, _BLOCK_PAIRS // len(second))
     total = sum(float(cdist(first[i : i + size], second).sum()) for i in range(0, len(first), size))
     return total / (len(first) * len(second))
@@ -138,6 +140,8 @@ def density_and_coverage(real: np.ndarray, generated: np.ndarray, k: int = 5) ->
     Coverage is the share of balls that hold a generated point. For sets of one distribution it depends on their sizes (and
     is 0.97 for as many of either and k = 5), so compare it only between sets of the same sizes.
     """
+    from scipy.spatial import cKDTree
+
     real, generated = as_points(real, generated)
     _check_neighbour(k, len(real) - 1, f"{counted(len(real), 'real point')}")
     radii = cKDTree(real).query(real, k=[k + 1], workers=torch.get_num_threads())[0][:, 0]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ...core.errors import Diverged
+from ...evaluation.metrics import METRICS
 from ...training.pipeline import draw_samples
 from ...training.results import results_of
 from ...training.run_state import RunState
@@ -136,8 +137,6 @@ class Drawing(NamedTuple):
 
 def drawing_of(run: RunState, spec: RunSpec) -> Drawing | None:
     """The samples to generate with the averaged weights of a run: for its metrics, or else some for its record."""
-    from ...evaluation.metrics import METRICS  # needs scipy, stacks do not
-
     kind_results, config = results_of(run.kind), run.config
     if any("samples" in METRICS[name].needs for name in spec.metrics):
         num = config.distance_samples or 0
