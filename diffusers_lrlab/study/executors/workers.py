@@ -124,6 +124,7 @@ class Pool:
         self._others = {*multiprocessing.active_children()}
         context = multiprocessing.get_context("spawn")
         self._executor = ProcessPoolExecutor(self.num_workers, context, _begin_process)
+        self._futures: list[Future[Outcome]] = []
 
     def _processes(self) -> set[Any]:
         return {*multiprocessing.active_children()} - self._others
@@ -133,16 +134,18 @@ class Pool:
         if self._gpus:
             environment["CUDA_VISIBLE_DEVICES"] = self._gpus[len(self._processes()) % len(self._gpus)]
         with patch_environment(**environment):  # of the process that this may start, whose imports read it
-            return self._executor.submit(do_job, self._setup, job)
+            self._futures.append(future := self._executor.submit(do_job, self._setup, job))
+        return future
 
     def stop(self) -> None:
         """Requests that the processes save what they do and return."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        for future in self._futures:
+            future.cancel()  # not `shutdown`, after which [`close`] would no longer wait for the processes
         for process in self._processes():
             process.terminate()
 
     def close(self) -> None:
-        self._executor.shutdown(cancel_futures=True)
+        self._executor.shutdown()
 
 
 def visible_gpus() -> list[str]:
