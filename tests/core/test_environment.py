@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import scipy.spatial
 import torch
 
 from diffusers_lrlab import TrainingConfig
@@ -75,14 +76,14 @@ def test_the_threads_of_a_study(as_if):
 
 
 def test_the_threads_of_a_search_for_neighbours(monkeypatch):
-    asked, tree = [], distances.cKDTree
+    asked, tree = [], scipy.spatial.cKDTree
 
     def watched(points):
         return SimpleNamespace(
             query=lambda *given, workers, **more: asked.append(workers) or tree(points).query(*given, **more)
         )
 
-    monkeypatch.setattr(distances, "cKDTree", watched)
+    monkeypatch.setattr(scipy.spatial, "cKDTree", watched)
     torch.set_num_threads(3)
     points = torch.randn(20, 2, generator=torch.Generator().manual_seed(0)).numpy()
     distances.knn_kl(points[:10], points[10:])
