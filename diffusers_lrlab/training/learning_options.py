@@ -201,7 +201,7 @@ class ScheduleConfig:
         range="(0, 1e30]",
         is_first=True,
     )
-    scale_lr: Literal["none", "linear", "sqrt", "guide"] = option(
+    scale_lr: Literal["none", "linear", "sqrt"] = option(
         "none",
         "Rule by which the learning rate, meant for 64 images per update, grows with the images of an update over all "
         "micro-batches and processes; `lrlab plan` shows the rates.",

@@ -1,6 +1,7 @@
 """Settings of optimizers for other batches, against formulas written here in float64: timescales and learning rates."""
 
 import math
+import typing
 from importlib.util import find_spec
 
 import numpy as np
@@ -115,6 +116,11 @@ def test_what_decay_does_in_a_run():
 )
 def test_learning_rates_for_other_batches(rule, batch, factor):
     assert scaled_learning_rate(1e-4, rule, batch, 64) == pytest.approx(1e-4 * factor)
+
+
+def test_every_rule_that_can_be_asked_for_is_known():
+    for rule in typing.get_args(typing.get_type_hints(TrainingConfig)["scale_lr"]):
+        assert scaled_learning_rate(1e-4, rule, 64) == 1e-4
     assert (scaling_warning(rule, OPTIMIZERS["adamw"]) is not None) == (rule == "linear")
     assert scaling_warning(rule, OPTIMIZERS["sgd"]) is None
 
