@@ -71,7 +71,7 @@ def default_metrics(config: ResolvedConfig) -> tuple[str, ...]:
 
 
 def data_lacking(name: str, config: ResolvedConfig) -> str | None:
-    """What the data of a run lack for a metric, whatever its options; `None` if nothing."""
+    """The part of the data that a metric needs and a run lacks; `None` if it lacks none."""
     needs = METRICS[name].needs
     if "features" in needs and image_set_of(config) is None:
         sets = ", ".join(IMAGE_DATASETS)
