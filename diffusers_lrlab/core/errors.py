@@ -73,7 +73,7 @@ class Interrupted(BaseException):
         self.signal_number, self.checkpoint = signal_number, checkpoint
 
 
-# A plug-in that ends the program has failed, whatever the status. Ctrl-C is the user's.
+# A plug-in that ends the program has failed, with any status. Ctrl-C is the user's.
 FAILURES = (Exception, SystemExit)
 _OWN_LIBRARY = ("<frozen", os.path.dirname(os.__file__))
 

@@ -40,7 +40,7 @@ def range_test_of(trainer: Trainer, settings: FinderConfig, repeat: int = 0) -> 
     if not any(parameter.requires_grad for parameter in trainer.run.model.parameters()):
         raise LabError("The model has no parameter that is trained, so there is no learning rate to find.")
     most = len(settings.lrs())
-    # A stream has one order, whatever the seed, so each test begins where the one before it should have ended.
+    # A stream has one order for all seeds, so each test begins where the one before it should have ended.
     first = repeat * settings.num_updates if trainer.run.plan.num_images is None else 0
     seed = stream_seed(trainer.run.config.seed, "finder", repeat)
     batches = trainer.batches(seed, range(first, first + most))

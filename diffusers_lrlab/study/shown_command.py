@@ -76,9 +76,10 @@ def preset_sum(what: object) -> str | None:
 def finished_report(what: str, out: Path, command: str) -> Path | None:
     """The page of a preset's study that this command finished before, if its files are unchanged; otherwise `None`."""
     with suppress(OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
-        saved, found = yaml.safe_load((out / "spec.yaml").read_text(encoding="utf-8")), verify(out)
-        is_same = saved["command"] == command and saved["preset"] == preset_sum(what) is not None
-        page = out / "report" / "index.html"
-        if is_same and not found.damaged and not found.note and page.relative_to(out).as_posix() in found.sums:
-            return page
+        saved = yaml.safe_load((out / "spec.yaml").read_text(encoding="utf-8"))
+        if saved["command"] != command or saved["preset"] is None or saved["preset"] != preset_sum(what):
+            return None
+        found, page = verify(out), "report/index.html"
+        if not found.damaged and not found.note and page in found.sums:
+            return out / page
     return None
