@@ -245,7 +245,19 @@ def test_a_disk_that_is_full_when_a_result_is_written(home, tmp_path, capsys, mo
     assert "No room to write" in capsys.readouterr().err
     assert list(out.glob("stacks/*/state.pt"))
     monkeypatch.undo()
+    again = shutil.copytree(out, tmp_path / "again")
     with counted_updates() as updates:
         study(home, out, "--executor=stacked", **ONE)
     assert not updates
     assert len(records(out)) == 2
+
+    # A worker is about to read the states when another one has replaced them.
+    from_file = torch.UntypedStorage.from_file
+
+    def replaced(*args):
+        shutil.rmtree(again / "stacks", ignore_errors=True)
+        return from_file(*args)
+
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", replaced)
+    study(home, again, "--executor=stacked", **ONE)
+    assert len(records(again)) == 2

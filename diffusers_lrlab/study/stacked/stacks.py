@@ -206,7 +206,9 @@ def _find_saved(study: StudyContext, specs: list[RunSpec]) -> tuple[list[RunSpec
             continue
         try:
             saved = torch.load(path / _STATE, weights_only=True, map_location="cpu", mmap=True)
-        except FileNotFoundError:
+        except (FileNotFoundError, RuntimeError):  # the latter from mmap
+            if path.exists():
+                raise
             continue  # another worker has replaced it
         members = saved["members"].items()
         states = {run_id: state for run_id, state in members if wanted.get(run_id) == state["data_fingerprint"]}
