@@ -129,7 +129,7 @@ def _train_and_record(
     """Does all updates and finishes the run; `run.json` records the outcome."""
     from ..optimizers.build import optimizer_parts, untrained_in_words
     from ..optimizers.layers import parts_in_words
-    from ..preflight.run import check_before_training
+    from ..preflight.checks import check_before_training
     from ..training.trainer import Trainer
     from .finish import finish_run
     from .record import recorded, start_record, warn_of_changed_plugins
