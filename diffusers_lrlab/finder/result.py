@@ -77,27 +77,17 @@ class FinderResult:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        suggested = {name: None if one.lr is None else float(f"{one.lr:.1e}") for name, one in self.suggestions.items()}
-        return f"FinderResult({', '.join(f'{name}={lr}' for name, lr in suggested.items())}, rule={self.settings.rule!r})"
+        return f"FinderResult({self.suggestions}, rule={self.settings.rule!r})"
 
     def to_dict(self) -> dict[str, Any]:
         """As data, with `None` for losses that are not finite."""
         return {
             "learning_rate": None if self.suggestion.lr is None else self.lr,
             "settings": dataclasses.asdict(self.settings),
-            "suggestions": {
-                name: {"lr": one.lr, "reason": one.reason, "interval": one.interval}
-                for name, one in self.suggestions.items()
-            },
+            "suggestions": {name: one._asdict() for name, one in self.suggestions.items()},
             "disagreement": disagreement(self.suggestions),
             "sweeps": [
-                {
-                    "lrs": sweep.lrs.tolist(),
-                    "losses": _finite(sweep.losses),
-                    "num_updates": sweep.num_updates,
-                    "ended": sweep.ended,
-                }
-                for sweep in self.sweeps
+                {**sweep._asdict(), "lrs": sweep.lrs.tolist(), "losses": _finite(sweep.losses)} for sweep in self.sweeps
             ],
             "seconds": self.seconds,
             "about": self.about,
@@ -116,16 +106,13 @@ def _finite(values: np.ndarray) -> list[float | None]:
 
 def disagreement(suggestions: dict[str, Suggestion]) -> str | None:
     """A warning if the rules' rates differ by more than a factor of 3, else `None`."""
-    rates = {name: suggestion.lr for name, suggestion in suggestions.items() if suggestion.lr is not None}
-    if len(rates) < 2:
+    rates = sorted((suggestion.lr, name) for name, suggestion in suggestions.items() if suggestion.lr is not None)
+    if not rates or (ratio := rates[-1][0] / rates[0][0]) <= _DISAGREE:
         return None
-    low, high = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
-    ratio = rates[high] / rates[low]
-    if ratio <= _DISAGREE:
-        return None
+    (low, lowest), (high, highest) = rates[0], rates[-1]
     return (
-        f"The rules disagree: {high} suggests {rates[high]:.3g}, {low} {rates[low]:.3g}, {ratio:.1f} times less. Look at "
-        "the curve, and try both."
+        f"The rules disagree: {highest} suggests {high:.3g}, {lowest} {low:.3g}, {ratio:.1f} times less. Look at the "
+        "curve, and try both."
     )
 
 

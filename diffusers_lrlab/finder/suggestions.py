@@ -75,13 +75,11 @@ def minimum_tenth(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
     curve = _prepare(lrs, losses)
     if isinstance(curve, Suggestion):
         return curve
-    if curve.best == len(curve.y) - 1 and curve.is_truncated:
-        at = _rate(curve.x[-1])
-        return Suggestion(at / 10, f"a tenth of the last rate with a finite loss, {at:.3g}", (at / 100, at / 10))
     if curve.best == len(curve.y) - 1:
-        return Suggestion(
-            None, f"the loss still falls at the highest rate, {_rate(curve.x[-1]):.3g}; raise --end_lr to see its minimum"
-        )
+        at = _rate(curve.x[-1])
+        if curve.is_truncated:
+            return Suggestion(at / 10, f"a tenth of the last rate with a finite loss, {at:.3g}", (at / 100, at / 10))
+        return Suggestion(None, f"the loss still falls at the highest rate, {at:.3g}; raise --end_lr to see its minimum")
     near = curve.y <= curve.y[curve.best] + max(0.05 * (curve.y[0] - curve.y[curve.best]), curve.chance / 2)
     low, high = _around(near, curve.best)
     at = _rate((curve.x[low] + curve.x[high]) / 2)
@@ -103,31 +101,16 @@ def combine(suggestions: Sequence[Suggestion]) -> Suggestion:
         return max(without, key=without.count) if without else Suggestion(None, "no test was done")
     if len(named) == 1:
         return named[0]
-    rates = np.log10([suggestion.lr or math.nan for suggestion in named])
-    ends = [end for suggestion in named for end in (suggestion.interval or ())] + [
-        suggestion.lr or 0 for suggestion in named
-    ]
-    return Suggestion(
-        _rate(float(np.median(rates))),
-        f"{named[0].reason.partition(',')[0]}, by the median of {counted(len(named), 'test')}",
-        (min(ends), max(ends)),
-    )
-
-
-def smooth(losses: ArrayLike, widths: float = _FINEST) -> np.ndarray:
-    """Removes spikes and fine noise by a median of 3, then a Gaussian with this many `widths` per curve."""
-    values = np.asarray(losses, np.float64)
-    return gaussian_filter1d(median_filter(values, 3, mode="nearest"), _sigma(len(values), widths))
-
-
-def _sigma(num_readings: int, widths: float) -> float:
-    return max(0.5, num_readings / widths)
+    rates = [suggestion.lr for suggestion in named if suggestion.lr is not None]
+    ends = rates + [end for suggestion in named for end in (suggestion.interval or ())]
+    reason = f"{named[0].reason.partition(',')[0]}, by the median of {counted(len(named), 'test')}"
+    return Suggestion(_rate(float(np.median(np.log10(rates)))), reason, (min(ends), max(ends)))
 
 
 def smooth_as_needed(losses: ArrayLike) -> tuple[np.ndarray, float, float]:
     """
     The curve, smoothed until its fall (from its start to its minimum) is significant; the standard error of this fall; and
-    the number of smoothing widths per curve.
+    the number of smoothing widths per curve. A median of 3 removes spikes, and a Gaussian fine noise.
 
     A Gaussian over independent readings has the standard error `noise / sqrt(2 * sqrt(pi) * sigma)`; at an end, where the
     curve is mirrored, `sqrt(2)` times that. The noise changes with the rate, so it is estimated from nearby readings,
@@ -144,7 +127,8 @@ def smooth_as_needed(losses: ArrayLike) -> tuple[np.ndarray, float, float]:
         return noise_of(np.where(is_spike, middle[nearby], values[nearby]))
 
     while True:
-        y, sigma = smooth(values, widths), _sigma(len(values), widths)
+        sigma = max(0.5, len(values) / widths)
+        y = gaussian_filter1d(middle, sigma)
         best, inside = int(np.argmin(y)), 1 / (2 * math.sqrt(math.pi) * sigma)
         first = max(0, min(best + 2, len(values)) - near)
         at_best = 2 * inside if best > len(values) - 1 - sigma else inside
