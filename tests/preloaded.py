@@ -20,7 +20,7 @@ for name in (
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
     "diffusers_lrlab.diagnostics.plot",
-    "diffusers_lrlab.evaluation.evaluate",
+    "diffusers_lrlab.evaluation.metrics",
     "diffusers_lrlab.models.networks",
     "diffusers_lrlab.objective.ddpm",
     "diffusers_lrlab.optimizers.layers",

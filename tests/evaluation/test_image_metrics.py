@@ -16,9 +16,8 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.data.image_sets import IMAGE_DATASETS, load_image_dataset
 from diffusers_lrlab.data.images import normalise
-from diffusers_lrlab.evaluation.evaluate import compare_samples
 from diffusers_lrlab.evaluation.features import class_reader, frechet_distance, image_features
-from diffusers_lrlab.evaluation.metrics import METRICS
+from diffusers_lrlab.evaluation.metrics import METRICS, compare_samples
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.config import TrainingConfig

@@ -20,7 +20,7 @@ from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.data.batch import Batch
-from diffusers_lrlab.evaluation.evaluate import compare_samples, evaluate
+from diffusers_lrlab.evaluation.metrics import compare_samples, evaluate
 from diffusers_lrlab.evaluation.registry import METRICS
 
 POINTS = np.random.default_rng(0).standard_normal((16, 2)).astype(np.float32)
