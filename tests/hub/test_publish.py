@@ -139,25 +139,15 @@ def test_every_committed_card_is_valid_and_its_links_lead_somewhere(folders):
             assert link.startswith("https://") or (card.parent / link).is_file(), (card, link)
 
 
-def test_an_unfinished_run_says_so(folders, hub, tmp_path):
-    run_folder(tmp_path / "stopped", status="running")
-    lrlab("push", "stopped", "--repo_id", "user/stopped", "--unfinished", env=hub.env, cwd=tmp_path)
-    card = hub.model("user/stopped").files["README.md"].decode()
-    assert "not finished (status: running, 2408 of 2408 updates logged)" in card
-    assert metadata_errors(card) == []
-    assert "model-index" not in card
-
-
 # --- what is refused before anything is sent --------------------------------------------------------------------------
 
 
 REFUSED = [
-    (["nothing"], "'nothing' is not a folder"),
-    (["empty"], "holds no run (lrlab/run.json), study (spec.yaml) or exported dataset"),
+    (["nothing"], "'nothing' is not the folder of a run"),
+    (["empty"], "is not the folder of a run (lrlab/run.json), a study (spec.yaml) or an exported dataset"),
     (["run", "--repo_id", "user/a b"], "--repo_id 'user/a b'"),
-    (["dino", "--unfinished"], "--unfinished is for runs"),
     (["stopped"], "is not finished (status: cancelled). Continue it with --resume_from_checkpoint latest"),
-    (["no-weights"], "holds no pipeline yet (model_index.json)"),
+    (["no-weights"], "holds no pipeline (model_index.json)"),
     (["damaged"], "cannot be read as JSON"),
     (["link"], "is a link to a file outside"),
     (["run", "--create_pr", "--private"], "Leave one of them out"),
