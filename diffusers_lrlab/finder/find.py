@@ -29,7 +29,7 @@ from ..training.trainer import Trainer
 from .on_trainer import range_test_of
 from .range_test import OF_BATCHES, FinderConfig, RangeTest, Sweep
 from .result import FinderResult, deciding
-from .suggestions import RULES, combine
+from .suggestions import combine, minimum_tenth
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -140,9 +140,9 @@ def find_lr_of(trainer: Trainer, settings: FinderConfig | None = None) -> Finder
 
 
 def _result(settings: FinderConfig, sweeps: list[Sweep], started: float, about: dict[str, Any]) -> FinderResult:
-    suggestions = {name: combine([rule(sweep.lrs, sweep.losses) for sweep in sweeps]) for name, rule in RULES.items()}
-    seconds = time.perf_counter() - started
-    return FinderResult(settings, tuple(sweeps), suggestions, seconds, about | {"meta": describe_environment()})
+    suggestion = combine([minimum_tenth(sweep.lrs, sweep.losses) for sweep in sweeps])
+    seconds, about = time.perf_counter() - started, about | {"meta": describe_environment()}
+    return FinderResult(settings, tuple(sweeps), suggestion, seconds, about)
 
 
 def resolve_settings(settings: FinderConfig, optimizer: str) -> FinderConfig:

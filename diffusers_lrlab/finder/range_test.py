@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,7 +41,6 @@ class FinderConfig:
     repeats: int = option(
         3, "Number of tests, each with other batches, timesteps and noise.", THIS_START, range="[1, 10000]"
     )
-    rule: Literal["minimum_tenth", "steepest"] = option("minimum_tenth", "Rule that picks the learning rate.", THIS_START)
 
     def __post_init__(self) -> None:
         check_types(self)

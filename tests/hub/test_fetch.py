@@ -1,7 +1,6 @@
 """`lrlab pull` against `hub_server`: what comes down, and what is refused and leaves nothing behind."""
 
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -103,7 +102,13 @@ def test_a_download_is_held_against_the_manifest_in_it(hub, tmp_path, files):
 
 
 def test_paths_that_lead_out_are_refused_and_formats_that_run_code_are_left():
-    for name in ("../outside.json", "/outside.json", "lrlab/../../outside.json", "lrlab\\..\\outside.json", "C:outside.json"):
+    for name in (
+        "../outside.json",
+        "/outside.json",
+        "lrlab/../../outside.json",
+        "lrlab\\..\\outside.json",
+        "C:outside.json",
+    ):
         with pytest.raises(LabError, match="a path that leads out of its folder. Nothing was downloaded"):
             files_to_take("somebody/run", ["lrlab/run.json", name])
     code = ["unet/diffusion_pytorch_model.bin", "lrlab/random.npy", "pipeline.py", "checkpoint-100/random.json"]

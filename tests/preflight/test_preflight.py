@@ -183,8 +183,7 @@ def test_a_rate_far_from_what_the_finder_found(tmp_path):
     file = tmp_path / "run" / "lrlab" / "lr_finder.json"
     trainer = make_trainer(tmp_path)
     about = {"deciding": deciding(trainer.run.config.to_dict(), trainer.run.plan.num_parameters, 64)}
-    found = {"learning_rate": 3e-5, "about": about, "sweeps": [], "seconds": 1.0}
-    found |= {"settings": {"rule": "steepest"}, "suggestions": {"steepest": {"reason": "it is"}}}
+    found = {"learning_rate": 3e-5, "about": about, "sweeps": [], "seconds": 1.0, "suggestion": {"reason": "it is"}}
     file.write_text(json.dumps(found))
     assert "is 33.3 times the 3e-05 that the finder suggests" in run_checks(trainer)["learning_rate"]
     for other in (
