@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError, continued_by, warn
 from ..core.files import FULL, check_new_folder, new_folder
-from ..core.manifest import MANIFEST, Sums, refuse_damaged, write_manifest
+from ..core.manifest import MANIFEST, refuse_damaged, write_manifest
 from .contents import Contents, contents_of, is_owned, kind_of_files, kind_of_folder, with_manifest
 from .records import check_pipeline, read_record
 
@@ -82,16 +82,45 @@ def _hub_errors(target: Target) -> Iterator[None]:
 
 def push_folder(folder: Path, target: Target, message: str | None = None) -> str:
     """
-    Uploads the files that users of a run, a study or a toy dataset need; returns the URL of the commit or pull request.
+    Uploads the files that users of a run, a study or a toy dataset need, in one commit; returns its URL or that of the pull
+    request.
 
     The type of the repository follows from what the folder holds. Raises a `LabError` before anything is sent if the upload
     cannot work, or, if it fails, with the command that repeats it.
     """
-    kind, sums = kind_of_folder(folder), _refuse_damaged(folder)
-    target = _named(dataclasses.replace(target, repo_type=kind.repo_type))
-    contents = with_manifest(contents_of(folder, target.repo_id, target.revision), sums)
-    _make_ready(target)
-    return _publish(folder, contents, target, message)
+    kind = kind_of_folder(folder)
+    held = refuse_damaged(folder, f"`lrlab check {shlex.quote(str(folder))}` lists the damage and the remedies")
+    if held.note:
+        warn(f"{str(folder)!r}: {held.note}.")
+    if held.is_open:
+        raise LabError(f"{str(folder)!r} was being written and is not finished. Hint: give the command that wrote it again.")
+    if (folder / "model_index.json").exists():
+        check_pipeline(folder)
+    target = dataclasses.replace(target, repo_type=kind.repo_type)
+    with _repeatable(folder, target, message):
+        target = _named(target)
+    contents = with_manifest(contents_of(folder, target.repo_id, target.revision), held.sums)
+    with _repeatable(folder, target, message):
+        _make_ready(target)
+        return _commit(contents, target, message or contents.message)
+
+
+@contextmanager
+def _repeatable(folder: Path, target: Target, message: str | None) -> Iterator[None]:
+    """Adds the command that repeats an upload to its errors."""
+    try:
+        with _hub_errors(target):
+            yield
+    except LabError as error:
+        flags = ["--message", message] if message else []
+        flags += ["--create_pr"] * target.create_pr + ["--private"] * target.private
+        flags += ["--revision", target.revision] if target.revision != "main" else []
+        again = shlex.join(["lrlab", "push", str(folder), "--repo_id", target.repo_id, *flags])
+        token = ", with the token in HF_TOKEN" * (target.token is not None)
+        raise LabError(
+            f"The upload failed: {error}\nA commit appears whole or not at all. Files already sent are not sent again. "
+            f"To go on: `{again}`{token}"
+        ) from None
 
 
 def check_can_push(config: ResolvedConfig) -> str:
@@ -99,20 +128,14 @@ def check_can_push(config: ResolvedConfig) -> str:
     The complete id of the repository. Raises a `LabError`, before training, if the run could not be uploaded; a dry run
     creates nothing.
     """
-    target = _named(_target_of_training(config))
+    target = _named(target_of_training(config))
     if not config.dry_run:
         _make_ready(target)
     return target.repo_id
 
 
-def push_run(folder: Path, config: ResolvedConfig) -> str:
-    """Uploads pipeline, card and evidence of a finished run, after [`check_can_push`]."""
-    target = _target_of_training(config)
-    contents = with_manifest(contents_of(folder, target.repo_id), _refuse_damaged(folder))
-    return _publish(folder, contents, target)
-
-
-def _target_of_training(config: ResolvedConfig) -> Target:
+def target_of_training(config: ResolvedConfig) -> Target:
+    """The repository that a run is uploaded to at its end."""
     return Target(
         config.hub_model_id or Path(config.output_dir).resolve().name,
         private=config.hub_private_repo,
@@ -153,35 +176,6 @@ def _make_ready(target: Target) -> None:
             )
         if target.revision != "main":
             api.create_branch(**target.where, branch=target.revision, exist_ok=True)
-
-
-def _refuse_damaged(folder: Path) -> dict[str, Sums]:
-    """The sums of the files of a folder; raises a `LabError` for damaged ones."""
-    held = refuse_damaged(folder, f"`lrlab check {shlex.quote(str(folder))}` lists the damage and the remedies")
-    if held.note:
-        warn(f"{str(folder)!r}: {held.note}.")
-    if held.is_open:
-        raise LabError(f"{str(folder)!r} was being written and is not finished. Hint: give the command that wrote it again.")
-    if (folder / "model_index.json").exists():
-        check_pipeline(folder)
-    return held.sums
-
-
-def _publish(folder: Path, contents: Contents, target: Target, message: str | None = None) -> str:
-    """Uploads in one commit, and returns its URL; errors have the command that repeats it."""
-    flags = ["--message", message] if message else []
-    flags += ["--create_pr"] * target.create_pr + ["--private"] * target.private
-    flags += ["--revision", target.revision] if target.revision != "main" else []
-    again = shlex.join(["lrlab", "push", str(folder), "--repo_id", target.repo_id, *flags])
-    try:
-        with _hub_errors(target):
-            return _commit(contents, target, message or contents.message)
-    except LabError as error:
-        token = ", with the token in HF_TOKEN" * (target.token is not None)
-        raise LabError(
-            f"The upload failed: {error}\nA commit appears whole or not at all. Files already sent are not sent again. "
-            f"To go on: `{again}`{token}"
-        ) from None
 
 
 def _commit(contents: Contents, target: Target, message: str) -> str:

@@ -96,9 +96,9 @@ def run_training(config: TrainingConfig, start: Start | None = None) -> Path | N
         previous = folder.read_record() if checkpoint is not None else {} if start is None else start.record
         _train_and_record(config, plan, data, accelerator, folder, begins_at, previous)
         if resolved.push_to_hub and accelerator.is_main_process:
-            from ..hub.transfer import push_run
+            from ..hub.transfer import push_folder, target_of_training
 
-            accelerator.print(f"Uploaded: {push_run(folder.path, plan.config)}")
+            accelerator.print(f"Uploaded: {push_folder(folder.path, target_of_training(plan.config))}")
         return folder.path
 
 
