@@ -401,7 +401,8 @@ def test_from_python(tmp_path):
     found = json.loads((tmp_path / "lr_finder.json").read_text())
     assert len(found["sweeps"]) == 2
     assert (tmp_path / "lr_finder.png").stat().st_size > 10_000
-    assert repr(result).startswith(f"FinderResult(Suggestion(lr={result.suggestion.lr}, reason='a tenth of ")
+    assert repr(result) == f"FinderResult({result.suggestion})"
+    assert found["suggestion"]["reason"] == result.suggestion.reason
 
 
 def test_errors_from_python_name_the_argument():
