@@ -90,10 +90,6 @@ def kind_of_files(names: Collection[str]) -> FolderKind | None:
 def contents_of(folder: Path, repo_id: str, revision: str = "main") -> Contents:
     """The files to upload from a folder, with a card that loads from the branch `revision` of the repository."""
     kind = kind_of_folder(folder)
-    if not kind.repo_type:
-        raise LabError(
-            f"{str(folder)!r} is a {kind.name}, which is not uploaded. Hint: push the run that was trained on it."
-        )
     patterns, message = kind.files, f"The dataset {folder.resolve().name}"
     if kind.name == "run":
         # The components of all kinds of data, as a run on another kind may be in the repository.

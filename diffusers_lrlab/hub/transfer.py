@@ -89,6 +89,8 @@ def push_folder(folder: Path, target: Target, message: str | None = None) -> str
     cannot work, or, if it fails, with the command that repeats it.
     """
     kind = kind_of_folder(folder)
+    if not kind.repo_type:
+        raise LabError(f"{str(folder)!r} is a {kind.name}, which is not uploaded. Hint: push the run trained on it.")
     held = refuse_damaged(folder, f"`lrlab check {shlex.quote(str(folder))}` lists the damage and the remedies")
     if held.note:
         warn(f"{str(folder)!r}: {held.note}.")
