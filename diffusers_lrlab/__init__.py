@@ -42,7 +42,6 @@ _HOMES = {
     "lr_curve": "schedules.expected",
     "read_study": "study.reading",
     "register_denoiser": "models.registry",
-    "register_features": "evaluation.features",
     "register_loss_weighting": "timesteps.registries",
     "register_metric": "evaluation.metrics",
     "register_momentum_schedule": "schedules.registries",

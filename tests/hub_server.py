@@ -218,7 +218,7 @@ class _Handler(BaseHTTPRequestHandler):
         if repo is None or (repo.private and self.user != owner):
             # A private repository is not told apart from one that does not exist.
             raise HubError(404 if self.user else 401, "Repository not found", "RepoNotFound")
-        if to_write and not self._may_write(owner) and "create_pr" not in self.query:
+        if to_write and not self._may_write(owner):
             raise HubError(403 if self.user else 401, "You have no right to write here")
         return repo
 
@@ -287,7 +287,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def commit(self, kind, id, revision):
         repo = self._repo(kind, id, to_write=True)
-        is_pr = "create_pr" in self.query
         before = repo.resolve(revision)
         files, message = dict(repo.commits[before]), ""
         for line in self.body.splitlines():
@@ -304,13 +303,9 @@ class _Handler(BaseHTTPRequestHandler):
                 del files[value["path"]]
             else:
                 raise HubError(501, f"{key!r} is not part of this server")
-        number = 1 + sum(branch.startswith("refs/pr/") for branch in repo.branches)
-        sha = repo.commit(files, message, f"refs/pr/{number}" if is_pr else revision)
-        url = self._url(kind, id)
-        pull_request = {"pullRequestUrl": f"{url}/discussions/{number}"} if is_pr else {}
-        self._send_json(
-            {"success": True, "commitOid": sha, "hookOutput": "", "commitUrl": f"{url}/commit/{sha}"} | pull_request
-        )
+        sha = repo.commit(files, message, revision)
+        url = f"{self._url(kind, id)}/commit/{sha}"
+        self._send_json({"success": True, "commitOid": sha, "hookOutput": "", "commitUrl": url})
 
     def info(self, kind, id, revision="main"):
         repo = self._repo(kind, id)

@@ -35,20 +35,15 @@ def push_arguments(parser: argparse.ArgumentParser) -> None:
     add("--repo_id", required=True, metavar="USER/NAME", help="Repository, created if it is missing.")
     add("--private", action="store_true", help="Make a new repository private.")
     add("--revision", metavar="BRANCH", default="main", help="Branch, created if it is missing (default: %(default)s).")
-    add("--create_pr", action="store_true", help="Open a pull request in an existing repository.")
     add("--message", metavar="TEXT", help="Message of the commit (default: the command that made the result).")
 
 
 def push(options: argparse.Namespace) -> None:
     from ..hub.transfer import Target, push_folder
 
-    if options.create_pr and options.private:
-        raise LabError("--private is for new repositories, and --create_pr for existing ones. Leave one of them out.")
-    if options.create_pr and options.revision != "main":
-        raise LabError(f"--revision {options.revision!r} has no effect with --create_pr. Leave one of them out.")
     if options.message is not None and not options.message.strip():
         raise LabError("--message '' is empty. Leave it out, or say what changed.")
-    target = Target(options.repo_id, private=options.private, revision=options.revision, create_pr=options.create_pr)
+    target = Target(options.repo_id, private=options.private, revision=options.revision)
     say(f"Uploaded: {push_folder(options.dir, target, options.message)}")
 
 

@@ -1,7 +1,6 @@
 """Features and classes of images: the Fréchet distance, and small classifiers that are trained on the spot."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,14 +10,12 @@ import torch
 import torch.nn.functional as F
 
 from ..core.errors import LabError
-from ..core.registered import Unusable, call_registered, real_values
 from ..core.signatures import checked
 from ..core.words import counted
 from ..data.batch import Batch
 from ..data.image_sets import IMAGE_DATASETS
 from ..data.images import normalise
 from ..data.labels import KEYWORD
-from .registry import register_metric
 
 NUM_CLASSIFIED, _SIDE = 3000, 16  # images that a classifier is trained on, and their pixels
 _CLASSIFIER_SEED = 917  # of the images that a classifier is trained on
@@ -34,6 +31,7 @@ def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:
     1706.08500, eq. 6), of features `(num, dimension)`. It is biased upwards for small sets: compare only values of sets of
     the same sizes.
     """
+    first, second = (np.asarray(features, np.float64) for features in (first, second))
     for features in (first, second):
         if features.ndim != 2 or len(features) < 2:
             raise LabError(f"Expected features of shape (at least 2, dimension), got {features.shape}.")
@@ -46,56 +44,6 @@ def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:
     traces = np.trace(covariances[0]) + np.trace(covariances[1])
     squared = difference @ difference + traces - 2 * np.sqrt(np.clip(eigenvalues, 0, None)).sum()
     return float(max(squared, 0.0))  # the sum of its terms is rounded, and below 0 for sets that are next to equal
-
-
-@checked
-def register_features(name: str, *, description: str, source: str) -> Callable[[Any], Any]:
-    """
-    A decorator that registers features of images, and with them the metric `frechet_NAME`.
-
-    ```python
-    @register_features("colours", description="mean colours", source="own")
-    def colours(images):
-        return images.mean(axis=(1, 2))
-    ```
-
-    The metric is the [`frechet_distance`] between features of samples and of as many training images. Beside it stands the
-    distance of held-out images in place of samples.
-
-    Args:
-        name (`str`): The metric is `frechet_NAME`.
-        description (`str`): What the features are, in a few words.
-        source (`str`): The paper or model that they come from.
-
-    The function gets images `(num, height, width, channels)` in [0, 1], as float32, all of a set at once, and returns
-    finite numbers `(num, dimension)`, as an array or a tensor.
-    """
-
-    def decorator(function: Any) -> Any:
-        def distance(real: np.ndarray, generated: np.ndarray) -> float:
-            of_sets = (
-                call_registered("features", name, function, _returned_features, "", (images,), {})
-                for images in (real, generated)
-            )
-            return frechet_distance(*of_sets)
-
-        title = f"Fréchet distance to training images by {description}"
-        register_metric(f"frechet_{name}", description=title, source=source, facts={"form": "images"})(distance)
-        return function
-
-    return decorator
-
-
-def _returned_features(value: Any, images: np.ndarray) -> np.ndarray:
-    wanted = f"finite numbers of shape ({len(images)}, dimension)"
-    shape = tuple(getattr(value, "shape", None) or np.shape(value))
-    features = np.asarray(real_values(value, wanted, (len(images), shape[1] if len(shape) == 2 else 1)), dtype=np.float64)
-    if not np.isfinite(features).all():
-        raise Unusable(f"must return {wanted}, and some are not finite")
-    return features
-
-
-# --- embedded sets ---------------------------------------------------------------------------------------------------
 
 
 def _fit_classifier(inputs: np.ndarray, labels: np.ndarray) -> Any:

@@ -36,7 +36,6 @@ class Target:
     repo_type: str = "model"  # or "dataset"
     private: bool = False  # if it is new
     revision: str = "main"  # a branch, which is created if it is missing
-    create_pr: bool = False
     token: str | None = field(default=None, repr=False)  # that of `HF_TOKEN` or `hf auth login` if not given
     asked_by: str = "lrlab push"  # the command or option that uploads, for messages
     id_option: str = "--repo_id"  # what gave the id, likewise
@@ -82,8 +81,7 @@ def _hub_errors(target: Target) -> Iterator[None]:
 
 def push_folder(folder: Path, target: Target, message: str | None = None) -> str:
     """
-    Uploads the files that users of a run, a study or a toy dataset need, in one commit; returns its URL or that of the pull
-    request.
+    Uploads the files that users of a run, a study or a toy dataset need, in one commit; returns its URL.
 
     The type of the repository follows from what the folder holds. Raises a `LabError` before anything is sent if the upload
     cannot work, or, if it fails, with the command that repeats it.
@@ -115,7 +113,7 @@ def _repeatable(folder: Path, target: Target, message: str | None) -> Iterator[N
             yield
     except LabError as error:
         flags = ["--message", message] if message else []
-        flags += ["--create_pr"] * target.create_pr + ["--private"] * target.private
+        flags += ["--private"] * target.private
         flags += ["--revision", target.revision] if target.revision != "main" else []
         again = shlex.join(["lrlab", "push", str(folder), "--repo_id", target.repo_id, *flags])
         token = ", with the token in HF_TOKEN" * (target.token is not None)
@@ -164,9 +162,6 @@ def _make_ready(target: Target) -> None:
 
     api = target.api
     with _hub_errors(target):
-        if target.create_pr:
-            api.repo_info(**target.where)  # everybody may propose changes to an existing repository
-            return
         api.create_repo(**target.where, private=target.private or None, exist_ok=True)
         # Of a repository that exists. The client's own `auth_check` takes `write` only in newer versions.
         path = f"{api.endpoint}/api/{target.repo_type}s/{target.repo_id}/auth-check/write"
@@ -200,9 +195,8 @@ def _commit(contents: Contents, target: Target, message: str) -> str:
             commit_message=title[:200],
             commit_description=(title[200:] + rest).strip() or None,
             revision=target.revision,
-            create_pr=target.create_pr,
         )
-    return str(commit.pr_url or commit.commit_url)
+    return str(commit.commit_url)
 
 
 # --- downloads -------------------------------------------------------------------------------------------------------

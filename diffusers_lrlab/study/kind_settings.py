@@ -75,7 +75,7 @@ def data_lacking(name: str, config: ResolvedConfig) -> str | None:
     needs = METRICS[name].needs
     if "features" in needs and image_set_of(config) is None:
         sets = ", ".join(IMAGE_DATASETS)
-        return f"needs features that suit the data, which exist for {sets}: register_features gives others, as frechet_NAME"
+        return f"needs features that suit the data, which exist for {sets}; register a metric of your own images"
     if "density" in needs and (config.dataset_name not in LOG_PROBS or config.num_train_timesteps < 2):
         return "needs data whose density is known in closed form: " + ", ".join(LOG_PROBS)
     return None

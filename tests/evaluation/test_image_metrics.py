@@ -10,7 +10,7 @@ from accelerate.state import AcceleratorState
 from helpers import image_folder, load_data
 from tables import cases
 
-from diffusers_lrlab import read_study, register_features, register_metric, run_study
+from diffusers_lrlab import read_study, register_metric, run_study
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.registry import restored
@@ -36,7 +36,7 @@ def nothing_stays():
 
 @pytest.fixture
 def seen():
-    """What a registered metric was given, beside registered features."""
+    """What a registered metric was given, beside a Fréchet distance."""
     given = []
 
     @register_metric("brightness", **ABOUT, facts={"form": "images", "better": "neither"})
@@ -44,7 +44,10 @@ def seen():
         given.append((real, generated))
         return generated.mean() - real.mean()
 
-    register_features("rows", **ABOUT)(lambda images: torch.from_numpy(images.mean(axis=(2, 3))))
+    @register_metric("frechet_rows", **ABOUT, facts={"form": "images"})
+    def frechet_rows(real, generated):
+        return frechet_distance(real.mean(axis=(2, 3)), generated.mean(axis=(2, 3)))
+
     return given
 
 
@@ -102,7 +105,7 @@ def test_samples_are_drawn_for_them_and_a_study_that_names_none_stays_as_it_is(f
     METRICS.pop("brightness"), METRICS.pop("frechet_rows")
     assert expand(spec)[0].digest == with_them
     assert resolve_config(TrainingConfig(**options_of(folder), output_dir="run")).distance_samples == 0
-    with pytest.raises(LabError, match=r"or register features or a metric of images by --import"):
+    with pytest.raises(LabError, match="or register a metric of images by --import"):
         resolve_config(TrainingConfig(**options_of(folder), output_dir="run", distance_samples=20))
 
 
@@ -115,7 +118,7 @@ def test_a_study_measures_images_by_them(folder, tmp_path, seen):
     assert np.isfinite(frame[["frechet_rows", "brightness"]].to_numpy()).all()
     rows = json.loads((tmp_path / "study" / "summary.json").read_text())["rows"]
     assert {row["floor"] for row in rows if row["metric"] == "frechet_rows"} <= {*frame.frechet_rows_of_held_out_images}
-    with pytest.raises(LabError, match=r"'frechet_distance' needs features .*register_features gives others"):
+    with pytest.raises(LabError, match=r"'frechet_distance' needs features .*register a metric of your own images"):
         run_study({**spec, "metrics": ["frechet_distance"]}, tmp_path / "other", quiet=True)
     with pytest.raises(LabError, match="'class_accuracy' needs class labels: give label_column"):
         run_study({**spec, "datasets": ["digits"], "metrics": ["class_accuracy"]}, tmp_path / "other", quiet=True)
@@ -129,20 +132,6 @@ def test_images_are_checked(seen, real, generated):
     with pytest.raises(LabError, match=r"Expected images \(num, height, width, channels\) of one size in \[0, 1\], got"):
         compare_samples(real, generated, form="images")
     assert not seen
-
-
-@cases("value, expected", [
-    (lambda images: images, "(30, dimension), not an array of float32 of shape (30, 8, 8, 1)"),
-    (lambda images: images[1:, 0, :, 0], "must return finite numbers of shape (30, dimension), not an array"),
-    (lambda images: images[:, 0, :, 0] * np.nan, "some are not finite"),
-    (lambda images: images.nothing, "'numpy.ndarray' object has no attribute 'nothing'"),
-])  # fmt: skip
-def test_features_that_cannot_be_used_are_named_with_their_line(value, expected):
-    METRICS.pop("frechet_mine", None)
-    register_features("mine", **ABOUT)(value)
-    with pytest.raises(LabError) as error:
-        compare_samples(IMAGES, IMAGES, names=["frechet_mine"], form="images")
-    assert all(part in str(error.value) for part in ("The features 'mine'", expected, "test_image_metrics.py"))
 
 
 # --- embedded sets ---------------------------------------------------------------------------------------------------

@@ -55,25 +55,13 @@ def test_what_is_stale_goes_and_what_is_not_ours_stays(folders, hub, tmp_path):
     assert not {"denoiser/old.safetensors", "lrlab/old.png"} & set(files)
 
 
-def test_branches_and_pull_requests(folders, hub, tmp_path):
-    def push(*options):
-        return lrlab("push", folders / "dino", "--repo_id", "user/dino", *options, env=hub.env, cwd=tmp_path)
-
-    push("--revision", "draft")
-    push("--revision", "draft")  # of the same, which is no commit
+def test_a_branch_is_made_and_an_upload_of_the_same_is_no_commit(folders, hub, tmp_path):
+    command = ["push", folders / "dino", "--repo_id", "user/dino", "--revision", "draft"]
+    assert [status for status, *_ in lrlab_each([command, command], hub.env, tmp_path)] == [0, 0]
     repo = hub.dataset("user/dino")
     assert len(repo.messages) == 2
     assert "data/train-00000-of-00001.parquet" not in repo.files
     assert "data/train-00000-of-00001.parquet" in repo.commits[repo.branches["draft"]]
-    # Somebody else's repository takes proposals.
-    hub.put("else/theirs", {"README.md": b"theirs"}, kind="datasets")
-    result = lrlab(
-        "push", folders / "dino", "--repo_id", "else/theirs", "--create_pr", env=hub.env, cwd=tmp_path
-    )  # fmt: skip
-    theirs = hub.dataset("else/theirs")
-    assert theirs.files == {"README.md": b"theirs"}
-    assert "data/train-00000-of-00001.parquet" in theirs.commits[theirs.branches["refs/pr/1"]]
-    assert "/discussions/1" in result.stdout
 
 
 def test_points_are_a_data_set_that_loads_and_streams(folders, hub, tmp_path):
@@ -129,10 +117,8 @@ REFUSED = [
     (["no-weights"], "holds no pipeline (model_index.json)"),
     (["damaged"], "cannot be read as JSON"),
     (["link"], "is a link to a file outside"),
-    (["run", "--create_pr", "--private"], "Leave one of them out"),
     (["run", "--message", " "], "--message '' is empty"),
     (["run", "--repo_id", "else/theirs"], "You have no right to"),
-    (["run", "--repo_id", "user/nothing", "--create_pr"], "Repository Not Found"),
     (["run", "--repo_id", "user/public", "--private"], "exists and is public"),
     (["dino", "--repo_id", "user/study"], "holds a study, and this is a dataset"),
 ]

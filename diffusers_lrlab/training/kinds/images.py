@@ -87,8 +87,7 @@ class Images(DataKind):
         if asked and embedded is None:
             raise LabError(
                 f"--distance_samples {asked} needs features that suit the data; only embedded sets have them. Leave it out "
-                f"for {config.dataset_name or config.train_data_dir!r}, or register features or a metric of images by "
-                "--import."
+                f"for {config.dataset_name or config.train_data_dir!r}, or register a metric of images by --import."
             )
         return defaults | ({"distance_samples": 0} if held_out < 2 else {})
 
