@@ -17,7 +17,7 @@ from common import machine, make_parser, parse
 from diffusers import DDPMScheduler
 
 from diffusers_lrlab.data.batch import Batch
-from diffusers_lrlab.evaluation.likelihood import NUM_STEPS, _NoisePrediction, log_likelihood
+from diffusers_lrlab.evaluation.held_out import NUM_STEPS, _NoisePrediction, log_likelihood
 from diffusers_lrlab.objective.ddpm import DDPM
 
 

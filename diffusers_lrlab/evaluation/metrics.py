@@ -14,7 +14,7 @@ from ..data.loading import load_image_data
 from ..data.toy2d import LOG_PROBS
 from . import distances
 from .features import NUM_CLASSIFIED, ImageClassifier, class_reader, frechet_distance, image_features
-from .likelihood import NUM_STEPS, exact_kl, log_likelihood
+from .held_out import NUM_STEPS, ValidationLoss, exact_kl, log_likelihood
 from .registry import (
     ALL,
     FEATURES_OF_DECODED,
@@ -29,7 +29,6 @@ from .registry import (
     register_metric,
     word_for,
 )
-from .validation_loss import ValidationLoss
 
 __all__ = ["METRICS", "better_of", "metric_label", "metrics_table", "register_metric", "word_for"]
 

@@ -28,8 +28,7 @@ from ..training.run_folder import RunFolder
 from ..training.trainer import Trainer
 from .on_trainer import range_test_of
 from .range_test import OF_BATCHES, FinderConfig, RangeTest, Sweep
-from .result import FinderResult, deciding
-from .suggestions import combine, minimum_tenth
+from .result import FinderResult, combine, deciding, minimum_tenth
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -17,7 +17,7 @@ from typing_extensions import Self
 from ..core.errors import LabError
 from ..core.random_states import random_states, restore_random_states
 from ..core.streams import block_randn, stream_generator, stream_seed
-from ..evaluation.validation_loss import ValidationLoss
+from ..evaluation.held_out import ValidationLoss
 from ..objective.objective import Objective
 from ..optimizers.groups import set_learning_rate
 from ..timesteps.bands import TimestepLR, scaled_lr

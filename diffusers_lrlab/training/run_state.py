@@ -12,7 +12,7 @@ from ..averaging.averages import EMA, own_average
 from ..core.progress import Progress
 from ..core.streams import stream_seed
 from ..data.loading import TrainingData
-from ..evaluation.validation_loss import ValidationLoss
+from ..evaluation.held_out import ValidationLoss
 from ..objective.objective import Objective
 from ..optimizers.build import get_optimizer
 from ..optimizers.groups import LR_GROUP, lr_factor_of

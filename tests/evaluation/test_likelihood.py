@@ -13,7 +13,7 @@ from diffusers import DDPMScheduler
 from gaussians import normal
 from tables import cases
 
-from diffusers_lrlab.evaluation.likelihood import NUM_STEPS, _NoisePrediction, exact_kl, log_likelihood
+from diffusers_lrlab.evaluation.held_out import NUM_STEPS, _NoisePrediction, exact_kl, log_likelihood
 from diffusers_lrlab.objective.ddpm import DDPM
 from diffusers_lrlab.objective.process import make_process
 

@@ -26,8 +26,7 @@ from diffusers_lrlab.finder import on_trainer
 from diffusers_lrlab.finder.find import find_lr_for_folder, find_lr_of, resolve_settings
 from diffusers_lrlab.finder.on_trainer import range_test_of
 from diffusers_lrlab.finder.range_test import OF_BATCHES, NoFiniteGradient, RangeTest, range_test
-from diffusers_lrlab.finder.result import read_saved_result
-from diffusers_lrlab.finder.suggestions import Suggestion, combine, minimum_tenth
+from diffusers_lrlab.finder.result import Suggestion, combine, minimum_tenth, read_saved_result
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 
 FIND_LR = runs.SCRIPT.with_name("find_lr.py")

@@ -17,7 +17,7 @@ from diffusers_lrlab.diffusers_plugin.host.run import HostRun
 from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised
 from diffusers_lrlab.finder.find import ScriptTest
 from diffusers_lrlab.finder.range_test import FinderConfig
-from diffusers_lrlab.finder.suggestions import minimum_tenth
+from diffusers_lrlab.finder.result import minimum_tenth
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "two_models_script.py"
 
