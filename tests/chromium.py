@@ -167,10 +167,14 @@ PROGRAM, AXE = find_chromium(), find_axe()
 NOT_OURS = {"landmark-unique", "scrollable-region-focusable"}
 
 
-needs_chromium = pytest.mark.skipif(
-    PROGRAM is None, reason=f"no Chromium: LRLAB_CHROMIUM is not set, and none of {', '.join(NAMES)} is on the PATH"
-)
+def _weekly(is_missing, reason):
+    skip = pytest.mark.skipif(is_missing, reason=reason)
+    return lambda test: pytest.mark.weekly(skip(test))
 
-needs_axe = pytest.mark.skipif(
-    PROGRAM is None or AXE is None, reason="no Chromium, or no axe-core: pip install axe-core-python, and see LRLAB_CHROMIUM"
+
+needs_chromium = _weekly(
+    PROGRAM is None, f"no Chromium: LRLAB_CHROMIUM is not set, and none of {', '.join(NAMES)} is on the PATH"
+)
+needs_axe = _weekly(
+    PROGRAM is None or AXE is None, "no Chromium, or no axe-core: pip install axe-core-python, and see LRLAB_CHROMIUM"
 )

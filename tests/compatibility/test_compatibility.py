@@ -76,7 +76,7 @@ def test_a_folder_is_whole(home, capsys, folder):
     assert "damaged" not in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_run_is_reproduced_from_its_record(home):
     train(TrainingConfig(**repeated_options(home / "run") | {"output_dir": "again"}))
     assert_same(rows(home / "again"), rows(home / "run"))

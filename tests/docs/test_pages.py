@@ -141,7 +141,7 @@ def test_every_flag_in_the_text_exists():
     known |= {"logit_mean", "logit_std", "mode_scale"}
     known |= {"tiny", "updates", "epochs", "inference_steps", "write", "markdown"}  # of benchmarks and of docs/
     known |= {"model", "optimizers", "threads", "rounds"}
-    known |= {"minutes", "only", "seed", "cases"}  # of tests/faults and tests/fuzz
+    known |= {"minutes", "only", "seed", "cases", "tree", "select"}  # of tests/
     for page in printed.PAGES:
         text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
         for flag in re.findall(r"(?<![\w-])--([a-z]\w*)", re.sub(r"<!--.*?-->", "", text)):
