@@ -9,11 +9,13 @@ unchanged code are not counted. The last line is the share of the mutants that w
 
 import argparse
 import ast
+import contextlib
 import copy
 import dataclasses
 import importlib
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -22,7 +24,6 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 
 import pytest
@@ -44,18 +45,24 @@ PYTEST += ["-W", "error", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-m
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """A file of a room with one node of its syntax replaced; `before` and `after` are the node's text."""
+    """A file of a room, by its path in the checkout, of which the bytes `begin` to `end` are replaced."""
 
     room: str
-    path: str
+    path: Path
     line: int
+    begin: int
+    end: int
     before: str
     after: str
-    source: bytes
+
+    @property
+    def source(self):
+        source = (TREE / self.path).read_bytes()
+        return source[: self.begin] + self.after.encode() + source[self.end :]
 
 
 def mutants_of(room, path):
-    """The mutants of a file, in random access order of its nodes; `path` is relative to the checkout."""
+    """The mutants of a file."""
     source = (TREE / path).read_bytes()
     starts = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
     for node in _executed(ast.parse(source)):
@@ -63,9 +70,8 @@ def mutants_of(room, path):
             begin = starts[target.lineno - 1] + target.col_offset
             end = starts[target.end_lineno - 1] + target.end_col_offset
             text = ast.unparse(ast.fix_missing_locations(changed))
-            whole = isinstance(target, (ast.stmt, ast.Slice))
-            new = source[:begin] + (text if whole else f"({text})").encode() + source[end:]
-            yield Mutant(room, str(path), target.lineno, ast.unparse(target), text, new)
+            text = text if isinstance(target, (ast.stmt, ast.Slice)) else f"({text})"
+            yield Mutant(room, path, target.lineno, begin, end, source[begin:end].decode(), text)
 
 
 def _executed(node):
@@ -147,9 +153,7 @@ class FirstFailure:
         if report.failed:
             self.failed = self.failed or report.nodeid
 
-    def pytest_collectreport(self, report):
-        if report.failed:
-            self.failed = report.nodeid
+    pytest_collectreport = pytest_runtest_logreport
 
     def pytest_sessionfinish(self):
         self.file.write_text(json.dumps(self.failed))
@@ -159,39 +163,28 @@ def run_tests(tree, files, left_out, seconds):
     """Whether all tests pass, and the first that fails; they run in a fork of this process."""
     result = tree.parent / "result.json"
     result.unlink(missing_ok=True)
-    if not (child := os.fork()):
-        _be_pytest(tree, files, FirstFailure(left_out, result))
-    deadline, status = time.monotonic() + seconds, None
-    while status is None and time.monotonic() < deadline:
-        ended, how = os.waitpid(child, os.WNOHANG)
-        status = os.waitstatus_to_exitcode(how) if ended else None
-        time.sleep(0.05)
-    try:
-        os.killpg(child, signal.SIGKILL)  # with what it may have left running
-    except ProcessLookupError:
-        pass
-    if status is None:
-        os.waitpid(child, 0)
+    child = multiprocessing.get_context("fork").Process(target=_pytest, args=(tree, files, FirstFailure(left_out, result)))
+    child.start()
+    child.join(seconds)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)  # with what it may have left running
+    if child.exitcode is None:
+        child.join()
         return False, f"more than {seconds:.0f} s"
     failed = json.loads(result.read_text()) if result.exists() else None
-    return status in (0, 5), failed or f"exit status {status}"  # 5: all are left out
+    return child.exitcode in (0, 5), failed or f"exit status {child.exitcode}"  # 5: all are left out
 
 
-def _be_pytest(tree, files, plugin):
-    status = 99
-    try:
-        os.setsid()
-        log = os.open(tree.parent / "pytest.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.chdir(tree)
-        os.environ["PYTHONPATH"] = str(tree)
-        sys.path.insert(0, str(tree))
-        status = pytest.main([*PYTEST, f"--basetemp={tree.parent / 'tmp'}", *files], plugins=[plugin])
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(int(status))
+def _pytest(tree, files, plugin):
+    os.setsid()
+    log = os.open(tree.parent / "pytest.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.chdir(tree)
+    os.environ["PYTHONPATH"] = str(tree)
+    sys.path.insert(0, str(tree))
+    status = pytest.main([*PYTEST, f"--basetemp={tree.parent / 'tmp'}", *files], plugins=[plugin])
+    os._exit(int(status))
 
 
 def noticed_by(mutant, tree, failing, seconds):
