@@ -1,6 +1,5 @@
 """A headless Chromium, driven by its DevTools protocol over a pipe: nothing is needed but the program itself."""
 
-import base64
 import contextlib
 import fcntl
 import importlib.util
@@ -148,11 +147,6 @@ class Chromium:
             "rule => [rule.id, rule.nodes.slice(0, 3).map(node => node.failureSummary + node.html)]))"
         )
         return [rule for rule in found if rule[0] not in NOT_OURS]
-
-    def screenshot(self, path, whole=False):
-        """A PNG of the window, or of the whole page."""
-        image = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(image["data"]))
 
 
 def find_axe():
