@@ -17,7 +17,7 @@ OTHERS_FLAGS = """
     lr_scheduler_args lr_decay_steps lr_scheduler_num_cycles lr_scheduler_type lr_scheduler_power lr_scheduler_min_lr_ratio
     validation_split validate_every_n_steps min_snr_gamma min_timestep resume show_timesteps eval_dataset_id use_ema
     tiny updates epochs inference_steps write markdown model optimizers threads rounds
-    minutes only seed cases tree select
+    minutes only seed tree select
 """.split()
 
 

@@ -19,10 +19,10 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0, help="of the inputs")
     options = parser.parse_args()
     tallies, ends = {kind: Tally() for kind in TARGETS}, time.monotonic() + options.minutes * 60
-    for turn, kind in itertools.product(itertools.count(), TARGETS):
-        if time.monotonic() > ends:
-            break
-        search(kind, 100, options.seed + turn, tallies[kind])
+    for turn in itertools.takewhile(lambda _: time.monotonic() < ends, itertools.count()):
+        for kind, tally in tallies.items():
+            if time.monotonic() < ends:
+                search(kind, 100, options.seed + turn, tally)
     print("| inputs | cases | accepted | failures | slowest, s |", "|---" * 5 + "|", sep="\n")
     for kind, tally in tallies.items():
         print(f"| {kind} | {tally.cases} | {tally.accepted} | {len(tally.failures)} | {tally.slowest:.1f} |")
