@@ -132,11 +132,17 @@ def draw(rooms, count, seed):
     return list(itertools.islice((mutant for turn in turns for mutant in turn if mutant), count))
 
 
-def stages(room):
-    """Two lots of test files: those of a room, and others that import from it or test what holds for every run."""
-    every, uses = sorted((TREE / "tests").rglob("test_*.py")), re.compile(rf"\b{PACKAGE}\.{room}\b")
-    own = [path for path in every if path.is_relative_to(TREE / "tests" / room)]
-    others = [path for path in every if path not in own and ("invariants" in path.parts or uses.search(path.read_text()))]
+def stages(mutant):
+    """
+    Two lots of test files: those of the mutant's room, and others that import from it or test what holds for every run.
+
+    Files that name the mutant's module come first.
+    """
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted((TREE / "tests").rglob("test_*.py"))}
+    module, room = ".".join(mutant.path.with_suffix("").parts), re.compile(rf"\b{PACKAGE}\.{mutant.room}\b")
+    every = sorted(texts, key=lambda path: module not in texts[path])
+    own = [path for path in every if path.is_relative_to(TREE / "tests" / mutant.room)]
+    others = [path for path in every if path not in own and ("invariants" in path.parts or room.search(texts[path]))]
     return [[str(path.relative_to(TREE)) for path in stage] for stage in (own, others) if stage]
 
 
@@ -190,7 +196,7 @@ def _pytest(tree, files, plugin):
 def noticed_by(mutant, tree, failing, seconds):
     """The test that fails because of a mutant, or `None`; adds tests that always fail to `failing`."""
     path = tree / mutant.path
-    for files in stages(mutant.room):
+    for files in stages(mutant):
         passes = False
         while not passes:
             path.write_bytes(mutant.source)
