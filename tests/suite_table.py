@@ -26,13 +26,11 @@ class Costs:
     """A plugin of pytest that adds up, in each worker, what each file costs."""
 
     def __init__(self, folder):
-        self.folder, self.rows, self.num_started = folder, collections.defaultdict(lambda: [0, 0.0, 0.0, 0]), 0
-        sys.addaudithook(lambda event, _: self._count() if event in ("subprocess.Popen", "os.posix_spawn") else None)
+        self.folder, self.rows, self.started = folder, collections.defaultdict(lambda: [0, 0.0, 0.0, 0]), []
+        events = ("subprocess.Popen", "os.posix_spawn")
+        sys.addaudithook(lambda event, _: self.started.append(event) if event in events else None)
         start = multiprocessing.process.BaseProcess.start  # also by a fork server, which raises no event
-        multiprocessing.process.BaseProcess.start = lambda process: (self._count(), start(process))[1]
-
-    def _count(self):
-        self.num_started += 1
+        multiprocessing.process.BaseProcess.start = lambda process: (self.started.append("start"), start(process))[1]
 
     def _now(self):
         """Seconds, CPU seconds of this process and its children, living or ended, and processes started."""
@@ -42,7 +40,7 @@ class Costs:
                 used += sum(process.cpu_times()[:4])
             except psutil.Error:  # ended meanwhile: its parent counts it
                 continue
-        return time.monotonic(), used, self.num_started
+        return time.monotonic(), used, len(self.started)
 
     def pytest_collection_finish(self):
         self.seen = self._now()
@@ -71,20 +69,20 @@ def measure(tree, arguments):
     """The table of a checkout's tests, and the exit status of pytest."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"SUITE_TABLE": folder, "PYTHONPATH": str(Path(__file__).parent)}
-        started, command = time.monotonic(), [sys.executable, "-m", "pytest", "-p", "suite_table", *arguments]
+        command, started = [sys.executable, "-m", "pytest", "-p", "suite_table", *arguments], time.monotonic()
         status = subprocess.run(command, cwd=tree, env=environment, check=False).returncode
         seconds, rows = time.monotonic() - started, collections.defaultdict(lambda: [0] * 4)
         for path in Path(folder).glob("*.json"):
             for name, row in json.loads(path.read_text()).items():
                 rows[name] = [one + other for one, other in zip(rows[name], row, strict=True)]
-    total = [sum(column) for column in zip(*rows.values(), strict=True)]
-    rows = {"all": [total[0], seconds, *total[2:]], **dict(sorted(rows.items(), key=lambda row: -row[1][2]))}
-    body = [f"| {name} | {' | '.join(f'{number:,.0f}' for number in row)} |" for name, row in rows.items()]
+    num_tests, _, *total = (sum(column) for column in zip(*rows.values(), strict=True))
+    shown = [("all", [num_tests, seconds, *total]), *sorted(rows.items(), key=lambda row: -row[1][2])]
+    body = [f"| {name} | {' | '.join(f'{number:,.0f}' for number in row)} |" for name, row in shown]
     return "\n".join([measured_on(tree), "", HEAD, *body]), status
 
 
 def measured_on(tree):
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=tree, capture_output=True, text=True).stdout.strip()
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=tree, text=True).strip()
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "diffusers", "pytest"))
     cpus = f"{os.cpu_count()} CPUs with a load of {os.getloadavg()[0]:.1f} at the end"
     return f"Commit {commit}, {time.strftime('%Y-%m-%d')}, {cpus}, Python {platform.python_version()}, {versions}."
