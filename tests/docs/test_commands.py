@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 import subprocess
-from pathlib import Path
 
 import latents
 import printed
@@ -14,7 +13,7 @@ import started
 from helpers import image_folder, load_data
 from tables import cases
 
-from diffusers_lrlab.cli.main import COMMANDS, main
+from diffusers_lrlab.cli.main import COMMANDS
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.plugins import load_plugins
 from diffusers_lrlab.data.toy2d import TOY_DATASETS
@@ -117,19 +116,6 @@ def test_the_printed_error_is_what_one_sees():
     with pytest.raises(LabError) as error:
         resolve_config(parse_arguments(command.removeprefix("$ lrlab train ").split(), ""))
     assert str(error.value).startswith(message.removeprefix("error: ").removesuffix("..."))
-
-
-@pytest.mark.slow
-@pytest.mark.pictures
-@pytest.mark.usefixtures("readers_folder")
-def test_previews_run_as_printed():
-    for words in (words for words in ONCE if words[:2] == ("lrlab", "preview")):
-        with printed.registrations_undone():
-            if "sawtooth" in " ".join(words):  # of a package
-                load_plugins("lab_extras.py")
-            assert main(words[1:]) == 0, words
-        if "--out" in words:
-            assert Path(words[words.index("--out") + 1]).stat().st_size > 10_000
 
 
 @pytest.mark.slow
