@@ -13,9 +13,7 @@ from ..core.ranges import Range
 from ..core.registry import Entry
 from ..core.signatures import checked
 from ..core.spec import format_spec
-from .registries import MOMENTUM_SCHEDULERS
-from .resolve import describe_schedule, resolve_schedule
-from .schedule import ENDLESS, Schedule
+from .schedule import ENDLESS, Schedule, describe_schedule, resolve_schedule
 
 _LENGTH = Range(f"[1, {ENDLESS}]")
 _KEPT_BY_COOLDOWN = ("min_lr", "min_lr_ratio", "warmup_type", "warmup_start_ratio")
@@ -81,15 +79,14 @@ def schedule_curves(
     clock = Progress(np.arange(total), total, warmup)
     if schedule.follows_metric:
         lrs = base_lr * np.minimum(clock.update / warmup, 1.0) if warmup else base_lr
-        _, momenta = Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs).at(clock, base_lr, momentum)
+        _, momenta = schedule.parts[1].at(clock, base_lr, momentum)
     else:
         lrs, momenta = schedule.at(clock, base_lr, momentum)
     lrs, momenta = np.ones(total) * lrs, None if momenta is None else np.ones(total) * momenta
-    _check_values(schedule.entry, "learning rate", lrs, np.inf)
+    _check_values(schedule.entries[0], "learning rate", lrs, np.inf)
     if momenta is None:
         return lrs, np.full(total, np.nan if momentum is None else momentum)
-    entry = MOMENTUM_SCHEDULERS[schedule.momentum_schedule[0]] if schedule.momentum_schedule else schedule.entry
-    _check_values(entry, "momentum", momenta, 1.0)
+    _check_values(schedule.entries[-1], "momentum", momenta, 1.0)
     return lrs, momenta
 
 

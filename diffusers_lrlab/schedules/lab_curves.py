@@ -13,8 +13,7 @@ from ..core.registry import Parameter
 from ..core.spec import merge_spec
 from ..core.words import counted
 from .registries import METRIC_MODE, NO_SHAPE, SCHEDULERS, half_cosine
-from .resolve import resolve_schedule
-from .schedule import Schedule
+from .schedule import Schedule, resolve_schedule
 
 
 @SCHEDULERS.register(

@@ -13,8 +13,7 @@ from ..core.signatures import checked
 from .expected import resolve_length
 from .momentum import default_lr, initial_lrs, momentum_groups, read_momentum, write_lrs, write_momentum
 from .registries import MOMENTUM_SCHEDULERS, SCHEDULERS
-from .resolve import double_decay, resolve_schedule
-from .schedule import Schedule
+from .schedule import Schedule, double_decay, resolve_schedule
 
 
 def list_schedulers() -> list[str]:
@@ -65,7 +64,7 @@ class CurveLR(LRScheduler):
         for index, group in enumerate(self.optimizer.param_groups):
             lr, momentum = self.values(self.last_epoch, index)
             if not lr >= 0:  # a plug-in's
-                entry = self.schedule.entry
+                entry = self.schedule.entries[0]
                 raise LabError(
                     f"{entry.title} gives a learning rate of {lr:g} at update {self.last_epoch}; use 0 or more.{entry.where}"
                 )
@@ -191,14 +190,14 @@ def build(
     schedule: Schedule, optimizer: Optimizer, num_warmup_steps: float, num_training_steps: int | None, last_epoch: int = -1
 ) -> LRScheduler:
     warmup, total = resolve_length(schedule, num_warmup_steps, num_training_steps)
-    if schedule.name is not None and schedule.follows_metric:
+    if schedule.entry is not None and schedule.follows_metric:
         if last_epoch != -1:
             raise LabError(f"{schedule.name!r} has more state than the number of updates: restore it by load_state_dict.")
         if schedule.momentum is not None:
             raise LabError(
                 f"{schedule.name!r} follows a metric: build a momentum scheduler beside it, without lr_scheduler."
             )
-        return cast(LRScheduler, SCHEDULERS[schedule.name](optimizer, warmup, **schedule.kwargs))
+        return cast(LRScheduler, schedule.entry(optimizer, warmup, **schedule.kwargs))
     if last_epoch < -1 or (last_epoch >= 0 and any("initial_lr" not in group for group in optimizer.param_groups)):
         wanted = "-1, or 0 or more for an optimizer that another schedule has driven"
         raise must_be("last_epoch", last_epoch, wanted, "leave it out, and restore the schedule by load_state_dict")
@@ -209,8 +208,5 @@ def build_all(
     schedule: Schedule, optimizer: Optimizer, num_warmup_steps: float, num_training_steps: int | None
 ) -> list[LRScheduler]:
     """One scheduler, or two if the learning rate follows a metric and the momentum the clock."""
-    if schedule.momentum and schedule.follows_metric:
-        parts = [Schedule(schedule.name, schedule.kwargs), Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs)]
-    else:
-        parts = [schedule]
+    parts = schedule.parts if schedule.momentum and schedule.follows_metric else (schedule,)
     return [build(part, optimizer, num_warmup_steps, num_training_steps) for part in parts]

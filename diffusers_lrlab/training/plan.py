@@ -26,8 +26,7 @@ from ..optimizers.entries import OPTIMIZERS
 from ..optimizers.timescales import DecayTimescale, per_update
 from ..schedules.expected import schedule_curves
 from ..schedules.registries import SCHEDULERS
-from ..schedules.resolve import describe_schedule
-from ..schedules.schedule import Schedule
+from ..schedules.schedule import Schedule, describe_schedule
 from ..timesteps.infonoise import Beginning
 from .combinations import check_floor
 from .config import ResolvedConfig

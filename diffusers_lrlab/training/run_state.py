@@ -18,7 +18,6 @@ from ..optimizers.build import get_optimizer
 from ..optimizers.groups import LR_GROUP, lr_factor_of
 from ..schedules.audit import ScheduleAudit
 from ..schedules.momentum import default_lr, momentum_groups, read_momentum, rounding_of, write_lrs, write_momentum
-from ..schedules.schedule import Schedule
 from ..schedules.scheduler import build
 from .kinds import component_of
 from .model import make_model
@@ -86,9 +85,8 @@ class RunState:
         self.feedback: Any = None
         self._clocked = schedule
         if schedule.follows_metric:
-            followed = Schedule(schedule.name, schedule.kwargs)
+            followed, self._clocked = schedule.parts
             self.feedback = build(followed, self.optimizer, self.plan.warmup_updates, self.plan.num_updates)
-            self._clocked = Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs)
         self.write_rates()
 
     def write_rates(self) -> None:

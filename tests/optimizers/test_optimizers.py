@@ -177,7 +177,7 @@ def test_schedule_free_trains_validates_and_resumes(tmp_path):
 @pytest.mark.slow
 def test_momentum_and_rate_of_a_run_are_the_promised_ones(tmp_path):
     from diffusers_lrlab.schedules.expected import schedule_curves
-    from diffusers_lrlab.schedules.resolve import resolve_schedule
+    from diffusers_lrlab.schedules.schedule import resolve_schedule
 
     options = [*runs.tiny_arguments(tmp_path), "--max_train_steps=10", "--train_batch_size=16", "--strict_lr_audit"]
     options += ["--lr_scheduler=linear", "--momentum_scheduler=mdlrc:min_momentum=0.3", "--lr_warmup_steps=2"]

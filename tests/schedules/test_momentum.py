@@ -18,7 +18,7 @@ from diffusers_lrlab import get_momentum_scheduler, get_scheduler, list_momentum
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.progress import Progress
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS
-from diffusers_lrlab.schedules.resolve import resolve_schedule
+from diffusers_lrlab.schedules.schedule import resolve_schedule
 
 
 def weights():
