@@ -64,7 +64,7 @@ if "ipykernel" in sys.modules:  # in a notebook without ipywidgets tqdm would wa
 
 def __getattr__(name: str) -> Any:
     if name.startswith("get_") and name.endswith("_schedule"):
-        return getattr(importlib.import_module(".schedules.functions", __name__), name)
+        return getattr(importlib.import_module(".schedules.scheduler", __name__), name)
     if name == "ModelMixin":
         # diffusers looks up the base class of a library's models in the library.
         return importlib.import_module("diffusers").ModelMixin

@@ -1,14 +1,16 @@
-"""Learning-rate and momentum schedulers by name, with the arguments of diffusers and transformers."""
+"""Learning-rate and momentum schedulers by name, and each schedule as a function like those of `diffusers.optimization`."""
 
 import dataclasses
+import inspect
 import warnings
 from typing import Any, cast
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..core.errors import LabError, must_be
+from ..core.errors import LabError, did_you_mean, must_be
 from ..core.progress import Progress
+from ..core.registry import Entry
 from ..core.signatures import checked
 from .expected import resolve_length
 from .momentum import default_lr, initial_lrs, momentum_groups, read_momentum, write_lrs, write_momentum
@@ -210,3 +212,67 @@ def build_all(
     """One scheduler, or two if the learning rate follows a metric and the momentum the clock."""
     parts = schedule.parts if schedule.momentum and schedule.follows_metric else (schedule,)
     return [build(part, optimizer, num_warmup_steps, num_training_steps) for part in parts]
+
+
+# --- `get_NAME_schedule`, generated from the registrations -----------------------------------------------------------
+
+_DOCUMENTATION = """\
+A scheduler: {description}.
+
+Args:
+    optimizer ([`~torch.optim.Optimizer`]):
+        The optimizer for which to schedule the learning rate.
+    num_warmup_steps (`float`, *optional*, defaults to 0):
+        Optimizer updates of warm-up, or a fraction of the run in (0, 1).
+    num_training_steps (`int`):
+        Optimizer updates of the whole run.
+{parameters}    last_epoch (`int`, *optional*, defaults to -1):
+        As for every torch scheduler.
+
+Source: {source}"""
+
+
+def _signature(entry: Entry) -> inspect.Signature:
+    def parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+        return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+
+    length = parameter("num_training_steps", int | None if "endless" in entry.traits else int, None)
+    parameters = [parameter("optimizer", Optimizer), parameter("num_warmup_steps", float, 0), length]
+    for own in (*entry.parameters, *entry.common):
+        default = list(own.default) if isinstance(own.default, tuple) else own.default
+        parameters.append(parameter(own.name, own.kind | None if default is None else own.kind, default))
+    return inspect.Signature([*parameters, parameter("last_epoch", int, -1)], return_annotation=LRScheduler)
+
+
+def _documentation(entry: Entry) -> str:
+    parameters = ""
+    for own in (*entry.parameters, *entry.common):
+        default = "" if own.default is None else f", defaults to `{own.default!r}`"
+        parameters += f"    {own.name} (`{own.kind.__name__}`, *optional*{default}):\n"
+        parameters += f"        {own.help[0].upper()}{own.help[1:]}. Allowed: {own.allowed}.\n"
+    return _DOCUMENTATION.format(description=entry.description, parameters=parameters, source=entry.source)
+
+
+def __getattr__(name: str) -> Any:
+    of = name.removeprefix("get_").removesuffix("_schedule")
+    if name != f"get_{of}_schedule" or of not in SCHEDULERS:
+        names = [f"get_{known}_schedule" for known in list_schedulers()]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{did_you_mean(name, names)}")
+    entry = SCHEDULERS[of]
+    signature = _signature(entry)
+
+    def schedule(*args: Any, **kwargs: Any) -> LRScheduler:
+        given = dict(signature.bind(*args, **kwargs).arguments)
+        clock = {key: given.pop(key) for key in ("num_warmup_steps", "num_training_steps", "last_epoch") if key in given}
+        return get_scheduler(of, given.pop("optimizer"), scheduler_specific_kwargs=given, **clock)
+
+    schedule.__name__ = schedule.__qualname__ = name
+    schedule.__doc__ = _documentation(entry)
+    schedule.__signature__ = signature  # type: ignore[attr-defined]
+    # Stored, so that pickle finds the same function again.
+    globals()[name] = made = checked(schedule)
+    return made
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *(f"get_{name}_schedule" for name in list_schedulers())])
