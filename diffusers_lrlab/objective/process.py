@@ -1,15 +1,15 @@
 """
 The noise process: how data become noise, and the target of the model.
 
-Code outside this package uses the noise level of a timestep (alpha, sigma, SNR) and asks the process for the rest. An
-objective is a class in its own file and a row here.
+Code outside this package uses the noise level of a timestep (alpha, sigma, SNR) and asks the process for the rest.
+`processes.py` has those of this package.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..core.errors import LabError
 from ..core.registered import described, titled, unusable, where
@@ -47,36 +47,10 @@ OBJECTIVES = Registry(
     returns=_check_process,
 )
 """
-Entries are `"module:factory"`, so that nothing heavy is imported for the names alone. A factory takes the parameters of its
-row and `is_bounded`, whether the data lie in [-1, 1], and returns a [`NoiseProcess`].
+Entries are functions `f(**parameters, is_bounded) -> NoiseProcess`, where `is_bounded` says whether the data lie in [-1, 1].
 """
 
 DEFAULT_OBJECTIVE = "ddpm"
-
-OBJECTIVES.register(
-    DEFAULT_OBJECTIVE,
-    description="noise, image or velocity, predicted at the timesteps of a variance-preserving noise schedule",
-    source="DDPM, arXiv 2006.11239; velocity: arXiv 2202.00512",
-    parameters=(
-        Parameter("beta_schedule", str, "linear", "noise schedule", choices=get_args(BetaSchedule)),
-        Parameter("prediction_type", str, "epsilon", "what the model predicts", choices=get_args(PredictionType)),
-    ),
-)("diffusers_lrlab.objective.ddpm:DDPM.of")
-OBJECTIVES.register(
-    "flow_matching",
-    description="the velocity from data to noise, along straight lines",
-    source="rectified flow, arXiv 2209.03003; the shift: Stable Diffusion 3, arXiv 2403.03206, section 5.3.2",
-    parameters=(
-        Parameter("shift", float, 1.0, "above 1, more of the timesteps have much noise; below 1, fewer", "(0, 1000]"),
-        Parameter(
-            "base_resolution",
-            int,
-            None,
-            "side in pixels of images with a shift of 1; the shift becomes resolution / base_resolution",
-            "[1, 1e5]",
-        ),
-    ),
-)("diffusers_lrlab.objective.flow_matching:FlowMatching")
 
 
 def make_process(objective: str, *, is_bounded: bool, **parameters: Any) -> NoiseProcess:

@@ -1,10 +1,10 @@
-"""Makes optimizers by name, and reads what they hold: their parts and the size of their state."""
+"""Optimizers by name, their groups of parameters with factors on the learning rate, and the size of their state."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import FAILURES, LabError
@@ -19,6 +19,9 @@ from .timescales import IMAGES, per_update
 if TYPE_CHECKING:
     import torch
     from torch.optim import Optimizer
+
+LR_FACTOR = "lab_lr_factor"  # a key of parameter groups, saved with the optimizer's state
+LR_GROUP = "lab_lr_group"  # likewise: the name of the group in the log; missing in groups without one
 
 
 def list_optimizers() -> list[str]:
@@ -165,3 +168,30 @@ def optimizer_state_bytes(optimizer: Optimizer) -> int:
         return value.numel() * value.element_size() if hasattr(value, "element_size") else 0
 
     return total(optimizer.state_dict())
+
+
+# --- groups of parameters, of `--width_base` -------------------------------------------------------------------------
+
+
+def split_group(
+    group: dict[str, Any], lr: float, label_of: Callable[[Any], Hashable], factors: Mapping[Any, float]
+) -> list[dict[str, Any]]:
+    """Splits a group with the learning rate `lr` by the labels of its parameters, which have these factors."""
+    parts: dict[Hashable, list[Any]] = {}
+    for parameter in group["params"]:
+        parts.setdefault(label_of(parameter), []).append(parameter)
+    return [
+        {**group, "params": parameters, "lr": lr * factors[label], LR_FACTOR: factors[label]}
+        for label, parameters in parts.items()
+    ]
+
+
+def lr_factor_of(group: Mapping[str, Any]) -> float:
+    """The factor of a group, 1 without one."""
+    return group.get(LR_FACTOR, 1.0)
+
+
+def set_learning_rate(optimizer: Any, lr: float) -> None:
+    """Sets the learning rate of all groups, each times its factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * lr_factor_of(group)

@@ -28,6 +28,7 @@ from ..schedules.expected import schedule_curves
 from ..schedules.registries import SCHEDULERS
 from ..schedules.schedule import Schedule, describe_schedule
 from ..timesteps.infonoise import Beginning
+from ..timesteps.registries import TIMESTEP_SAMPLERS
 from .combinations import check_floor
 from .config import ResolvedConfig
 from .kinds import kind_of
@@ -155,6 +156,8 @@ class Plan:
     @cached_property
     def beginning(self) -> Beginning | None:
         """When a density of the timesteps that waits for losses will begin."""
+        if "feedback" not in TIMESTEP_SAMPLERS[self.config.timestep_sampler].traits:
+            return None
         import torch  # heavy, as is what follows
 
         from ..objective.objective import Objective

@@ -14,15 +14,13 @@ from ..core.streams import stream_seed
 from ..data.loading import TrainingData
 from ..evaluation.validation_loss import ValidationLoss
 from ..objective.objective import Objective
-from ..optimizers.build import get_optimizer
-from ..optimizers.groups import LR_GROUP, lr_factor_of
+from ..optimizers.build import LR_GROUP, get_optimizer, lr_factor_of
 from ..schedules.audit import ScheduleAudit
 from ..schedules.momentum import default_lr, momentum_groups, read_momentum, rounding_of, write_lrs, write_momentum
 from ..schedules.scheduler import build
 from .kinds import component_of
 from .model import make_model
 from .plan import Plan
-from .resolve_timesteps import objective_spec
 from .width import keep_weight_decay, width_groups
 
 
@@ -41,7 +39,7 @@ class RunState:
         self.component = component_of(config)
         # Data may be shared by runs of other models, which drop labels in another way.
         self.data = data if plan.classes == data.classes else dataclasses.replace(data, classes=plan.classes)
-        self.process = objective_spec(config).make_process()
+        self.process = plan.process
         self.update = 0
         self.training_seconds = self.evaluation_seconds = self.sampling_seconds = 0.0
         self.audit = ScheduleAudit(config.strict_lr_audit)

@@ -11,9 +11,8 @@ from tables import cases
 
 from diffusers_lrlab import LabError, MLPDenoiser, TrainingConfig
 from diffusers_lrlab.data.batch import Batch
-from diffusers_lrlab.objective.ddpm import DDPM
-from diffusers_lrlab.objective.flow_matching import FlowMatching
 from diffusers_lrlab.objective.process import make_process
+from diffusers_lrlab.objective.processes import DDPM, FlowMatching
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.model import given_model_config
 from diffusers_lrlab.training.plan import make_plan

@@ -12,10 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.diagnostics.timestep_log import TimestepLog
-from diffusers_lrlab.objective.ddpm import DDPM
 from diffusers_lrlab.objective.noise import NOISES, register_noise
 from diffusers_lrlab.objective.objective import Objective
-from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
+from diffusers_lrlab.objective.processes import DDPM
+from diffusers_lrlab.timesteps.bands import TIMESTEP_LRS
+from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.resolve_timesteps import objective_spec

@@ -11,8 +11,8 @@ from diffusers import DDPMScheduler
 from diffusers_lrlab import LabError
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.evaluation.validation_loss import ValidationLoss
-from diffusers_lrlab.objective.ddpm import DDPM
 from diffusers_lrlab.objective.process import OBJECTIVES, make_process
+from diffusers_lrlab.objective.processes import DDPM
 
 PREDICTION_TYPES = ["epsilon", "sample", "v_prediction"]
 

@@ -5,10 +5,10 @@ import pytest
 from diffusers import FlowMatchEulerDiscreteScheduler
 from tables import cases
 
-from diffusers_lrlab.timesteps.loss_weights import LossWeighting
 from diffusers_lrlab.timesteps.noise_levels import PREDICTIONS, NoiseLevels, flow_levels
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.timesteps.sampling import TimestepSampler
+from diffusers_lrlab.timesteps.weighting import LossWeighting
 
 BOTH_ENDS = NoiseLevels(np.array([1.0, 0.9, 0.5, 0.1, 0.0]))
 MANY = NoiseLevels(np.linspace(1, 0, 40))

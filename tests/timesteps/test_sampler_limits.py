@@ -11,9 +11,9 @@ from tables import cases
 
 from diffusers_lrlab import LabError, get_timestep_sampler
 from diffusers_lrlab.timesteps.adaptive import LearnedLogVariance, LossSecondMoment
-from diffusers_lrlab.timesteps.loss_weights import get_loss_weighting
 from diffusers_lrlab.timesteps.noise_levels import noise_levels
 from diffusers_lrlab.timesteps.registries import DRAWS, TIMESTEP_SAMPLERS
+from diffusers_lrlab.timesteps.weighting import get_loss_weighting
 
 UPDATES = 20
 each_name = cases("name", TIMESTEP_SAMPLERS)

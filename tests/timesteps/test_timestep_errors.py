@@ -9,7 +9,8 @@ from tables import cases
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.run.train import run_training
-from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
+from diffusers_lrlab.timesteps.bands import TIMESTEP_LRS
+from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.plan import make_plan

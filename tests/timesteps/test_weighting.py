@@ -13,8 +13,8 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.objective.objective import Objective
-from diffusers_lrlab.timesteps.loss_weights import get_loss_weighting, list_loss_weightings
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS
+from diffusers_lrlab.timesteps.weighting import get_loss_weighting, list_loss_weightings
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.resolve_timesteps import objective_spec

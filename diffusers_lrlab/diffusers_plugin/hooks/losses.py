@@ -11,8 +11,8 @@ import torch
 from ...core.errors import LabError
 from ...core.spec import resolve_spec
 from ...core.words import counted
-from ...timesteps.loss_weights import LossWeighting
 from ...timesteps.registries import LOSS_WEIGHTINGS
+from ...timesteps.weighting import LossWeighting
 from ..hook_table import Hook, Host
 from ..host.source import LOSS, WEIGHTING, HostScript, NotRecognised, lines_of
 from . import timesteps
@@ -125,7 +125,7 @@ class LossHook:
 
     def _weights(self) -> torch.Tensor:
         """The weights of the images of the last batch: float32 of shape `(batch_size,)`."""
-        weights, unbiased = self.table[self.timesteps.timesteps], self.timesteps.loss_weights()
+        weights, unbiased = self.table[self.timesteps.timesteps], self.timesteps.weighting()
         self.num_seen += 1
         return weights if unbiased is None else weights * unbiased
 
