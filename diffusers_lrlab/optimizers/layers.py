@@ -44,10 +44,7 @@ class Layer(NamedTuple):
 
 
 def layers_of(
-    named: Sequence[tuple[str | None, Any]],
-    hidden: Sequence[str] = (),
-    adamw: Sequence[str] = (),
-    chunks: bool = True,
+    named: Sequence[tuple[str | None, Any]], hidden: Sequence[str] = (), adamw: Sequence[str] = (), chunks: bool = True
 ) -> list[Layer]:
     """
     The roles of parameters, of which Muon takes those that are [`HIDDEN`].

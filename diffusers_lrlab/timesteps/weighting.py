@@ -16,14 +16,7 @@ from ..core.registry import Entry, Parameter
 from ..core.signatures import checked
 from ..core.spec import resolve_spec
 from ..core.words import counted
-from .noise_levels import (
-    FLOW_VELOCITY,
-    NoiseLevels,
-    convert_weights,
-    find_prediction,
-    noise_levels,
-    prediction_type_of,
-)
+from .noise_levels import FLOW_VELOCITY, NoiseLevels, convert_weights, find_prediction, noise_levels, prediction_type_of
 from .registries import LOSS_WEIGHTINGS, LossFeedback, check_indices, not_repeated, state_of
 
 if TYPE_CHECKING:
