@@ -2,7 +2,6 @@
 
 import copy
 import json
-import re
 
 import numpy as np
 import pytest
@@ -185,22 +184,17 @@ SIGN = "the compensation would have the wrong sign. Give momentum_form="
     [
         (lambda: torch.optim.Adagrad(weights()), "demon", f"{NONE} Adagrad has none: use one that has it, such as AdamW"),
         (lambda: HFAdafactor(weights(), **ADAFACTOR), "mdlrc", "this Adafactor has none: give it one, such as beta1=0.9."),
-        (lambda: adamw(0.0), "demon", f"{NONE} AdamW has none: give it one, such as beta1=0.9."),
         (lambda: stand_in("Lion"), "demon", "cannot drive Lion: its beta1 weighs the gradient against its running mean"),
         (lambda: stand_in("AdamWScheduleFree"), "demon", "its beta1 interpolates between two sequences of weights"),
         (muon, "mdlrc", "which Muon normalises away. Use 'demon'."),
         (lambda: torch.optim.SGD(weights(), momentum=0.9), "mdlrc", f"does not suit SGD, .* {SIGN}heavy_ball"),
-        (lambda: torch.optim.RMSprop(weights(), momentum=0.9), "mdlrc", f"does not suit RMSprop, .* {SIGN}heavy_ball"),
         (lambda: torch.optim.Adam(weights()), "mdlrc:momentum_form=heavy_ball", f"does not suit Adam, .* {SIGN}ema."),
     ],
 )
 def test_what_has_no_meaning_is_refused_with_the_reason(make, spec, message):
-    pattern = re.escape(message).replace(re.escape(".*"), ".*")
-    with pytest.raises(LabError, match=pattern):
-        get_momentum_scheduler(spec, make(), 0, 10)
-    if spec in ("demon", "mdlrc"):
-        with pytest.raises(LabError, match=pattern):
-            get_scheduler(spec, make(), 0, 10)
+    for get in (get_momentum_scheduler, get_scheduler):
+        with pytest.raises(LabError, match=message):
+            get(spec, make(), 0, 10)
 
 
 @cases(
