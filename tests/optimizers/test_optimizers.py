@@ -112,17 +112,9 @@ def test_a_missing_package_is_an_error_with_the_pip_line(name, monkeypatch):
     ("options", "message"),
     [
         ({"optimizer": "sgd:momentum=0.5", "optimizer_kwargs": '{"momentum": 0.5}'}, "given twice"),
-        (
-            {"optimizer": "sgd", "adam_beta1": 0.9},
-            "--adam_beta1 0.9 has no effect on --optimizer sgd. .* it takes momentum, weight_decay",
-        ),
-        (
-            {"optimizer": "muon", "adam_weight_decay": 0.1},
-            "on --optimizer muon. .* as --optimizer muon:key=value",
-        ),
+        ({"optimizer": "sgd", "adam_beta1": 0.9}, "has no effect on --optimizer sgd. .* it takes momentum, weight_decay"),
         ({"optimizer": "adamw:beta1=0.8", "adam_beta1": 0.9}, "'beta1' of --optimizer adamw is given twice"),
         ({"optimizer": "schedulefree_adamw"}, "--lr_scheduler constant_with_warmup and no .* and with --no_use_ema"),
-        ({"optimizer": "schedulefree_adamw", "lr_scheduler": "constant"}, "it goes with --no_use_ema"),
         ({"momentum_scheduler_kwargs": '{"min_momentum": 0.5}'}, "without --momentum_scheduler"),
         ({"lr_scheduler": "mdlrc", "momentum_scheduler": "demon"}, "sets the momentum, and so does"),
         ({"lr_scheduler": "adaptive", "momentum_scheduler": "mdlrc"}, "--momentum_scheduler demon beside it"),
@@ -168,9 +160,7 @@ def test_schedule_free_trains_validates_and_resumes(tmp_path):
     assert not all(torch.equal(often[key], raw[key]) for key in often)
     rows, validations = runs.read_metrics(tmp_path / "often")
     assert len(validations) == 12
-    assert validations[-1]["validation_loss"] == pytest.approx(
-        runs.read_metrics(tmp_path / "rarely")[1][-1]["validation_loss"], rel=0
-    )
+    assert validations[-1]["validation_loss"] == runs.read_metrics(tmp_path / "rarely")[1][-1]["validation_loss"]
     assert [row["beta1"] for row in rows] == [0.9] * 12
 
 
@@ -187,10 +177,5 @@ def test_momentum_and_rate_of_a_run_are_the_promised_ones(tmp_path):
     rows, _ = runs.read_metrics(tmp_path / "run")
     assert [row["lr"] for row in rows] == pytest.approx(list(lrs), rel=1e-12)
     assert [row["beta1"] for row in rows] == pytest.approx(list(momenta), rel=1e-12)
-    assert runs.read_record(tmp_path / "run")["train"]["schedule_audit"] == {
-        "num_updates": 10,
-        "largest_lr_deviation": 0.0,
-        "largest_momentum_deviation": 0.0,
-        "rounding": 0.0,
-        "first_deviating_update": None,
-    }
+    audit = runs.read_record(tmp_path / "run")["train"]["schedule_audit"]
+    assert (audit["num_updates"], audit["largest_lr_deviation"], audit["largest_momentum_deviation"]) == (10, 0, 0)
