@@ -125,7 +125,7 @@ class LossHook:
 
     def _weights(self) -> torch.Tensor:
         """The weights of the images of the last batch: float32 of shape `(batch_size,)`."""
-        weights, unbiased = self.table[self.timesteps.timesteps], self.timesteps.weighting()
+        weights, unbiased = self.table[self.timesteps.timesteps], self.timesteps.loss_weights()
         self.num_seen += 1
         return weights if unbiased is None else weights * unbiased
 
