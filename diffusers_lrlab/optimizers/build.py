@@ -52,10 +52,9 @@ def get_optimizer(
     """
     name, resolved = resolve_spec(name, kwargs, OPTIMIZERS)
     check_installed(name)
-    resolved = per_update(OPTIMIZERS[name], resolved, lr, images_per_update)
-    entry, groups = OPTIMIZERS[name], [_with_a_list(each) for each in params]
-    if "named" not in entry.traits:
-        groups = [_without_names(each) for each in groups]
+    entry = OPTIMIZERS[name]
+    resolved = per_update(entry, resolved, lr, images_per_update)
+    groups = [_with_a_list(each, "named" in entry.traits) for each in params]
     if entry.is_foreign:
         _check_step(entry, lr, resolved)
     return entry(groups, lr, **resolved)
@@ -98,8 +97,6 @@ def _check_step(entry: Entry, lr: float, kwargs: dict[str, Any]) -> None:
 
 def untrained_in_words(optimizer: Any, parameters: Iterable[Any]) -> str | None:
     """A warning if an optimizer got only some of the trainable parameters, with the numbers."""
-    while hasattr(optimizer, "optimizer"):  # accelerate's wrapper
-        optimizer = optimizer.optimizer
     held, given = {id(each) for group in optimizer.param_groups for each in group["params"]}, list(parameters)
     trained = [each for each in given if id(each) in held]
     if len(trained) == len(given):
@@ -111,19 +108,15 @@ def untrained_in_words(optimizer: Any, parameters: Iterable[Any]) -> str | None:
     )
 
 
-def _with_a_list(group: Any) -> Any:
-    """A parameter unchanged, or a group with its parameters as a list, since factories iterate over them repeatedly."""
-    if not isinstance(group, dict):
-        return group
-    params = group["params"]
-    return {**group, "params": [params] if hasattr(params, "grad") else list(params)}
-
-
-def _without_names(each: Any) -> Any:
-    """A parameter, or a group of parameters, of which any may be given as `(name, parameter)`."""
+def _with_a_list(each: Any, named: bool) -> Any:
+    """
+    A parameter, or a group with its parameters as a list, since factories iterate over them repeatedly. Parameters given as
+    `(name, parameter)` lose their names unless they are to be `named`.
+    """
     if isinstance(each, dict):
-        return {**each, "params": [_without_names(held) for held in each["params"]]}
-    return each[1] if isinstance(each, tuple) else each
+        params = each["params"]
+        return {**each, "params": [_with_a_list(one, named) for one in ([params] if hasattr(params, "grad") else params)]}
+    return each[1] if isinstance(each, tuple) and not named else each
 
 
 def optimizer_parts(optimizer: Any) -> dict[str, Any] | None:

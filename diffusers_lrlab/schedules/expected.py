@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import LabError, must_be
+from ..core.errors import LabError
 from ..core.progress import Progress, resolve_warmup_updates
 from ..core.ranges import Range
 from ..core.registry import Entry
@@ -15,7 +15,7 @@ from ..core.signatures import checked
 from ..core.spec import format_spec
 from .schedule import ENDLESS, Schedule, describe_schedule, resolve_schedule
 
-_LENGTH = Range(f"[1, {ENDLESS}]")
+_LENGTH = Range(f"[1, {ENDLESS}]", whole=True)
 _KEPT_BY_COOLDOWN = ("min_lr", "min_lr_ratio", "warmup_type", "warmup_start_ratio")
 
 
@@ -23,14 +23,10 @@ def resolve_length(schedule: Schedule, num_warmup_steps: float, num_training_ste
     """Updates of warm-up and of the whole run, checked against the traits of the schedule."""
     traits, name = schedule.traits, schedule.name or schedule.momentum
     Range("[0, inf)").check("num_warmup_steps", num_warmup_steps, "it counts updates, or is a fraction of the run")
-    if num_training_steps is not None:
-        if num_training_steps not in _LENGTH or num_training_steps != int(num_training_steps):
-            wanted = f"a whole number in {_LENGTH.text}"
-            raise must_be("num_training_steps", num_training_steps, wanted, "it counts optimizer updates")
-        num_training_steps = int(num_training_steps)
-    elif 0 < num_warmup_steps < 1:
-        raise LabError(f"Warm-up of {num_warmup_steps} of the run needs num_training_steps, the length of the run.")
+    _LENGTH.check("num_training_steps", num_training_steps, "it counts optimizer updates")
     if num_training_steps is None:
+        if 0 < num_warmup_steps < 1:
+            raise LabError(f"Warm-up of {num_warmup_steps} of the run needs num_training_steps, the length of the run.")
         if "endless" not in traits or schedule.momentum is not None:
             raise LabError(f"The schedule {name!r} needs num_training_steps, the optimizer updates of the whole run.")
         num_training_steps = ENDLESS

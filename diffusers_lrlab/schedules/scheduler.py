@@ -216,21 +216,6 @@ def build_all(
 
 # --- `get_NAME_schedule`, generated from the registrations -----------------------------------------------------------
 
-_DOCUMENTATION = """\
-A scheduler: {description}.
-
-Args:
-    optimizer ([`~torch.optim.Optimizer`]):
-        The optimizer for which to schedule the learning rate.
-    num_warmup_steps (`float`, *optional*, defaults to 0):
-        Optimizer updates of warm-up, or a fraction of the run in (0, 1).
-    num_training_steps (`int`):
-        Optimizer updates of the whole run.
-{parameters}    last_epoch (`int`, *optional*, defaults to -1):
-        As for every torch scheduler.
-
-Source: {source}"""
-
 
 def _signature(entry: Entry) -> inspect.Signature:
     def parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
@@ -245,12 +230,23 @@ def _signature(entry: Entry) -> inspect.Signature:
 
 
 def _documentation(entry: Entry) -> str:
-    parameters = ""
-    for own in (*entry.parameters, *entry.common):
-        default = "" if own.default is None else f", defaults to `{own.default!r}`"
-        parameters += f"    {own.name} (`{own.kind.__name__}`, *optional*{default}):\n"
-        parameters += f"        {own.help[0].upper()}{own.help[1:]}. Allowed: {own.allowed}.\n"
-    return _DOCUMENTATION.format(description=entry.description, parameters=parameters, source=entry.source)
+    own = [
+        f"    {each.name} ({each.allowed}; {each.shown_default}): {each.help}."
+        for each in (*entry.parameters, *entry.common)
+    ]
+    lines = (
+        f"A scheduler: {entry.description}.",
+        "",
+        "Args:",
+        "    optimizer (`torch.optim.Optimizer`): The optimizer for which to schedule the learning rate.",
+        "    num_warmup_steps (`float`): Optimizer updates of warm-up, or a fraction of the run in (0, 1).",
+        "    num_training_steps (`int`): Optimizer updates of the whole run.",
+        *own,
+        "    last_epoch (`int`): As for every torch scheduler.",
+        "",
+        f"Source: {entry.source}",
+    )
+    return "\n".join(lines)
 
 
 def __getattr__(name: str) -> Any:
