@@ -118,10 +118,12 @@ def _flat(progress: Progress, **momentum: Any) -> Any:
     return 1.0
 
 
-for _name in ("demon", "mdlrc", "mdlrc_lr_only", "mdlrc_linear"):
-    _entry = MOMENTUM_SCHEDULERS[_name]
+_RATES = set(SCHEDULERS)
+for _entry in MOMENTUM_SCHEDULERS.values():
+    if _entry.name in _RATES:  # a schedule of the rate has this name already
+        continue
     SCHEDULERS.register(
-        _name,
+        _entry.name,
         description=_entry.description + "; otherwise constant",
         source=_entry.source,
         parameters=_entry.parameters,
