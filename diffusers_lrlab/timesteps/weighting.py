@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.errors import LabError, must_be
-from ..core.registry import Entry, Parameter
+from ..core.registry import Parameter
 from ..core.signatures import checked
 from ..core.spec import resolve_spec
 from ..core.words import counted
@@ -164,17 +164,12 @@ LOSS_WEIGHTINGS.register(
 
 # --- for what the model predicts ----------------------------------------------------------------------------------------
 
-_WEIGHED = {"image": "sample", "velocity": FLOW_VELOCITY}  # by trait
+_WEIGHED = {"image": "sample", "velocity": FLOW_VELOCITY}  # by trait: the prediction whose error a weighting is for
 
 
 def list_loss_weightings() -> list[str]:
     """The names `get_loss_weighting` and `--loss_weighting` take."""
     return [*LOSS_WEIGHTINGS, *LOSS_WEIGHTINGS.aliases]
-
-
-def _weighed_error(entry: Entry) -> str:
-    """The prediction whose squared error a weighting was published for."""
-    return next((of for trait, of in _WEIGHED.items() if trait in entry.traits), "epsilon")
 
 
 class LossWeighting(LossFeedback):
@@ -206,8 +201,9 @@ class LossWeighting(LossFeedback):
         if "plain" in entry.traits:
             weights = weights * prediction.plain(levels.snr)
         else:
+            of = next((of for trait, of in _WEIGHED.items() if trait in entry.traits), "epsilon")
             with np.errstate(invalid="ignore"):  # reported below
-                weights = convert_weights(weights, levels.snr, prediction_type, _weighed_error(entry))
+                weights = convert_weights(weights, levels.snr, prediction_type, of)
         table = self._finish(torch.from_numpy(np.ascontiguousarray(weights)))
         if not table.isfinite().all():
             timestep = int(table.isfinite().logical_not().nonzero()[0])

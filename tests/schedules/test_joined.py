@@ -108,7 +108,8 @@ def test_a_part_is_evaluated_alone_or_within_an_array_alike():
 @cases(
     ("kwargs", "message"),
     [
-        ({"boundaries": []}, "join got 2 schedules, 0 boundaries and 2 scales; 2 schedules take 1 boundaries and 2 scales"),
+        ({"boundaries": []}, "join got 2 schedules, 0 boundaries and 2 scales. It takes one schedule or more, one boundary"),
+        ({"schedules": [], "boundaries": []}, "join got 0 schedules, 0 boundaries and 0 scales"),
         ({"schedules": ["linear"] * 3, "boundaries": [40, 20]}, "at the updates [40, 20]; they must increase"),
         ({"boundaries": [61]}, "boundaries at the updates [61]; they must increase and lie inside the run of 60"),
         ({"boundaries": [0.05]}, "boundaries at the updates [3]; the first must come after the 6 updates of warm-up"),
