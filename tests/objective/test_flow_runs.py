@@ -15,7 +15,6 @@ from diffusers_lrlab import MLPDenoiser, PointDDPMPipeline, TrainingConfig, find
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.run.train import train
-from diffusers_lrlab.study.run import run_study
 from diffusers_lrlab.study.runs.context import StudyContext
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
@@ -97,22 +96,6 @@ def study_of(tiny):
 def test_a_stack_has_one_objective(tiny, tmp_path):
     stacks = split_into_stacks(expand(study_of(tiny)), StudyContext(StudyFolder(tmp_path / "study"), 8))
     assert [[run.arm for run in stack] for stack in stacks] == [["ddpm", "other"], ["flow"], ["shifted"]]
-
-
-@pytest.mark.slow
-def test_it_is_studied_beside_ddpm_and_stacked_is_solo(tiny, tmp_path):
-    records = {}
-    for executor in ("stacked", "local"):
-        run_study(study_of(tiny), tmp_path / executor, executor=executor, quiet=True)
-        for path in (tmp_path / executor / "runs").glob("*.json"):
-            record = json.loads(path.read_text())
-            assert record["run"]["status"] == "finished", record["run"]["error"]
-            records[executor, record["run"]["arm"]] = record
-    for arm in ("ddpm", "flow", "shifted"):
-        stacked, local = records["stacked", arm], records["local", arm]
-        for name, value in local["train"]["results"].items():
-            assert stacked["train"]["results"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), (arm, name)
-        np.testing.assert_allclose(stacked["samples"]["points"], local["samples"]["points"], atol=2e-3)
 
 
 # --- what is around a run ---------------------------------------------------------------------------------------------

@@ -85,19 +85,6 @@ class TestEveryOptimizer:
                 assert any(value == 0.5 or (isinstance(value, tuple) and 0.5 in value) for value in held), parameter.name
 
 
-@cases(
-    "spec, message",
-    [
-        ("adamww", r"Unknown optimizer 'adamww'. Did you mean 'adamw'\?"),
-        ("sgd:learning_rat=1", "does not take 'learning_rat'"),
-        ("sgd:weight_decay=-1", r"weight_decay=-1 of 'sgd': must be a number in \[0, inf\)"),
-    ],
-)
-def test_wrong_specs(spec, message):
-    with pytest.raises(LabError, match=message):
-        get_optimizer(spec, make_model().parameters(), 1e-3)
-
-
 @cases("name", [name for name in OPTIMIZERS if "package" in OPTIMIZERS[name].facts])
 def test_a_missing_package_is_an_error_with_the_pip_line(name, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
