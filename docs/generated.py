@@ -33,9 +33,10 @@ from diffusers_lrlab.objective.process import OBJECTIVES, NoiseProcess, make_pro
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.study.spec.reading import presets_table
-from diffusers_lrlab.timesteps.loss_weights import LossWeighting
-from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
+from diffusers_lrlab.timesteps.bands import TIMESTEP_LRS
+from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.timesteps.sampling import TimestepSampler, contradiction
+from diffusers_lrlab.timesteps.weighting import LossWeighting
 from diffusers_lrlab.training.arguments import make_parser
 
 DOCS = Path(__file__).parent

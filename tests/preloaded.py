@@ -22,7 +22,7 @@ for name in (
     "diffusers_lrlab.diagnostics.plot",
     "diffusers_lrlab.evaluation.evaluate",
     "diffusers_lrlab.models.networks",
-    "diffusers_lrlab.objective.ddpm",
+    "diffusers_lrlab.objective.processes",
     "diffusers_lrlab.optimizers.layers",
     "diffusers_lrlab.training.plots",
     "diffusers_lrlab.training.results.images",

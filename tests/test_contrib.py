@@ -19,7 +19,7 @@ from diffusers_lrlab.diffusers_plugin.host.faults import find_faults
 from diffusers_lrlab.diffusers_plugin.host.source import HostScript
 from diffusers_lrlab.schedules.expected import schedule_curves
 from diffusers_lrlab.schedules.registries import COOLDOWNS
-from diffusers_lrlab.schedules.resolve import resolve_schedule
+from diffusers_lrlab.schedules.schedule import resolve_schedule
 
 CONTRIB = Path(__file__).parents[1] / "contrib" / "diffusers"
 OPTIMIZATION = "src/diffusers/optimization.py"

@@ -14,7 +14,7 @@ from runs import environment
 
 from diffusers_lrlab import lr_curve
 from diffusers_lrlab.schedules.expected import schedule_curves
-from diffusers_lrlab.schedules.resolve import resolve_schedule
+from diffusers_lrlab.schedules.schedule import resolve_schedule
 
 HOST_SCRIPT = Path(__file__).parent / "scripts" / "host_script.py"
 LR, BETA1, WARMUP = 1e-3, 0.95, 2

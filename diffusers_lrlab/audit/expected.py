@@ -9,8 +9,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..schedules.audit import TOLERANCE
 from ..schedules.expected import resolve_length, schedule_curves
-from ..schedules.resolve import resolve_schedule
-from ..schedules.schedule import Schedule
+from ..schedules.schedule import Schedule, resolve_schedule
 from .evidence import AuditedOptimizer
 
 _TOLERANCES = {None: TOLERANCE, "torch.float64": TOLERANCE, "torch.float32": 1e-6}

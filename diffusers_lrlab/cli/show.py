@@ -22,7 +22,7 @@ LISTED = {
     "momentum": ("schedules.registries", "MOMENTUM_SCHEDULERS", "--momentum_scheduler"),
     "timesteps": ("timesteps.registries", "TIMESTEP_SAMPLERS", "--timestep_sampler"),
     "weightings": ("timesteps.registries", "LOSS_WEIGHTINGS", "--loss_weighting"),
-    "timestep_lrs": ("timesteps.registries", "TIMESTEP_LRS", "--timestep_lr"),
+    "timestep_lrs": ("timesteps.bands", "TIMESTEP_LRS", "--timestep_lr"),
     "objectives": ("objective.process", "OBJECTIVES", "--objective"),
     "noises": ("objective.noise", "NOISES", "--noise"),
     "optimizers": ("optimizers.entries", "OPTIMIZERS", "--optimizer"),

@@ -19,7 +19,7 @@ from ..core.random_states import random_states, restore_random_states
 from ..core.streams import block_randn, stream_generator, stream_seed
 from ..evaluation.validation_loss import ValidationLoss
 from ..objective.objective import Objective
-from ..optimizers.groups import set_learning_rate
+from ..optimizers.build import set_learning_rate
 from ..timesteps.bands import TimestepLR, scaled_lr
 from ..training.stepping import do_one_update
 from .range_test import FinderConfig, NoFiniteGradient, Sweep, range_test

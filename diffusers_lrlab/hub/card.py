@@ -11,8 +11,7 @@ from ..evaluation.metrics import METRICS
 from ..finder.result import read_saved_result
 from ..models.registry import DENOISERS, has_own_code
 from ..schedules.registries import SCHEDULERS
-from ..schedules.resolve import describe_schedule
-from ..schedules.schedule import Schedule
+from ..schedules.schedule import Schedule, describe_schedule
 from ..training.config import complete_options
 from ..training.kinds import component_of, kind_of
 from ..training.kinds.base import DataKind, row_for

@@ -16,9 +16,9 @@ from ..core.random_states import random_states
 from ..core.streams import block_randn, stream_generator
 from ..data.layout import BatchLayout
 from ..timesteps.bands import TimestepLR
-from ..timesteps.loss_weights import LossWeighting
 from ..timesteps.registries import TIMESTEP_SAMPLERS
 from ..timesteps.sampling import TimestepSampler
+from ..timesteps.weighting import LossWeighting
 from .noise import NOISES
 from .process import NoiseProcess, make_process
 

@@ -12,8 +12,7 @@ from ..core.ranges import POSITIVE, Range
 from ..core.signatures import checked
 from ..core.words import counted
 from ..schedules.expected import resolve_length, schedule_curves
-from ..schedules.resolve import double_decay, resolve_schedule
-from ..schedules.schedule import Schedule
+from ..schedules.schedule import Schedule, double_decay, resolve_schedule
 
 # Beyond this, curves take gigabytes.
 _UPDATES, _SHARES = Range("[1, 1e7]", whole=True), Range("[1, 1e5]", whole=True)

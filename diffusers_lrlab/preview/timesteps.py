@@ -44,8 +44,8 @@ def preview_timesteps(
 
     `"all"` stands for those that do not follow the losses. Curricula need `num_updates`.
     """
-    from ..timesteps.loss_weights import LossWeighting
     from ..timesteps.sampling import TimestepSampler
+    from ..timesteps.weighting import LossWeighting
 
     levels, previews = levels or noise_levels(None, num_train_timesteps), []
     for name, kwargs, label in _expanded(samplers, TIMESTEP_SAMPLERS):

@@ -279,4 +279,4 @@ SCHEDULERS.register(
     ),
     without=NO_SHAPE,
     traits=("feedback",),
-)("diffusers_lrlab.schedules.greedy_lr:GreedyWithWarmup")  # fmt: skip
+)("diffusers_lrlab.schedules.feedback:greedy")  # fmt: skip

@@ -13,9 +13,8 @@ from ..core.ranges import Range
 from ..core.signatures import checked
 from ..core.spec import resolve_spec
 from ..schedules.schedule import ENDLESS
-from .adaptive import LossFeedback, check_indices, state_of
 from .noise_levels import FLOW_VELOCITY, NoiseLevels, noise_levels, prediction_type_of
-from .registries import TIMESTEP_SAMPLERS, not_repeated
+from .registries import TIMESTEP_SAMPLERS, LossFeedback, check_indices, not_repeated, state_of
 
 if TYPE_CHECKING:
     from .infonoise import Beginning

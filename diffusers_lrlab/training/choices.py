@@ -13,7 +13,7 @@ from ..objective.process import OBJECTIVES
 from ..optimizers.build import check_installed
 from ..optimizers.entries import OPTIMIZERS
 from ..schedules.registries import SCHEDULERS
-from ..schedules.resolve import resolve_kwargs
+from ..schedules.schedule import resolve_kwargs
 from .config import ResolvedConfig, TrainingConfig, complete_options
 from .learning_options import OBJECTIVE_OPTIONS
 

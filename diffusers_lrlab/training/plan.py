@@ -25,10 +25,9 @@ from ..objective.process import NoiseProcess
 from ..optimizers.entries import OPTIMIZERS
 from ..optimizers.timescales import DecayTimescale, per_update
 from ..schedules.expected import schedule_curves
-from ..schedules.registries import SCHEDULERS
-from ..schedules.resolve import describe_schedule
-from ..schedules.schedule import Schedule
+from ..schedules.schedule import Schedule, describe_schedule
 from ..timesteps.infonoise import Beginning
+from ..timesteps.registries import TIMESTEP_SAMPLERS
 from .combinations import check_floor
 from .config import ResolvedConfig
 from .kinds import kind_of
@@ -109,7 +108,7 @@ class Plan:
     @property
     def follows_metric(self) -> bool:
         """Whether the learning rate also depends on the validation loss, so that `lrs` is only an upper bound."""
-        return "feedback" in SCHEDULERS[self.config.lr_scheduler].traits
+        return self.schedule.follows_metric
 
     @property
     def num_epochs(self) -> float | None:
@@ -156,6 +155,8 @@ class Plan:
     @cached_property
     def beginning(self) -> Beginning | None:
         """When a density of the timesteps that waits for losses will begin."""
+        if "feedback" not in TIMESTEP_SAMPLERS[self.config.timestep_sampler].traits:
+            return None
         import torch  # heavy, as is what follows
 
         from ..objective.objective import Objective
@@ -210,7 +211,7 @@ def updates_between_validations(config: ResolvedConfig, layout: BatchLayout, num
     if config.validation_steps:
         return config.validation_steps
     usual = max(1, num_updates // _MOST_VALIDATIONS)
-    if "feedback" in SCHEDULERS[config.lr_scheduler].traits or not num_held_out:
+    if config.schedule.follows_metric or not num_held_out:
         return usual
     cost = FORWARD_SHARE * num_held_out * (2 if config.use_ema else 1)
     affordable = int(_VALIDATION_SHARE * num_updates * layout.micro_batch * layout.accumulation / cost)
@@ -297,7 +298,7 @@ def _check_data(config: ResolvedConfig, layout: BatchLayout, num_images: int | N
     if num_images is not None:
         layout.check_fits(num_images)
     needing: dict[str, Any] = {"--timestep_grad_every": config.timestep_grad_every}
-    if "feedback" in SCHEDULERS[config.lr_scheduler].traits:
+    if config.schedule.follows_metric:
         needing["--lr_scheduler"] = config.lr_scheduler
     for name, value in needing.items():
         if value and not num_held_out:

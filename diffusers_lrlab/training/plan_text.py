@@ -13,7 +13,7 @@ from ..data.labels import describe_classes
 from ..diagnostics.observer import NUM_PROBES
 from ..optimizers.entries import OPTIMIZERS
 from ..optimizers.timescales import NO_EFFECT, scaling_warning
-from ..schedules.resolve import double_decay
+from ..schedules.schedule import double_decay
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from ..timesteps.sampling import contradiction
 from .choices import describe_choices

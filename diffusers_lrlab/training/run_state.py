@@ -14,16 +14,13 @@ from ..core.streams import stream_seed
 from ..data.loading import TrainingData
 from ..evaluation.validation_loss import ValidationLoss
 from ..objective.objective import Objective
-from ..optimizers.build import get_optimizer
-from ..optimizers.groups import LR_GROUP, lr_factor_of
+from ..optimizers.build import LR_GROUP, get_optimizer, lr_factor_of
 from ..schedules.audit import ScheduleAudit
 from ..schedules.momentum import default_lr, momentum_groups, read_momentum, rounding_of, write_lrs, write_momentum
-from ..schedules.schedule import Schedule
 from ..schedules.scheduler import build
 from .kinds import component_of
 from .model import make_model
 from .plan import Plan
-from .resolve_timesteps import objective_spec
 from .width import keep_weight_decay, width_groups
 
 
@@ -42,7 +39,7 @@ class RunState:
         self.component = component_of(config)
         # Data may be shared by runs of other models, which drop labels in another way.
         self.data = data if plan.classes == data.classes else dataclasses.replace(data, classes=plan.classes)
-        self.process = objective_spec(config).make_process()
+        self.process = plan.process
         self.update = 0
         self.training_seconds = self.evaluation_seconds = self.sampling_seconds = 0.0
         self.audit = ScheduleAudit(config.strict_lr_audit)
@@ -86,9 +83,8 @@ class RunState:
         self.feedback: Any = None
         self._clocked = schedule
         if schedule.follows_metric:
-            followed = Schedule(schedule.name, schedule.kwargs)
+            followed, self._clocked = schedule.parts
             self.feedback = build(followed, self.optimizer, self.plan.warmup_updates, self.plan.num_updates)
-            self._clocked = Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs)
         self.write_rates()
 
     def write_rates(self) -> None:

@@ -140,7 +140,7 @@ REPLACED = """
 from diffusers_lrlab.diffusers_plugin.host.driven_optimizer import DrivenOptimizer
 from diffusers_lrlab.diffusers_plugin.host.patches import Patches
 from diffusers_lrlab.diffusers_plugin.host.steps import OptimizerSteps
-from diffusers_lrlab.schedules.resolve import resolve_schedule
+from diffusers_lrlab.schedules.schedule import resolve_schedule
 steps = OptimizerSteps(); steps.install(Patches())
 o = adam(); driven = DrivenOptimizer(o, resolve_schedule('rex'), steps, False)
 rates = driven.rates(); s = get_scheduler('linear', o, 20, 160)

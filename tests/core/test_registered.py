@@ -18,7 +18,7 @@ from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.expected import schedule_curves
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
-from diffusers_lrlab.schedules.resolve import resolve_schedule
+from diffusers_lrlab.schedules.schedule import resolve_schedule
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 
 REGISTRIES = (SCHEDULERS, MOMENTUM_SCHEDULERS, TIMESTEP_SAMPLERS, LOSS_WEIGHTINGS, OPTIMIZERS, NOISES)

@@ -29,7 +29,7 @@ from diffusers_lrlab.data.toy2d import toy_log_prob, toy_points
 from diffusers_lrlab.evaluation import distances, features
 from diffusers_lrlab.preview.schedules import Run, preview
 from diffusers_lrlab.preview.timesteps import preview_timesteps
-from diffusers_lrlab.schedules import functions
+from diffusers_lrlab.schedules import scheduler as functions
 
 WRONG = {
     "None": None,

@@ -13,8 +13,8 @@ from gaussians import normal
 from tables import cases
 
 from diffusers_lrlab.evaluation.likelihood import NUM_STEPS, _NoisePrediction, exact_kl, log_likelihood
-from diffusers_lrlab.objective.ddpm import DDPM
 from diffusers_lrlab.objective.process import make_process
+from diffusers_lrlab.objective.processes import DDPM
 
 BETA_SCHEDULES = ["linear", "squaredcos_cap_v2"]
 # Pairs of which each prediction and each schedule has one.

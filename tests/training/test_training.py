@@ -13,7 +13,7 @@ from tables import cases
 
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.evaluation.validation_loss import ValidationLoss
-from diffusers_lrlab.objective.ddpm import DDPM
+from diffusers_lrlab.objective.processes import DDPM
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.resolve import resolve_config
 

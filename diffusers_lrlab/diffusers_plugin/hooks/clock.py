@@ -17,8 +17,7 @@ from ...core.errors import LabError
 from ...core.progress import Progress
 from ...core.words import counted
 from ...schedules.registries import SCHEDULERS
-from ...schedules.resolve import describe_schedule, resolve_schedule
-from ...schedules.schedule import ENDLESS, Schedule
+from ...schedules.schedule import ENDLESS, Schedule, describe_schedule, resolve_schedule
 from ...schedules.scheduler import CurveLR
 from ..hook_table import Hook, Host
 from ..host.driven_optimizer import DrivenOptimizer

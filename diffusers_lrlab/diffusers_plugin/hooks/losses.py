@@ -11,8 +11,8 @@ import torch
 from ...core.errors import LabError
 from ...core.spec import resolve_spec
 from ...core.words import counted
-from ...timesteps.loss_weights import LossWeighting
 from ...timesteps.registries import LOSS_WEIGHTINGS
+from ...timesteps.weighting import LossWeighting
 from ..hook_table import Hook, Host
 from ..host.source import LOSS, WEIGHTING, HostScript, NotRecognised, lines_of
 from . import timesteps

@@ -17,8 +17,7 @@ from ...audit.recorder.schedulers import bare_optimizer
 from ...core.errors import LabError, is_first_process, must_be
 from ...core.words import counted
 from ...schedules.expected import resolve_length
-from ...schedules.resolve import describe_schedule, resolve_schedule
-from ...schedules.schedule import ENDLESS, Schedule
+from ...schedules.schedule import ENDLESS, Schedule, describe_schedule, resolve_schedule
 from ..hook_table import Hook, Host
 from ..host.driven_optimizer import UNSEEN, DrivenOptimizer, SchedulerLength, length_of, optimizers_in
 from ..host.patches import with_subclasses

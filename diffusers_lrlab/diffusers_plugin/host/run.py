@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from ...core.errors import LabError
 from ...schedules.registries import SCHEDULERS
-from ...schedules.resolve import resolve_schedule
+from ...schedules.schedule import resolve_schedule
 from .patches import Patches
 from .source import HostScript, NotRecognised
 from .steps import OptimizerSteps

@@ -13,8 +13,7 @@ from ...core.progress import Progress
 from ...core.words import counted, times
 from ...schedules.audit import TOLERANCE, ScheduleAudit
 from ...schedules.momentum import default_lr, read_momentum, rounding_of, write_lrs
-from ...schedules.resolve import describe_schedule
-from ...schedules.schedule import Schedule
+from ...schedules.schedule import Schedule, describe_schedule
 from ...schedules.scheduler import CurveLR
 from .steps import OptimizerSteps
 

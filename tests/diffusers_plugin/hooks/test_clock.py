@@ -213,7 +213,7 @@ def test_a_schedule_of_another_optimizer_counts_no_updates(hooked):
 def test_all_curves_can_be_read_between_updates(name):
     """Where a schedule is stepped in each micro-batch, an update begins at a fraction of it."""
     from diffusers_lrlab.core.progress import Progress
-    from diffusers_lrlab.schedules.resolve import resolve_schedule
+    from diffusers_lrlab.schedules.schedule import resolve_schedule
 
     given = {"piecewise_constant": "piecewise_constant:step_rules='1:3,0.1'"}.get(name, name)
     try:

@@ -18,7 +18,7 @@ from diffusers_lrlab import lr_curve
 from diffusers_lrlab.diffusers_plugin.hook_options import explain
 from diffusers_lrlab.diffusers_plugin.host.source import HostScript
 from diffusers_lrlab.schedules.expected import schedule_curves
-from diffusers_lrlab.schedules.resolve import resolve_schedule
+from diffusers_lrlab.schedules.schedule import resolve_schedule
 
 LR, N = 1e-3, 12
 PROGRAM = """
