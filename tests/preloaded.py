@@ -11,7 +11,7 @@ for name in (
     "diffusers_lrlab.training.trainer",
     "diffusers_lrlab.cli.main",
     "diffusers_lrlab.hub.card",
-    "diffusers_lrlab.preflight.run",
+    "diffusers_lrlab.preflight.checks",
     "diffusers.models.unets.unet_2d",
     "diffusers.pipelines.ddpm.pipeline_ddpm",
     # What a run imports only when it comes to its data, its pictures and its card.
@@ -20,7 +20,7 @@ for name in (
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
     "diffusers_lrlab.diagnostics.plot",
-    "diffusers_lrlab.evaluation.evaluate",
+    "diffusers_lrlab.evaluation.metrics",
     "diffusers_lrlab.models.networks",
     "diffusers_lrlab.objective.processes",
     "diffusers_lrlab.optimizers.layers",

@@ -37,7 +37,6 @@ def push_arguments(parser: argparse.ArgumentParser) -> None:
     add("--revision", metavar="BRANCH", default="main", help="Branch, created if it is missing (default: %(default)s).")
     add("--create_pr", action="store_true", help="Open a pull request in an existing repository.")
     add("--message", metavar="TEXT", help="Message of the commit (default: the command that made the result).")
-    add("--unfinished", action="store_true", help="Upload a run that has not finished.")
 
 
 def push(options: argparse.Namespace) -> None:
@@ -50,7 +49,7 @@ def push(options: argparse.Namespace) -> None:
     if options.message is not None and not options.message.strip():
         raise LabError("--message '' is empty. Leave it out, or say what changed.")
     target = Target(options.repo_id, private=options.private, revision=options.revision, create_pr=options.create_pr)
-    say(f"Uploaded: {push_folder(options.dir, target, options.message, options.unfinished)}")
+    say(f"Uploaded: {push_folder(options.dir, target, options.message)}")
 
 
 def pull_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,16 +60,10 @@ def pull_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def pull(options: argparse.Namespace) -> None:
-    from ..hub.contents import type_of_folder
+    from ..hub.contents import kind_of_folder
     from ..hub.transfer import fetch
 
     out = options.out or Path(options.repo_id.split("/")[-1])
     fetch(options.repo_id, out, options.revision)
-    folder = shlex.quote(str(out))
-    then = {
-        "run": f"lrlab check {folder}; the command that trains it again is in {folder}/README.md",
-        "study": f"lrlab study run {folder}/spec.yaml --out NEW",
-        "dataset": f"lrlab train --dataset_name {folder}",
-    }
-    holds = type_of_folder(out)
-    say(f"Downloaded a {holds} to {out}. Next, for instance: {then[holds]}")
+    kind = kind_of_folder(out)
+    say(f"Downloaded a {kind.name} to {out}. Next, for instance: {kind.example.format(folder=shlex.quote(str(out)))}")

@@ -68,6 +68,11 @@ class Metric:
             figures[name] = figure if is_note else python_number(figure, f"a number as {name!r}")
         return figures
 
+    def sizes(self, num_real: int, num_generated: int) -> tuple[int, int]:
+        """How many of these real and generated samples it compares."""
+        num_generated = min(num_generated, self.num_generated or num_generated)
+        return min(num_real, self.num_real or num_generated), num_generated
+
     @property
     def label(self) -> str:
         return f"{self.title}, {self.unit}" if self.unit else self.title

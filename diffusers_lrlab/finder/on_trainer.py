@@ -75,9 +75,8 @@ def _probe_loss(trainer: Trainer) -> Callable[[], float]:
 
     def read() -> float:
         with run.raw_weights():
-            values = [float(loss(run.model).mean())]
-        broadcast_object_list(values)  # the main process's, so that all processes stop at the same update
-        return values[0]
+            # That of the main process, so that all processes stop at the same update.
+            return broadcast_object_list([float(loss(run.model).mean())])[0]
 
     return read
 
@@ -96,11 +95,9 @@ class FixedNoiseObjective(Objective):
     @classmethod
     def now(cls, trainer: Trainer, repeat: int) -> Self:
         """The current objective of a trainer, with samplers and their state, for one of several tests."""
-        seed = stream_seed(trainer.run.config.seed, "finder", repeat)
-        objective = trainer.run.objective
+        objective, seed = trainer.run.objective, stream_seed(trainer.run.config.seed, "finder", repeat)
         parts = {part.name: getattr(objective, part.name) for part in dataclasses.fields(Objective)}
-        parts["spec"] = dataclasses.replace(objective.spec, seed=seed)
-        return cls(**parts, at=trainer.run.update)
+        return cls(**parts | {"spec": dataclasses.replace(objective.spec, seed=seed)}, at=trainer.run.update)
 
     @property
     def _bands(self) -> TimestepLR | None:

@@ -217,12 +217,10 @@ def _finder_text(folder: Path, record: dict[str, Any]) -> str | None:
     found = read_saved_result(folder, record)
     if found is None:
         return None
-    rule = found["settings"]["rule"]
-    suggestion = found["suggestions"][rule]
     rate = "no rate" if found["learning_rate"] is None else f"{found['learning_rate']:g}"
     return (
-        f"The finder's test before the run (`{rule}`, {times(len(found['sweeps']))}, {found['seconds']:.0f} s) names "
-        f"{rate}: {suggestion['reason']}."
+        f"The finder's test before the run ({times(len(found['sweeps']))}, {found['seconds']:.0f} s) names {rate}: "
+        f"{found['suggestion']['reason']}."
     )
 
 

@@ -96,9 +96,9 @@ def run_training(config: TrainingConfig, start: Start | None = None) -> Path | N
         previous = folder.read_record() if checkpoint is not None else {} if start is None else start.record
         _train_and_record(config, plan, data, accelerator, folder, begins_at, previous)
         if resolved.push_to_hub and accelerator.is_main_process:
-            from ..hub.transfer import push_run
+            from ..hub.transfer import push_folder, target_of_training
 
-            accelerator.print(f"Uploaded: {push_run(folder.path, plan.config)}")
+            accelerator.print(f"Uploaded: {push_folder(folder.path, target_of_training(plan.config))}")
         return folder.path
 
 
@@ -129,7 +129,7 @@ def _train_and_record(
     """Does all updates and finishes the run; `run.json` records the outcome."""
     from ..optimizers.build import optimizer_parts, untrained_in_words
     from ..optimizers.layers import parts_in_words
-    from ..preflight.run import check_before_training
+    from ..preflight.checks import check_before_training
     from ..training.trainer import Trainer
     from .finish import finish_run
     from .record import recorded, start_record, warn_of_changed_plugins

@@ -124,7 +124,7 @@ def test_help_begins_with_the_ten_options_of_most_runs(capsys):
     assert "--ddpm_num_inference_steps for --num_inference_steps, --plugins for --import." in ending
     of_finder = told("find-lr", "-h").partition("what most runs need:")[2].partition("\n\n")[0]
     assert {*flags(of_finder)} == {*first} | {
-        *("--start_lr", "--end_lr", "--num_updates", "--repeats", "--rule"),
+        *("--start_lr", "--end_lr", "--num_updates", "--repeats"),
     }
 
 

@@ -45,14 +45,14 @@ def test_an_older_result_of_the_finder_is_read(tmp_path, record, kwargs):
         for module in (config, saved_result):
             before.setattr(module, "TrainingConfig", TrainingConfig)
         deciding = saved_result.deciding(record["config"], train["num_parameters"], train["global_batch"])
-    found = {"learning_rate": 1e-3, "settings": {"rule": "steepest"}, "suggestions": {"steepest": {"reason": "it is"}}}
+    found = {"learning_rate": 1e-3, "suggestion": {"reason": "it is"}}
     found |= {"sweeps": [], "seconds": 1.0, "about": {"deciding": deciding}}
     (tmp_path / "lrlab").mkdir()
     (tmp_path / "lrlab" / "lr_finder.json").write_text(json.dumps(found))
     now = record | {"config": record["config"] | {"sharpening": "none", "sharpening_kwargs": kwargs}}
     assert saved_result.read_saved_result(tmp_path, record) == found
     assert saved_result.read_saved_result(tmp_path, now) == found
-    for damage in ({"settings": {"rule": "other"}}, {"suggestions": {"steepest": []}}):
+    for damage in ({"learning_rate": "fast"}, {"suggestion": []}):
         (tmp_path / "lrlab" / "lr_finder.json").write_text(json.dumps(found | damage))
         assert saved_result.read_saved_result(tmp_path, record) is None
     (tmp_path / "lrlab" / "lr_finder.json").write_text(json.dumps(found))

@@ -22,8 +22,8 @@ from diffusers_lrlab.evaluation.metrics import _training_set_loss
 from diffusers_lrlab.evaluation.registry import Evaluation
 from diffusers_lrlab.finder.find import find_lr_of
 from diffusers_lrlab.finder.range_test import FinderConfig
-from diffusers_lrlab.preflight.setting_checks import dead_parameters
-from diffusers_lrlab.preflight.subject import Subject
+from diffusers_lrlab.preflight.checks import dead_parameters
+from diffusers_lrlab.preflight.data_checks import Subject
 from diffusers_lrlab.study.stacked.stacks import not_stackable
 from diffusers_lrlab.training.pipeline import draw_samples
 from diffusers_lrlab.training.prepare import prepare

@@ -9,8 +9,8 @@ from helpers import config, load_data_once
 from diffusers_lrlab import LabError
 from diffusers_lrlab.data import loading
 from diffusers_lrlab.models.networks import NULL_LABEL, DiT
-from diffusers_lrlab.preflight.setting_checks import dead_parameters
-from diffusers_lrlab.preflight.subject import Subject
+from diffusers_lrlab.preflight.checks import dead_parameters
+from diffusers_lrlab.preflight.data_checks import Subject
 from diffusers_lrlab.run.train import run_training
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.model import find_start, given_model_config, make_model

@@ -84,7 +84,7 @@ class LogHook:
     def _close_row(self, update: int) -> None:
         """Adds the row of the updates since the last one, at the same update in all processes."""
         assert self.log is not None
-        self.log.add_row(update, self.log.take_sums(), self._expected(update))
+        self.log.add_row(update, self._expected(update))
         self._first, self._due = update, update + self._interval
 
     def _expected(self, update: int) -> np.ndarray | None:

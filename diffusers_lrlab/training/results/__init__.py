@@ -49,7 +49,7 @@ class Results(ABC):
         Metrics of a finished run beside the losses in its log: the named ones, or those of every run. `samples` are those of
         [`samples_to_evaluate`].
         """
-        from ...evaluation.evaluate import evaluate  # needs scipy, training does not
+        from ...evaluation.metrics import evaluate  # needs scipy, training does not
 
         return evaluate(run, samples, metrics, functools.partial(self.as_samples, run))
 
