@@ -9,7 +9,7 @@ import torch
 from diffusers_lrlab.data.loading import load_image_data
 from diffusers_lrlab.data.toy2d import LOG_PROBS
 
-from ..data.layout import BatchLayout
+from ..data.options import BatchLayout
 from . import distances
 from .features import NUM_CLASSIFIED, ClassReader, class_reader, frechet_distance, image_features
 from .likelihood import NUM_STEPS, exact_kl, log_likelihood

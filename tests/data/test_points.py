@@ -11,7 +11,7 @@ from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batches import iterate_batches
-from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.data.options import BatchLayout
 from diffusers_lrlab.data.points import PointTransform, read_points
 from diffusers_lrlab.data.sources import has_points
 from diffusers_lrlab.data.toy2d import toy_points

@@ -19,7 +19,7 @@ from fuzz import inputs
 from hypothesis import strategies as st
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.data.images import ImageTransform
+from diffusers_lrlab.data.images import ImageTransform, normalise
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.hub.contents import parsed_card
 from diffusers_lrlab.hub.records import read_log, updates_done
@@ -179,7 +179,7 @@ def _downloaded(given):
 def _image(text):
     cell = {"bytes": base64.b64decode(text), "path": None}
     transform = ImageTransform(8, 3, center_crop=True, random_flip=False, eight_bit=True, seed=0)
-    pixels = transform.augment(transform.read(cell), 0)
+    pixels = transform.augment(normalise(transform.read(cell))[None], [0])
     assert pixels.shape == transform.shape
     assert pixels.isfinite().all()
 
