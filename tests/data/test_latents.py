@@ -166,7 +166,7 @@ def test_what_cannot_be_encoded_is_refused_before_it_begins(vae, few, encoded, t
         assert re.search(message, capsys.readouterr().err), message
         assert not (tmp_path / "out").exists(), words
     assert encode_by_command("digits", tmp_path / "out") == 2
-    assert "--vae None: must be given to lrlab data encode" in capsys.readouterr().err
+    assert "lrlab data encode needs --vae, the autoencoder. Hint: --vae" in capsys.readouterr().err
 
 
 def test_unreadable_images_and_negative_labels_are_named(vae, tmp_path, capsys):
