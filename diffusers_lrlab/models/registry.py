@@ -52,7 +52,7 @@ def _check_separate(model: Any, *_: Any) -> Any:
         names.setdefault(value.untyped_storage()._cdata, []).append(name)
     for shared in names.values():
         if sum(weights[name].nbytes for name in shared) > weights[shared[0]].untyped_storage().nbytes():
-            told = f"its {' and '.join(shared[:2])} share their memory"
+            told = f"its {' and '.join(sorted(shared)[:2])} share their memory"
             hint = "Hint: keep one tensor, and use it wherever forward() needs it"
             raise Unusable(f"must return a model that can be saved: {told}. {hint}")
     return model
