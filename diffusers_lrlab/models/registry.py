@@ -134,7 +134,8 @@ def _check_class(name: str, model_class: Any, parameters: list[str]) -> None:
     from diffusers.models.modeling_utils import ModelMixin
 
     of = f"denoiser {name!r}"
-    if not (inspect.isclass(model_class) and issubclass(model_class, ModelMixin) and issubclass(model_class, ConfigMixin)):
+    is_model = inspect.isclass(model_class) and issubclass(model_class, ModelMixin) and issubclass(model_class, ConfigMixin)
+    if not is_model:
         wanted = "a class of diffusers' ModelMixin and ConfigMixin"
         raise must_be(of, model_class, wanted, "derive it from both, which save and load it")
     if unknown := [parameter for parameter in parameters if parameter not in inspect.signature(model_class).parameters]:

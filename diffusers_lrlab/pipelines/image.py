@@ -35,7 +35,7 @@ def _check(name: str, value: Any, is_allowed: bool, allowed: str) -> None:
 def _check_number(name: str, value: Any, least: float, most: float, whole: bool = True) -> None:
     kinds = (int, np.integer) if whole else (int, float)
     is_allowed = isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= most
-    _check(name, value, is_allowed, f"a {'whole ' * whole}number from {least} to {most}")
+    _check(name, value, bool(is_allowed), f"a {'whole ' * whole}number from {least} to {most}")
 
 
 def _names_of_labels(id2label: Any) -> dict[int, str]:
