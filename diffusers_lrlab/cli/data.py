@@ -92,7 +92,7 @@ def _export(name: str, folder: Path, given: dict[str, Any]) -> None:
 
 def _encode(name: str, folder: Path, given: dict[str, Any]) -> None:
     if "vae" not in given:
-        raise must_be("--vae", None, "given to lrlab data encode", "such as --vae stabilityai/sd-vae-ft-mse")
+        raise LabError("lrlab data encode needs --vae, the autoencoder. Hint: --vae stabilityai/sd-vae-ft-mse.")
     from ..data.latent_data import encode_dataset
     from ..data.options import DataConfig
 

@@ -14,7 +14,7 @@ import torch
 from ..core.errors import LabError
 from ..core.random_states import random_states
 from ..core.streams import block_randn, stream_generator
-from ..data.layout import BatchLayout
+from ..data.options import BatchLayout
 from ..timesteps.bands import TimestepLR
 from ..timesteps.registries import TIMESTEP_SAMPLERS
 from ..timesteps.sampling import TimestepSampler

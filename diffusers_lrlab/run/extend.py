@@ -23,7 +23,7 @@ from ..core.options import names_where
 from ..core.ranges import Range
 from ..core.signatures import checked
 from ..core.words import counted
-from ..data.layout import BatchLayout
+from ..data.options import BatchLayout
 from ..hub.records import open_run
 from ..schedules.expected import RunCurve, agreeing_updates
 from ..schedules.registries import COOLDOWNS

@@ -17,8 +17,8 @@ from ..core.words import counted
 from ..data.batch import Conditions
 from ..data.batches import num_workers
 from ..data.labels import Classes
-from ..data.layout import BatchLayout
 from ..data.loading import TrainingData
+from ..data.options import BatchLayout
 from ..models.loading import StartWeights
 from ..models.width import Width
 from ..objective.process import NoiseProcess

@@ -50,9 +50,8 @@ class Trainer:
 
     def batches(self, seed: int, updates: range) -> Iterator[Batch]:
         """The share of this process of the data of these updates, in the order of a seed."""
-        run, skip_corrupt = self.run, self.run.config.skip_corrupt_images
-        plan, data = run.plan, run.data
-        batches = iterate_batches(data, plan.layout, seed, updates, plan.num_workers, skip_corrupt, compact=True)
+        plan, data = self.run.plan, self.run.data
+        batches = iterate_batches(data, plan.layout, seed, updates, plan.num_workers, compact=True)
         # Batches from memory need no prefetching, except for a GPU, for which the host pins them.
         is_immediate = data.in_memory is not None and not torch.cuda.is_available()
         return batches if is_immediate else prefetched(batches)

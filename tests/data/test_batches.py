@@ -17,8 +17,8 @@ from diffusers_lrlab.core.streams import block_randn, noise_block_images, stream
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.batches import RowOrder, iterate_batches, num_workers
 from diffusers_lrlab.data.images import ImageTransform
-from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.loading import TrainingData
+from diffusers_lrlab.data.options import BatchLayout
 
 # (processes, accumulation, micro-batch) that all make a global batch of 8
 LAYOUTS = [(1, 1, 8), (1, 2, 4), (1, 4, 2), (2, 1, 4), (2, 2, 2), (4, 2, 1), (8, 1, 1)]

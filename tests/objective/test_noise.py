@@ -8,7 +8,7 @@ import torch
 from tables import cases
 
 from diffusers_lrlab.core.streams import block_randn
-from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.data.options import BatchLayout
 from diffusers_lrlab.objective.noise import NOISES, immiscible, offset, pyramid
 from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.training.config import TrainingConfig

@@ -10,7 +10,7 @@ from tables import cases
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.data.options import BatchLayout
 from diffusers_lrlab.diagnostics.timestep_log import TimestepLog
 from diffusers_lrlab.objective.noise import NOISES, register_noise
 from diffusers_lrlab.objective.objective import Objective

@@ -19,7 +19,7 @@ from diffusers_lrlab import LabError, register_denoiser
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.data.batches import iterate_batches
 from diffusers_lrlab.data.latents import ROWS_FILE, read_latents_record
-from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.data.options import BatchLayout
 from diffusers_lrlab.models.registry import DENOISERS
 from diffusers_lrlab.training.model import find_start, given_model_config
 from diffusers_lrlab.training.plan import make_plan

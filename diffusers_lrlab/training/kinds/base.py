@@ -15,8 +15,8 @@ from ..config import ResolvedConfig, TrainingConfig
 if TYPE_CHECKING:
     import torch
 
-    from ...data.layout import BatchLayout
     from ...data.loading import TrainingData
+    from ...data.options import BatchLayout
 
 
 def _check_kind(value: Any, *_: Any) -> Any:

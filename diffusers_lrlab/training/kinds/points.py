@@ -14,8 +14,8 @@ from .base import KINDS, DataKind
 if TYPE_CHECKING:
     import torch
 
-    from ...data.layout import BatchLayout
     from ...data.loading import TrainingData
+    from ...data.options import BatchLayout
 
 _DEFAULTS: dict[str, Any] = {
     "max_train_steps": 10_000,
