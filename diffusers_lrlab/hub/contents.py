@@ -148,7 +148,7 @@ def _study(folder: Path, repo_id: str, revision: str) -> Contents:
     with tempfile.TemporaryDirectory() as temporary:
         card = folder
         if (folder / "runs").is_dir():  # else the folder is the card of a study already
-            from ..study.report.card import write_study_card
+            from ..study.report.report import write_study_card
 
             card = write_study_card(folder, Path(temporary) / "card").parent
         shown = {name: (card / name).read_bytes() for name in _files(card, _STUDY_FILES)}

@@ -14,8 +14,7 @@ from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.shown_command import names_in
 from diffusers_lrlab.study.spec.expansion import expand, expand_tuning
-from diffusers_lrlab.study.spec.other_data import with_datasets
-from diffusers_lrlab.study.spec.reading import load_spec
+from diffusers_lrlab.study.spec.reading import load_spec, with_datasets
 
 OF_IMAGES = {
     "base": {

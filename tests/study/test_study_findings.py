@@ -5,9 +5,9 @@ from tables import cases
 from values_of_studies import by_seed, noisy_curves
 
 from diffusers_lrlab.evaluation.metrics import METRICS
-from diffusers_lrlab.study.analysis.findings import findings
 from diffusers_lrlab.study.analysis.speedups import speedups
 from diffusers_lrlab.study.analysis.statistics import compare
+from diffusers_lrlab.study.analysis.summary import findings
 
 FIGURES, BASELINE = [0.33, 0.35, 0.34, 0.36, 0.32], [0.40, 0.42, 0.42, 0.41, 0.40]
 

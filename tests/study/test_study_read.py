@@ -18,8 +18,8 @@ import diffusers_lrlab as lab
 import diffusers_lrlab.study.report.report as report
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.study.analysis.runs_table import read_runs, write_runs
-from diffusers_lrlab.study.report.card import write_study_card
+from diffusers_lrlab.study.reading import read_runs, write_runs
+from diffusers_lrlab.study.report.report import write_study_card
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.shown_command import command_of_card
 from diffusers_lrlab.study.spec.reading import load_spec, preset_names
@@ -277,7 +277,6 @@ def test_a_study_is_run_from_python(home, stacked, tmp_path, monkeypatch):
     ({"arms": {"a": {}}, "dataset": ["dino"]}, {}, "'dataset'.*Did you mean 'datasets'"),
     ("quick", {"stack_size": 0}, "--stack_size 0: must be a whole number"),
     ("quick", {"executor": "stakced"}, "no executor 'stakced'"),
-    ("quick", {"precision": "fp31"}, "fp31"),
     ("quick", {"workers": 2}, "workers"),
 ])  # fmt: skip
 def test_a_study_that_cannot_be_run_from_python(tmp_path, spec, options, expected):

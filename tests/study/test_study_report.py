@@ -20,16 +20,25 @@ from PIL import Image
 from tables import cases
 
 from diffusers_lrlab.core.project import CITATION
-from diffusers_lrlab.study.analysis.findings import Verdict, findings, percent, probability, word_of
 from diffusers_lrlab.study.analysis.speedups import STILL_FALLING, has_end, still_falling
 from diffusers_lrlab.study.analysis.statistics import compare
+from diffusers_lrlab.study.analysis.summary import Verdict, findings, word_of
 from diffusers_lrlab.study.report import plots, tables
 from diffusers_lrlab.study.report.contents import ReportContents
 from diffusers_lrlab.study.report.curves import CURVE_KINDS, MOST_POINTS, mean_curves, styles
 from diffusers_lrlab.study.report.report import write_report
 from diffusers_lrlab.study.report.sentences import Answer, limitations
-from diffusers_lrlab.study.report.tables import Table, interval, number, plus_minus, to_latex, to_markdown
-from diffusers_lrlab.study.runs.progress import StudyProgress
+from diffusers_lrlab.study.report.tables import (
+    Table,
+    interval,
+    number,
+    percent,
+    plus_minus,
+    probability,
+    to_latex,
+    to_markdown,
+)
+from diffusers_lrlab.study.runs.context import StudyProgress
 
 pytestmark = pytest.mark.pictures
 

@@ -46,7 +46,7 @@ from diffusers_lrlab.study.runs import measure
 from diffusers_lrlab.study.runs.context import StudyContext
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
-from diffusers_lrlab.study.spec.reading import load_spec, spec_from_dict
+from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.study.stacked.stacks import split_into_stacks
 from diffusers_lrlab.training.config import TrainingConfig
@@ -414,24 +414,6 @@ def test_validations_of_every_member_are_forecast(home, monkeypatch):
     seconds = (30 // 15 + 30 // 1 + 2 * 10) / min(2, torch.get_num_threads())
     assert f"of training and {seconds:.3g} s of evaluation" in shown
     assert "warning: One seed gives no intervals and no tests. To compare arms, give 5 seeds or more." in shown
-
-
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="bfloat16 products by name are for CPUs")
-def test_another_precision_is_another_run(home, stacked, done, tmp_path):
-    before = torch.backends.mkldnn.matmul.fp32_precision
-    try:
-        out = study(home, tmp_path / "out", "--precision=bf16", **ONE)
-        assert torch.backends.mkldnn.matmul.fp32_precision == before  # of what comes after it in this process
-    finally:
-        torch.backends.mkldnn.matmul.fp32_precision = before
-    assert len(records(out)) == 2
-    assert not set(records(out)) & set(records(stacked))
-    assert "--precision bf16" in read_summary(out)["study"]["command"]
-    kept = spec_from_dict(StudyFolder(out).read_spec()[0], out)
-    assert {run.id for run in expand(kept)} == set(records(out))
-    assert load_spec(str(out / "spec.yaml")).precision == "bf16"
-    assert main(["study", "report", str(out)]) == 0
-    assert read_summary(out)["study"]["runs"]["finished"] == 2
 
 
 @pytest.mark.slow

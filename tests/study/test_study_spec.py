@@ -10,7 +10,6 @@ from pathlib import Path
 
 import datasets
 import pytest
-import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -185,7 +184,6 @@ OPTIONS = [
     ("--executor=stakced", "no executor 'stakced'"),
     ("--workers=2", "--workers 2 has no effect without --executor pool or ray"),
     ("--executor=pool --workers=0", "--workers 0: must be a whole number in [1, "),
-    ("--precision=fp8", "no precision 'fp8'"),
     ("--stack_size=0", "--stack_size 0: must be a whole number"), ("--executer=local", "Did you mean '--executor'?"),
     ("--seeds 5", "Unknown argument '--seeds'"), ("another.yaml", "Unknown argument 'another.yaml'. See lrlab study --help"),
 ]  # fmt: skip
@@ -199,13 +197,6 @@ def test_options_that_are_refused(capsys, tmp_path, options, expected):
 def test_one_of_several_processes_is_refused(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "runs in one process" in refused(capsys, tmp_path, GOOD)
-
-
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is one that may have TF32")
-@pytest.mark.parametrize("more", [[], ["--dry_run"]])
-def test_a_precision_that_the_machine_lacks(capsys, tmp_path, more):
-    error = refused(capsys, tmp_path, GOOD, "--precision=tf32", *more)
-    assert "--precision tf32 is for CUDAs, and the study runs on cpu. Use fp32." in error
 
 
 def test_points_that_are_read_one_by_one_cannot_be_stacked(capsys, tmp_path):
@@ -224,7 +215,6 @@ def test_points_that_are_read_one_by_one_cannot_be_stacked(capsys, tmp_path):
     ("run TMP/none.yaml --out=TMP/out", "Give a YAML file or a preset"),
     ("rum quick", "no action 'rum'. Did you mean 'run'?"),
     ("report TMP", "no study in"), ("list --out=TMP/out", "--out has no effect on `lrlab study list`. Leave it out"),
-    ("report TMP --precision=bf16", "--precision has no effect on `lrlab study report`"),
     ("run", "The form is `lrlab study run SPEC --out DIR`"),
 ])  # fmt: skip
 def test_command_lines_that_are_refused(capsys, tmp_path, arguments, expected):
@@ -397,7 +387,7 @@ def test_a_study_and_its_folder_can_be_moved_together(tmp_path):
         (("arms", "../../evil"), {}, "the name '../../evil' of an arm: must be"),
         (("base", "seed"), 3, "base has seed"),
         (("baselin",), "cosine", "There is no 'baselin'"),
-        (("precision",), "fp8", "There is no precision 'fp8'"),
+        (("precision",), "bf16", "There is no 'precision'"),
     ],
 )
 def test_what_is_kept_of_a_study_is_read_with_the_same_care(capsys, tmp_path, place, value, part):
@@ -466,7 +456,6 @@ def test_a_new_option_names_no_result_anew(a_run, monkeypatch):
 def test_what_else_decides(a_run):
     changed = {
         "metrics": ("energy_distance",),
-        "precision": "bf16",
     }
     for name, value in changed.items():
         assert dataclasses.replace(a_run, **{name: value}).digest != a_run.digest

@@ -12,9 +12,8 @@ from scipy import stats
 from tables import cases
 from values_of_studies import noisy_curves, row_of
 
-from diffusers_lrlab.study.analysis.findings import findings
 from diffusers_lrlab.study.analysis.speedups import _noise, speedups, updates_to_reach
-from diffusers_lrlab.study.analysis.summary import _compare_speed, against_controls
+from diffusers_lrlab.study.analysis.summary import _compare_speed, against_controls, findings
 from diffusers_lrlab.study.spec.reading import read_spec
 
 # --- Updates that are needed --------------------------------------------------------------------------------------------

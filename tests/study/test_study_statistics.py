@@ -14,7 +14,6 @@ from tables import cases
 from values_of_studies import by_seed, row_of, simulated, two_arms, within
 
 from diffusers_lrlab.study.analysis import statistics
-from diffusers_lrlab.study.analysis.findings import findings
 from diffusers_lrlab.study.analysis.speedups import speedups
 from diffusers_lrlab.study.analysis.statistics import (
     add_holm,
@@ -25,6 +24,7 @@ from diffusers_lrlab.study.analysis.statistics import (
     seeds_needed,
     t_interval,
 )
+from diffusers_lrlab.study.analysis.summary import findings
 
 KEYS = (
     "arm dataset metric n pairs mean std ci_low ci_high boot_low boot_high diff diff_low diff_high p p_adjusted effect_size "

@@ -22,8 +22,8 @@ from started import Started
 from tables import rows
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.study.executors import workers
-from diffusers_lrlab.study.executors.workers import Job, run_jobs, share_cores
+from diffusers_lrlab.study import workers
+from diffusers_lrlab.study.workers import Job, run_jobs, share_cores
 
 # --- jobs handed out, without any process ----------------------------------------------------------------------------
 

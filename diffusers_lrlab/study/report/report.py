@@ -1,17 +1,24 @@
-"""Writes the report of a study: a page that opens from disk, Markdown, plots, and LaTeX tables."""
+"""Writes the report of a study (a page that opens from disk, Markdown, plots, LaTeX tables) and its card."""
 
 import base64
 import hashlib
+import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from ...core.errors import LabError
 from ...core.files import atomic_folder, write_text
-from ...core.project import CITATION
-from ..runs.progress import StudyProgress
-from ..runs.results import REPORT_FILES, RunResult
+from ...core.manifest import damage_named, refuse_damaged, write_manifest
+from ...core.project import CITATION, install_command
+from ...data.options import EMBEDDED_DATASETS
+from ..reading import RUNS_TABLE, read_runs
+from ..runs.context import StudyProgress
+from ..runs.results import REPORT_FILES, RunResult, StudyFolder, sources
+from ..shown_command import command_of_card, is_preset, shown_path
 from . import plots
 from .contents import ReportContents
 from .plots import DIFFERENCES, Plot, file_name, plots_of, seeds_file
@@ -105,3 +112,75 @@ def _folded(table: Table) -> list[str]:
 
 def _image(plot: Plot) -> str:
     return f"![{markdown_text(plot.alt)}]({plot.file})"
+
+
+# --- the card ----------------------------------------------------------------------------------------------------------
+
+_SIZES = (1_000, 10_000, 100_000, 1_000_000)  # rows, as the Hub counts them
+_TAGS = ("diffusers", "diffusers_lrlab", "learning-rate-schedule", "study")
+_USE = (
+    "`summary.json` holds everything that this card says, `tables/` the tables in LaTeX. "
+    "`diffusers_lrlab.read_study(FOLDER)` reads the runs as a data frame, and `lrlab study report` makes summary and "
+    "tables again from `runs.parquet`, both in a copy of these files."
+)
+_REPEAT = (
+    "No checkout of the project is needed. `spec.yaml` is the specification as it ran: `lrlab study run spec.yaml --out "
+    "DIR` repeats the study even if the preset has changed since."
+)
+
+
+def write_study_card(folder: Path, out: Path) -> Path:
+    """
+    Writes the card of a finished study into a new folder; returns its path. Its example loads from a folder of this name.
+
+    Raises a `LabError` if the study has no report.
+    """
+    study = StudyFolder(folder)
+    spec, _ = study.read_spec()
+    if not ((folder / "report" / "report.md").exists() and (folder / RUNS_TABLE).exists()):
+        raise LabError(f"{str(folder)!r} has no report yet. Write one with `lrlab study report {folder}`.")
+    with atomic_folder(out) as card, damage_named(folder):
+        refuse_damaged(folder, only=lambda name: not name.startswith("runs/"))
+        for path in sorted((folder / "report").glob("*.png")):
+            shutil.copyfile(path, card / path.name)
+        shutil.copytree(folder / "report" / "tables", card / "tables")
+        for name in ("summary.json", "summary.parquet", RUNS_TABLE, "spec.yaml"):
+            shutil.copyfile(folder / name, card / name)
+        summary = json.loads((card / "summary.json").read_text(encoding="utf-8"))
+        # The table lacks samples and some curves, which only the files of the runs have.
+        results = [study.read(run.id) or run for run in read_runs(card)[0]]
+        command = command_of_card(summary["study"]["command"], summary["study"]["name"], is_preset(card))
+        own_data = [shown_path(name) for name in sources(spec["datasets"]) if name not in EMBEDDED_DATASETS]
+        write_text(card / "README.md", _card_text(ReportContents(results, summary), out.resolve().name, command, own_data))
+        write_manifest(card)
+    return out / "README.md"
+
+
+def _card_text(contents: ReportContents, name: str, command: str, own_data: list[str]) -> str:
+    """What a reader needs first, how to load and repeat the study, then all tables and plots."""
+    example = (
+        "```python\n"
+        "from datasets import load_dataset\n\n"
+        f'summary = load_dataset("{name}", split="summary")  # a row for each arm, data set and metric\n'
+        f'runs = load_dataset("{name}", name="runs", split="runs")  # a row for each run\n'
+        "```"
+    )
+    repeat = f"````bash\n{install_command('study')}\n{command}\n````"
+    names = ", ".join(map(markdown_text, own_data))
+    needs = f"It needs data that are not in this folder: {names}. `--dataset_name` names others." if names else ""
+    sections = ("## Use", example, _USE, "## Repeat the study", repeat, _REPEAT, needs)
+    return f"---\n{_front_matter(contents)}\n---\n\n{report_markdown(contents, plots_of(contents), *sections)}"
+
+
+def _front_matter(contents: ReportContents) -> str:
+    """The metadata of a data set of two tables, as the Hub and its viewer read them."""
+    from huggingface_hub import DatasetCardData
+
+    files = {"default": ("summary", "summary.parquet"), "runs": ("runs", RUNS_TABLE)}
+    configs: list[dict[str, Any]] = [
+        {"config_name": name, "data_files": [{"split": split, "path": path}]} for name, (split, path) in files.items()
+    ]
+    num_rows = max(len(contents.results), len(contents.summary["rows"]))
+    size = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M")[sum(num_rows >= size for size in _SIZES)]
+    title = str(contents.study["title"])
+    return str(DatasetCardData(pretty_name=title, size_categories=[size], tags=[*_TAGS], configs=configs).to_yaml())
