@@ -60,7 +60,7 @@ def command(options: argparse.Namespace) -> None:
 
         say(presets_text())
     else:
-        from ..study.reading import report_study
+        from ..study.report.report import report_study
 
         say(f"Wrote {report_study(Path(options.what))}.")
 
@@ -88,8 +88,8 @@ def run(options: argparse.Namespace, program: str) -> None:
     if options.dry_run:
         from ..study.forecast import describe_study
 
-        how = options.executor, options.stack_size, options.out, options.workers
-        say(describe_study(options.what, *how, dataset_name=names))
+        asked = options.executor, options.stack_size, options.out, options.workers
+        say(describe_study(options.what, *asked, dataset_name=names))
         return
     plugins = ",".join(map(shown_path, (options.plugins or "").split(","))) if options.plugins else None
     given = {"dataset_name": shown_names(names), "executor": options.executor, "stack_size": options.stack_size}

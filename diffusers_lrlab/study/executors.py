@@ -20,8 +20,7 @@ from ..core.ranges import COUNT, Range
 from ..core.words import counted
 from ..data.image_folder import digest_of
 from ..training.prepare import make_accelerator
-from ..training.resume import read_state
-from ..training.run_folder import RunFolder, checkpoint_update
+from ..training.run_folder import RunFolder
 from ..training.trainer import Trainer
 from .runs.context import StudyContext
 from .runs.measure import Curves, record_run
@@ -125,22 +124,17 @@ def _train_and_record(spec: RunSpec, study: StudyContext) -> None:
     curves = Curves.of_log(folder.read_metrics(), plan.num_updates)
     record_run(study, spec, trainer.run, curves, error, {"name": "local"}, started)
     trainer.accelerator.free_memory()
-    study.discard(path)
+    remove(path)
 
 
 def _checkpoint_of(folder: RunFolder, study: StudyContext) -> Path | None:
-    """The newest checkpoint of an interrupted run; without one, or if the folder is damaged, it is emptied."""
+    """The newest checkpoint of an interrupted run; without an intact one, the folder is emptied."""
     checkpoint = None
     try:
         checkpoint = folder.newest_checkpoint()
-        if checkpoint is not None:
-            rows = folder.rows_until(checkpoint_update(checkpoint))
-            if len(rows) != read_state(checkpoint)["log_rows"]:
-                raise LabError(f"{str(folder.metrics_file)!r} lacks rows. ")
     except LabError as damage:
         study.progress.log(f"{str(damage).partition('. ')[0]}: the run {folder.path.name} starts from the beginning.")
-        checkpoint = None
-    if checkpoint is None and folder.path.exists():
+    if checkpoint is None:
         remove(folder.path)
     folder.path.mkdir(parents=True, exist_ok=True)
     return checkpoint

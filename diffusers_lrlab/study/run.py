@@ -19,7 +19,6 @@ from ..training.prepare import keep_freed_memory
 from .analysis.statistics import FEW_SEEDS
 from .analysis.tuning import chosen_rates, tuning_rounds
 from .executors import EXECUTORS, assign_executors, check_executor, make_jobs, open_workers
-from .reading import write_all
 from .runs.context import StudyContext, stops_explained
 from .runs.results import StudyFolder
 from .shown_command import names_in, preset_sum, shown_command, shown_names
@@ -115,6 +114,8 @@ def _run(
         # All runs are finished: leftovers here belong to runs of earlier specifications.
         shutil.rmtree(folder.stacks, ignore_errors=True)
         shutil.rmtree(folder.path / "local", ignore_errors=True)
+        from .report.report import write_all  # which imports matplotlib
+
         return write_all(spec, runs, tuning, folder, study.progress, command)
 
 

@@ -213,7 +213,7 @@ def test_what_was_begun_with_other_data_is_begun_again(home, tmp_path, monkeypat
         raise LabError("Something came between.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(measure, "finish", fail)
+        patch.setattr(measure, "measure", fail)
         assert run(0.0, status=2) == 30
         assert run(0.0, status=2) == 0
     assert run(3.0, status=0) == 30

@@ -1,4 +1,4 @@
-"""Writes the report of a study (a page that opens from disk, Markdown, plots, LaTeX tables) and its card."""
+"""Writes the report of a study (its summary, a page that opens from disk, Markdown, plots, LaTeX tables) and its card."""
 
 import base64
 import hashlib
@@ -12,17 +12,91 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ...core.errors import LabError
 from ...core.files import atomic_folder, write_text
-from ...core.manifest import damage_named, refuse_damaged, write_manifest
+from ...core.manifest import damage_named, open_manifest, refuse_damaged, write_manifest
+from ...core.plugins import names_code
 from ...core.project import CITATION, install_command
 from ...data.options import EMBEDDED_DATASETS
-from ..reading import RUNS_TABLE, read_runs
+from ..analysis.summary import notes_on, summarise, write_summary
+from ..reading import RUNS_TABLE, no_result, read_runs, runs_of, write_runs
 from ..runs.context import StudyProgress
 from ..runs.results import REPORT_FILES, RunResult, StudyFolder, sources
 from ..shown_command import command_of_card, is_preset, shown_path
+from ..spec.reading import spec_from_dict
+from ..spec.spec import RunSpec, StudySpec
 from . import plots
 from .contents import ReportContents
 from .plots import DIFFERENCES, Plot, file_name, plots_of, seeds_file
+from .sentences import limitations
 from .tables import Table, is_strong, markdown_text, to_latex, to_markdown
+
+
+def report_study(out: Path) -> Path:
+    """
+    Rewrites summary and report of a study from the results in its folder; raises a `LabError` if there are none.
+
+    The folder may be a card, which has `runs.parquet` in place of the results.
+    """
+    folder = StudyFolder(out)
+    saved, command = folder.read_spec()
+    is_card = not (out / "runs").exists()
+    base = saved.get("base") if isinstance(saved, dict) else None
+    code = base.get("plugins") if isinstance(base, dict) else None
+    with names_code(code):
+        spec = spec_from_dict(saved, folder.path)
+    if is_card:
+        # Its summary and report are rewritten.
+        refuse_damaged(out, "download the card again", only=lambda name: not name.startswith(("summary.", "report/")))
+    else:
+        again = "give the command of the study again, which repeats damaged runs"
+        refuse_damaged(out, again, only=lambda name: name == "spec.yaml" or name.startswith("runs/"))
+    if is_card and (out / RUNS_TABLE).exists():
+        with folder.locked(), damage_named(out):
+            results, notes = read_runs(out)
+            return _write_results(spec, results, notes, folder, StudyProgress(), command)
+    with names_code(code):
+        tuning, runs = runs_of(spec, folder)
+    folder.check_results([*tuning, *runs])
+    if not runs:
+        raise LabError(f"The learning rates of {str(out)!r} are not chosen yet. Resume the study with `lrlab study run`.")
+    if not folder.results(runs):
+        raise no_result(folder)
+    with folder.locked():
+        return write_all(spec, runs, tuning, folder, StudyProgress(), command)
+
+
+def write_all(
+    spec: StudySpec,
+    runs: list[RunSpec],
+    tuning: list[RunSpec],
+    folder: StudyFolder,
+    progress: StudyProgress,
+    command: str,
+) -> Path:
+    """Writes the table of runs, summary and report."""
+    folder.reopen()
+    results = folder.results([*runs, *tuning])
+    notes = notes_on(runs)
+    write_runs(results, notes, folder.path)
+    return _write_results(spec, results, notes, folder, progress, command)
+
+
+def _write_results(
+    spec: StudySpec,
+    results: list[RunResult],
+    notes: dict[str, Any],
+    folder: StudyFolder,
+    progress: StudyProgress,
+    command: str,
+) -> Path:
+    """Writes summary and report from the results of all runs."""
+    compared, tuning = ([result for result in results if result.stage == stage] for stage in ("compare", "tune"))
+    summary = summarise(spec, compared, tuning, notes, progress, command)
+    summary["limitations"] = limitations(results, summary)  # some need more than the table of runs
+    open_manifest(folder.path)  # the summary refers to it
+    write_summary(folder, summary)
+    page = write_report(folder.path, results, summary, progress)
+    folder.write_manifest(results)
+    return page
 
 
 def write_report(

@@ -12,7 +12,6 @@ from tqdm.auto import tqdm
 
 from ...core.environment import describe_environment, is_watched
 from ...core.errors import Interrupted, LabError, continued_by
-from ...core.files import remove
 from ...core.processes import interrupts_raised
 from ...core.words import agreeing, counted
 from ...data.loading import TrainingData
@@ -63,12 +62,6 @@ class StudyContext:
         self.folder.write(record)
         _show_in_trackers(self.folder.path, spec, record)
         self.progress.finished(spec)
-
-    def discard(self, *paths: Path) -> None:
-        """Removes checkpoints of finished runs."""
-        for path in paths:
-            if path.exists():
-                remove(path)
 
     def drop_outdated(self, specs: list[RunSpec]) -> None:
         """Removes and logs results whose data have changed."""

@@ -92,7 +92,12 @@ def record_run(
     `error` is the reason why training ended early, `executor` the way in which the run was computed. The `samples` of
     [`drawing_of`] are generated here if they are not given.
     """
-    sections, error = finish(run, spec, curves, error, samples)
+    sections = {"train": {**_training_of(run), "results": {}}, "curves": curves.to_dict()}
+    if error is None:
+        try:
+            sections = measure(run, spec, curves, samples)
+        except Diverged as reason:
+            error = str(reason)
     about = {name: getattr(spec, name) for name in ("id", "arm", "dataset", "seed", "stage")}
     about |= {
         "learning_rate": spec.config.learning_rate,
@@ -103,18 +108,6 @@ def record_run(
         "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     study.keep(spec, {"run": about, **sections, "config": spec.fields, "meta": study.meta})
-
-
-def finish(
-    run: RunState, spec: RunSpec, curves: Curves, error: str | None, samples: np.ndarray | None = None
-) -> tuple[dict[str, Any], str | None]:
-    """The sections of a record, and why the run diverged if it did, in training (`error`) or in sampling."""
-    if error is None:
-        try:
-            return measure(run, spec, curves, samples), None
-        except Diverged as reason:
-            error = str(reason)
-    return {"train": {**_training_of(run), "results": {}}, "curves": curves.to_dict()}, error
 
 
 def measure(run: RunState, spec: RunSpec, curves: Curves, samples: np.ndarray | None = None) -> dict[str, Any]:

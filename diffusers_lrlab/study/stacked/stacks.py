@@ -183,7 +183,8 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
     save()
     drawn = _draw([(members[spec.id], spec) for spec in together], threads)
     threads.map(finish, together)
-    study.discard(*saved())
+    for path in saved():
+        remove(path)
 
 
 def _find_saved(study: StudyContext, specs: list[RunSpec]) -> tuple[list[RunSpec], dict[str, dict[str, Any]], str]:
