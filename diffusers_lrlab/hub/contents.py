@@ -98,7 +98,7 @@ def contents_of(folder: Path, repo_id: str, revision: str = "main") -> Contents:
     elif kind.name == "study":
         message = _check_study(folder)
     if kind.name == "study" and (folder / "runs").is_dir():  # else the folder is the card of a study already
-        from ..study.report.card import write_study_card
+        from ..study.report.report import write_study_card
 
         with tempfile.TemporaryDirectory() as temporary:
             card = write_study_card(folder, Path(temporary) / "card").parent

@@ -12,7 +12,7 @@ from faults.injected import DAMAGE
 
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.manifest import MANIFEST
-from diffusers_lrlab.study.report.card import write_study_card
+from diffusers_lrlab.study.report.report import write_study_card
 
 pytestmark = pytest.mark.slow
 

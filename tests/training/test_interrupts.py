@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from diffusers_lrlab.core.environment import OTHERS_WAIT
-from diffusers_lrlab.study.runs.progress import StudyInterrupted, stops_explained
+from diffusers_lrlab.study.runs.context import StudyInterrupted, stops_explained
 from diffusers_lrlab.training.stopping import InterruptGuard
 
 

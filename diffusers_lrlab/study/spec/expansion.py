@@ -38,7 +38,7 @@ def expand(spec: StudySpec, chosen: dict[Cell, float] | None = None) -> list[Run
         metrics = spec.metrics or default_metrics(config)
         for seed in spec.seeds:
             own = dataclasses.replace(config, learning_rate=rate, seed=seed)
-            runs.append(RunSpec(arm, dataset, seed, "compare", own, metrics, spec.precision, model, given, start))
+            runs.append(RunSpec(arm, dataset, seed, "compare", own, metrics, model, given, start))
     _check_distinct(runs)
     measured = dict.fromkeys(name for run in runs for name in run.metrics)
     if spec.primary_metric and spec.primary_metric not in measured:
@@ -74,7 +74,7 @@ def _tuning_runs(
         for number in numbers[cell]:
             for seed in tune.seeds:
                 own = dataclasses.replace(config, learning_rate=tune.rate(number, config), seed=seed)
-                runs.append(RunSpec(*cell, seed, "tune", own, (tune.metric,), spec.precision, model, given, start))
+                runs.append(RunSpec(*cell, seed, "tune", own, (tune.metric,), model, given, start))
     return runs
 
 

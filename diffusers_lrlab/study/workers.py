@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,19 +15,15 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from accelerate.utils import patch_environment
 
-from ...core import processes
-from ...core.environment import asked_threads, available_cores
-from ...core.errors import Interrupted, LabError, is_out_of_memory
-from ...core.plugins import load_plugins
-from ...core.registered import registered_code_located
-from ...training.prepare import keep_freed_memory
-from ..runs.context import StudyContext
-from ..runs.precision import products_in
-from ..runs.progress import MEASURED, StudyProgress, stops_explained
-from ..runs.results import StudyFolder
-from ..spec.spec import RunSpec
-from ..stacked.stacks import run_stacked, split_into_stacks
-from .local import run_local
+from ..core import processes
+from ..core.environment import asked_threads, available_cores
+from ..core.errors import Interrupted, LabError, is_out_of_memory
+from ..core.plugins import load_plugins
+from ..core.registered import registered_code_located
+from ..training.prepare import keep_freed_memory
+from .runs.context import StudyContext, stops_explained
+from .runs.results import StudyFolder
+from .spec.spec import RunSpec
 
 _POLL_SECONDS = 1.0
 _RAY_RETRIES = 2  # by Ray, of a task whose worker or node is lost
@@ -40,7 +36,6 @@ class Setup:
     """Settings of a worker, common to all of its jobs."""
 
     folder: Path
-    precision: str
     plugins: str  # as --import takes them
     num_threads: int = 1
 
@@ -70,16 +65,6 @@ class Workers(Protocol):
     def close(self) -> None: ...
 
 
-def make_jobs(shares: list[tuple[str, list[RunSpec]]], study: StudyContext, workers: Workers) -> Iterator[Job]:
-    """Jobs for missing runs: at least as many stacks as workers if there are enough runs, and single runs."""
-    for name, specs in shares:
-        execute, stacks = run_local, [[spec] for spec in specs]
-        if name == "stacked":
-            size = min(study.stack_size, -(-len(specs) // workers.num_workers))
-            execute, stacks = run_stacked, [*split_into_stacks(specs, study, size, workers.num_threads)]
-        yield from (Job(execute, stack) for stack in stacks if study.folder.missing(stack))
-
-
 def run_jobs(jobs: Iterable[Job], workers: Workers, study: StudyContext) -> None:
     """Runs all jobs. Raises the first error, once the workers have been told to save their jobs."""
     jobs = list(jobs)
@@ -91,7 +76,6 @@ def run_jobs(jobs: Iterable[Job], workers: Workers, study: StudyContext) -> None
             for spec in [spec for spec in runs if study.folder.run_file(spec.id).exists()]:
                 runs.remove(spec)
                 study.progress.advance(spec.config.max_train_steps or 0)
-                study.progress.advance(1, MEASURED)
                 study.progress.finished(spec)
             for error in filter(None, map(_outcome, done)):
                 raise error
@@ -226,8 +210,7 @@ def do_job(setup: Setup, job: Job) -> Outcome:
                 raise LabError(f"--out {str(setup.folder)!r}: every node needs this folder. Give one on a shared disk.")
             study = _studies.get(setup) or _begin_study(setup)
             study.stack_size = len(job.specs)
-            with products_in(setup.precision, study.device):
-                job.execute(job.specs, study)
+            job.execute(job.specs, study)
     except Interrupted as interruption:
         stop()
         return _stopped(f"A worker got signal {interruption.signal_number}")
@@ -243,8 +226,7 @@ def do_job(setup: Setup, job: Job) -> Outcome:
 def _begin_study(setup: Setup) -> StudyContext:
     os.environ["OMP_NUM_THREADS"] = str(setup.num_threads)  # which single runs read
     load_plugins(setup.plugins)
-    study = StudyContext(StudyFolder(setup.folder), quiet=True, precision=setup.precision)
-    study.progress = StudyProgress()  # logs; the main process has the bars
+    study = StudyContext(StudyFolder(setup.folder))  # it logs; the main process has the bars
     if study.device.type == "cpu":
         torch.set_num_threads(setup.num_threads)
         keep_freed_memory()
