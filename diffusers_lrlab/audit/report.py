@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.plotting import COLORS, DARK, GREY, ORANGE, new_figure, plain_axes, save_figure
+from ..core.plotting import BLUE, COLORS, DARK, GREY, new_figure, plain_axes, save_figure
 from ..core.words import counted, times
 from .evidence import AuditedOptimizer, Finding
-from .expected import Comparison, Expectation
-from .result import Audit, Section
+from .result import Audit, Comparison, Expectation, Section
 
 _MAX_LINES = 9  # and one that names the files
 _MAX_OPTIMIZERS = 3  # in the text
@@ -192,7 +191,7 @@ def plot_audit(audit: Audit, path: Path) -> None:
         if key == "lr":
             _draw_lr(axes, section, len(audit.sections) > 1)
         else:
-            axes.plot(*_thinned(_momentum(section)), color=ORANGE, linewidth=1.2)
+            axes.plot(*_thinned(_momentum(section)), color=BLUE, linewidth=1.6)
             axes.set_ylabel("momentum")
     rows[-1].set_xlabel("update")
     save_figure(figure, path)
@@ -216,9 +215,8 @@ def _draw_lr(axes: Any, section: Section, shows_name: bool) -> None:
         label = "ran" if len(different) == 1 else f"ran, group {index}"
         axes.plot(*_thinned(lr[:, index]), color=color, linewidth=1.6, label=label)
     if section.comparison is not None:
-        axes.plot(
-            *_thinned(section.comparison.lr[:, different[0]]), color=ORANGE, linewidth=1.2, linestyle="--", label="expected"
-        )
+        expected = section.comparison.lr[:, different[0]]
+        axes.plot(*_thinned(expected), color=DARK, linewidth=1.2, linestyle="--", label="expected")
     positions, length = section.optimizer.positions, section.evidence.length
     if length and (ended := np.flatnonzero(positions >= length)).size:
         axes.axvline(ended[0], color=GREY, linestyle=":", linewidth=1.2, label="end of the schedule")

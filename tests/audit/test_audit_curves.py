@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from audit_programs import PAIRS, SCALED, audits_of_all, names_of
 
-from diffusers_lrlab.audit.expected import Expectation
 from diffusers_lrlab.audit.report import describe_curve
-from diffusers_lrlab.audit.result import make_audit
+from diffusers_lrlab.audit.result import Expectation, make_audit
 
 N = np.arange(100)
 COSINE = 0.5 * (1 + np.cos(np.pi * N / 100))
@@ -138,20 +137,20 @@ AHEAD = {
 }
 REPLACED = """
 from diffusers_lrlab.diffusers_plugin.host.driven_optimizer import DrivenOptimizer
-from diffusers_lrlab.diffusers_plugin.host.patches import Patches
-from diffusers_lrlab.diffusers_plugin.host.steps import OptimizerSteps
+from diffusers_lrlab.diffusers_plugin.host.run import HostRun
 from diffusers_lrlab.schedules.resolve import resolve_schedule
-steps = OptimizerSteps(); steps.install(Patches())
-o = adam(); driven = DrivenOptimizer(o, resolve_schedule('rex'), steps, False)
+run = HostRun(); run.install()
+o = adam(); driven = DrivenOptimizer(o, resolve_schedule('rex'), run, False)
 rates = driven.rates(); s = get_scheduler('linear', o, 20, 160)
-driven.schedulers.append(s); driven.put_back(rates)
+driven.add(s); driven.put_back(rates)
 def step():
-    rates = driven.rates(); s.step(); driven.num_scheduler_steps += 1; driven.put_back(rates)
+    rates = driven.rates(); s.step(); driven.put_back(rates)
 def before():
     driven.curve or driven.drive(0, 40)
     driven.before_step()
-steps.after.append(lambda _: driven.after_step())
+run.steps.after.append(lambda _: driven.after_step())
 train(o, 40, accumulation=4, micro_step=step, before_step=before)
+run.patches.close()
 """
 
 

@@ -10,9 +10,9 @@ import torch
 from audit_programs import audit_of, audits_of_all, names_of, process_of
 
 from diffusers_lrlab.audit import recorder
-from diffusers_lrlab.audit.expected import Expectation
 from diffusers_lrlab.audit.report import lines_of
-from diffusers_lrlab.audit.result import as_json, make_audit
+from diffusers_lrlab.audit.result import Expectation, make_audit
+from diffusers_lrlab.audit.run import as_json
 
 PROGRAMS = {
     "base class": """

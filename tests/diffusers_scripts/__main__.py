@@ -7,9 +7,8 @@ import re
 import sys
 from pathlib import Path
 
-from diffusers_lrlab.diffusers_plugin.hook_options import recognisers
-from diffusers_lrlab.diffusers_plugin.host.faults import find_faults
-from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.hook_table import recognisers
+from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised, find_faults
 
 from .cases import CASES
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from .records import RecordFile, readable
-from .schedulers import Schedulers, describe_scheduler, is_replaced, position
-from .steps import RealSteps
+from .steps import RealSteps, Schedulers, describe_scheduler, is_replaced, position
 
 
 class Watched:

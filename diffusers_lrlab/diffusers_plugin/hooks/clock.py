@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from ...audit.recorder.schedulers import bare_optimizer
+from ...audit.recorder.steps import bare_optimizer
 from ...core.errors import LabError
 from ...core.progress import Progress
 from ...core.words import counted
@@ -20,11 +20,11 @@ from ...schedules.registries import SCHEDULERS
 from ...schedules.resolve import describe_schedule, resolve_schedule
 from ...schedules.schedule import ENDLESS, Schedule
 from ...schedules.scheduler import CurveLR
-from ..hook_table import Hook, Host
 from ..host.driven_optimizer import DrivenOptimizer
 from ..host.run import HostRun
 from ..host.source import HostScript, NotRecognised, lines_of
 from ..host.watched_schedule import WatchedSchedule
+from ..installed_hooks import Hook, Host
 from ..registration import build_for_library
 
 _NOT_OF_SCHEDULES = (
@@ -48,11 +48,6 @@ def make(host: Host) -> Hook:
     clock = HostClock(host.run, options.fix_lr_clock, options.strict_lr_audit, num_updates, compares=is_training)
     clock.is_replaced = options.lr_scheduler is not None
     return clock
-
-
-def clock_of(host: Host) -> "HostClock":
-    """The host's clock, which is made before other hooks."""
-    return cast(HostClock, host.hooks["clock"])
 
 
 class HostClock:
@@ -123,7 +118,7 @@ class HostClock:
 
     def _watch(self, schedule: Schedule, scheduler: LRScheduler, given: Progress) -> None:
         optimizer = bare_optimizer(scheduler.optimizer)  # whose steps are updates
-        watched = WatchedSchedule(schedule, scheduler, optimizer, given, self.run.steps, self.strict)
+        watched = WatchedSchedule(schedule, scheduler, optimizer, given, self.run, self.strict)
         watched.resolve_clock = functools.partial(self._resolve_clock, None, watched)
         self.watched.append(watched)
 

@@ -17,10 +17,10 @@ from ...averaging.forms import EMAForm
 from ...core.errors import LabError
 from ...core.files import atomic_file, atomic_folder, remove
 from ...core.words import counted
-from ..hook_table import Hook, Host
 from ..host.run import HostRun
 from ..host.source import HostScript, NotRecognised, lines_of
-from .clock import HostClock, clock_of
+from ..installed_hooks import Hook, Host
+from .clock import HostClock
 
 _HOOK = "register_save_state_pre_hook"  # accelerate's, by which a script saves its weights itself
 _SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # accelerate's names of strategies that shard the weights
@@ -56,7 +56,7 @@ def recognise(script: HostScript) -> str:
 
 
 def make(host: Host) -> Hook:
-    return EMAHook(host.script, clock_of(host), host.options.ema)
+    return EMAHook(host.script, host.hooks["clock"], host.options.ema)
 
 
 class EMAHook:

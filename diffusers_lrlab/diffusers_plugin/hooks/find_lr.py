@@ -13,9 +13,9 @@ import torch
 from torch.optim import Optimizer
 
 from ...core.errors import LabError
-from ..hook_table import Hook, Host, RangeTest
 from ..host.run import HostRun
 from ..host.source import HostScript, NotRecognised, lines_of
+from ..installed_hooks import Hook, Host, RangeTest
 from . import optimizer
 
 _UNSTABLE = 32  # consecutive updates without a finite fp16 gradient, by which the loss scale falls from 65536 to 0

@@ -2,16 +2,15 @@
 
 import math
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
 
 from ...core.words import counted
 from ...diagnostics.timestep_log import TimestepLog, expected_probabilities, read_timesteps, write_timesteps
-from ..hook_table import Hook, Host
 from ..host.source import NotRecognised
-from .clock import HostClock, clock_of
+from ..installed_hooks import Hook, Host
+from .clock import HostClock
 from .losses import LossHook
 from .losses import recognise_images as recognise
 
@@ -23,7 +22,7 @@ _LOSSES_PER_BIN = 4  # in a row, on average
 
 def make(host: Host) -> Hook:
     recognise(host.script)
-    return LogHook(clock_of(host), cast(LossHook, host.need("weighting")))
+    return LogHook(host.hooks["clock"], host.need("weighting"))
 
 
 class LogHook:

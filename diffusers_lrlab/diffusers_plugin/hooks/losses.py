@@ -13,8 +13,8 @@ from ...core.spec import resolve_spec
 from ...core.words import counted
 from ...timesteps.loss_weights import LossWeighting
 from ...timesteps.registries import LOSS_WEIGHTINGS
-from ..hook_table import Hook, Host
 from ..host.source import LOSS, WEIGHTING, HostScript, NotRecognised, lines_of
+from ..installed_hooks import Hook, Host
 from . import timesteps
 from .timesteps import TimestepHook
 
@@ -45,7 +45,7 @@ def recognise_images(script: HostScript) -> str:
 
 def make(host: Host) -> Hook:
     recognise(host.script)
-    hook = cast(TimestepHook, host.need("timesteps"))
+    hook: TimestepHook = host.need("timesteps")
     losses = LossHook(host.script, hook, host.options.loss_weighting, host.given("timesteps", "weighting"))
     if hook.follows_losses:
         recognise_images(host.script)

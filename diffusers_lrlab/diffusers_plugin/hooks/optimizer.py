@@ -23,10 +23,9 @@ from ...optimizers.build import check_installed, get_optimizer, optimizer_parts,
 from ...optimizers.entries import OPTIMIZERS
 from ...optimizers.layers import parts_in_words
 from ...optimizers.timescales import BETA2_HALF_LIFE, IMAGES_PER_UPDATE, TAU, is_in_images, per_update
-from ..hook_table import Hook, Host
-from ..host.patches import with_subclasses
 from ..host.run import HostRun
 from ..host.source import HostScript, NotRecognised, lines_of
+from ..installed_hooks import Hook, Host
 
 _NAME = "lab_optimizer"  # a key of parameter groups, saved with the optimizer's state
 
@@ -78,13 +77,7 @@ class OptimizerHook:
                 self._check_saved(state["param_groups"])
             load_state_dict(wrapper, state)
 
-        def follow_new(cls: type[Optimizer], /, **kwargs: Any) -> None:  # of packages that the script imports
-            super(Optimizer, cls).__init_subclass__(**kwargs)
-            self._follow(cls)
-
-        for cls in with_subclasses(Optimizer):
-            self._follow(cls)
-        self.run.patches.replace(Optimizer, "__init_subclass__", classmethod(follow_new))
+        self.run.patches.follow_classes(Optimizer, self._follow)
         self.run.patches.wrap(AcceleratedOptimizer, "load_state_dict", check_and_load)
         self.run.patches.wrap(torch.nn.Module, "named_parameters", self._remember_names)
         self.run.on_prepared.append(self._check_prepared)

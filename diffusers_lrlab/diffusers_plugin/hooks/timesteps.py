@@ -19,9 +19,9 @@ from ...core.words import counted, times
 from ...timesteps.noise_levels import NoiseLevels, flow_levels, is_flow, noise_levels, prediction_type_of
 from ...timesteps.registries import TIMESTEP_SAMPLERS
 from ...timesteps.sampling import TimestepSampler, contradiction
-from ..hook_table import Hook, Host
 from ..host.source import DENSITY, HostScript, NotRecognised, lines_of
-from .clock import HostClock, clock_of
+from ..installed_hooks import Hook, Host
+from .clock import HostClock
 
 # Stratified batches smaller than this share their strata with the updates after them.
 _STRATA = 64
@@ -43,7 +43,7 @@ def check_one_loss(script: HostScript) -> None:
 
 def make(host: Host) -> Hook:
     hook = TimestepHook(
-        host.script, clock_of(host), host.options.timestep_sampler, host.given("timesteps", "weighting", "log")
+        host.script, host.hooks["clock"], host.options.timestep_sampler, host.given("timesteps", "weighting", "log")
     )
     host.hooks["timesteps"] = hook  # the losses are those of its timesteps
     if hook.follows_losses or hook.is_unbiased:

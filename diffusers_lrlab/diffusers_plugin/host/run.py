@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ...audit.recorder.steps import RealSteps
 from ...core.errors import LabError
 from ...schedules.registries import SCHEDULERS
 from ...schedules.resolve import resolve_schedule
 from .patches import Patches
 from .source import HostScript, NotRecognised
-from .steps import OptimizerSteps
 
 _LR_OPTIONS = {"--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type"}
 
@@ -36,9 +37,10 @@ class HostRun:
         self.models: list[torch.nn.Module] = []  # trained and prepared ones, without accelerate's wrappers
         self.optimizer: Optimizer | None = None  # the first prepared one, without wrapper; its steps are the updates
         self.training_loader: Any = None  # from the `prepare` call that also got an optimizer
-        self.steps = OptimizerSteps()
+        self.steps = RealSteps(_is_left_out)
         self.num_skipped = 0  # updates that a gradient scaler skipped
         self.error: LabError | None = None  # that has ended the run, even if the program has caught it
+        self.is_complete = False  # whether the script has ended by itself
         self.on_parsed: list[Callable[[argparse.Namespace], None]] = []  # may change the script's arguments
         self.on_prepared: list[Callable[[], None]] = []  # after each `accelerator.prepare`
         self.on_update: list[Callable[[], None]] = []  # after each step of `optimizer`
@@ -76,7 +78,8 @@ class HostRun:
             self.end()
             end_training(accelerator)
 
-        self.steps.install(self.patches)
+        self.patches.callback(register_optimizer_step_pre_hook(self.steps.begin).remove)
+        self.patches.callback(register_optimizer_step_post_hook(self.steps.end).remove)
         self.steps.after.append(self._notify_of_update)
         self.patches.wrap(argparse.ArgumentParser, "parse_known_args", parse_and_remember)
         self.patches.wrap(Accelerator, "prepare", prepare_and_remember)
@@ -115,6 +118,11 @@ class HostRun:
         # Scripts that generate class images first prepare a loader for them, without an optimizer.
         loaders = {id(loader) for loader in self.accelerator._dataloaders}
         self.training_loader = next((part for part in prepared if id(part) in loaders), self.training_loader)
+
+    def complete(self) -> None:
+        """After the script's last line."""
+        self.end()
+        self.is_complete = self.error is None
 
     def end(self) -> None:
         """Ends the training: at `end_training` or, in a script that does not call it, after its last line."""
@@ -227,6 +235,11 @@ class HostRun:
 
         if PartialState().is_main_process:
             sys.stderr.write(f"diffusers_lrlab: {text}\n")
+
+
+def _is_left_out(optimizer: Optimizer) -> bool:
+    """Whether a gradient scaler has told an optimizer that takes its flag, such as a fused one, to leave out the step."""
+    return bool(getattr(optimizer, "found_inf", False))
 
 
 # --- schedules of the script's own option -------------------------------------------------------------------------------

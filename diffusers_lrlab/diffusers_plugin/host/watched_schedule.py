@@ -16,24 +16,24 @@ from ...schedules.momentum import default_lr, read_momentum, rounding_of, write_
 from ...schedules.resolve import describe_schedule
 from ...schedules.schedule import Schedule
 from ...schedules.scheduler import CurveLR
-from .steps import OptimizerSteps
+from .run import HostRun
 
 
 class AuditedSchedule:
     """A schedule of one optimizer, whose values are compared with the expected ones before each step."""
 
-    def __init__(self, schedule: Schedule, optimizer: Optimizer, steps: OptimizerSteps, strict: bool):
-        self.schedule, self.optimizer, self.steps, self.audit = schedule, optimizer, steps, ScheduleAudit(strict)
+    def __init__(self, schedule: Schedule, optimizer: Optimizer, run: HostRun, strict: bool):
+        self.schedule, self.optimizer, self.run, self.audit = schedule, optimizer, run, ScheduleAudit(strict)
         self.num_updates: int | None = None  # of the run, once known
         self._num_before: int | None = None  # updates before this process, once it has started to train
 
     @property
     def update(self) -> int:
         """Updates so far, including those before a resume."""
-        return (self._num_before or 0) + self.steps.count(self.optimizer)
+        return (self._num_before or 0) + self.run.steps.count(self.optimizer)
 
     def begin_at(self, update: int) -> None:
-        self._num_before = update - self.steps.count(self.optimizer)
+        self._num_before = update - self.run.steps.count(self.optimizer)
 
     def check(self, expected: list[tuple[Any, Any]], base_lrs: list[float]) -> None:
         """Audits the coming update by the expected learning rate and momentum of each group."""
@@ -47,9 +47,9 @@ class AuditedSchedule:
         self.audit.check(self.update, applied, expected, base_lrs, rounding_of(self.optimizer.param_groups))
 
     def report(self) -> str:
-        """The result of the audit, and a sentence if the script did another number of updates than expected."""
+        """The result of the audit, and a sentence if the script ended after another number of updates than expected."""
         text = f"{describe_schedule(self.schedule)}: {self.audit.summary()}"
-        if self._num_before is None or self.num_updates in (None, self.update):
+        if not self.run.is_complete or self._num_before is None or self.num_updates in (None, self.update):
             return text
         return (
             f"{text} The script did {counted(self.update, 'update')} instead of the expected {self.num_updates}: if that is "
@@ -72,10 +72,10 @@ class WatchedSchedule(AuditedSchedule):
         scheduler: LRScheduler,
         optimizer: Optimizer,
         given: Progress,
-        steps: OptimizerSteps,
+        run: HostRun,
         strict: bool,
     ):
-        super().__init__(schedule, optimizer, steps, strict)
+        super().__init__(schedule, optimizer, run, strict)
         self.scheduler = scheduler
         self.given = self.expected = given  # the script's clock and the intended one, both at update 0
         self.steps_per_update = self.own_steps_per_update = 1  # now, and by the script's clock
@@ -88,7 +88,7 @@ class WatchedSchedule(AuditedSchedule):
         # Compares or corrects the clock, once its steps and the length of the run are known.
         self.resolve_clock: Callable[[], None] | None = None
         self.is_prepared = False  # whether accelerate steps it
-        steps.before.append(self._before_step)
+        run.steps.before.append(self._before_step)
 
     @property
     def update(self) -> int:

@@ -15,11 +15,11 @@ from hosts import HAS_TRAINING
 from launched_here import launch_here
 
 from diffusers_lrlab import launch
-from diffusers_lrlab.audit.recorder import recorder
+from diffusers_lrlab.audit import recorder
 from diffusers_lrlab.diffusers_plugin.host.patches import Patches
 from diffusers_lrlab.diffusers_plugin.host.run import HostRun
 from diffusers_lrlab.diffusers_plugin.host.source import HostScript
-from diffusers_lrlab.diffusers_plugin.installed_hooks import InstalledHooks
+from diffusers_lrlab.diffusers_plugin.installed_hooks import Host
 from diffusers_lrlab.diffusers_plugin.registration import build_for_library
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -143,7 +143,7 @@ def wraps_of_the_launcher(name, folder):
 
     with mock.patch.object(Patches, "wrap", record), Patches() as patches:
         parsed = launch.make_parser().parse_args(arguments)
-        InstalledHooks(parsed, launch._range_test(parsed) if parsed.find_lr else None, patches)
+        Host(parsed, launch._range_test(parsed) if parsed.find_lr else None, patches)
         launch.follow_into_spawned_processes(patches)
         HostRun(patches=patches).follow_arguments(HostScript(parsed.script), ())
     return found
@@ -152,12 +152,15 @@ def wraps_of_the_launcher(name, folder):
 def wraps_of_the_recorder(folder):
     found = {}
 
-    def record(owner, attribute, before=None, after=None, around=None):
+    def record(self, owner, attribute, before=None, after=None, around=None):
         if around is not None:
             found[f"{owner.__name__}.{attribute}"] = around
 
     names = ("register_optimizer_step_pre_hook", "register_optimizer_step_post_hook", "atexit")
-    with mock.patch.object(recorder, "_wrap", record), mock.patch.multiple(recorder, **dict.fromkeys(names, mock.Mock())):
+    with (
+        mock.patch.object(recorder.Recorder, "_wrap", record),
+        mock.patch.multiple(recorder, **dict.fromkeys(names, mock.Mock())),
+    ):
         recorder.Recorder(str(folder)).install()
     return found
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from diffusers_lrlab.diffusers_plugin.host.faults import find_faults
-from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised, find_faults
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 RESUMES = "resume_step = args.resume_from_checkpoint\n"
