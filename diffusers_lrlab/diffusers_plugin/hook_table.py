@@ -1,6 +1,6 @@
-"""The hooks of the launcher, a row for each; from the rows, its options are parsed, checked, explained and put into a table.
+"""The hooks of the launcher, a row for each, from which its parser, checks, `--explain` and page are derived.
 
-A new hook is a file in `hooks/` with the functions of [`HookModule`], and a row here. A hook's file is imported when it is
+A new hook is a file in `hooks/` with the functions of [`installed_hooks.HookModule`], and a row here. A hook's file is imported when it is
 used, so that `--help` stays fast.
 """
 
@@ -10,28 +10,13 @@ import argparse
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any
 
 from ..core.errors import LabError, warn
 from ..core.extras import require_extra
 from ..core.ranges import COUNT, Range
 from ..core.registry import markdown_table
 from .host.source import HostScript, NotRecognised, find_faults
-
-if TYPE_CHECKING:
-    from .installed_hooks import Hook, Host
-
-
-class HookModule(Protocol):
-    """The functions of a hook's file."""
-
-    def recognise(self, script: HostScript) -> str:
-        """What the hook acts on, in words; raises [`NotRecognised`] with the reason if there is nothing."""
-        ...
-
-    def make(self, host: Host) -> Hook:
-        """The hook; raises [`NotRecognised`]."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -53,7 +38,7 @@ class HookOption:
 class HookEntry:
     """A row. Hooks are made and installed in the order of the table."""
 
-    module: str | HookModule  # a file in `hooks/`
+    module: Any  # a file in `hooks/`, by its name, or what has the functions of a [`HookModule`]
     option: HookOption  # requests the hook
     settings: tuple[HookOption, ...] = ()  # have no effect without `option`, unless `is_always_there`
     extra: str = ""  # which it needs
@@ -64,16 +49,15 @@ class HookEntry:
         return self.is_always_there or self.option.is_given(options)
 
     def recognise(self, script: HostScript) -> str:
-        return self._module.recognise(script)
+        return str(self._module.recognise(script))
 
-    def make(self, host: Host) -> Hook:
+    def make(self, host: Any) -> Any:
         return self._module.make(host)
 
     @property
-    def _module(self) -> HookModule:
-        if not isinstance(self.module, str):
-            return self.module
-        return cast("HookModule", importlib.import_module(f"{__package__}.hooks.{self.module}"))
+    def _module(self) -> Any:
+        is_name = isinstance(self.module, str)
+        return importlib.import_module(f"{__package__}.hooks.{self.module}") if is_name else self.module
 
 
 def _switch(name: str, help: str, acts_in_range_test: bool = False) -> HookOption:

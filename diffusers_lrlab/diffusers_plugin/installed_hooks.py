@@ -33,6 +33,18 @@ class Hook(Protocol):
         ...
 
 
+class HookModule(Protocol):
+    """The functions of a hook's file."""
+
+    def recognise(self, script: HostScript) -> str:
+        """What the hook acts on, in words; raises [`NotRecognised`] with the reason if there is nothing."""
+        ...
+
+    def make(self, host: Host) -> Hook:
+        """The hook; raises [`NotRecognised`]."""
+        ...
+
+
 class RangeTest(Protocol):
     """A learning rate range test, such as [`finder.find.ScriptTest`]."""
 

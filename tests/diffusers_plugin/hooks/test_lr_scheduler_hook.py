@@ -271,6 +271,17 @@ def test_the_length_is_that_of_the_programs_arguments(train):
     assert "The script did 12 updates instead of the expected 14" in stderr
 
 
+@cases(("end", "status"), [("1 / 0", 1), ("sys.exit(3)", 3)])
+def test_a_program_that_fails_is_not_told_of_another_number_of_updates(end, status, launch):
+    for schedule in (COSINE, "scheduler = diffusers_lrlab.get_scheduler('cosine', optimizer, 0, 30)\n"):
+        options = FOR_12 if schedule == COSINE else ["--num_updates=30"]
+        program = "import diffusers_lrlab\n" + PROGRAM + schedule + LOOP.replace("range(12)", "range(5)")
+        stderr = launch(f"{program}\n{end}\n", options=options, status=status)
+        assert "LR audit: 5 updates, every value that follows the clock was as expected." in stderr
+        assert "instead of the expected" not in stderr
+        assert "The script did 5 updates instead of the expected" in launch(program, options=options)
+
+
 @cases(
     ("spec", "warmup", "program", "said"),
     [
