@@ -1,7 +1,7 @@
 """The hooks of the launcher, a row for each, from which its parser, checks, `--explain` and page are derived.
 
-A new hook is a file in `hooks/` with the functions of [`installed_hooks.HookModule`], and a row here. A hook's file is imported when it is
-used, so that `--help` stays fast.
+A new hook is a file in `hooks/` with the functions of [`installed_hooks.HookModule`], and a row here. A hook's file is
+imported when it is used, so that `--help` stays fast.
 """
 
 from __future__ import annotations

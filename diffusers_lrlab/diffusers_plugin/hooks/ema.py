@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from ...averaging.averages import EMA, averages_itself
 from ...averaging.forms import EMAForm
-from ...core.errors import LabError
+from ...core.errors import LabError, must_be
 from ...core.files import atomic_file, atomic_folder, remove
 from ...core.words import counted
 from ..host.run import HostRun
@@ -68,6 +68,9 @@ class EMAHook:
 
     def __init__(self, script: HostScript, clock: HostClock, spec: str):
         self.form = EMAForm.of(spec).without_snapshots("--ema", spec)
+        if self.form.lacks_images:
+            hint = "the batch size x accumulation x processes, as in half_life:images_per_update=64"
+            raise must_be("--ema", spec, "an average with images_per_update, since it counts images", hint)
         self.script, self.clock, self.run = script, clock, clock.run
         recognise(script)
         self.is_active = True
@@ -110,12 +113,6 @@ class EMAHook:
         """The average is the weights as they are."""
         self.average = EMA(self.trained.parameters, self.form, dtype=torch.float32)
 
-    def _set_images(self) -> None:
-        """Completes a half-life in images, once the script's data are prepared."""
-        if self.form.lacks_images and self.average is not None:
-            images = self.run.images_per_update(f"--ema {self.form.name}")
-            self.form = self.average.form = self.form.with_images(images)
-
     def _step(self) -> None:
         if not self.is_active:
             return
@@ -128,7 +125,6 @@ class EMAHook:
         if self.average is None:  # of a resume from a checkpoint without it
             self._restart()
         assert self.average is not None
-        self._set_images()
         self.num_seen += 1
         self.average.advance(self.num_seen)
         done = self.clock.update if self.clock.counts else self.num_seen  # the first has those before a resume without it
@@ -158,7 +154,6 @@ class EMAHook:
             return
         saved, metadata = self.trained.load_tensors(path)
         self._restart()
-        self._set_images()
         assert self.average is not None
         if metadata["form"] != str(self.form):
             self.run.warn(f"the average was {metadata['form']} before, and continues as {self.form}.")

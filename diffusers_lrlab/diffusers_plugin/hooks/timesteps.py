@@ -80,9 +80,9 @@ class TimestepHook:
         if self.pattern == "density":
             from diffusers import training_utils
 
-            self.run.patches.wrap(training_utils, DENSITY, self._draw_density)
+            self.run.patches.wrap(training_utils, DENSITY, self._draw_density, self.script.calling(DENSITY))
         else:
-            self.run.patches.wrap(torch, "randint", self._draw_index)
+            self.run.patches.wrap(torch, "randint", self._draw_index, lambda: self.script.is_at(self.script.randint_calls))
 
     def _remember_scheduler(self, register: Any, made: Any, /, **kwargs: Any) -> None:
         """Every noise scheduler registers its configuration when it is made."""
@@ -95,13 +95,11 @@ class TimestepHook:
     def _draw_index(self, randint: Callable[..., torch.Tensor], /, *args: Any, **kwargs: Any) -> torch.Tensor:
         # The script's own draw comes first, so that its generator continues as without the hook.
         own = randint(*args, **kwargs)
-        if not self.script.is_calling(self.script.randint_calls):
-            return own
         return self._replaced(own) if self._is_known(functools.partial(_is_index_scheduler, num=args[1])) else own
 
     def _draw_density(self, density: Callable[..., torch.Tensor], /, *args: Any, **kwargs: Any) -> torch.Tensor:
         drawn = density(*args, **kwargs)
-        if not self.script.is_calling(self.script.calls(DENSITY)) or not self._is_known(is_flow):
+        if not self._is_known(is_flow):
             return drawn
         num = self.scheduler.config.num_train_timesteps
         own = self._turned((drawn * num).long().clamp(max=num - 1))

@@ -174,31 +174,6 @@ class HostRun:
             accumulation = arguments.get("gradient_accumulation_steps") or accumulation
         return math.ceil(float(epochs) * math.ceil(len(loader) / accumulation))
 
-    def images_per_update(self, option: str) -> int:
-        """
-        The examples of an update over all micro-batches and processes, once the script trains. `option` needs the number.
-
-        It is known if the loader and the script's `--train_batch_size` agree: a loader that yields batches of its dataset,
-        such as that of sd-scripts, has another one.
-        """
-        loader = self.training_loader
-        if loader is None and self.accelerator is not None:
-            loader = self.accelerator.gradient_state.active_dataloader
-        num, given = int(getattr(self.accelerator, "num_processes", 1)), self.arguments.get("train_batch_size")
-        size = getattr(loader, "total_batch_size", None) or 0
-        if not (size in (given, num * given) if isinstance(given, int) else size > num):
-            raise LabError(
-                f"{option} counts images, and the number of images per update is not known in this script. Add "
-                "images_per_update=N to it (batch size x accumulation x processes)."
-            )
-        return int(size) * self._accumulation
-
-    @property
-    def _accumulation(self) -> int:
-        """Micro-batches of an update, by accelerate or by the script itself."""
-        accumulated = int(getattr(self.accelerator, "gradient_accumulation_steps", 1))
-        return accumulated if accumulated > 1 else int(self.arguments.get("gradient_accumulation_steps") or 1)
-
     def steps_per_update(self, wrapper: Any) -> int:
         """How often accelerate steps a schedule per update, given its wrapper of the schedule."""
         if not wrapper.step_with_optimizer:
@@ -210,7 +185,9 @@ class HostRun:
         How often the script steps a schedule per update, judging by its `num_steps` steps before the first update: if all
         micro-batches but the last have stepped the schedule, every micro-batch does.
         """
-        accumulated = self._accumulation
+        accumulated = int(getattr(self.accelerator, "gradient_accumulation_steps", 1))
+        if accumulated <= 1:  # a script may accumulate by itself
+            accumulated = int(self.arguments.get("gradient_accumulation_steps") or 1)
         if hasattr(self.training_loader, "__len__"):
             accumulated = min(accumulated, len(self.training_loader))  # the end of an epoch ends an update
         return accumulated if 0 < accumulated - 1 <= num_steps else 1

@@ -9,6 +9,7 @@ import functools
 import os
 import re
 import sys
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from ...core.errors import LabError
@@ -53,7 +54,11 @@ class HostScript:
             found.setdefault(_last_name(call.func), []).append(call)
         return found
 
-    def is_calling(self, calls: list[ast.Call]) -> bool:
+    def calling(self, name: str) -> Callable[[], bool]:
+        """A function that tells whether the script is at a call of this name, and has called the current hook."""
+        return lambda: self.is_at(self.calls(name))
+
+    def is_at(self, calls: list[ast.Call]) -> bool:
         """Whether the script is at one of these calls, and has called the current hook."""
         frame = sys._getframe(1)
         while frame.f_code.co_filename.startswith(_PLUGIN) and frame.f_back is not None:

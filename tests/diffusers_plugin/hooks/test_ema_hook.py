@@ -170,7 +170,7 @@ class Saves(torch.nn.Linear):
         torch.save(self.state_dict(), Path(folder) / "weights.pt")
 
 
-def prepared(folder, *models, spec="constant:decay=0.5", optimizer=None, loader=None, **arguments):
+def prepared(folder, *models, spec="constant:decay=0.5", optimizer=None, **arguments):
     """A hook on a script that has prepared these models, what was said, and the accelerator of its own."""
     said = []
     accelerator = SimpleNamespace(
@@ -192,7 +192,6 @@ def prepared(folder, *models, spec="constant:decay=0.5", optimizer=None, loader=
     host.models, host.accelerator = list(models), accelerator
     host.optimizer = optimizer or torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
     host.arguments = {"output_dir": str(folder), **arguments}
-    host.training_loader = loader
     script = HostScript(str(SCRIPT))
     script._calls.pop("register_save_state_pre_hook")
     hook = EMAHook(script, SimpleNamespace(run=host, counts=False, count_updates=lambda: None), spec)
@@ -251,10 +250,9 @@ def test_by_hand(tmp_path):
     assert model.weight.item() == values[-1]
 
 
-def test_a_half_life_knows_the_images_of_an_update(tmp_path):
-    """Two micro-batches of 8, by the script's loader."""
-    model, loader = Saves(1, 1), SimpleNamespace(total_batch_size=8)
-    hook, _ = prepared(tmp_path, model, spec="half_life:images=40,rampup=1e9", loader=loader, train_batch_size=8)
+def test_a_half_life_in_images(tmp_path):
+    model, spec = Saves(1, 1), "half_life:images=40,rampup=1e9,images_per_update=16"
+    hook, _ = prepared(tmp_path, model, spec=spec)
     expected, decay = None, 0.5 ** (16 / 40)
     for value in (1.0, 5.0, -2.0):
         with torch.no_grad():
@@ -264,13 +262,11 @@ def test_a_half_life_knows_the_images_of_an_update(tmp_path):
     with hook.average.swapped_in():
         assert model.weight.item() == pytest.approx(expected)
     hook._save_state(None, None, str(tmp_path / "checkpoint"))
-    again, said = prepared(tmp_path, model, spec="half_life:images=40,rampup=1e9", loader=loader, train_batch_size=8)
+    again, said = prepared(tmp_path, model, spec=spec)
     again._load_state(None, str(tmp_path / "checkpoint"))
     assert (again.num_seen, said, again._metadata()) == (3, [], hook._metadata())
-    unknown = SimpleNamespace(total_batch_size=1)  # of a dataset that yields batches
-    hook, _ = prepared(tmp_path, model, spec="half_life", loader=unknown, train_batch_size=8)
-    with pytest.raises(LabError, match="--ema half_life counts images, and .* Add images_per_update=N to it"):
-        hook._step()
+    with pytest.raises(LabError, match="--ema 'half_life': must be an average with images_per_update, .* Hint: the batch"):
+        prepared(tmp_path, model, spec="half_life")
 
 
 def test_averages_of_something_else_and_damaged_ones(tmp_path):

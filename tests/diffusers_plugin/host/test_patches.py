@@ -137,9 +137,9 @@ def wraps_of_the_launcher(name, folder):
     arguments = [*options, str(SCRIPTS / f"{script}_script.py"), f"--output_dir={folder}"]
     found, wrap = {}, Patches.wrap
 
-    def record(self, owner, attribute, around):
+    def record(self, owner, attribute, around, where=None):
         found[f"{owner.__name__}.{attribute}"] = around
-        wrap(self, owner, attribute, around)
+        wrap(self, owner, attribute, around, where)
 
     with mock.patch.object(Patches, "wrap", record), Patches() as patches:
         parsed = launch.make_parser().parse_args(arguments)
