@@ -56,7 +56,7 @@ class TimestepHook:
 
     def __init__(self, script: HostScript, clock: HostClock, spec: str | None, requested: str):
         self.script, self.clock, self.run = script, clock, clock.run
-        self.requested = requested  # options that need it, for messages
+        self.option = requested  # options that need it, for messages
         self.name: str | None = None
         self.kwargs: dict[str, Any] = {}
         if spec:
@@ -119,12 +119,8 @@ class TimestepHook:
 
     def _is_known(self, matches: Callable[[Any], bool]) -> bool:
         """Whether the noise scheduler of the timesteps is known, which is looked for at the first batch."""
-        if self.levels is None and self.is_active:
-            try:
-                self._begin(matches)
-            except NotRecognised as reason:
-                self.is_active = False
-                self.run.refuse(self.requested, reason)
+        if self.levels is None:
+            self.run.unless_refused(self, self._begin)(matches)
         return self.is_active
 
     def _begin(self, matches: Callable[[Any], bool]) -> None:

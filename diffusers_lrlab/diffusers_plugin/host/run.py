@@ -206,6 +206,19 @@ class HostRun:
             raise LabError(f"{text} (--strict)")
         self.warn(f"{text[0].upper()}{text[1:]} It is not used.")
 
+    def unless_refused(self, hook: Any, call: Callable[..., None]) -> Callable[..., None]:
+        """A part of a hook, called as long as the hook acts: once it raises [`NotRecognised`], `hook.option` is refused."""
+
+        def call_if_active(*args: Any) -> None:
+            try:
+                if hook.is_active:
+                    call(*args)
+            except NotRecognised as reason:
+                hook.is_active = False
+                self.refuse(hook.option, reason)
+
+        return call_if_active
+
     def warn(self, text: str) -> None:
         """Prints a warning, once for all processes."""
         from accelerate.state import PartialState

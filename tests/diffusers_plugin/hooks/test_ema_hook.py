@@ -195,7 +195,8 @@ def prepared(folder, *models, spec="constant:decay=0.5", optimizer=None, **argum
     script = HostScript(str(SCRIPT))
     script._calls.pop("register_save_state_pre_hook")
     hook = EMAHook(script, SimpleNamespace(run=host, counts=False, count_updates=lambda: None), spec)
-    hook._begin()
+    hook.install()
+    host.on_prepared[0]()
     return hook, said
 
 
@@ -219,8 +220,8 @@ REFUSED = {
 def test_what_cannot_be_averaged_is_refused_before_training(tmp_path, name):
     model, arguments, reason = REFUSED[name]
     hook, said = prepared(tmp_path, model, **arguments)
-    assert [text.startswith(f"--ema: {reason}") for text in said] == [True]
-    hook._step()
+    assert [text.startswith(f"--ema constant: {reason}") for text in said] == [True]
+    hook.run.on_update[0]()
     hook._finish()
     assert (hook.num_seen, hook.report(), [*tmp_path.iterdir()]) == (0, "", [])
     with pytest.raises(LabError, match=r"keeps an EMA itself \(--use_ema\)"):
