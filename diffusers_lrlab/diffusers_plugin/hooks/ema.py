@@ -173,7 +173,7 @@ class EMAHook:
         if not self.num_seen:
             return f"{self.option}: no update was seen, so nothing was averaged."
         if not self.num_written:
-            return f"{self.option}: the average was not written, since the script did not end. A resume from a checkpoint goes on."
+            return f"{self.option}: the average was not written, since the script did not end. A resume continues it."
         ways = f"by the names of parameters with safetensors.torch.load_file({str(self.folder / BY_NAMES)!r})"
         if own := self.trained.how_to_load(self.folder):
             ways = f"with {own}, or {ways}"
