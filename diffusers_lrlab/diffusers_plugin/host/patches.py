@@ -47,7 +47,7 @@ class Patches(contextlib.ExitStack):
 
         self.replace(owner, name, call)
 
-    def follow_classes(self, base: type, follow: Callable[[type], None]) -> None:
+    def follow_classes(self, base: Any, follow: Callable[[type], None]) -> None:
         """Calls `follow` with a class, and with all that inherit from it, now or later."""
 
         def follow_new(cls: type, /, **kwargs: Any) -> None:
