@@ -51,15 +51,13 @@ def lines_of(audit: Audit) -> list[str]:
         (finding, section) for section in shown for finding in section.findings if not _is_repeated(finding, section, shown)
     ]
     findings.sort(key=lambda pair: not pair[0].is_problem)
-    room = _MAX_LINES - len(lines)
-    if len(findings) > room:
-        room -= 1
+    room = max(_MAX_LINES - len(lines), 0)
+    room -= 0 < room < len(findings)
     for finding, section in findings[:room]:
         name = f" ({_title(section.optimizer, shown)})" if len(shown) > 1 else ""
         lines.append(f"{'Problem' if finding.is_problem else 'Note'}{name}: {finding.text}")
-    if hidden := len(findings) - max(room, 0):
-        if hidden > 0:
-            lines.append(f"{counted(hidden, 'more finding')} in lr_audit.json.")
+    if len(findings) > room:
+        lines.append(f"{counted(len(findings) - room, 'more finding')} in lr_audit.json.")
     return lines
 
 

@@ -50,7 +50,7 @@ class Patches(contextlib.ExitStack):
     def follow_classes(self, base: Any, follow: Callable[[type], None]) -> None:
         """Calls `follow` with a class, and with all that inherit from it, now or later."""
 
-        def follow_new(cls: type, /, **kwargs: Any) -> None:
+        def follow_new(cls: Any, /, **kwargs: Any) -> None:
             super(base, cls).__init_subclass__(**kwargs)
             follow(cls)
 
