@@ -52,7 +52,6 @@ class Recorder:
         self._wrap(optimizer, "__init__", after=lambda this: self.optimizers.find(this))
         self._wrap(optimizer, "zero_grad", before=self._on_zero_grad)
         self._wrap(optimizer, "load_state_dict", around=self._load)
-        self._wrap(optimizer, "add_param_group", after=lambda this: self.optimizers.note_added_group(this))
         self._wrap(torch.nn.Module, "zero_grad", before=functools.partial(self._on_zero_grad, None))
         self._wrap(torch.autograd, "backward", around=self._backward)
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
