@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from ...core.errors import LabError
 from ...core.progress import Progress
 from ...core.words import counted, times
-from ...schedules.audit import TOLERANCE, ScheduleAudit
+from ...schedules.audit import TOLERANCE, ScheduleAudit, deviation
 from ...schedules.momentum import default_lr, read_momentum, rounding_of, write_lrs
 from ...schedules.resolve import describe_schedule
 from ...schedules.schedule import Schedule
@@ -86,7 +86,8 @@ class WatchedSchedule(AuditedSchedule):
         self.num_steps = 0  # of the schedule in this process
         self.is_by_update = False  # whether steps at other times than after an update are skipped
         # Compares or corrects the clock, once its steps and the length of the run are known.
-        self.resolve_clock: Callable[[], None] | None = None
+        self.resolve_clock: Callable[[WatchedSchedule], None] | None = None
+        self.wrapper: Any = None  # accelerate's, of a prepared schedule
         self.is_prepared = False  # whether accelerate steps it
         run.steps.before.append(self._before_step)
 
@@ -96,23 +97,20 @@ class WatchedSchedule(AuditedSchedule):
             return (self.scheduler.last_epoch - (0 if self.is_prepared else self.num_steps)) // self.steps_per_update
         return super().update
 
-    def lrs(self, num_updates: int) -> tuple[np.ndarray, np.ndarray]:
-        """The learning rates at each update by the script's clock and by the intended one, float64."""
-        updates, scheduler = np.arange(num_updates) + self.phase, self.scheduler
-        group = next((index for index, lr in enumerate(self.base_lrs) if lr), 0)  # the first that is not frozen
-        counts = updates * self.steps_per_update
-        if isinstance(scheduler, LambdaLR):
-            applied = np.array([self.base_lrs[group] * scheduler.lr_lambdas[group](round(count)) for count in counts])
-        else:
-            applied = self._at(self.given, counts, group)[0]
-        return np.ones(num_updates) * applied, np.ones(num_updates) * self._at(self.expected, updates, group)[0]
-
     def deviation(self, num_updates: int) -> str | None:
         """A message if the script's clock yields other learning rates than the intended one."""
         if not self.schedule.sets_lr:
             return None
-        applied, expected = self.lrs(num_updates)
-        if np.abs(applied - expected).max() <= TOLERANCE * max(self.base_lrs):
+        updates = np.arange(num_updates) + self.phase
+        group = next((index for index, lr in enumerate(self.base_lrs) if lr), 0)  # the first that is not frozen
+        counts = updates * self.steps_per_update
+        if isinstance(self.scheduler, LambdaLR):
+            factor = self.scheduler.lr_lambdas[group]
+            applied = np.array([self.base_lrs[group] * factor(round(count)) for count in counts])
+        else:
+            applied = np.ones(num_updates) * self._at(self.given, counts, group)[0]
+        expected = np.ones(num_updates) * self._at(self.expected, updates, group)[0]
+        if deviation(applied, expected, max(self.base_lrs)).max() <= TOLERANCE:
             return None
         end = f"{applied[-1]:.4g} at the last update instead of {expected[-1]:.4g}"
         peaks = applied.argmax(), expected.argmax()
@@ -147,7 +145,7 @@ class WatchedSchedule(AuditedSchedule):
         if optimizer is not self.optimizer:
             return
         if self.resolve_clock is not None:
-            self.resolve_clock()
+            self.resolve_clock(self)
         if self._num_before is None:
             self.begin()
         position = self.update + self.phase
