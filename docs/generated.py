@@ -23,7 +23,7 @@ from diffusers_lrlab.core.project import CITATION, REPOSITORY
 from diffusers_lrlab.core.registry import Registry, markdown_table
 from diffusers_lrlab.data.image_sets import IMAGE_DATASETS
 from diffusers_lrlab.data.toy2d import TOY_DATASETS
-from diffusers_lrlab.diffusers_plugin.hook_options import options_table as options_of_hooks
+from diffusers_lrlab.diffusers_plugin.hook_table import options_table as options_of_hooks
 from diffusers_lrlab.evaluation.metrics import metrics_table
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.models.registry import DENOISERS

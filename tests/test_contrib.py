@@ -15,8 +15,7 @@ import torch
 
 from diffusers_lrlab import lr_curve
 from diffusers_lrlab.core.spec import parse_spec
-from diffusers_lrlab.diffusers_plugin.host.faults import find_faults
-from diffusers_lrlab.diffusers_plugin.host.source import HostScript
+from diffusers_lrlab.diffusers_plugin.host.source import HostScript, find_faults
 from diffusers_lrlab.schedules.expected import schedule_curves
 from diffusers_lrlab.schedules.registries import COOLDOWNS
 from diffusers_lrlab.schedules.schedule import resolve_schedule

@@ -81,7 +81,7 @@ def constant(since: Any, every: int, decay: float) -> np.ndarray | float:
             "images_per_update",
             int,
             None,
-            "effective batch size; filled in by `lrlab train` and in most scripts",
+            "effective batch size; known in `lrlab train`, elsewhere required",
             "[1, 1e9]",
         ),
     ),

@@ -41,7 +41,7 @@ IMAGES = Parameter(
     IMAGES_PER_UPDATE,
     int,
     None,
-    "effective batch size, for parameters in images; filled in by `lrlab train` and in most scripts",
+    "effective batch size, for parameters in images; known in `lrlab train`, elsewhere required",
     "[1, 1e9]",
     is_added=True,
 )
