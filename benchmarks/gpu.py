@@ -155,7 +155,7 @@ def updates_of(trainer):
     trainer.set_training()
 
     def update():
-        trainer.run.check_schedules()
+        trainer.run.check_rates()
         trainer.do_update(next(batches))
         trainer.run.advance()
 

@@ -65,7 +65,7 @@ def final_loss(plan, data, folder):
     trainer = Trainer(plan, data, Accelerator(cpu=True), RunFolder(Path(folder)))
     trainer.set_training()
     for batch in trainer.batches(plan.config.seed, range(plan.num_updates)):
-        trainer.run.check_schedules()
+        trainer.run.check_rates()
         do_one_update(trainer, batch)
         trainer.run.advance()
     trainer.release()

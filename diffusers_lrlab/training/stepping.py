@@ -48,30 +48,18 @@ class Stepper:
         return accelerator.accumulate(self.model) if accelerator.gradient_accumulation_steps > 1 else nullcontext()
 
     def step(self, loss: torch.Tensor) -> None:
-        """Backward pass; after the last micro-batch of an update also clipping and an optimizer step."""
-        self.backward(loss)
-        if not self.accelerator.sync_gradients:
-            return
-        self.norm = self.clip()
-        self.was_skipped = self.skips_bad and not math.isfinite(self.norm)
-        self.take_step()
-
-    def backward(self, loss: torch.Tensor) -> None:
+        """Backward pass; after the last micro-batch of an update also clipping, and a step unless the update is skipped."""
+        accelerator = self.accelerator
         if self.is_plain:
-            steps = self.accelerator.gradient_accumulation_steps
+            steps = accelerator.gradient_accumulation_steps
             (loss if steps == 1 else loss / steps).backward()
         else:
-            self.accelerator.backward(loss)
-
-    def clip(self) -> torch.Tensor:
-        """Clips the gradients and returns their norm before that."""
-        if self.is_plain:
-            return torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
-        norm = self.accelerator.clip_grad_norm_(self.parameters, self.max_norm)
-        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-
-    def take_step(self) -> None:
-        """Steps the optimizer, unless the update is skipped, and clears the gradients."""
+            accelerator.backward(loss)
+        if not accelerator.sync_gradients:
+            return
+        clip = torch.nn.utils.clip_grad_norm_ if self.is_plain else accelerator.clip_grad_norm_
+        self.norm = clip(self.parameters, self.max_norm)
+        self.was_skipped = self.skips_bad and not math.isfinite(self.norm)
         if not self.was_skipped:
             (self.optimizer.optimizer if self.is_plain else self.optimizer).step()
         if not self.is_plain:

@@ -9,7 +9,6 @@ from accelerate import Accelerator
 from tqdm.auto import tqdm
 
 from ..averaging.averages import averages_itself
-from ..averaging.snapshots import write_snapshot
 from ..core.environment import is_watched
 from ..core.errors import Diverged, Interrupted
 from ..data.batch import Batch, to_device
@@ -63,16 +62,13 @@ class Trainer:
         if averages_itself(self.run.optimizer):
             self.run.optimizer.train()
 
-    def to_device(self, batch: Batch) -> Batch:
-        return to_device(batch, self.accelerator.device)
-
     def do_update(self, batch: Batch) -> bool:
         """One optimizer update on the share of this process; `False` if fp16 overflowed, so that it has to be repeated."""
         run, stepper, layout = self.run, self.stepper, self.run.plan.layout
         timesteps = run.objective.draw(run.update)
         local = torch.cat([timesteps[part.start : part.stop] for part in layout.positions()])
         weights = run.objective.weights(local, run.update)
-        batch = self.to_device(batch)
+        batch = to_device(batch, self.accelerator.device)
         loss, unweighted = torch.zeros((), device=self.accelerator.device), []
         for index, noise in enumerate(run.objective.noise(run.update, batch.data)):
             part = slice(index * layout.micro_batch, (index + 1) * layout.micro_batch)
@@ -96,56 +92,56 @@ class Trainer:
         Trains from the current update to the end, and yields the number of completed updates after each. Raises
         `Interrupted` after SIGINT or SIGTERM, with everything saved, and `Diverged`.
         """
-        run = self.run
+        run, config, stepper, num_updates = self.run, self.run.config, self.stepper, self.run.plan.num_updates
         if run.update == 0 and run.validation is not None:
             run.validation.try_one(run.model)
         self.log.shows = show_progress and self.accelerator.is_main_process
         pace, hide = 0.2 if is_watched() else 10, not self.log.shows
-        num = run.plan.num_updates
-        bar = tqdm(total=num, initial=run.update, desc="train", unit="update", disable=hide, mininterval=pace)
-        self.stepper.skips_bad = run.config.skip_bad_updates is not None
+        bar = tqdm(total=num_updates, initial=run.update, desc="train", unit="update", disable=hide, mininterval=pace)
+        stepper.skips_bad = config.skip_bad_updates is not None
         with InterruptGuard() as guard, bar, self.checkpoints:
-            yield from self._updates_to_the_end(guard, bar)
-
-    def _updates_to_the_end(self, guard: InterruptGuard, bar: tqdm) -> Iterator[int]:
-        run, config, stepper, divergence = self.run, self.run.config, self.stepper, self.divergence
-        batches = self.batches(config.seed, range(run.update, run.plan.num_updates))
-        self.set_training()
-        started = time.perf_counter()
-        for batch in batches:
-            run.write_rates()
-            with scaled_lr(run.optimizer, run.lr_factor):
-                run.check_schedules()
-                is_done = do_one_update(self, batch)
-                lrs, momentum = run.current_lrs, run.current_momentum
-            if not is_done:
-                raise divergence.error()
-            divergence.count_skipped(stepper.was_skipped)
-            run.advance(averages=not stepper.was_skipped)
-            bar.update()
-            if run.at_interval(config.logging_steps):
-                self.log.write_row(lrs, momentum, bar)
-            run.training_seconds += time.perf_counter() - started
-            self.checkpoints.check()
-            self._at_boundary()
-            if signal_number := guard.received():
-                raise Interrupted(signal_number, self._save_or_last())
-            # The last checkpoint keeps the raw weights, so that the rest of the run can be interrupted without loss.
-            if run.update == run.plan.num_updates:
-                checkpoint = self.save()
-                if signal_number := guard.received():  # while it was written
-                    raise Interrupted(signal_number, checkpoint)
-            elif is_kept_for_good(run.update, config) or (run.update % config.checkpointing_steps == 0):
-                self.save(waits=False)
-            yield run.update
+            batches = self.batches(config.seed, range(run.update, num_updates))
+            self.set_training()
             started = time.perf_counter()
+            for batch in batches:
+                run.write_rates()
+                with scaled_lr(run.optimizer, run.lr_factor):
+                    run.check_rates()  # as the optimizer has them
+                    is_done = do_one_update(self, batch)
+                    lrs, momentum = run.current_lrs, run.current_momentum
+                if not is_done:
+                    raise self.divergence.error()
+                self.divergence.count_skipped(stepper.was_skipped)
+                run.advance(averages=not stepper.was_skipped)
+                bar.update()
+                if run.at_interval(config.logging_steps):
+                    self.log.write_row(lrs, momentum, bar)
+                run.training_seconds += time.perf_counter() - started
+                self.checkpoints.check()
+                self._at_boundary()
+                self._save_if_due(guard)
+                yield run.update
+                started = time.perf_counter()
+
+    def _save_if_due(self, guard: InterruptGuard) -> None:
+        """Writes the checkpoint of this update, if any; raises `Interrupted` after a signal, with a checkpoint."""
+        run, config = self.run, self.run.config
+        if signal_number := guard.received():
+            raise Interrupted(signal_number, self._save_or_last())
+        # The last checkpoint keeps the raw weights, so that the rest of the run can be interrupted without loss.
+        if run.update == run.plan.num_updates:
+            checkpoint = self.save()
+            if signal_number := guard.received():  # while it was written
+                raise Interrupted(signal_number, checkpoint)
+        elif is_kept_for_good(run.update, config) or run.update % config.checkpointing_steps == 0:
+            self.save(waits=False)
 
     def _at_boundary(self) -> None:
         """Work between updates: validation, sample images, saving the pipeline."""
         run, config, plan = self.run, self.run.config, self.run.plan
         is_main, observer = self.accelerator.is_main_process, self.log.observer
         if self.folder.is_writer and run.update in plan.snapshot_updates:
-            self.write_snapshot()
+            run.write_snapshot(self.folder.path / SNAPSHOTS)
         if observer is not None and config.timestep_grad_every and run.update % config.timestep_grad_every == 0:
             observer.measure_gradients(run.update, run.model)
         if run.validation and run.at_interval(plan.validation_updates):
@@ -160,18 +156,6 @@ class Trainer:
             self.log.keep_samples(samples)
         if config.save_model_epochs and plan.due(config.save_model_epochs, run.update, 0):
             self.save_result()
-
-    def write_snapshot(self) -> None:
-        """Writes the post-hoc averages into the folder of the run."""
-        run, posthoc = self.run, self.run.config.posthoc
-        assert posthoc is not None
-        names = [name for name, _ in run.model.named_parameters()]
-        averages = {
-            width: dict(zip(names, average.shadow_params, strict=True))
-            for width, average in zip(posthoc.kwargs["sigma_rels"], run.averages, strict=True)
-        }
-        end = run.update - posthoc.kwargs["start_update"]
-        write_snapshot(self.folder.path / SNAPSHOTS, run.update, end, averages, posthoc.kwargs["dtype"])
 
     def save(self, waits: bool = True) -> Path:
         """

@@ -71,10 +71,10 @@ def test_a_resumed_run_ends_with_the_same_bits(whole, tmp_path):
 
 def test_the_audit_sees_each_group(tmp_path):
     trainer = make_trainer(tmp_path, width_base=8, strict_lr_audit=True)
-    trainer.run.check_schedules()
+    trainer.run.check_rates()
     trainer.run.optimizer.param_groups[1]["lr"] = 1.0
     with pytest.raises(LabError, match="has a learning rate of 1 where the schedule expects"):
-        trainer.run.check_schedules()
+        trainer.run.check_rates()
 
 
 def states(folder, **options):
