@@ -25,7 +25,7 @@ for name in (
     "diffusers_lrlab.objective.ddpm",
     "diffusers_lrlab.optimizers.layers",
     "diffusers_lrlab.training.plots",
-    "diffusers_lrlab.training.results.images",
+    "diffusers_lrlab.training.results",
     "huggingface_hub.repocard",
     "transformers.hf_argparser",
 ):

@@ -11,8 +11,7 @@ from ..core.errors import LabError, did_you_mean
 from ..data.image_sets import IMAGE_DATASETS
 from ..evaluation.metrics import METRICS
 from ..training.config import ResolvedConfig, TrainingConfig
-from ..training.kinds import kind_of
-from ..training.kinds.base import row_for
+from ..training.kinds import kind_of, row_for
 
 
 @dataclass(frozen=True)

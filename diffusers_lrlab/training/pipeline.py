@@ -16,7 +16,7 @@ from ..core.files import atomic_file, full_disk_explained, sync, sync_tree, temp
 from ..core.streams import stream_generator
 from ..data.labels import KEYWORD
 from ..models.registry import architecture_of, denoiser_code
-from .kinds.base import DataKind, row_for
+from .kinds import DataKind, row_for
 from .run_state import RunState
 
 SHOWN = "samples"  # random stream of the samples to look at

@@ -30,8 +30,7 @@ from ..schedules.schedule import Schedule
 from ..timesteps.infonoise import Beginning
 from .combinations import check_floor
 from .config import ResolvedConfig
-from .kinds import kind_of
-from .kinds.base import DataKind
+from .kinds import DataKind, kind_of
 from .model import build_model, classes_of, model_arguments
 from .resolve_timesteps import objective_spec
 from .width import planned_width

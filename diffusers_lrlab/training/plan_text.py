@@ -13,7 +13,7 @@ from ..data.labels import describe_classes
 from ..diagnostics.observer import NUM_PROBES
 from ..optimizers.entries import OPTIMIZERS
 from ..optimizers.timescales import NO_EFFECT, scaling_warning
-from ..schedules.resolve import double_decay
+from ..schedules.resolve import describe_schedule, double_decay
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from ..timesteps.sampling import contradiction
 from .choices import describe_choices
@@ -68,7 +68,7 @@ def describe_plan(plan: Plan) -> str:
         f"{counted(layout.accumulation, 'micro-batch')} x {counted(layout.num_processes, 'process')}",
         "length": f"{counted(plan.num_updates, 'update')}{epochs}, "
         f"{counted(plan.num_updates * layout.global_batch, item, ',')} seen",
-        "schedule": f"{plan.schedule_spec}, {counted(plan.warmup_updates, 'update')} of warm-up{follows}",
+        "schedule": f"{describe_schedule(plan.schedule)}, {counted(plan.warmup_updates, 'update')} of warm-up{follows}",
         "learning rate": f"{auto}{over_run(plan.lrs)}"
         + (f"{scaled}{layout.global_batch}" if config.scale_lr != "none" else ""),
         "width": width_in_words(plan.width, plan.optimizer_kwargs.get("weight_decay", 0.0), _INDENT),

@@ -15,6 +15,7 @@ import numpy as np
 from ..core.files import atomic_file
 from ..core.plotting import BLUE, GREEN, GREY, ORANGE, new_figure, plain_axes, plain_log_scale, save_figure
 from ..core.words import counted
+from ..schedules.resolve import describe_schedule
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +74,8 @@ def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path) -> None:
         for factor in np.unique(plan.lr_factors):
             axes.plot(lrs * factor, color=BLUE, linewidth=0.8, label=f"{label}, bands with the factor {factor:g}")
     _plot_some(axes, _of_rows(rows, "lr"))
-    axes.set(xlabel="" if below else "update", ylabel="learning rate", title=fill(plan.schedule_spec, 90), ylim=(0, None))
+    title = fill(describe_schedule(plan.schedule), 90)
+    axes.set(xlabel="" if below else "update", ylabel="learning rate", title=title, ylim=(0, None))
     axes.legend(frameon=False)
     save_figure(figure, path)
 

@@ -6,7 +6,7 @@ import pytest
 import runs
 
 from diffusers_lrlab import TrainingConfig
-from diffusers_lrlab.training.kinds.base import KINDS
+from diffusers_lrlab.training.kinds import KINDS
 from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.prepare import prepare
 
