@@ -13,8 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from ..averaging.posthoc import Combination, Profiles, check_target, combine
-from ..averaging.snapshots import Snapshot, profiles_of, read_snapshots
+from ..averaging.posthoc import Combination, Profiles, Snapshot, check_target, combine, profiles_of, read_snapshots
 from ..core.errors import LabError, must_be, warn
 from ..core.files import write_text
 from ..core.manifest import damage_named

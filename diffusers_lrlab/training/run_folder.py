@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..averaging.snapshots import snapshots_in
+from ..averaging.posthoc import snapshots_in
 from ..core.errors import LabError, how_to_continue, warn
 from ..core.files import (
     TEMPORARY,

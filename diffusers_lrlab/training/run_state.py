@@ -10,7 +10,7 @@ import torch
 from accelerate.utils import set_seed
 
 from ..averaging.averages import EMA, own_average
-from ..averaging.snapshots import write_snapshot
+from ..averaging.posthoc import write_snapshot
 from ..core.progress import Progress
 from ..core.streams import stream_seed
 from ..data.loading import TrainingData

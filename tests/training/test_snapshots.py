@@ -11,7 +11,7 @@ from tables import cases
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.averaging.averages import EMA
 from diffusers_lrlab.averaging.forms import EMAForm
-from diffusers_lrlab.averaging.snapshots import read_snapshots
+from diffusers_lrlab.averaging.posthoc import read_snapshots
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import SNAPSHOTS, RunFolder
