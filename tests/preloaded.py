@@ -6,7 +6,7 @@ import importlib
 gc.disable()  # imports leave no garbage
 for name in (
     "diffusers_lrlab.run.train",
-    "diffusers_lrlab.run.finish",
+    "diffusers_lrlab.run.record",
     "diffusers_lrlab.training.arguments",
     "diffusers_lrlab.training.trainer",
     "diffusers_lrlab.cli.main",

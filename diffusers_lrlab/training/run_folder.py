@@ -104,10 +104,13 @@ class RunFolder:
         for later in (*self.checkpoints(), *snapshots_in(self.path / SNAPSHOTS)):
             if checkpoint_update(later) > update:
                 remove(later)
-        if source.path != self.path:
-            for snapshot in snapshots_in(source.path / SNAPSHOTS):
-                if checkpoint_update(snapshot) <= update:
-                    self._take_snapshot(snapshot)
+        earlier = snapshots_in(source.path / SNAPSHOTS) if source.path != self.path else []
+        for snapshot in (path for path in earlier if checkpoint_update(path) <= update):
+            if damage := find_damage(snapshot):
+                warn(f"The snapshot {snapshot.name} is damaged, and is not copied: {damage}.")
+                continue
+            with atomic_folder(self.path / SNAPSHOTS / snapshot.name) as temporary:
+                shutil.copytree(snapshot, temporary, dirs_exist_ok=True)
         rows = source.rows_until(update)
         if len(rows) != num_rows:
             warn(
@@ -116,13 +119,6 @@ class RunFolder:
             )
         if rows or self.metrics_file.exists():
             write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
-
-    def _take_snapshot(self, snapshot: Path) -> None:
-        if damage := find_damage(snapshot):
-            warn(f"The snapshot {snapshot.name} is damaged, and is not copied: {damage}.")
-            return
-        with atomic_folder(self.path / SNAPSHOTS / snapshot.name) as temporary:
-            shutil.copytree(snapshot, temporary, dirs_exist_ok=True)
 
     # --- record and manifest -----------------------------------------------------------------------------------------
 
@@ -167,12 +163,8 @@ class RunFolder:
 
     def checkpoints(self) -> list[Path]:
         """Completely written checkpoints, oldest first; they may be damaged."""
-        found = [
-            path
-            for path in self.path.glob("checkpoint-*")
-            if number_in(path.name, "checkpoint-") is not None and is_checkpoint(path)
-        ]
-        return sorted(found, key=checkpoint_update)
+        named = (path for path in self.path.glob("checkpoint-*") if number_in(path.name, "checkpoint-") is not None)
+        return sorted(filter(is_checkpoint, named), key=checkpoint_update)
 
     def newest_checkpoint(self) -> Path | None:
         """The newest intact checkpoint; warns if newer ones are damaged, and raises a `LabError` if all are."""
