@@ -13,6 +13,7 @@ import torch
 from diffusers import AutoencoderKL, DiffusionPipeline, UNet2DModel
 from helpers import config, load_data, stacked
 from latents import TINY_UNET, encode, save_vae
+from tables import cases
 
 import diffusers_lrlab
 from diffusers_lrlab import LabError, register_denoiser
@@ -63,7 +64,8 @@ def straight(place, tmp_path_factory):
 
 
 def resolved(place, **options):
-    return config(train_data_dir=str(place / "digits"), train_batch_size=8, num_validation_images=16, **options)
+    given = {"train_data_dir": str(place / "digits"), "train_batch_size": 8, "num_validation_images": 16}
+    return config(**given | options)
 
 
 def test_flow_matching_trains_and_samples(place, tmp_path):
@@ -192,17 +194,17 @@ def test_labels_are_those_of_pixels_and_dropped_for_the_same_images(place):
 
 # --- what is refused ---------------------------------------------------------------------------------------------------
 
-MEANINGLESS = [
+REFUSED = [
     ({"random_flip": True}, "--random_flip True has no effect without a data set of images"),
-    ({"image_column": "image"}, "--image_column 'image' has no effect without a data set of images"),
     ({"resolution": 16}, r"--resolution 16: must be 8 for the latents .*Hint: .*lrlab data encode"),
     ({"data_kind": "images"}, "--data_kind 'images': must be latents, or left out"),
     ({"streaming": True, "max_train_steps": 3}, "--streaming True: must be left out for the latents"),
     ({"label_column": "digit"}, "--label_column 'digit': must be 'label' for the latents .*, got 'digit'"),
+    ({"train_data_dir": None, "dataset_name": "digits", "data_kind": "latents"}, "data that are not a folder of latents"),
 ]
 
 
-@pytest.mark.parametrize(("options", "told"), MEANINGLESS)
+@cases(("options", "told"), REFUSED)
 def test_options_that_latents_do_not_have_are_refused(place, options, told):
     with pytest.raises(LabError, match=told):
         resolved(place, **options)
@@ -215,24 +217,6 @@ def test_labels_that_were_not_encoded_are_refused_before_data_are_read(place, tm
     told = r"--label_column 'label': must be left out for the latents .*Hint: these images were encoded without it"
     with pytest.raises(LabError, match=told):
         resolved(tmp_path, label_column="label")
-
-
-def test_more_classes_than_are_known_are_refused_before_training(place):
-    with pytest.raises(LabError, match=r"--num_classes 9: must be 10 or more, as 'label' has"):
-        load_data(resolved(place, label_column="label", num_classes=9))
-    with pytest.raises(LabError, match=r"--guidance_scale 2.0 has no effect without --label_dropout above 0"):
-        resolved(place, label_column="label", guidance_scale=2.0)
-    given = {**TINY_UNET, "num_class_embeds": 9}
-    options = resolved(place, label_column="label", denoiser=None)
-    with pytest.raises(LabError, match=r"num_class_embeds=9 of the model .*: must be 10, as in the data"):
-        make_plan(options, load_data(options), given)
-
-
-def test_the_kind_is_found_and_refused_for_other_data(place):
-    assert resolved(place).data_kind == "latents"
-    assert resolved(place, data_kind="latents", resolution=8).resolution == 8
-    with pytest.raises(LabError, match=r"--data_kind 'latents': must be left out for data that are not a folder of latents"):
-        config(dataset_name="digits", data_kind="latents")
 
 
 def test_a_model_that_does_not_fit_is_refused_before_data_are_read(place, tmp_path):
@@ -258,13 +242,6 @@ def test_weights_that_a_run_starts_from_are_those_of_a_model_of_latents(place, t
     options = resolved(place, pretrained_model_name_or_path=str(tmp_path / "labelled"))
     with pytest.raises(LabError, match=r"The model '.*labelled' takes class labels, and there are none here"):
         given_model_config(options, find_start(options))
-
-
-def test_an_embedded_set_is_itself_beside_a_folder_of_its_name(place, tmp_path, monkeypatch):
-    shutil.copytree(place / "digits", tmp_path / "digits")
-    monkeypatch.chdir(tmp_path)
-    assert config(dataset_name="digits").data_kind is None
-    assert config(train_data_dir="digits").data_kind == "latents"
 
 
 def test_damaged_and_missing_latents_are_refused(place, tmp_path):
