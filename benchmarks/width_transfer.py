@@ -28,8 +28,7 @@ from diffusers_lrlab.training.kinds import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
-from diffusers_lrlab.training.stepping import do_one_update
-from diffusers_lrlab.training.trainer import Trainer
+from diffusers_lrlab.training.trainer import Trainer, do_one_update
 
 TITLES = {"standard": "one rate for all parameters", "muP": "muP (--width_base)"}
 

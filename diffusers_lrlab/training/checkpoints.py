@@ -36,7 +36,6 @@ from .config import ResolvedConfig
 from .resume import check_same_run, read_state
 from .run_folder import RunFolder, checkpoint_update, is_checkpoint
 from .run_state import RunState
-from .stepping import compile_backend
 
 _STATE = "state.pt"
 
@@ -126,7 +125,7 @@ def facts_of(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
         **encoded,
         "global_batch": plan.layout.global_batch,
         "mixed_precision": accelerator.mixed_precision,
-        "compile": compile_backend(accelerator),
+        "compile": accelerator.state.dynamo_plugin.backend.value.lower(),  # "no" without compilation
         "model": plan.model_config,
         **start,
         "data": {"name": data.name, "fingerprint": data.fingerprint, "num_images": data.num_images, **stream},

@@ -14,7 +14,6 @@ from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.prepare import prepare
-from diffusers_lrlab.training.stepping import compile_backend
 
 MODEL = {"_class_name": "MLPDenoiser", "hidden_size": 8, "num_layers": 2, "embedding_size": 4}
 
@@ -95,5 +94,5 @@ def test_the_launchers_backend_is_part_of_the_configuration(tmp_path, monkeypatc
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "eager")
     options = {"dataset_name": "moons", "max_train_steps": 2, "num_validation_images": 0, "train_batch_size": 4}
     plan, _, accelerator = prepare(TrainingConfig(output_dir=str(tmp_path / "run"), **options))
-    assert compile_backend(accelerator) == "eager"
+    assert accelerator.state.dynamo_plugin.backend.value.lower() == "eager"
     assert "compiled for training" in describe_plan(plan)
