@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -109,18 +109,18 @@ def check_target(width: float, stored: list[float], name: str = "--sigma_rel") -
     )
 
 
-def snapshot_updates(num_updates: int, count: int, start_update: int = 0, update_every: int = 1) -> list[int]:
+def snapshot_updates(num_updates: int, snapshots: int, start_update: int = 0, update_every: int = 1, **_: Any) -> list[int]:
     """
-    Equally spaced updates of `count` snapshots of a run, the last one at its end, each just after an update of the average;
-    a `LabError` if the run is too short.
+    Equally spaced updates of the `snapshots` of a run, by the parameters of `posthoc`. The last one is at its end, and each
+    is just after an update of the average; a `LabError` if the run is too short.
     """
     averaged = num_updates - start_update
-    found = [start_update + averaged * index // count for index in range(1, count + 1)]
+    found = [start_update + averaged * index // snapshots for index in range(1, snapshots + 1)]
     found = [update - update % update_every for update in found]
-    if averaged < 1 or len({*found}) < count or found[0] <= start_update:
+    if averaged < 1 or len({*found}) < snapshots or found[0] <= start_update:
         hint = "lower snapshots of --ema posthoc, its start_update or update_every, or train for longer"
         raise LabError(
-            f"--ema posthoc takes {count} snapshots, at different updates after update {start_update}, and the run has "
+            f"--ema posthoc takes {snapshots} snapshots, at different updates after update {start_update}, and the run has "
             f"{counted(num_updates, 'update')}. Hint: {hint}."
         )
     return found

@@ -70,7 +70,7 @@ class Plan:
     schedule: Schedule
     warmup_updates: int
     learning_rate: float  # the peak, for this batch
-    lrs: np.ndarray  # of each update, float64
+    lrs: np.ndarray  # of each update, float64; only an upper bound for a schedule that follows the validation loss
     momenta: np.ndarray  # likewise; NaN for an optimizer without momentum
     lr_factors: np.ndarray | None  # on the learning rate of each update, by its band of timesteps
     optimizer_kwargs: dict[str, Any]  # those in images turned into those of its updates
@@ -81,11 +81,6 @@ class Plan:
     num_validations: int  # including the one at the end
     num_previews: int  # without `save_images_epochs`
     snapshot_updates: list[int]  # the updates with a snapshot of the post-hoc averages
-
-    @property
-    def follows_metric(self) -> bool:
-        """Whether the learning rate also depends on the validation loss, so that `lrs` is only an upper bound."""
-        return self.schedule.follows_metric
 
     @property
     def ema_form(self) -> EMAForm:
@@ -130,7 +125,7 @@ def make_plan(
 
     With `measures_in_full`, as many samples are measured as after a long run: runs of a study are compared.
     """
-    kind, layout = kind_of(config), config.layout(num_processes, rank)
+    kind, layout, shape = kind_of(config), config.layout(num_processes, rank), data.image_shape
     batch, num_images, num_held_out = layout.global_batch, data.num_images, len(data.held_out)
     _check_data(config, layout, num_images, num_held_out)
     num_updates = config.max_train_steps or math.ceil((config.num_epochs or 0) * (num_images or 0) / batch)
@@ -146,8 +141,8 @@ def make_plan(
         kind=kind,
         layout=layout,
         num_updates=num_updates,
-        data_shape=_shape_in_words(data.image_shape),
-        item_shape=data.image_shape,
+        data_shape=" x ".join(map(str, shape)) if len(shape) > 1 else counted(shape[0], "dimension"),
+        item_shape=shape,
         num_images=num_images,
         num_held_out=num_held_out,
         num_epochs=num_updates * batch / num_images if num_images else None,
@@ -166,7 +161,7 @@ def make_plan(
         validation_updates=validation_updates,
         num_validations=math.ceil(num_updates / validation_updates) if num_held_out else 0,
         num_previews=_num_previews(config, kind, layout, num_updates),
-        snapshot_updates=_snapshot_updates(config, num_updates),
+        snapshot_updates=[] if config.posthoc is None else snapshot_updates(num_updates, **config.posthoc.kwargs),
     )
 
 
@@ -217,14 +212,6 @@ def _num_previews(config: ResolvedConfig, kind: DataKind, layout: BatchLayout, n
     return min(_MOST_PREVIEWS, num_updates - 1, int(_PREVIEW_SHARE * num_trained / cost))
 
 
-def _snapshot_updates(config: ResolvedConfig, num_updates: int) -> list[int]:
-    """A `LabError` if the run is too short for them."""
-    if config.posthoc is None:
-        return []
-    known = config.posthoc.kwargs
-    return snapshot_updates(num_updates, known["snapshots"], known["start_update"], known["update_every"])
-
-
 def updates_between_validations(config: ResolvedConfig, layout: BatchLayout, num_updates: int, num_held_out: int) -> int:
     """`validation_steps`, or the interval of 20 validations in the run if they take 10 % of it at most."""
     if config.validation_steps:
@@ -235,10 +222,6 @@ def updates_between_validations(config: ResolvedConfig, layout: BatchLayout, num
     cost = FORWARD_SHARE * num_held_out * (2 if config.use_ema else 1)
     affordable = int(_VALIDATION_SHARE * num_updates * layout.micro_batch * layout.accumulation / cost)
     return max(usual, math.ceil(num_updates / max(1, affordable)))
-
-
-def _shape_in_words(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape)) if len(shape) > 1 else counted(shape[0], "dimension")
 
 
 def _scale_warnings(data: TrainingData, kind: DataKind) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ def describe_plan(plan: Plan) -> str:
     start += f" at {plan.start.commit[:8]}" if plan.start is not None and plan.start.commit else ""
     compiled = ", compiled for training" if launcher_compiles() else ""
     epochs = f", {counted(plan.num_epochs, 'epoch', '.4g')}" if plan.num_epochs else ""
-    follows = ", then following the validation loss" if plan.follows_metric else ""
+    follows = ", then following the validation loss" if plan.schedule.follows_metric else ""
     auto = "auto, found before the run; with the default peak: " if config.finds_learning_rate else ""
     scaled = (
         f"; the peak is {plan.learning_rate:.3g}: {config.learning_rate:g} for {BASE_BATCH}, scaled by {config.scale_lr} to "
@@ -124,7 +124,7 @@ def _warnings(plan: Plan) -> list[str]:
         *_timestep_warnings(plan),
         scaling_warning(config.scale_lr, OPTIMIZERS[config.optimizer]),
     ]
-    if not plan.follows_metric:
+    if not plan.schedule.follows_metric:
         start = config.start_momentum
         warnings.append(double_decay(plan.schedule, plan.learning_rate, start, plan.warmup_updates, plan.num_updates))
     return [warning for warning in [*warnings, slow_precision(config.mixed_precision)] if warning]

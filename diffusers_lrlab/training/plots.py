@@ -63,7 +63,7 @@ def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path) -> None:
         part.plot(plan.momenta, color=BLUE)
         _plot_some(part, _of_rows(rows, "beta1"))
         part.set(xlabel="update", ylabel="momentum (beta1)")
-    label = "upper bound (follows the validation loss)" if plan.follows_metric else "expected"
+    label = "upper bound (follows the validation loss)" if plan.schedule.follows_metric else "expected"
     lrs = plan.lrs
     if plan.width is not None and (factor := plan.width.factor("hidden")) != 1:
         axes.plot(lrs * factor, color=GREEN, label=f"{label}, hidden and output matrices (x {factor:.4g})")

@@ -86,7 +86,7 @@ class RunState:
         self._usual_lr = default_lr(self.optimizer)
         self.feedback: Any = None
         self._clocked = schedule
-        if plan.follows_metric:
+        if plan.schedule.follows_metric:
             followed = Schedule(schedule.name, schedule.kwargs)
             self.feedback = build(followed, self.optimizer, plan.warmup_updates, plan.num_updates)
             self._clocked = Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs)
@@ -105,7 +105,7 @@ class RunState:
     def check_rates(self) -> None:
         """Reads learning rate and momentum back from the optimizer, and compares them with the expected ones."""
         plan, groups, factor = self.plan, self.optimizer.param_groups, self.lr_factor
-        lr = None if plan.follows_metric else float(plan.lrs[self.update]) * (1.0 if factor is None else factor)
+        lr = None if plan.schedule.follows_metric else float(plan.lrs[self.update]) * (1.0 if factor is None else factor)
         momentum = float(plan.momenta[self.update]) if plan.schedule.sets_momentum else None
         factors = [lr_factor_of(group) for group in groups]
         # The momentum of the plan is that of the first group: Muon's others have one of their own.

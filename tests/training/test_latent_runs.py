@@ -22,7 +22,7 @@ from diffusers_lrlab.data.batches import iterate_batches
 from diffusers_lrlab.data.latents import ROWS_FILE, read_latents_record
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.models.registry import DENOISERS
-from diffusers_lrlab.training.model import find_start, given_model_config
+from diffusers_lrlab.training.model import find_start, given_model_config, model_class_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
 
@@ -139,7 +139,7 @@ def test_the_card_the_record_and_the_plan_name_the_autoencoder_and_the_model_fit
     options = resolved(place)
     plan = make_plan(options, load_data(options), given_model_config(options))
     assert named in describe_plan(plan)
-    model = plan.model_class(**plan.model_config)
+    model = model_class_of(plan.config)(**plan.model_config)
     assert isinstance(model, UNet2DModel)
     assert (model.config.sample_size, model.config.in_channels, model.config.out_channels) == (4, 2, 2)
 
