@@ -135,16 +135,13 @@ def facts_of(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
 def on_host(state: Any) -> Any:
     """A deep copy of nested containers; GPU tensors are copied to pinned memory with one synchronization."""
     tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
-    copies: dict[int, Any] = {id(tensor): _copied(tensor.detach()) for tensor in tensors}
+    copies: dict[int, Any] = {}
+    for tensor in tensors:
+        copied = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
+        copies[id(tensor)] = copied.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
     if any(tensor.is_cuda for tensor in tensors):
         torch.cuda.synchronize()
     return copy.deepcopy(state, copies)
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.is_cuda:
-        return tensor.to("cpu", copy=True)
-    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def _with_weights(model: Any, weights: dict[str, torch.Tensor]) -> Any:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError, is_first_process, must_be, warn
-from ..core.files import LOCK, TEMPORARY, locked
+from ..core.files import locked
 from ..core.manifest import find_damage
 from ..core.options import names_where
 from .config import ResolvedConfig, TrainingConfig, complete_options
 from .record_schema import read_json
-from .run_folder import FINDER_FILES, RunFolder, is_checkpoint
+from .run_folder import FINDER_FILES, RunFolder, is_checkpoint, is_leftover
 
 
 class OtherSettings(LabError):
@@ -97,7 +97,8 @@ def check_fresh(folder: RunFolder, replaces: bool) -> None:
     """Raises a `LabError` for a folder with other files, or with a run unless the new one `replaces` it."""
     path = folder.path
     there = [path] if path.is_file() else path.rglob("*")
-    if all(_is_no_result(entry, folder) for entry in there if not entry.is_dir()):
+    of_finder = [folder.lab / name for name in FINDER_FILES]  # stay for the run
+    if all(entry.is_dir() or entry in of_finder or is_leftover(entry, path) for entry in there):
         return
     if not folder.holds_run():
         got, hint = "one with other files and no run", "give a new folder; other files are never overwritten"
@@ -110,13 +111,6 @@ def check_fresh(folder: RunFolder, replaces: bool) -> None:
         if not (path / "model_index.json").exists():
             hint += "; the command that started it continues it with --resume_from_checkpoint latest"
     raise must_be("--output_dir", str(path), "a new or empty folder", hint, got=got)
-
-
-def _is_no_result(file: Path, folder: RunFolder) -> bool:
-    """Whether it is a result of the finder, or an unfinished file of a killed run."""
-    if file.name == LOCK or any(part.startswith(TEMPORARY) for part in file.relative_to(folder.path).parts):
-        return True
-    return file.parent == folder.lab and file.name in FINDER_FILES
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from ..averaging.posthoc import snapshots_in
 from ..core.errors import LabError, how_to_continue, warn
 from ..core.files import (
+    LOCK,
     TEMPORARY,
     append_line,
     atomic_folder,
@@ -231,4 +232,9 @@ def parts_of_pipeline(path: Path) -> list[str]:
 def _files_in(path: Path) -> list[Path]:
     """A file, or the files of a folder, without unfinished ones."""
     found = [path] if path.is_file() else path.rglob("*")
-    return [file for file in found if not any(part.startswith(TEMPORARY) for part in file.relative_to(path.parent).parts)]
+    return [file for file in found if not is_leftover(file, path.parent)]
+
+
+def is_leftover(file: Path, folder: Path) -> bool:
+    """Whether it is the lock of a folder, or an unfinished file of a killed run."""
+    return file.name == LOCK or any(part.startswith(TEMPORARY) for part in file.relative_to(folder).parts)

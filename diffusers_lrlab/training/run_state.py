@@ -56,7 +56,11 @@ class RunState:
             self.model.enable_gradient_checkpointing()
         # Only dropout draws from the global generators from here on.
         set_seed(stream_seed(config.seed, "dropout", process_index) % 2**32)
-        self.optimizer: Any = self._make_optimizer()
+        named, lr = dict(self.model.named_parameters()), plan.learning_rate
+        parameters = [*named.items()] if plan.width is None else width_groups(named, plan.width, lr)
+        self.optimizer: Any = get_optimizer(config.optimizer, parameters, lr, **plan.optimizer_kwargs)
+        if plan.width is not None:
+            keep_weight_decay(self.optimizer, plan.width)
         self._start_schedules()
         # One of each width for post-hoc averages; the first is validated, sampled and saved as the pipeline.
         self.averages = [EMA(self.trained, form, device) for form in plan.ema_forms] if config.use_ema else []
@@ -64,15 +68,6 @@ class RunState:
         self.validation: ValidationLoss | None = None
         if len(data.held_out):
             self.validation = ValidationLoss(data.held_out, self.process, plan.kind.evaluation_batch(plan.layout), device)
-
-    def _make_optimizer(self) -> Any:
-        config, lr, kwargs = self.config, self.plan.learning_rate, self.plan.optimizer_kwargs
-        if (width := self.plan.width) is None:
-            return get_optimizer(config.optimizer, self.model.named_parameters(), lr, **kwargs)
-        groups = width_groups(dict(self.model.named_parameters()), width, lr)
-        optimizer = get_optimizer(config.optimizer, groups, lr, **kwargs)
-        keep_weight_decay(optimizer, width)
-        return optimizer
 
     def _start_schedules(self) -> None:
         """
