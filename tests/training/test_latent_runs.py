@@ -68,14 +68,6 @@ def resolved(place, **options):
     return config(**given | options)
 
 
-def test_flow_matching_trains_and_samples(place, tmp_path):
-    train(place, tmp_path / "run", "--objective=flow_matching:base_resolution=4")
-    pipeline = DiffusionPipeline.from_pretrained(tmp_path / "run")
-    assert type(pipeline.scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
-    assert pipeline.scheduler.config.shift == 2  # 8 pixels of the images over 4
-    assert pipeline(batch_size=2, num_inference_steps=2, output_type="np").images.shape == (2, 8, 8, 1)
-
-
 def test_batches_are_memory_mapped_and_the_same_with_workers_and_later(place):
     options, layout = resolved(place), BatchLayout(8)
     data = load_data(options)
