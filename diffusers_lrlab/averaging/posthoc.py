@@ -175,8 +175,8 @@ def write_snapshot(
 
 def snapshots_in(folder: Path) -> list[Path]:
     """The folders of snapshots, oldest first; they may be damaged."""
-    numbers = {path: number_in(path.name, "update-") for path in folder.glob("update-*") if path.is_dir()}
-    return sorted((path for path, number in numbers.items() if number is not None), key=numbers.__getitem__)
+    numbered = [(number_in(path.name, "update-"), path) for path in folder.glob("update-*") if path.is_dir()]
+    return [path for _, path in sorted((number, path) for number, path in numbered if number is not None)]
 
 
 def read_snapshots(folder: Path) -> list[Snapshot]:
