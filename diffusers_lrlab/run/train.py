@@ -24,7 +24,7 @@ from ..training.config import TrainingConfig
 from ..training.prepare import prepare_resolved, resolve_and_check
 from ..training.resume import check_agreed, check_fresh, choose_start, locked_folder
 from ..training.run_folder import RunFolder
-from ..training.trackers import start_trackers, tracker_ids
+from ..training.trackers import start_trackers
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -143,7 +143,8 @@ def _train_and_record(
     # Inside `recorded`, so that the record has the error as it is printed.
     with recorded(trainer, record), system_errors_explained(), registered_code_located():
         if accelerator.is_main_process:
-            _start_trackers(record, previous, plan, accelerator, folder)
+            logs, name = folder.path / plan.config.logging_dir, folder.path.resolve().name
+            accelerator.trackers = start_trackers(plan.config, logs, name)
         last = folder.path / f"checkpoint-{plan.num_updates}"
         with interrupts_raised(lambda number: Interrupted(number, last)):
             for _ in trainer.updates():
@@ -161,15 +162,3 @@ def _train_and_record(
     accelerator.free_memory()
     accelerator.wait_for_everyone()
     accelerator.end_training()
-
-
-def _start_trackers(
-    record: dict[str, Any], previous: dict[str, Any], plan: Plan, accelerator: Accelerator, folder: RunFolder
-) -> None:
-    """Starts trackers; those with ids in the record continue a resumed run."""
-    known = previous.get("run", {}).get("trackers", {})
-    logs = folder.path / plan.config.logging_dir
-    accelerator.trackers = start_trackers(plan.config, logs, folder.path.resolve().name, resumed=known)
-    if ids := known | tracker_ids(accelerator.trackers):
-        record["run"]["trackers"] = ids
-        folder.write_record(record)

@@ -20,7 +20,7 @@ _RECORD: dict[str, Any] = {
     **dict.fromkeys(("run.started?", "run.error?"), str),
     **dict.fromkeys(("run.call?", "run.ended?"), str | None),
     **dict.fromkeys(("run.program_registrations?", "run.starts?"), list[str]),
-    **{"run.seconds?": float, "run.trackers?": dict, "run.parent?": dict},
+    **{"run.seconds?": float, "run.parent?": dict},
     **dict.fromkeys(("run.parent?.folder", "run.parent?.schedule"), str),
     **dict.fromkeys(("run.parent?.update", "run.parent?.num_updates"), int),
     **dict.fromkeys(("run.parent?.git_commit?", "run.parent?.version?"), str | None),
