@@ -17,14 +17,6 @@ from .record_schema import read_json
 from .run_folder import FINDER_FILES, RunFolder, is_checkpoint, is_leftover
 
 
-class OtherSettings(LabError):
-    """A checkpoint belongs to a run with other settings, `names`."""
-
-    def __init__(self, message: str, names: list[str]):
-        super().__init__(message)
-        self.names = names
-
-
 @contextmanager
 def locked_folder(config: ResolvedConfig) -> Iterator[None]:
     """Locks the folder of a run inside this block, in the first process."""
@@ -120,7 +112,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 def resumed_config(config: ResolvedConfig, checkpoint: Path) -> ResolvedConfig:
     """
-    The configuration of a resumed run, with the learning rate that the finder found at its start. Raises [`OtherSettings`],
+    The configuration of a resumed run, with the learning rate that the finder found at its start. Raises a `LabError`,
     before data are read, for another configuration.
     """
     state = read_state(checkpoint)
@@ -141,7 +133,7 @@ def resumed_config(config: ResolvedConfig, checkpoint: Path) -> ResolvedConfig:
 
 
 def check_same_run(saved: dict[str, Any], now: dict[str, Any], checkpoint: Path) -> None:
-    """Raises [`OtherSettings`] with the differences between the current run and the one that wrote the checkpoint."""
+    """Raises a `LabError` with the differences between the current run and the one that wrote the checkpoint."""
     now = json.loads(json.dumps(now))
     names = [name for name, value in now.items() if saved.get(name) != value]
     names = [name for name in names if name.removesuffix("_kwargs") not in names or not name.endswith("_kwargs")]
@@ -153,4 +145,4 @@ def check_same_run(saved: dict[str, Any], now: dict[str, Any], checkpoint: Path)
         )
         if not {"--max_train_steps", "--num_epochs"}.isdisjoint(names):
             remedy += " The learning rates of a run depend on its length; `lrlab extend` continues one to another length."
-        raise OtherSettings(f"{str(checkpoint)!r} was written with other settings:\n  {lines}\n{remedy}", names)
+        raise LabError(f"{str(checkpoint)!r} was written with other settings:\n  {lines}\n{remedy}")

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from diffusers_lrlab import MLPDenoiser, PointDDPMPipeline, TrainingConfig, find_lr
 from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.run.train import train
 from diffusers_lrlab.study.run import run_study
@@ -28,7 +29,6 @@ from diffusers_lrlab.training.model import given_model_config
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.resume import OtherSettings
 
 SMALL = {
     **{"dataset_name": "line", "max_train_steps": 20, "train_batch_size": 16, "num_validation_images": 500},
@@ -85,7 +85,7 @@ def test_it_resumes_and_only_itself(finished, tiny, tmp_path):
     train(TrainingConfig(**options, objective="flow_matching:shift=3"))
     (tmp_path / "again" / "checkpoint-20" / "trainer.json").unlink()  # as if it had been killed after update 10
     for other in ({}, {"objective": "flow_matching"}):
-        with pytest.raises(OtherSettings, match="  --objective"):
+        with pytest.raises(LabError, match="  --objective"):
             train(TrainingConfig(**options, **other, resume_from_checkpoint="checkpoint-10"))
     train(TrainingConfig(**options, objective="flow_matching:shift=3", resume_from_checkpoint="latest"))
     weights = "denoiser/diffusion_pytorch_model.safetensors"
