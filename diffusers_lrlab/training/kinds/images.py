@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -63,8 +63,7 @@ class Images(DataKind):
     sampling_batch = 250
     is_bounded = True
     has_neighbours = True
-    # By the argument of a UNet that they decide; empty if the data alone decide it.
-    shape_options: ClassVar[dict[str, str]] = {
+    shape_options = {
         "in_channels": "--image_channels",
         "out_channels": "--image_channels",
         "sample_size": "--resolution",
@@ -111,18 +110,12 @@ class Images(DataKind):
         return load_image_data(config, config.seed, config.layout(num_processes))
 
     def check_model_config(self, config: ResolvedConfig, given: dict[str, Any] | None) -> dict[str, Any] | None:
-        channels, size = known_shape(config) or config.image_shape
+        _, size = known_shape(config) or config.image_shape
         blocks = default_down_blocks(size) if given is None else given["block_out_channels"]
         check_resolution(size, len(blocks), self.shape_options.get("sample_size", f"the size of the {self.name}"))
         if given is None:
             return None
         check_embeddings(config, given)
-        fitting = {"in_channels": (channels,), "out_channels": (channels,), "sample_size": (None, size, [size] * 2)}
-        for key, allowed in fitting.items():
-            if given[key] not in allowed:
-                other = f"{self.shape_options[key]} {given[key]}" if self.shape_options else f"other {self.name}"
-                wanted, of = f"{allowed[0] or size}, as the {self.name} have", f"the model {config.given_model!r}"
-                raise must_be(key, given[key], wanted, f"give {other}, or another model", of=of)
         return {**given, "sample_size": size}
 
     def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
@@ -175,7 +168,7 @@ class Latents(Images):
     results = "diffusers_lrlab.training.results:LatentResults"
     pipeline = "diffusers_lrlab.pipelines.image:ImagePipeline"
     is_bounded = False
-    shape_options: ClassVar[dict[str, str]] = {}
+    shape_options = {}
 
     def defaults(self, config: TrainingConfig) -> dict[str, Any]:
         usual, name = defaults_of(TrainingConfig), config.train_data_dir or config.dataset_name
