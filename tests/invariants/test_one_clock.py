@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 NUM_UPDATES, WARMUP, PEAK = 12, 3, 2e-3
 
 # (processes, accumulation, micro-batch), all of 16 images an update
-LAYOUTS = [(1, 1, 16), (1, 2, 8), (1, 4, 4), (2, 1, 8), (2, 2, 4)]
+LAYOUTS = [(1, 1, 16), (1, 4, 4), (2, 1, 8), (2, 2, 4)]
 
 
 def cosine(update):
@@ -94,18 +94,17 @@ def mean_gradient(checkpoint):
     return torch.cat([each["exp_avg"].flatten() for each in state.values()])
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_epochs_give_the_same_clock(tmp_path, processes):
+def test_epochs_give_the_same_clock(tmp_path):
     """1,781 training images in batches of 512: 2 epochs are ceil(2 * 1781 / 512) = 7 updates."""
     runs.run(
         *runs.tiny_arguments(tmp_path),
         f"--output_dir={tmp_path / 'run'}",
         "--num_epochs=2",
-        f"--train_batch_size={256 // processes}",
+        "--train_batch_size=128",
         "--gradient_accumulation_steps=2",
         "--lr_warmup_steps=2",
         "--lr_scheduler=linear",
-        processes=processes,
+        processes=2,
     )
     rows, _ = runs.read_metrics(tmp_path / "run")
     expected = np.array([0, 0.5, 1, 0.8, 0.6, 0.4, 0.2]) * 1e-3
