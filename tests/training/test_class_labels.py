@@ -1,7 +1,6 @@
-"""Runs with class labels: dropped labels, resuming, guidance, previews, card, metric, and what is refused."""
+"""Runs with class labels: dropped labels, guidance, previews, card and metric."""
 
 import json
-import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ from diffusers import DiffusionPipeline
 from helpers import numbered_image
 
 from diffusers_lrlab import ImagePipeline, TrainingConfig, train
-from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.diagnostics.observer import GradientProbes
 from diffusers_lrlab.evaluation.metrics import _training_set_loss
@@ -194,28 +192,3 @@ def test_all_that_computes_the_loss_tells_the_labels(tmp_path):
     spec = SimpleNamespace(config=SimpleNamespace(denoiser=None, width_base=None, mixed_precision=None, data_kind="points"))
     reason = not_stackable(spec, SimpleNamespace(data=lambda _: data))
     assert reason == "stacks have no conditions, and its model takes class_labels"
-
-
-# --- what is refused, and what stays as it was -----------------------------------------------------------------------
-
-
-def refused(tmp_path, capsys, *more, num_embeddings=11, **changes):
-    path = model_file(tmp_path / "model", num_embeddings, **changes)
-    output = tmp_path / "run"
-    given = [f"--model_config_name_or_path={path}", f"--output_dir={output}", "--max_train_steps=2", "--no_preflight"]
-    assert main(["train", *given, *more]) == 2
-    assert not output.exists()
-    return re.sub(r"\s+", " ", capsys.readouterr().err)
-
-
-@pytest.mark.parametrize(
-    ("num_embeddings", "more", "told"),
-    [
-        (9, ("--label_column=label",), "num_class_embeds=9 of the model .*: must be 10, as in the data 'digits', got 9"),
-        (10, (), "takes class labels, and there are none here. Give --label_column"),
-        (10, ("--label_column=lable",), "--label_column 'lable': must be a column of whole numbers or class labels"),
-        (10, ("--label_column=label", "--guidance_scale=2"), "--guidance_scale 2.0 has no effect without --label_dropout"),
-    ],
-)
-def test_what_is_refused_before_training(tmp_path, capsys, num_embeddings, more, told):
-    assert re.search(told, refused(tmp_path, capsys, *more, num_embeddings=num_embeddings))

@@ -16,13 +16,12 @@ from latents import TINY_UNET, encode, save_vae
 from tables import cases
 
 import diffusers_lrlab
-from diffusers_lrlab import LabError, register_denoiser
+from diffusers_lrlab import LabError
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.data.batches import iterate_batches
 from diffusers_lrlab.data.latents import ROWS_FILE, read_latents_record
 from diffusers_lrlab.data.layout import BatchLayout
-from diffusers_lrlab.models.registry import DENOISERS
-from diffusers_lrlab.training.model import find_start, given_model_config, model_class_of
+from diffusers_lrlab.training.model import given_model_config, model_class_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
 
@@ -220,20 +219,6 @@ def test_a_model_that_does_not_fit_is_refused_before_data_are_read(place, tmp_pa
         (tmp_path / "unet.json").write_text(json.dumps({**TINY_UNET, **change}))
         with pytest.raises(LabError, match=message):
             given_model_config(resolved(place, model_config_name_or_path=str(tmp_path / "unet.json")))
-
-
-def test_weights_that_a_run_starts_from_are_those_of_a_model_of_latents(place, tmp_path):
-    arguments = {key: value for key, value in TINY_UNET.items() if key != "_class_name"}
-    UNet2DModel(**arguments).save_pretrained(tmp_path / "fits")
-    UNet2DModel(**arguments, num_class_embeds=10).save_pretrained(tmp_path / "labelled")
-    with DENOISERS.temporarily():
-        register_denoiser("unet_of_latents", description="a UNet", source="diffusers")(UNet2DModel)
-        for denoiser in (None, "unet_of_latents"):
-            options = resolved(place, pretrained_model_name_or_path=str(tmp_path / "fits"), denoiser=denoiser)
-            assert given_model_config(options, find_start(options))["sample_size"] == 4
-    options = resolved(place, pretrained_model_name_or_path=str(tmp_path / "labelled"))
-    with pytest.raises(LabError, match=r"The model '.*labelled' takes class labels, and there are none here"):
-        given_model_config(options, find_start(options))
 
 
 def test_damaged_and_missing_latents_are_refused(place, tmp_path):

@@ -12,7 +12,6 @@ import runs
 import started
 import torch
 from datasets import Dataset, Features
-from tables import cases
 
 from diffusers_lrlab import PointDDPMPipeline, TrainingConfig, load_toy_dataset
 from diffusers_lrlab.core.errors import LabError
@@ -154,9 +153,8 @@ def test_a_folder_of_points_trains_by_its_name_alone(tmp_path):
 
 
 @pytest.mark.pictures
-@pytest.mark.parametrize("num_held_out", [0, 64])
-def test_trackers_are_shown_a_picture_whatever_is_held_out(tmp_path, model, num_held_out):
-    trainer = make_trainer(tmp_path, model, num_validation_images=num_held_out)
+def test_trackers_are_shown_a_picture_if_nothing_is_held_out(tmp_path, model):
+    trainer = make_trainer(tmp_path, model, num_validation_images=0)
     pictures = results_of(trainer.run.kind).as_pictures(trainer.run, np.random.default_rng(0).normal(size=(20, 2)))
     assert pictures.shape == (1, 320, 320, 3)
     assert pictures.dtype == np.uint8
@@ -226,20 +224,6 @@ def test_a_stream_whose_shards_changed_is_not_resumed(tmp_path, model):
 
 
 # --- wrong input -----------------------------------------------------------------------------------------------------
-
-
-@cases(
-    ("change", "message"),
-    [
-        ({"dimension": 3}, r"dimension=3 of the model .*: must be 2, as in the data 'moons', got 3"),
-        ({"_class_name": "UNet2DModel"}, "is the configuration of a UNet2DModel; on these data this script trains a MLP"),
-    ],
-)
-def test_models_for_other_data_are_refused(tmp_path, change, message):
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps({**SMALL, **change}))
-    with pytest.raises(LabError, match=message):
-        make_trainer(tmp_path / "run", config)
 
 
 def test_points_on_another_scale_than_the_noise_are_told(tmp_path):

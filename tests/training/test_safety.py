@@ -98,15 +98,6 @@ def test_a_log_that_lost_rows_is_told(copy, capsys, how):
     folder.append_metrics({"update": 8, "loss": 1.0})  # and training goes on
 
 
-def test_a_log_goes_back_to_its_bytes(copy, capsys):
-    num_rows = json.loads((copy / "checkpoint-6" / "trainer.json").read_text())["log_rows"]
-    before = (copy / "lrlab" / "metrics.jsonl").read_bytes()
-    RunFolder(copy).rewind(RunFolder(copy), 6, num_rows)
-    assert before.startswith((copy / "lrlab" / "metrics.jsonl").read_bytes())
-    assert [path.name for path in copy.glob("checkpoint-*")] == ["checkpoint-6"]
-    assert not capsys.readouterr().err
-
-
 def test_latest_goes_on_from_the_newest_that_is_whole(base, finished, copy):
     """To the bit: with the diagnostics of that checkpoint, and without one that a killed run had not yet removed."""
     damaged(copy / "checkpoint-8" / "state.pt", "bit")

@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-import runs
 
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.training.kinds import KINDS
@@ -48,18 +47,3 @@ def test_a_short_run_is_validated_less_often_unless_that_is_asked_for_or_followe
     followed = planned(max_train_steps=40, **FOLLOWED)
     assert (asked.validation_updates, asked.num_validations) == (3, 14)
     assert (followed.validation_updates, followed.num_validations) == (2, 20)
-
-
-@pytest.mark.slow
-def test_the_budget_reaches_the_run_and_what_is_asked_for_is_done(tmp_path):
-    """The plan of a short run says so; what is asked for is not cut."""
-    arguments = runs.tiny_arguments(tmp_path)
-    arguments.remove("--distance_samples=0")
-    short = [*arguments, "--max_train_steps=3", "--train_batch_size=8", "--no_preflight", "--log_timestep_bins=0"]
-    runs.run(*short, f"--output_dir={tmp_path / 'default'}")
-    record = runs.read_record(tmp_path / "default")
-    assert record["config"]["distance_samples"] == 0
-    assert "frechet_distance" not in record["train"]["results"]
-    assert [path.name for path in (tmp_path / "default" / "lrlab" / "samples").iterdir()] == ["update-00000003.npy"]
-    runs.run(*short, "--distance_samples=20", "--save_images_epochs=1", f"--output_dir={tmp_path / 'asked'}")
-    assert runs.read_record(tmp_path / "asked")["train"]["results"]["frechet_num_samples"] == 20
