@@ -37,8 +37,7 @@ def train(trainer, until=8):
     return trainer
 
 
-def test_a_run_that_the_launcher_compiles_can_be_resumed(tmp_path):
-    """It could not: the compiled wrapper was asked for plain keys."""
+def test_a_compiled_run_has_plain_keys_and_is_resumed_by_compiled_ones_alone(tmp_path):
     trainer = make_trainer(tmp_path)
     assert type(trainer.run.model).__name__ == "MLPDenoiser"
     checkpoint = trainer.save()
@@ -49,10 +48,6 @@ def test_a_run_that_the_launcher_compiles_can_be_resumed(tmp_path):
         parameter.data.zero_()
     again.resume(checkpoint)
     assert_same(again.run.model.state_dict(), saved)
-
-
-def test_compiled_and_plain_runs_do_not_go_on_with_each_other(tmp_path):
-    checkpoint = make_trainer(tmp_path).save()
     with pytest.raises(LabError, match="compile: 'eager' then, 'no' now"):
         make_trainer(tmp_path, backend="no").resume(checkpoint)
 
