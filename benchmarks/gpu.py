@@ -155,7 +155,7 @@ def updates_of(trainer):
     trainer.set_training()
 
     def update():
-        trainer.run.check_schedules()
+        trainer.run.check_rates()
         trainer.do_update(next(batches))
         trainer.run.advance()
 
@@ -166,9 +166,11 @@ def flops_of(trainer, batch):
     """FLOP of a forward and a backward pass of a batch, counted by torch on the meta device for one image."""
     from torch.utils.flop_counter import FlopCounterMode
 
+    from diffusers_lrlab.training.model import build_model
+
+    plan = trainer.run.plan
     with torch.device("meta"):
-        model = trainer.run.plan.model_class(**trainer.run.plan.model_config)
-        images = torch.empty(1, *trainer.run.plan.item_shape)
+        model, images = build_model(plan.config, plan.model_config), torch.empty(1, *plan.item_shape)
         with FlopCounterMode(display=False) as counter:
             model(images, torch.zeros(1, dtype=torch.long)).sample.sum().backward()
     return batch * counter.get_total_flops()

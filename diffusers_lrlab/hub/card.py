@@ -13,8 +13,7 @@ from ..models.registry import DENOISERS, has_own_code
 from ..schedules.registries import SCHEDULERS
 from ..schedules.schedule import Schedule, describe_schedule
 from ..training.config import complete_options
-from ..training.kinds import component_of, kind_of
-from ..training.kinds.base import DataKind, row_for
+from ..training.kinds import DataKind, component_of, kind_of, row_for
 from ..training.pipeline import pipeline_name
 from ..training.record_schema import read_json
 from .card_facts import (

@@ -25,7 +25,7 @@ from ..timesteps.bands import band_edges
 from ..timesteps.registries import TIMESTEP_SAMPLERS
 from .choices import given_kwargs
 from .config import ResolvedConfig, TrainingConfig
-from .kinds.base import DataKind
+from .kinds import DataKind
 from .learning_options import named_parameter
 from .trackers import tracker_packages
 

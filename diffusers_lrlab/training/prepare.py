@@ -100,9 +100,8 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
         GradientAccumulationPlugin,
         InitProcessGroupKwargs,
         ProjectConfiguration,
+        TorchDynamoPlugin,
     )
-
-    from .stepping import make_dynamo_plugin
 
     on_cpu = not torch.accelerator.is_available()
     if on_cpu:
@@ -127,5 +126,6 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
     )
     if not on_cpu:
         matmul.allow_tf32 = tf32  # accelerate allows TF32 for compiled models
-    accelerator.state.dynamo_plugin = make_dynamo_plugin()  # a process may have several runs
+    # That of this launch: a process may have several runs.
+    accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend=os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no"))
     return accelerator

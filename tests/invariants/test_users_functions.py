@@ -27,7 +27,7 @@ from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
-from diffusers_lrlab.training.kinds.base import KINDS
+from diffusers_lrlab.training.kinds import KINDS
 
 FILE = Path(__file__).parents[1] / "scripts" / "misbehaving.py"
 OPTIONS = {

@@ -11,7 +11,7 @@ import diffusers_lrlab as lab
 from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.data.toy2d import TOY_DATASETS
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiserOutput
-from diffusers_lrlab.training.kinds.base import KINDS
+from diffusers_lrlab.training.kinds import KINDS
 from diffusers_lrlab.training.kinds.points import Points
 
 ABOUT = {"description": "misbehaves", "source": "a test"}

@@ -20,7 +20,7 @@ from ...core.errors import LabError, is_first_process, must_be
 from ...core.words import counted
 from ...schedules.expected import resolve_length
 from ...schedules.schedule import ENDLESS, Schedule, describe_schedule, resolve_schedule
-from ..host.driven_optimizer import DrivenOptimizer, UNSEEN, optimizers_in
+from ..host.driven_optimizer import UNSEEN, DrivenOptimizer, optimizers_in
 from ..host.source import HostScript, lines_of
 from ..installed_hooks import Hook, Host
 from .clock import HostClock

@@ -56,7 +56,7 @@ class Member:
         """Compares the learning rate and the momentum of the next step with what is expected."""
         self.catch_up()
         with scaled_lr(self.run.optimizer, self.run.lr_factor):
-            self.run.check_schedules()
+            self.run.check_rates()
 
     def take_step(self, gradients: list[torch.Tensor]) -> None:
         """A step of the optimizer at the rates of this update."""
