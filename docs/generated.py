@@ -20,8 +20,9 @@ from diffusers_lrlab import launch, list_schedulers
 from diffusers_lrlab.audit.result import DIAGNOSES
 from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.cli.main import COMMANDS, _parser
+from diffusers_lrlab.core.environment import CITATION, REPOSITORY
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.core.project import CITATION, REPOSITORY
+from diffusers_lrlab.core.options import options_of
 from diffusers_lrlab.core.registry import Entry, Registry, markdown_table
 from diffusers_lrlab.data.image_sets import IMAGE_DATASETS
 from diffusers_lrlab.data.toy2d import TOY_DATASETS
@@ -235,12 +236,15 @@ def options_table(actions: Iterable[argparse.Action], parser: argparse.ArgumentP
 def command_options() -> str:
     """Every command with its options, from the real parsers."""
     training = make_parser("", [FinderConfig])
-    groups = {str(group.title): group for group in training._action_groups if group._group_actions}
-    finder = groups.pop(FinderConfig._argument_group_name)
-    of_groups = [f"#### {_title(name)}\n\n{options_table(group._group_actions, training)}" for name, group in groups.items()]
+    groups = {str(group.title): group._group_actions for group in training._action_groups if group._group_actions}
+    finder = [action for action in training._actions if action.dest in options_of(FinderConfig)]
+    of_groups = [
+        f"#### {_title(name)}\n\n{options_table([each for each in actions if each not in finder], training)}"
+        for name, actions in groups.items()
+    ]
     text = {
         "train": "\n\n".join(of_groups),
-        "find-lr": "All options of `lrlab train`, and these:\n\n" + options_table(finder._group_actions, training),
+        "find-lr": "All options of `lrlab train`, and these:\n\n" + options_table(finder, training),
     }
     subparsers = next(action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
     for name, parser in subparsers.choices.items():

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.environment import MissingExtra
 from ..core.errors import LabError
-from ..core.extras import MissingExtra
 from ..core.files import remove
-from ..core.ranges import COUNT, POSITIVE, Range
+from ..core.values import COUNT, POSITIVE, Range
 from .evidence import read_processes
 from .expected import Expectation
 from .report import lines_of, plot_audit

@@ -5,9 +5,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from ..core.environment import require_extra
 from ..core.errors import LabError, did_you_mean, must_be
-from ..core.extras import require_extra
-from ..core.ranges import Range
+from ..core.values import Range
 from ..core.words import counted
 from .output import announce_loading, say
 

@@ -4,8 +4,8 @@ import argparse
 import shlex
 from pathlib import Path
 
+from ..core.environment import require_extra
 from ..core.errors import LabError
-from ..core.extras import require_extra
 from .output import announce_loading, say, say_json
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from .. import __version__
 from ..core.errors import LabError, did_you_mean, shortened
-from ..core.flags import TextParser
+from ..core.options import TextParser
 from ..core.plugins import load_plugins
 from ..core.program import exit_status
 from . import data, folders, show, study, tools, training

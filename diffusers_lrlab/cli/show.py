@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core.errors import LabError, did_you_mean
 from ..core.listing import as_json, as_markdown, as_text
-from ..core.spec import merge_spec
+from ..core.spec import choose
 from ..objective.process import DEFAULT_OBJECTIVE, OBJECTIVES, NoiseProcess, make_process
 from ..timesteps.noise_levels import PREDICTIONS
 from .output import say, say_json
@@ -157,11 +157,11 @@ def _process(options: argparse.Namespace) -> NoiseProcess:
                 f"--{flag} {value}: must be left out beside --objective {options.objective}. Hint: it is {parameter} of "
                 "objectives that have the choice, as in --objective NAME:key=value."
             )
-    name, given = merge_spec(options.objective, None, OBJECTIVES)
-    resolved = OBJECTIVES[name].resolve({"num_steps": 1000, **given})
+    choice = choose(options.objective, None, OBJECTIVES)
+    resolved = choice.entry.resolve({"num_steps": 1000, **choice.given})
     if resolved.pop("base_resolution", None) is not None:
         raise LabError(f"--objective {options.objective}: base_resolution must be left out without data. Hint: give shift.")
-    return make_process(name, is_bounded=False, **resolved)
+    return make_process(choice.name, is_bounded=False, **resolved)
 
 
 def _gallery(options: argparse.Namespace, out: Path | None) -> None:

@@ -4,8 +4,8 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from ..core.environment import require_extra
 from ..core.errors import LabError, did_you_mean
-from ..core.extras import require_extra
 from ..study.runs.precision import PRECISIONS
 from ..study.shown_command import finished_report, names_in, shown_command, shown_names, shown_path
 from .output import announce_loading, say

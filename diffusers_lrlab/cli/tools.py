@@ -2,8 +2,8 @@
 
 import argparse
 
+from ..core.environment import require_extra
 from ..core.errors import LabError
-from ..core.extras import require_extra
 from . import study
 from .output import announce_loading, say
 from .show import LISTED

@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..core.environment import require_extra
 from ..core.errors import is_first_process
-from ..core.extras import require_extra
 from ..core.files import folder_beside, new_folder
 from ..core.program import exit_status
 from .output import announce_loading, say

@@ -10,7 +10,6 @@ import re
 import reprlib
 import signal
 import sys
-import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -71,36 +70,6 @@ class Interrupted(BaseException):
             f"({checkpoint})."
         )
         self.signal_number, self.checkpoint = signal_number, checkpoint
-
-
-# A plug-in that ends the program has failed, with any status. Ctrl-C is the user's.
-FAILURES = (Exception, SystemExit)
-_OWN_LIBRARY = ("<frozen", os.path.dirname(os.__file__))
-
-
-@contextmanager
-def failures_located(what: str, remedy: str = "") -> Iterator[None]:
-    """Turns exceptions of a plug-in in this block into a [`LabError`] that names `what` failed, and its file and line."""
-    try:
-        yield
-    except LabError:
-        raise
-    except FAILURES as error:
-        if is_out_of_memory(error):
-            raise
-        raise located(error, what, remedy) from error
-
-
-def located(error: BaseException, what: str, remedy: str = "", file: str | None = None) -> LabError:
-    """A plug-in's exception as an error that names `what` failed and where: the innermost line, in `file` if it is there."""
-    frames, reason = list(traceback.extract_tb(error.__traceback__)), f"{type(error).__name__}: {error}{remedy}"
-    if isinstance(error, SystemExit):  # Python's own `exit` and `argparse` raise it for their callers
-        is_own = [frame.filename.startswith(_OWN_LIBRARY) and "site-packages" not in frame.filename for frame in frames]
-        frames = [frame for frame, own in zip(frames, is_own, strict=True) if not own] or frames
-        reason = f"it ended the program (SystemExit: {error.code}). Hint: raise an error instead; the main part of a script "
-        reason += 'belongs under `if __name__ == "__main__":`.'
-    last = ([frame for frame in frames if frame.filename == file] or frames)[-1]
-    return LabError(f"{what} failed at {last.filename}:{last.lineno}: {reason}")
 
 
 _NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|[Uu]nable to allocate|out of memory")

@@ -1,11 +1,14 @@
-"""The start and the end of a program: standard streams, Ctrl-C while it imports, errors and exit status."""
+"""The start and the end of a program and of its workers: standard streams, Ctrl-C and SIGTERM, errors and exit status."""
 
+import faulthandler
 import io
+import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -137,3 +140,56 @@ def _lost_output() -> OSError | None:
         return error
     buffer = getattr(sys.stdout, "buffer", None)
     return getattr(getattr(buffer, "raw", buffer), "failure", None)
+
+
+# --- signals as exceptions, and worker processes ---------------------------------------------------------------
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_POLL_SECONDS = 1.0
+
+
+@contextmanager
+def interrupts_raised(make_error: Callable[[int], BaseException]) -> Iterator[None]:
+    """Makes SIGINT and SIGTERM raise `make_error(signal number)` at once in this block."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise make_error(number)
+
+    # Python lets only the main thread handle signals.
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    previous = {number: signal.signal(number, stop) for number in SIGNALS} if in_main_thread else {}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def begin_worker() -> None:
+    """Ends this process when its parent ends, and leaves a terminal's Ctrl-C to the parent."""
+    end_with_parent()
+    if hasattr(os, "setsid"):  # not on every system
+        os.setsid()
+    faulthandler.enable()
+    from tqdm import tqdm
+
+    tqdm.set_lock(threading.RLock())  # tqdm's own is a system semaphore, which a killed process would leave behind
+
+
+def end_with_parent(worker: int = 0) -> None:
+    """
+    Ends this process as soon as its parent has ended, even if the parent was killed; can be the `worker_init_fn` of a
+    `DataLoader`. Otherwise a worker that waits for its queue or its source would never end.
+    """
+    threading.Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _wait_for_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    # Later forks of the parent inherit the sentinel and may outlive it, so compare parent ids. Under a fork server getppid()
+    # is the server's.
+    is_child = os.getppid() == parent.pid
+    while parent.is_alive() and not (is_child and os.getppid() != parent.pid):
+        parent.join(_POLL_SECONDS)
+    os._exit(1)

@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..core.environment import require_extra
 from ..core.errors import LabError, warn
-from ..core.extras import require_extra
 from ..core.registry import markdown_table
 from .hook_table import HOOKS, HookEntry, HookOption
 from .host.faults import find_faults

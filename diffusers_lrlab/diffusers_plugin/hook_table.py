@@ -10,7 +10,7 @@ import importlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from ..core.ranges import COUNT, Range
+from ..core.values import COUNT, Range
 
 if TYPE_CHECKING:
     import argparse

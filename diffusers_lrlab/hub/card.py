@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..core.environment import CITATION, install_command, project_link
 from ..core.files import write_text
-from ..core.project import CITATION, install_command, project_link
 from ..core.words import agreeing, counted, singular, times
 from ..evaluation.metrics import METRICS
 from ..finder.result import read_saved_result

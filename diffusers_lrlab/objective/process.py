@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from ..core.errors import LabError
-from ..core.registered import described, titled, unusable, where
+from ..core.plugins import described, titled, unusable, where
 from ..core.registry import Parameter, Registry
 from ..timesteps.noise_levels import NoiseLevels
 
@@ -120,13 +120,13 @@ def _bare(model: Any) -> Any:
 
 def _called(model: Any) -> str:
     model = _bare(model)
-    return titled(model) or f"The model {type(model).__name__}"
+    return titled(type(model).forward) or f"The model {type(model).__name__}"
 
 
 def _where(model: Any) -> str:
     """The file and line of a third-party model, as a sentence."""
     model = _bare(model)
-    return where(type(model).forward) if titled(model) else ""
+    return where(type(model).forward) if titled(type(model).forward) else ""
 
 
 class NoiseProcess(ABC):

@@ -20,8 +20,7 @@ from ..core.errors import LabError, continued_by, did_you_mean, is_first_process
 from ..core.files import folder_beside, is_locked
 from ..core.manifest import find_damage
 from ..core.options import names_where
-from ..core.ranges import Range
-from ..core.signatures import checked
+from ..core.values import Range, checked
 from ..core.words import counted
 from ..data.layout import BatchLayout
 from ..hub.records import open_run

@@ -9,10 +9,9 @@ import numpy as np
 
 from ..core.errors import LabError, must_be
 from ..core.progress import Progress, resolve_warmup_updates
-from ..core.ranges import Range
 from ..core.registry import Entry
-from ..core.signatures import checked
 from ..core.spec import format_spec
+from ..core.values import Range, checked
 from .registries import MOMENTUM_SCHEDULERS
 from .resolve import describe_schedule, resolve_schedule
 from .schedule import ENDLESS, Schedule

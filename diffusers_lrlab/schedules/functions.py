@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..core.errors import did_you_mean
 from ..core.registry import Entry
-from ..core.signatures import checked
+from ..core.values import checked
 from .registries import SCHEDULERS
 from .scheduler import get_scheduler, list_schedulers
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ..core.extras import require_version
+from ..core.environment import require_version
 from .feedback import HostFeedback
 from .momentum import initial_lrs
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import LabError
 from ..core.manifest import damage_named, open_manifest, refuse_damaged
 from ..core.plugins import names_code
-from ..core.signatures import checked
+from ..core.values import checked
 from .analysis.runs_table import RUNS_TABLE, read_runs, read_table, runs_as_table, write_runs
 from .analysis.summary import notes_on, summarise, write_summary
 from .analysis.tuning import chosen_rates, tuning_rounds

@@ -11,8 +11,8 @@ import torch
 
 from ..core.errors import LabError, must_be
 from ..core.registry import Entry
-from ..core.signatures import checked
 from ..core.streams import stream_generator
+from ..core.values import checked
 from ..core.words import counted
 from .noise_levels import NoiseLevels
 

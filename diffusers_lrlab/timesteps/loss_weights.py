@@ -7,8 +7,8 @@ import torch
 
 from ..core.errors import LabError, must_be
 from ..core.registry import Entry
-from ..core.signatures import checked
 from ..core.spec import resolve_spec
+from ..core.values import checked
 from ..core.words import counted
 from .adaptive import LossFeedback, check_indices, state_of
 from .noise_levels import (

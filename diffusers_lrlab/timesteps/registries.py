@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import LabError
-from ..core.registered import real_values
+from ..core.plugins import real_values
 from ..core.registry import Parameter, Registry
 from ..core.words import counted
 

@@ -14,8 +14,8 @@ from ..core.errors import LabError, given, must_be
 from ..core.files import expanded
 from ..core.options import check_needs
 from ..core.progress import resolve_warmup_updates
-from ..core.ranges import Range
 from ..core.spec import merge_spec
+from ..core.values import Range
 from ..data.sources import local_folder
 from ..models.registry import DENOISERS
 from ..objective.noise import NOISES

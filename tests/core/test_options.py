@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import pickle
 import re
 import typing
 
@@ -56,19 +55,10 @@ def test_every_option_of_a_run_is_classified():
     """A field that is declared without `option` has no role, and every list that is derived would miss it in silence."""
     for group in CONFIG_GROUPS:
         for field in dataclasses.fields(group):
-            described = getattr(field.metadata.get("help"), "option", None)
+            described = field.metadata.get("option")
             assert isinstance(described, Option), f"{group.__name__}.{field.name} is not declared by core.options.option"
             assert isinstance(described.role, Role)
     assert {field.name for group in CONFIG_GROUPS for field in dataclasses.fields(group)} == {*options_of(TrainingConfig)}
-
-
-def test_a_field_that_is_not_classified_is_an_error():
-    @dataclasses.dataclass
-    class Forgetful:
-        rate: float = dataclasses.field(default=1.0, metadata={"help": "Rate."})
-
-    with pytest.raises(AttributeError, match="option"):
-        options_of(Forgetful)
 
 
 def test_roles_agree_with_each_other():
@@ -217,8 +207,6 @@ def test_a_default_that_a_kind_forgot_is_an_error(monkeypatch):
 
 def test_options_travel_with_their_fields():
     assert options_of(ResolvedConfig) == options_of(TrainingConfig)
-    help = TrainingConfig.__dataclass_fields__["seed"].metadata["help"]
-    assert pickle.loads(pickle.dumps(help)) == help
 
 
 @pytest.mark.parametrize(("rank", "all_ranks", "printed"), [("0", False, True), ("1", False, False), ("1", True, True)])

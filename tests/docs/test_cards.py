@@ -101,7 +101,7 @@ def test_small_samples_are_drawn_as_squares():
 
 
 def test_the_citation_is_that_of_the_repository():
-    from diffusers_lrlab.core.project import CITATION, REPOSITORY
+    from diffusers_lrlab.core.environment import CITATION, REPOSITORY
 
     of_file = yaml.safe_load((printed.ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     for value in (of_file["title"], of_file["authors"][0]["name"], of_file["license"]):

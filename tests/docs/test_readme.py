@@ -10,7 +10,7 @@ import pytest
 import tomllib
 import yaml
 
-from diffusers_lrlab.core.project import repository_of
+from diffusers_lrlab.core.environment import repository_of
 
 TEXT = (printed.ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from diffusers_lrlab.core.options import options_of
-from diffusers_lrlab.core.ranges import Range
+from diffusers_lrlab.core.values import Range
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.training.config import TrainingConfig
 

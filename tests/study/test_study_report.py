@@ -19,7 +19,7 @@ from made_up_studies import PAPER_ARMS, PAPER_DATASETS, UPDATES, made_up_run, ma
 from PIL import Image
 from tables import cases
 
-from diffusers_lrlab.core.project import CITATION
+from diffusers_lrlab.core.environment import CITATION
 from diffusers_lrlab.study.analysis.findings import Verdict, findings, percent, probability, word_of
 from diffusers_lrlab.study.analysis.speedups import STILL_FALLING, has_end, still_falling
 from diffusers_lrlab.study.analysis.statistics import compare

@@ -6,11 +6,10 @@ They get all runs, because stacks must not depend on which runs are finished.
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
-from ...core.environment import available_cores
+from ...core.environment import available_cores, require_extra
 from ...core.errors import LabError
-from ...core.extras import require_extra
 from ...core.plugins import loaded_plugins
-from ...core.ranges import COUNT, Range
+from ...core.values import COUNT, Range
 from ...core.words import counted
 from ..runs.context import StudyContext
 from ..spec.spec import RunSpec

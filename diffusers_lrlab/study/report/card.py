@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from ...core.environment import install_command
 from ...core.errors import LabError
 from ...core.files import atomic_folder, write_text
 from ...core.manifest import damage_named, refuse_damaged, write_manifest
-from ...core.project import install_command
 from ...data.options import EMBEDDED_DATASETS
 from ..analysis.runs_table import RUNS_TABLE, read_runs
 from ..runs.results import StudyFolder, sources

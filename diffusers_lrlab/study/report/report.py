@@ -8,8 +8,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from ...core.environment import CITATION
 from ...core.files import atomic_folder, write_text
-from ...core.project import CITATION
 from ..runs.progress import StudyProgress
 from ..runs.results import REPORT_FILES, RunResult
 from . import plots

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from tqdm.auto import tqdm
 
-from diffusers_lrlab.core.processes import interrupts_raised
+from diffusers_lrlab.core.program import interrupts_raised
 
 from ...core.environment import is_watched
 from ...core.errors import Interrupted, continued_by

@@ -9,8 +9,8 @@ from typing import Any
 from ...core.errors import LabError, did_you_mean, must_be
 from ...core.files import expanded
 from ...core.plugins import load_plugins
-from ...core.ranges import COUNT
 from ...core.registry import markdown_table
+from ...core.values import COUNT
 from ...core.words import counted
 from ...evaluation.metrics import METRICS
 from ...training.arguments import read_yaml

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from ...core.registered import unusable
+from ...core.plugins import unusable
 from ...core.registry import Registry
 from ..config import ResolvedConfig, TrainingConfig
 
