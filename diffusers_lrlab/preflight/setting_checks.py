@@ -12,9 +12,9 @@ from diffusers_lrlab.finder.on_trainer import restored_afterwards
 from ..core.words import agreeing, counted
 from ..data.batch import Batch
 from ..finder.result import read_saved_result
-from ..objective.process import make_process
+from ..objective.process import OBJECTIVES, make_process
 from ..optimizers.entries import OPTIMIZERS
-from ..training.choices import resolved_parameters
+from ..training.resolve import resolved_parameters
 from .subject import Subject
 
 _SMALL_MODEL = 5_000_000  # parameters
@@ -33,7 +33,7 @@ def terminal_snr(subject: Subject) -> str | None:
     snr = float(process.levels.snr[-1])
     if snr <= 0.01:
         return None
-    usual = resolved_parameters(config, config.objective, {})
+    usual = resolved_parameters(config, OBJECTIVES[config.objective], {})
     of_default = make_process(config.objective, is_bounded=subject.plan.kind.is_bounded, **usual).levels
     if np.array_equal(process.levels.alphas_cumprod, of_default.alphas_cumprod):
         return None

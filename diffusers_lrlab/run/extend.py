@@ -28,8 +28,7 @@ from ..schedules.expected import RunCurve, agreeing_updates
 from ..schedules.registries import COOLDOWNS
 from ..training.config import ResolvedConfig, TrainingConfig
 from ..training.plan import updates_between_validations
-from ..training.resolve import resolve_config
-from ..training.resolve_timesteps import objective_spec
+from ..training.resolve import objective_spec, resolve_config
 from ..training.resume import read_state
 from ..training.run_folder import LAB, RunFolder, checkpoint_update
 

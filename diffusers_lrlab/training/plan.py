@@ -34,7 +34,7 @@ from .config import ResolvedConfig
 from .kinds import kind_of
 from .kinds.base import DataKind
 from .model import build_model, classes_of, model_arguments, model_class_of
-from .resolve_timesteps import objective_spec
+from .resolve import objective_spec
 from .width import planned_width
 
 # Most previews and validations, and their share of the training time; cost of a pass without gradients.

@@ -16,11 +16,11 @@ from ..optimizers.timescales import NO_EFFECT, scaling_warning
 from ..schedules.resolve import double_decay
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from ..timesteps.sampling import contradiction
-from .choices import describe_choices
 from .kinds import component_of
 from .model import describe_model
 from .plan import Plan
 from .prepare import launcher_compiles
+from .resolve import describe_choices
 from .width import width_in_words
 
 _TIMESTEP_WORDS = {

@@ -23,7 +23,7 @@ from ..schedules.scheduler import build
 from .kinds import component_of
 from .model import make_model
 from .plan import Plan
-from .resolve_timesteps import objective_spec
+from .resolve import objective_spec
 from .width import keep_weight_decay, width_groups
 
 

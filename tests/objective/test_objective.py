@@ -17,8 +17,7 @@ from diffusers_lrlab.objective.noise import NOISES, register_noise
 from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.resolve_timesteps import objective_spec
+from diffusers_lrlab.training.resolve import objective_spec, resolve_config
 
 IMAGES = torch.linspace(-1, 1, 8 * 16).view(8, 1, 4, 4)
 
