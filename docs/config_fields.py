@@ -7,7 +7,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from diffusers_lrlab.core.options import Option, options_of
-from diffusers_lrlab.core.registry import markdown_table
+from diffusers_lrlab.core.words import markdown_table
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.training.config import CONFIG_GROUPS, TrainingConfig
 

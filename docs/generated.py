@@ -20,10 +20,11 @@ from diffusers_lrlab import launch, list_schedulers
 from diffusers_lrlab.audit.result import DIAGNOSES
 from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.cli.main import COMMANDS, _parser
-from diffusers_lrlab.core.environment import CITATION, REPOSITORY
+from diffusers_lrlab.core.environment import citation, repository
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.options import options_of
-from diffusers_lrlab.core.registry import Entry, Registry, markdown_table
+from diffusers_lrlab.core.registry import Entry, Registry
+from diffusers_lrlab.core.words import markdown_table
 from diffusers_lrlab.data.image_sets import IMAGE_DATASETS
 from diffusers_lrlab.data.toy2d import TOY_DATASETS
 from diffusers_lrlab.diffusers_plugin.hook_options import options_table as options_of_hooks
@@ -53,7 +54,7 @@ def readme_command(number: int) -> str:
 
 def install_command() -> str:
     """What installs the package without a clone, with the versions that are tested."""
-    address = REPOSITORY or "REPOSITORY"
+    address = repository() or "REPOSITORY"
     command = f'pip install "diffusers_lrlab[train] @ git+{address}" -c {address}/raw/main/constraints.txt'
     return f"```bash\n{command}\n```"
 
@@ -165,7 +166,7 @@ TABLES = {
     "test-command": lambda: readme_command(1),
     "install": install_command,
     "not-done": not_done,
-    "citation": lambda: f"```bibtex\n{CITATION}\n```",
+    "citation": lambda: f"```bibtex\n{citation()}\n```",
     "schedule-names": schedule_names,
     "common": SCHEDULERS.common_table,
     "schedules": SCHEDULERS.table,

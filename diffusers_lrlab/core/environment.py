@@ -61,13 +61,12 @@ def require_extra(extra: str, what: str, packages: Iterable[str] = ()) -> None:
     needed = [*packages] or [*bounds]
     missing = [name for name in needed if not _is_installed(name)]
     old = [_wanted(name, bounds[name]) for name in needed if name not in missing and _is_older(name, bounds.get(name))]
-    command = f"pip install 'diffusers_lrlab[{extra}]'"
-    if old:
+    if missing or old:
         parts = [*([f"{', '.join(missing)}, not installed here"] if missing else []), *old]
-        remedy = "If another program needs the installed versions, use an environment of its own"
-        raise MissingExtra(f"{what} needs {', '.join(parts)}. {remedy}: {command}")
-    if missing:
-        raise MissingExtra(f"{what} needs {', '.join(missing)}, not installed here. Install the rest: {command}")
+        remedy = (
+            "If another program needs the installed versions, use an environment of its own" if old else "Install the rest"
+        )
+        raise MissingExtra(f"{what} needs {', '.join(parts)}. {remedy}: pip install 'diffusers_lrlab[{extra}]'")
 
 
 def require_version(what: str, name: str, bound: str) -> None:
@@ -85,8 +84,8 @@ def version_of(package: str) -> str | None:
 
 
 def _wanted(name: str, bound: str) -> str:
-    found = f"{version_of(ON_PYPI.get(name, name))} is installed" if _is_installed(name) else "not installed here"
-    return f"{name} {bound} or later ({found})"
+    found = version_of(ON_PYPI.get(name, name)) if _is_installed(name) else None
+    return f"{name} {bound} or later ({f'{found} is installed' if found else 'not installed here'})"
 
 
 def _is_installed(package: str) -> bool:
@@ -113,6 +112,10 @@ def describe_environment() -> dict[str, Any]:
         except (OSError, subprocess.SubprocessError):
             return None
 
+    cpu_info = Path("/proc/cpuinfo")
+    processors = re.findall(
+        r"^model name\s*:\s*(.*)$", cpu_info.read_text("utf-8") if cpu_info.exists() else "", re.MULTILINE
+    )
     status = git("status", "--porcelain", "--untracked-files=no")
     return {
         "versions": {
@@ -124,7 +127,7 @@ def describe_environment() -> dict[str, Any]:
         "git_commit": git("rev-parse", "HEAD"),
         "git_dirty": None if status is None else bool(status),
         "platform": platform.platform(),
-        "processor": _processor_name(),
+        "processor": (processors or [platform.processor()])[0],
         "cpu_cores": available_cores(),
         "plugins": loaded_plugins(),
     }
@@ -179,14 +182,6 @@ def cpu_computes_in_bf16() -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
-def _processor_name() -> str:
-    try:
-        match = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        match = None
-    return match.group(1) if match else platform.processor()
-
-
 def launch_command() -> str | None:
     """
     The command that started this process, ready to be typed again, without the token; `None` in third-party programs and
@@ -232,43 +227,28 @@ def peak_memory_mb() -> float:
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def repository_of(urls: list[str]) -> str | None:
-    """The address in the `Project-URL` fields of a distribution, as `[project.urls]` of `pyproject.toml` has it."""
-    named = dict(each.split(", ", 1) for each in urls)
-    return named["Repository"].rstrip("/") if "Repository" in named else None
-
-
-def _repository() -> str | None:
+def repository() -> str | None:
+    """The address of the repository, as `[project.urls]` of `pyproject.toml` has it, without a slash at its end, if any."""
     try:
-        return repository_of(importlib.metadata.metadata(PACKAGE.name).get_all("Project-URL") or [])
+        urls = importlib.metadata.metadata(PACKAGE.name).get_all("Project-URL") or []
     except importlib.metadata.PackageNotFoundError:  # runs from its source
         return None
-
-
-REPOSITORY = _repository()
-"""The address of the repository, without a slash at its end; cards link to it, and install from it, once there is one."""
+    return next((each.partition(", ")[2].rstrip("/") for each in urls if each.startswith("Repository, ")), None)
 
 
 def project_link() -> str:
     """The project as Markdown, with a link to its repository if that has an address."""
-    return f"[{PACKAGE.name}]({REPOSITORY})" if REPOSITORY else PACKAGE.name
+    return f"[{PACKAGE.name}]({repository()})" if repository() else PACKAGE.name
 
 
 def install_command(extra: str) -> str:
     """The command that installs the package with an extra, without a checkout."""
-    command = f"pip install '{PACKAGE.name}[{extra}] @ git+{REPOSITORY or 'REPOSITORY'}'"
-    return command if REPOSITORY else f"{command}  # REPOSITORY: the address of the project's repository"
+    command = f"pip install '{PACKAGE.name}[{extra}] @ git+{repository() or 'REPOSITORY'}'"
+    return command if repository() else f"{command}  # REPOSITORY: the address of the project's repository"
 
 
-def _citation() -> str:
-    fields = {
-        "title": f"{{{PACKAGE.name}}}",
-        "author": "{the diffusers_lrlab developers}",
-        "license": "Apache-2.0",
-        **({"url": REPOSITORY} if REPOSITORY else {}),
-    }
+def citation() -> str:
+    """The entry of `CITATION.cff` in BibTeX."""
+    fields = {"title": f"{{{PACKAGE.name}}}", "author": "{the diffusers_lrlab developers}", "license": "Apache-2.0"}
+    fields |= {"url": repository()} if repository() else {}
     return "\n".join([f"@software{{{PACKAGE.name},", *(f"  {key} = {{{value}}}," for key, value in fields.items()), "}"])
-
-
-CITATION = _citation()
-"""The entry of `CITATION.cff` in BibTeX."""

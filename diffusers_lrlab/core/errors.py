@@ -112,11 +112,6 @@ def shortened(text: str) -> str:
 class _Repr(reprlib.Repr):
     """Cuts long values, and does not raise for integers that Python refuses to print."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel, self.maxtuple, self.maxlist, self.maxset, self.maxdict = 3, 20, 20, 20, 10
-        self.maxstring = self.maxother = 100
-
     def repr_int(self, value: int, level: int) -> str:
         if value.bit_length() <= 200:
             return str(value)
@@ -126,7 +121,10 @@ class _Repr(reprlib.Repr):
         return str(value)  # and not np.float64(0.5)
 
 
-shown = _Repr().repr
+_repr = _Repr()
+_repr.maxlevel, _repr.maxtuple, _repr.maxlist, _repr.maxset, _repr.maxdict = 3, 20, 20, 20, 10
+_repr.maxstring = _repr.maxother = 100
+shown = _repr.repr
 """A value as an error message shows it."""
 
 

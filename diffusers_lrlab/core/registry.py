@@ -4,7 +4,7 @@ Choices on the command line, error texts, tables in the docs and parametrised te
 """
 
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,8 +13,9 @@ from typing import Any
 from .errors import LabError, did_you_mean, must_be, shortened
 from .plugins import call_registered, failures_located, load_installed_plugins, note_registered, where
 from .values import Parameter, checked
+from .words import markdown_table
 
-__all__ = ["Entry", "Parameter", "Registry", "markdown_table", "restored"]
+__all__ = ["Entry", "Parameter", "Registry", "restored"]
 
 
 @dataclass(frozen=True)
@@ -224,11 +225,3 @@ def restored(*mappings: dict[Any, Any]) -> Iterator[None]:
         for mapping, before in zip(mappings, held, strict=True):
             mapping.clear()
             mapping.update(before)
-
-
-def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], num_labels: int | None = None) -> str:
-    """A table of escaped text; columns after the first `num_labels` are aligned to the right."""
-    left = len(headings) if num_labels is None else num_labels
-    lines = (f"| {' | '.join(cells)} |" for cells in rows)
-    alignment = "|---" * left + "|---:" * (len(headings) - left) + "|"
-    return "\n".join([f"| {' | '.join(headings)} |", alignment, *lines])

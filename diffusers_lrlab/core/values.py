@@ -40,7 +40,7 @@ def read_as(value: Any, hint: Any) -> Any:
         value = value.value if isinstance(value, Enum) else value
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        hints = [each for each in inner if each is not str] if any(map(_is_device, inner)) else inner
+        hints = [each for each in inner if each is not str] if str in inner and any(map(_is_device, inner)) else inner
         return next((found for each in hints if (found := read_as(value, each)) is not REFUSED), REFUSED)
     if origin is Literal:
         return next((each for each in inner if type(each) is type(value) and each == value), REFUSED)
@@ -162,8 +162,8 @@ def checked(function: _Decorated, called: str = "") -> _Decorated:
     """
     A decorator for public functions, methods and classes: a [`LabError`] for an argument of another type than annotated.
 
-    Arguments are converted by [`read_as`]. Too many or too few arguments are a `TypeError`, as usual. Signature and docstring
-    are preserved. It costs some microseconds per call.
+    Arguments are converted by [`read_as`]. Too many or too few arguments are a `TypeError`, as usual. Signature and
+    docstring are preserved. It costs some microseconds per call.
     """
     if inspect.isclass(function):
         function.__init__ = checked(function.__init__, function.__name__)  # type: ignore[method-assign]

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..core.environment import require_extra
 from ..core.errors import LabError, warn
-from ..core.registry import markdown_table
+from ..core.words import markdown_table
 from .hook_table import HOOKS, HookEntry, HookOption
 from .host.faults import find_faults
 from .host.source import HostScript, NotRecognised

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import LabError
-from ..core.listing import aligned
 from ..core.progress import Progress
 from ..core.values import POSITIVE, Range, checked
-from ..core.words import counted
+from ..core.words import aligned, counted
 from ..schedules.expected import resolve_length, schedule_curves
 from ..schedules.resolve import double_decay, resolve_schedule
 from ..schedules.schedule import Schedule

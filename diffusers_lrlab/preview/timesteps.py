@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import LabError
-from ..core.listing import aligned
 from ..core.plotting import BLUE, GREY, ORANGE, new_figure, save_figure
 from ..core.registry import Registry
 from ..core.spec import choose, format_spec
 from ..core.values import checked
+from ..core.words import aligned
 from ..timesteps.noise_levels import NoiseLevels, noise_levels
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 

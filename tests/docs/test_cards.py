@@ -101,9 +101,9 @@ def test_small_samples_are_drawn_as_squares():
 
 
 def test_the_citation_is_that_of_the_repository():
-    from diffusers_lrlab.core.environment import CITATION, REPOSITORY
+    from diffusers_lrlab.core.environment import citation, repository
 
     of_file = yaml.safe_load((printed.ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     for value in (of_file["title"], of_file["authors"][0]["name"], of_file["license"]):
-        assert f"{{{value}}}" in CITATION
-    assert of_file.get("repository-code") == REPOSITORY
+        assert f"{{{value}}}" in citation()
+    assert of_file.get("repository-code") == repository()

@@ -1,16 +1,18 @@
 """What the README claims: its pictures, the commands behind its figures, and the one address of the repository."""
 
+import importlib.metadata
 import json
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import printed
 import pytest
 import tomllib
 import yaml
 
-from diffusers_lrlab.core.environment import repository_of
+from diffusers_lrlab.core.environment import repository
 
 TEXT = (printed.ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -60,15 +62,16 @@ def test_every_figure_has_its_command():
         assert "```bash\n" in section(target), target
 
 
-def test_the_repository_has_one_address(project):
+def test_the_repository_has_one_address(project, monkeypatch):
     """That of pyproject.toml: in what installs without a clone, in the citation, and in what the package knows."""
     address = project.get("urls", {}).get("Repository")
     (command,) = set(re.findall(r'^pip install ".* @ git\+.*$', TEXT, re.MULTILINE))
     assert re.findall(r"(?:git\+|-c )(\S+?)(?=\"|/raw/)", command) == [address or "REPOSITORY"] * 2
     citation = yaml.safe_load((printed.ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert citation.get("repository-code") == address
-    assert repository_of(["Repository, https://example.org/a/b/", "Other, https://example.org"]) == "https://example.org/a/b"
-    assert repository_of([]) is None
+    assert citation.get("repository-code") == address == repository()
+    urls = ["Other, https://example.org", "Repository, https://example.org/a/b/"]
+    monkeypatch.setattr(importlib.metadata, "metadata", lambda _: SimpleNamespace(get_all=lambda _: urls))
+    assert repository() == "https://example.org/a/b"
 
 
 @pytest.mark.slow

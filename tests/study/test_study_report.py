@@ -19,7 +19,7 @@ from made_up_studies import PAPER_ARMS, PAPER_DATASETS, UPDATES, made_up_run, ma
 from PIL import Image
 from tables import cases
 
-from diffusers_lrlab.core.environment import CITATION
+from diffusers_lrlab.core.environment import citation
 from diffusers_lrlab.study.analysis.findings import Verdict, findings, percent, probability, word_of
 from diffusers_lrlab.study.analysis.speedups import STILL_FALLING, has_end, still_falling
 from diffusers_lrlab.study.analysis.statistics import compare
@@ -240,8 +240,8 @@ def test_page_and_markdown_begin_with_answers_a_picture_and_warnings_and_end_wit
             "Learning rates were not tuned",
         ):
             assert part in text
-    assert CITATION in page[page.index("Reproduction</h2>") :]
-    assert markdown.endswith(f"## Citation\n\n```bibtex\n{CITATION}\n```\n")
+    assert citation() in page[page.index("Reproduction</h2>") :]
+    assert markdown.endswith(f"## Citation\n\n```bibtex\n{citation()}\n```\n")
 
 
 @pytest.mark.usefixtures("undrawn")

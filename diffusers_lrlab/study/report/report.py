@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from ...core.environment import CITATION
+from ...core.environment import citation
 from ...core.files import atomic_folder, write_text
 from ..runs.progress import StudyProgress
 from ..runs.results import REPORT_FILES, RunResult
@@ -53,7 +53,7 @@ def _page(contents: ReportContents, made: list[Plot], images: dict[str, tuple[st
     environment.filters["sha256"] = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return environment.get_template("report.html").render(
         report=contents,
-        citation=CITATION,
+        citation=citation(),
         plots={plot.file: plot for plot in made},
         images=images,
         seeds_file=seeds_file,
@@ -68,7 +68,7 @@ def report_markdown(contents: ReportContents, made: list[Plot], *sections: str) 
     """`report.md`, with links to the plots. `sections` after the answers replace the one with the command."""
     # A fence longer than any in the command.
     own = sections or ("## Command", f"````sh\n{contents.study['command']}\n````")
-    cite = ("## Citation", f"```bibtex\n{CITATION}\n```")
+    cite = ("## Citation", f"```bibtex\n{citation()}\n```")
     return "\n\n".join(filter(None, [*_answers(contents, made), *own, *_details(contents, made), *cite])) + "\n"
 
 

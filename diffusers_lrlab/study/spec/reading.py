@@ -9,9 +9,8 @@ from typing import Any
 from ...core.errors import LabError, did_you_mean, must_be
 from ...core.files import expanded
 from ...core.plugins import load_plugins
-from ...core.registry import markdown_table
 from ...core.values import COUNT
-from ...core.words import counted
+from ...core.words import counted, markdown_table
 from ...evaluation.metrics import METRICS
 from ...training.arguments import read_yaml
 from ..shown_command import PRESETS_FOLDER, preset_names
