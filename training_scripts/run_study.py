@@ -8,7 +8,7 @@ The same as `lrlab study run`. Presets: `lrlab study list`.
 
 import sys
 
-from diffusers_lrlab.cli.output import add_import
+from diffusers_lrlab.cli import add_import
 from diffusers_lrlab.cli.study import add_run_arguments, run
 from diffusers_lrlab.core.options import TextParser
 from diffusers_lrlab.core.plugins import load_plugins

@@ -1,4 +1,4 @@
-"""Commands that only show something: `lrlab list` and `lrlab preview`."""
+"""Commands that only show something: `lrlab list`, `lrlab preview` and `lrlab audit`."""
 
 import argparse
 import importlib
@@ -16,7 +16,7 @@ from ..core.registry import Entry, Parameter, Registry
 from ..core.spec import choose
 from ..objective.process import DEFAULT_OBJECTIVE, OBJECTIVES, NoiseProcess, make_process
 from ..timesteps.noise_levels import PREDICTIONS
-from .output import say, say_json
+from . import say, say_json
 
 # The registry of each word that `lrlab list` takes, and the training option that takes its names.
 LISTED = {
@@ -261,3 +261,27 @@ def plot_path(text: str | None) -> Path | None:
     if not path.parent.is_dir():
         raise LabError(f"--out {text!r}: the folder {str(path.parent)!r} does not exist. Make it, or choose another.")
     return path
+
+
+# --- lrlab audit ----------------------------------------------------------------------------------------------------
+
+
+def audit_arguments(parser: argparse.ArgumentParser) -> None:
+    from ..audit.run import add_options
+
+    parser.usage = "lrlab audit [options] -- PROGRAM [its own arguments]"
+    add_options(parser)
+
+
+def audit(options: argparse.Namespace) -> int:
+    from ..audit.run import options_of
+
+    command = options.program[1:] if options.program[:1] == ["--"] else options.program
+    if not command:
+        raise LabError("Which program? Give it after the options: lrlab audit -- python train.py --its_own_option.")
+    if command[0].endswith(".py"):
+        raise LabError(f"{command[0]!r} is not a program. Hint: lrlab audit -- python {command[0]} ...")
+    checked = options_of(options)
+    from ..audit.run import run_audited
+
+    return run_audited(command, checked)

@@ -8,7 +8,7 @@ from ..core.environment import require_extra
 from ..core.errors import LabError, did_you_mean
 from ..study.runs.precision import PRECISIONS
 from ..study.shown_command import finished_report, names_in, shown_command, shown_names, shown_path
-from .output import announce_loading, say
+from . import announce_loading, say
 
 _HOW = ("executor", "stack_size", "workers", "precision")
 # Of each action its form and the options that it takes.
