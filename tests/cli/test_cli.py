@@ -118,6 +118,7 @@ def test_help_begins_with_the_ten_options_of_most_runs(capsys):
     assert len({*every}) == len(every)
     assert {f"--{name}" for name, option in known.items() if not option.is_internal} - {"--plugins"} < {*every}
     assert "--import" in every
+    assert "--local_rank" not in every
     # Spellings of records and of diffusers work, and are named once.
     ending = " ".join(text.partition("Each option may be written")[2].split())
     assert "--ddpm_num_inference_steps for --num_inference_steps, --plugins for --import." in ending
