@@ -250,5 +250,6 @@ def install_command(extra: str) -> str:
 def citation() -> str:
     """The entry of `CITATION.cff` in BibTeX."""
     fields = {"title": f"{{{PACKAGE.name}}}", "author": "{the diffusers_lrlab developers}", "license": "Apache-2.0"}
-    fields |= {"url": repository()} if repository() else {}
+    if address := repository():
+        fields["url"] = address
     return "\n".join([f"@software{{{PACKAGE.name},", *(f"  {key} = {{{value}}}," for key, value in fields.items()), "}"])
