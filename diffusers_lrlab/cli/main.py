@@ -4,7 +4,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .. import __version__
 from ..core.environment import require_extra
@@ -20,7 +20,7 @@ class Command(NamedTuple):
 
     help: str  # in a line
     example: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
+    add_arguments: Callable[[argparse.ArgumentParser], Any]
     run: Callable[[argparse.Namespace], int | None]  # returns the exit status if that is not always 0
 
 

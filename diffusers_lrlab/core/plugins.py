@@ -1,7 +1,7 @@
 """Plug-ins: users' code that registers names, in a file, a module or an installed package; its calls and its errors.
 
 Registered functions are called by [`call_registered`]. Methods of the objects that they return (a denoiser, an optimizer, a
-kind of data) are called from everywhere, so [`registered_code_located`] locates their errors where a run ends.
+kind of data) are called in blocks of [`registered_code_located`], as is a whole run.
 """
 
 import functools
@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,7 @@ _loaded: dict[str, dict[str, str]] = {}  # by path or module, as given to --impo
 _packages: dict[str, str] = {}
 _roots = {_PACKAGE}  # top-level packages that are always importable, or loaded here
 _registering: set[str] = set()  # top-level names of foreign modules that register something
-_titles: dict[CodeType, str] = {}  # of methods of foreign classes: what errors call their objects
-_seen: set[type] = set()  # classes whose methods are noted, or which are not foreign
+_titles: dict[type, str | None] = {}  # by class: what errors call objects that registered code made; None if not foreign
 _installed = False
 
 
@@ -158,21 +157,20 @@ def note_registered(noun: str, name: str, function: Any) -> bool:
         return False
     _registering.add(module)
     if inspect.isclass(function):
-        _note_methods(f"The {noun} {name!r}", function)
+        _note_class(f"The {noun} {name!r}", function)
     return True
 
 
-def _note_methods(title: str, made: type) -> None:
-    _seen.add(made)
-    for each in made.__mro__:
-        if each.__module__.partition(".")[0] in _registering:
-            for method in filter(inspect.isfunction, vars(each).values()):
-                _titles.setdefault(method.__code__, title)
+def _note_class(title: str, made: type) -> None:
+    _titles[made] = title if made.__module__.partition(".")[0] in _registering else None
 
 
-def titled(method: Any) -> str | None:
-    """What errors call the object of a method of a foreign registered class; `None` for other objects."""
-    return _titles.get(getattr(method, "__code__", None))  # type: ignore[arg-type]
+def titled(made: Any) -> str | None:
+    """What errors call an object of a foreign registered class, or a model that wraps one; `None` for other objects."""
+    for name in ("_orig_mod", "module"):  # of compiled and distributed models
+        while hasattr(inner := getattr(made, name, None), "forward"):
+            made = inner
+    return next((title for each in type(made).__mro__ if (title := _titles.get(each))), None)
 
 
 def call_registered(
@@ -185,8 +183,8 @@ def call_registered(
     """
     try:
         value = function(*args, **kwargs)
-        if type(value) not in _seen:
-            _note_methods(f"The {noun} {name!r}", type(value))
+        if type(value) not in _titles:
+            _note_class(f"The {noun} {name!r}", type(value))
         return value if returns is None else returns(value, *args)
     except LabError:
         raise
@@ -292,26 +290,28 @@ def located(error: BaseException, what: str, remedy: str = "", file: str | None 
 
 
 @contextmanager
-def registered_code_located() -> Iterator[None]:
-    """Turns errors of foreign registered code in this block into a `LabError` that names its file and the line."""
+def registered_code_located(made: Any = None) -> Iterator[None]:
+    """
+    Turns errors of foreign registered code in this block into a `LabError` that names its file and the line; and `made`, the
+    object whose methods the block calls, if it is of a registered class.
+    """
     try:
         yield
     except LabError:
         raise
     except FAILURES as error:
-        if (failure := registered_failure(error)) is None:
+        if (failure := registered_failure(error, titled(made))) is None:
             raise
         raise failure from error
 
 
-def registered_failure(error: BaseException) -> LabError | None:
+def registered_failure(error: BaseException, title: str | None = None) -> LabError | None:
     """The error of foreign registered code, which names its file and the line; `None` for an error of other code."""
     if is_out_of_memory(error):
         return None
-    what = file = ""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
+    for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):  # the innermost first
         module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if module in _registering:
-            what = _titles.get(frame.f_code) or what or f"Code of the plug-in {module.removeprefix('lrlab_plugin_')!r}"
-            file = frame.f_code.co_filename
-    return located(error, what, file=file) if what else None
+            what = title or f"Code of the plug-in {module.removeprefix('lrlab_plugin_')!r}"
+            return located(error, what, file=frame.f_code.co_filename)
+    return None

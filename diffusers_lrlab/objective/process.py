@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from ..core.errors import LabError
-from ..core.plugins import described, titled, unusable, where
+from ..core.plugins import described, registered_code_located, titled, unusable, where
 from ..core.registry import Parameter, Registry
 from ..timesteps.noise_levels import NoiseLevels
 
@@ -120,13 +120,13 @@ def _bare(model: Any) -> Any:
 
 def _called(model: Any) -> str:
     model = _bare(model)
-    return titled(type(model).forward) or f"The model {type(model).__name__}"
+    return titled(model) or f"The model {type(model).__name__}"
 
 
 def _where(model: Any) -> str:
     """The file and line of a third-party model, as a sentence."""
     model = _bare(model)
-    return where(type(model).forward) if titled(type(model).forward) else ""
+    return where(type(model).forward) if titled(model) else ""
 
 
 class NoiseProcess(ABC):
@@ -198,7 +198,8 @@ class NoiseProcess(ABC):
         """
         data = batch.data
         noisy = self.add_noise(data, noise, timesteps)
-        output = model(noisy, self.model_time(timesteps), **batch.conditions)
+        with registered_code_located(model):
+            output = model(noisy, self.model_time(timesteps), **batch.conditions)
         if not hasattr(output, "sample"):
             raise LabError(
                 f"{_called(model)} must return an object with .sample, such as diffusers' UNet2DOutput, not "

@@ -103,7 +103,8 @@ def _resolve_optimizer(config: TrainingConfig) -> dict[str, Any]:
 def _resolve_objective(config: TrainingConfig) -> dict[str, Any]:
     """The objective's name and parameters, some of which have their own options."""
     choice = _choice(config, "objective")
-    kwargs, filled = choice.given, {}
+    kwargs = choice.given
+    filled: dict[str, None] = {}
     for objective, flags in OBJECTIVE_OPTIONS.items():
         filled |= dict.fromkeys(flags.values())
         kwargs |= _with_flags(config, "objective", choice, flags, takes=objective == choice.name)
@@ -291,4 +292,7 @@ def check_schedule(config: ResolvedConfig) -> None:
     if schedule.follows_metric:
         build(Schedule(schedule.name, schedule.kwargs), optimizer, warmup, length)
         schedule = Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs)
-    schedule.at(Progress(0, length, warmup), peak, read_momentum(optimizer.param_groups[0]))
+    lr, _ = schedule.at(Progress(0, length, warmup), peak, read_momentum(optimizer.param_groups[0]))
+    if not lr >= 0:
+        entry = schedule.entry
+        raise LabError(f"{entry.title} gives a learning rate of {lr:g} at update 0; use 0 or more.{entry.where}")
