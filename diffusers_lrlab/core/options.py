@@ -178,11 +178,11 @@ class TextParser(argparse.ArgumentParser):
         # What follows a bare -- belongs to another program.
         self._given = [*takewhile(lambda word: word != "--", sys.argv[1:] if args is None else args)]
         options, unknown = super().parse_known_args(args, namespace)
-        # Arguments of another program are passed on as they are.
-        own = [action for action in self._actions if action.nargs != argparse.REMAINDER]
-        given = [(_name_of(action), getattr(options, action.dest, None)) for action in own]
-        for name, value in (*given, *(("an argument", word) for word in unknown)):
-            check_is_text(name, value)
+        for action in self._actions:
+            if action.nargs != argparse.REMAINDER:  # arguments of another program are passed on as they are
+                name = (action.option_strings or [str(action.metavar or action.dest)])[0]
+                _check_is_text(name, getattr(options, action.dest, None))
+        _check_is_text("an argument", unknown)
         return options, unknown
 
     def error(self, message: str) -> NoReturn:
@@ -202,11 +202,7 @@ def _in_form(message: str) -> str:
     return cut(message)
 
 
-def _name_of(action: argparse.Action) -> str:
-    return (action.option_strings or [str(action.metavar or action.dest)])[0]
-
-
-def check_is_text(name: str, value: Any) -> None:
+def _check_is_text(name: str, value: Any) -> None:
     """Raises a `LabError` for bytes that are not UTF-8, which Python passes on as surrogates that no file can hold."""
     for text in map(str, value if isinstance(value, list) else [value]):
         if not (surrogates := re.findall("[\ud800-\udfff]", text)):
