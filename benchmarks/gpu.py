@@ -34,7 +34,7 @@ import torch
 from common import UNET, make_parser, parse
 from template import BATCH, plain_updates
 
-from diffusers_lrlab.core import extras
+from diffusers_lrlab.core import environment
 
 TINY_UNET = {**UNET, "sample_size": 8, "block_out_channels": (8, 8, 8, 8), "norm_num_groups": 4, "layers_per_block": 1}
 SEEDS = 4
@@ -425,7 +425,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=8, help="after which it stops")
     options, rows = parse(parser), []
     # Nothing here reads a data set or draws a picture, which is what training wants these packages for.
-    extras.EXTRAS.update(plots={}, train={}, study={})
+    environment.EXTRAS.update(plots={}, train={}, study={})
     about = {"what": "machine", "torch": torch.__version__, "python": platform.python_version(), "device": str(DEVICE)}
     if DEVICE.type == "cuda":
         about |= {"name": torch.cuda.get_device_name(), "cuda": torch.version.cuda}

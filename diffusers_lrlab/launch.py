@@ -15,10 +15,9 @@ from typing import Any
 import diffusers_lrlab
 
 from .core.errors import Interrupted, LabError, did_you_mean, is_first_process
-from .core.flags import TextParser
-from .core.plugins import load_plugins
+from .core.options import TextParser
+from .core.plugins import load_plugins, registered_failure
 from .core.program import interrupts_as_usual, report_error
-from .core.registered import registered_failure
 from .diffusers_plugin import hook_table
 from .diffusers_plugin.host.patches import Patches
 from .diffusers_plugin.host.source import HostScript

@@ -18,9 +18,11 @@ from diffusers_lrlab import launch, list_schedulers
 from diffusers_lrlab.audit.result import DIAGNOSES
 from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.cli.main import COMMANDS, _parser
+from diffusers_lrlab.core.environment import citation, repository
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.core.project import CITATION, REPOSITORY
-from diffusers_lrlab.core.registry import Registry, markdown_table
+from diffusers_lrlab.core.options import options_of
+from diffusers_lrlab.core.registry import Registry
+from diffusers_lrlab.core.words import markdown_table
 from diffusers_lrlab.data.image_sets import IMAGE_DATASETS
 from diffusers_lrlab.data.toy2d import TOY_DATASETS
 from diffusers_lrlab.diffusers_plugin.hook_table import options_table as options_of_hooks
@@ -51,7 +53,7 @@ def readme_command(number: int) -> str:
 
 def install_command() -> str:
     """What installs the package without a clone, with the versions that are tested."""
-    address = REPOSITORY or "REPOSITORY"
+    address = repository() or "REPOSITORY"
     command = f'pip install "diffusers_lrlab[train] @ git+{address}" -c {address}/raw/main/constraints.txt'
     return f"```bash\n{command}\n```"
 
@@ -153,7 +155,7 @@ TABLES = {
     "test-command": lambda: readme_command(1),
     "install": install_command,
     "not-done": not_done,
-    "citation": lambda: f"```bibtex\n{CITATION}\n```",
+    "citation": lambda: f"```bibtex\n{citation()}\n```",
     "schedule-names": schedule_names,
     "common": SCHEDULERS.common_table,
     "schedules": SCHEDULERS.table,
@@ -224,12 +226,15 @@ def options_table(actions: Iterable[argparse.Action], parser: argparse.ArgumentP
 def command_options() -> str:
     """Every command with its options, from the real parsers."""
     training = make_parser("", [FinderConfig])
-    groups = {str(group.title): group for group in training._action_groups if group._group_actions}
-    finder = groups.pop(FinderConfig._argument_group_name)
-    of_groups = [f"#### {_title(name)}\n\n{options_table(group._group_actions, training)}" for name, group in groups.items()]
+    groups = {str(group.title): group._group_actions for group in training._action_groups if group._group_actions}
+    finder = [action for action in training._actions if action.dest in options_of(FinderConfig)]
+    of_groups = [
+        f"#### {_title(name)}\n\n{options_table([each for each in actions if each not in finder], training)}"
+        for name, actions in groups.items()
+    ]
     text = {
         "train": "\n\n".join(of_groups),
-        "find-lr": "All options of `lrlab train`, and these:\n\n" + options_table(finder._group_actions, training),
+        "find-lr": "All options of `lrlab train`, and these:\n\n" + options_table(finder, training),
     }
     subparsers = next(action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
     for name, parser in subparsers.choices.items():

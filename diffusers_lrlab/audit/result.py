@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from diffusers_lrlab.schedules.schedule import resolve_schedule
+
 from ..core.errors import LabError
 from ..schedules.audit import TOLERANCE, deviation
 from ..schedules.expected import resolve_length, schedule_curves
-from ..schedules.resolve import resolve_schedule
 from ..schedules.schedule import Schedule
 from . import of_schedules, of_updates
 from .evidence import AuditedOptimizer, AuditedProcess, Evidence, Finding

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from ..core.environment import MissingExtra
 from ..core.errors import LabError
-from ..core.extras import MissingExtra
 from ..core.files import atomic_file
-from ..core.ranges import COUNT, POSITIVE, Range
+from ..core.values import COUNT, POSITIVE, Range
 from .evidence import AuditedOptimizer, AuditedProcess, read_processes
 from .report import lines_of, plot_audit
 from .result import Audit, Comparison, Expectation, Section, make_audit

@@ -7,7 +7,7 @@ import numpy as np
 from typing_extensions import Self
 
 from ..core.errors import LabError, must_be
-from ..core.registered import Unusable, real_values
+from ..core.plugins import Unusable, real_values
 from ..core.registry import Parameter, Registry
 from ..core.spec import format_spec, resolve_spec
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.environment import require_extra
 from ..core.errors import LabError, warn
-from ..core.extras import require_extra
-from ..core.ranges import COUNT, Range
 from ..core.registry import markdown_table
+from ..core.values import COUNT, Range
 from .host.source import HostScript, NotRecognised, find_faults
 
 

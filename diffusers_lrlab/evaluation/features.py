@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from ..core.errors import LabError
-from ..core.registered import Unusable, call_registered, real_values
-from ..core.signatures import checked
+from ..core.plugins import Unusable, call_registered, real_values
+from ..core.values import checked
 from ..core.words import counted
 from ..data.batch import Batch
 from ..data.image_sets import IMAGE_DATASETS

@@ -15,8 +15,7 @@ from accelerate.utils import broadcast_object_list, recursively_apply
 from typing_extensions import Self
 
 from ..core.errors import LabError
-from ..core.random_states import random_states, restore_random_states
-from ..core.streams import block_randn, stream_generator, stream_seed
+from ..core.streams import block_randn, random_states, restore_random_states, stream_generator, stream_seed
 from ..evaluation.validation_loss import ValidationLoss
 from ..objective.objective import Objective
 from ..optimizers.build import set_learning_rate

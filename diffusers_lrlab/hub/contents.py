@@ -11,7 +11,6 @@ from typing import Any
 
 from ..core.errors import LabError
 from ..core.manifest import MANIFEST, Sums, file_sums, manifest_text, read_manifest, sums_of_bytes
-from ..core.plain_yaml import load_front_matter
 from ..core.words import counted
 from ..data.latents import LATENTS_FILE
 from ..training.kinds import components
@@ -176,7 +175,6 @@ def parsed_card(text: str, name: str) -> Any:
     from huggingface_hub import ModelCard
 
     try:
-        load_front_matter(text)
         return ModelCard(text)
     except Exception as error:  # of any type, from the YAML parser
         raise LabError(f"The metadata of {name!r} cannot be read: {error}") from None

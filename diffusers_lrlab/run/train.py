@@ -16,9 +16,9 @@ from ..core.errors import (
     system_errors_explained,
     warn,
 )
-from ..core.processes import interrupts_raised
-from ..core.registered import registered_code_located
-from ..core.signatures import checked
+from ..core.plugins import registered_code_located
+from ..core.program import interrupts_raised
+from ..core.values import checked
 from ..core.words import counted
 from ..training.config import TrainingConfig
 from ..training.prepare import prepare_resolved, resolve_and_check

@@ -28,8 +28,7 @@ from typing_extensions import Self
 from ..core.errors import LabError, how_to_continue
 from ..core.files import atomic_file, atomic_folder, remove, write_text
 from ..core.manifest import write_manifest
-from ..core.random_states import random_states, restore_random_states
-from ..core.streams import stream_seed
+from ..core.streams import random_states, restore_random_states, stream_seed
 from ..data.streams import ShardedStream
 from ..diagnostics.timestep_log import write_timesteps
 from .config import ResolvedConfig

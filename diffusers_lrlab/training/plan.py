@@ -31,7 +31,7 @@ from .combinations import check_floor
 from .config import ResolvedConfig
 from .kinds import DataKind, kind_of
 from .model import build_model, classes_of, model_arguments
-from .resolve_timesteps import objective_spec
+from .resolve import objective_spec
 from .width import planned_width
 
 # Most previews and validations, and their share of the training time; cost of a pass without gradients.

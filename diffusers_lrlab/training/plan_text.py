@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from diffusers_lrlab.optimizers.timescales import BASE_BATCH
+from diffusers_lrlab.schedules.schedule import describe_schedule
 
 from ..core.environment import cpu_computes_in_bf16
 from ..core.spec import shown_spec
@@ -13,15 +14,14 @@ from ..data.labels import describe_classes
 from ..diagnostics.observer import NUM_PROBES
 from ..optimizers.entries import OPTIMIZERS
 from ..optimizers.timescales import NO_EFFECT, scaling_warning
-from ..schedules.resolve import describe_schedule
 from ..schedules.schedule import double_decay
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from ..timesteps.sampling import contradiction
-from .choices import describe_choices
 from .kinds import component_of
 from .model import describe_model
 from .plan import Plan
 from .prepare import launcher_compiles
+from .resolve import describe_choices
 from .width import width_in_words
 
 _TIMESTEP_WORDS = {

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Literal
 
 from ..core.environment import OTHERS_WAIT, allowed_threads
 from ..core.words import counted
-from .choices import check_schedule
 from .combinations import check_launch
 from .config import ResolvedConfig, TrainingConfig
 from .kinds import kind_of
 from .model import find_start, given_model_config
-from .resolve import resolve_config
-from .resolve_timesteps import check_timesteps
+from .resolve import check_schedule, check_timesteps, resolve_config
 from .width import check_width
 
 if TYPE_CHECKING:

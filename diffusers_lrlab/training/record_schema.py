@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError, shown
-from ..core.signatures import REFUSED, described, reader
+from ..core.values import REFUSED, in_words, read_as
 from .config import ResolvedConfig
 
 _AGAIN = "restore it from a copy, or pull it again"
@@ -80,7 +80,7 @@ def problem_in(data: Any, fields: Mapping[str, Any]) -> str:
                 return f"{seen} has no {key!r}"
             value, seen = value[key], key if seen == "it" else f"{seen}.{key}"
         else:
-            is_fit = is_number(value) if hint is float else reader(hint)(value) is not REFUSED
+            is_fit = is_number(value) if hint is float else read_as(value, hint) is not REFUSED
             if not is_fit or (isinstance(value, str) and "\0" in value):
-                return f"{seen} must be {described(hint)}, got {shown(value)}"
+                return f"{seen} must be {in_words(hint)}, got {shown(value)}"
     return ""

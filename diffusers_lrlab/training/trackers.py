@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.errors import did_you_mean, failures_located, must_be
+from ..core.errors import did_you_mean, must_be
+from ..core.plugins import failures_located
 from .run_folder import PROJECT
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from ..timesteps.bands import scaled_lr
 from .checkpoints import CheckpointWriter, is_kept_for_good, load_checkpoint, remove_old_checkpoints
 from .pipeline import draw_samples, save_pipeline
 from .plan import Plan
-from .resolve_timesteps import objective_spec
+from .resolve import objective_spec
 from .run_folder import SNAPSHOTS, RunFolder
 from .run_log import RunLog
 from .run_state import RunState

@@ -11,7 +11,7 @@ from diffusers_lrlab.audit.evidence import AuditedOptimizer, AuditedProcess
 from diffusers_lrlab.audit.report import lines_of, plot_audit
 from diffusers_lrlab.audit.result import Expectation, make_audit
 from diffusers_lrlab.audit.run import AuditOptions, as_json
-from diffusers_lrlab.core.extras import MissingExtra
+from diffusers_lrlab.core.environment import MissingExtra
 
 SPLIT = "o = torch.optim.AdamW([{'params': [model.weight], 'lr': 1e-4}, {'params': [model.bias], 'lr': 2e-4}])\n"
 OTHER = "b, c = torch.nn.Linear(4, 4), torch.nn.Linear(2, 2)\n"

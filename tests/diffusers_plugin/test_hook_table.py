@@ -8,9 +8,9 @@ import pytest
 import torch
 from launched_here import launch_here
 
+from diffusers_lrlab.core.environment import EXTRAS
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.core.extras import EXTRAS
-from diffusers_lrlab.core.ranges import Range
+from diffusers_lrlab.core.values import Range
 from diffusers_lrlab.diffusers_plugin import hook_table
 from diffusers_lrlab.diffusers_plugin.hook_table import HOOKS, HookEntry, HookOption, explain, recognisers
 from diffusers_lrlab.diffusers_plugin.host.patches import Patches

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import json
 import re
+from types import SimpleNamespace
 
 import printed
 import tomllib
@@ -11,7 +12,7 @@ import yaml
 from huggingface_hub import DatasetCardData, ModelCardData
 from tables import cases
 
-from diffusers_lrlab.core.project import CITATION, REPOSITORY, repository_of
+from diffusers_lrlab.core.environment import citation, repository
 
 CARDS = printed.ROOT / "model_cards"
 EVERY = sorted(path.name for path in CARDS.iterdir())
@@ -99,18 +100,19 @@ def test_every_figure_has_its_command():
     assert targets <= with_command
 
 
-def test_the_repository_has_one_address():
+def test_the_repository_has_one_address(monkeypatch):
     """That of pyproject.toml: in what installs without a clone, in the citation, and in what the package knows."""
     project = tomllib.loads((printed.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     address = project.get("urls", {}).get("Repository")
     (command,) = set(re.findall(r'^pip install ".* @ git\+.*$', README, re.MULTILINE))
     assert re.findall(r"(?:git\+|-c )(\S+?)(?=\"|/raw/)", command) == [address or "REPOSITORY"] * 2
-    citation = yaml.safe_load((printed.ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert citation.get("repository-code") == address == REPOSITORY
-    for value in (citation["title"], citation["authors"][0]["name"], citation["license"]):
-        assert f"{{{value}}}" in CITATION
-    assert repository_of(["Repository, https://example.org/a/b/", "Other, https://example.org"]) == "https://example.org/a/b"
-    assert repository_of([]) is None
+    of_file = yaml.safe_load((printed.ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert of_file.get("repository-code") == address == repository()
+    for value in (of_file["title"], of_file["authors"][0]["name"], of_file["license"]):
+        assert f"{{{value}}}" in citation()
+    known = {"Project-URL": ["Repository, https://example.org/a/b/", "Other, https://example.org"]}
+    monkeypatch.setattr("importlib.metadata.metadata", lambda _: SimpleNamespace(get_all=known.get))
+    assert repository() == "https://example.org/a/b"
 
 
 # --- cards -----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import strategies as st
 
 from diffusers_lrlab.core.options import options_of
-from diffusers_lrlab.core.ranges import Range
+from diffusers_lrlab.core.values import Range
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.training.config import TrainingConfig
 

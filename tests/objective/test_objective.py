@@ -18,8 +18,7 @@ from diffusers_lrlab.objective.processes import DDPM
 from diffusers_lrlab.timesteps.bands import TIMESTEP_LRS
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.resolve_timesteps import objective_spec
+from diffusers_lrlab.training.resolve import objective_spec, resolve_config
 
 IMAGES = torch.linspace(-1, 1, 8 * 16).view(8, 1, 4, 4)
 

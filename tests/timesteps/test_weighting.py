@@ -17,8 +17,7 @@ from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS
 from diffusers_lrlab.timesteps.weighting import get_loss_weighting
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.resolve_timesteps import objective_spec
+from diffusers_lrlab.training.resolve import objective_spec, resolve_config
 
 PREDICTION_TYPES = ["epsilon", "sample", "v_prediction"]
 

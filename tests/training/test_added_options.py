@@ -7,7 +7,7 @@ from pathlib import Path
 from diffusers_lrlab.core.options import DRAWS, option
 from diffusers_lrlab.finder import result as saved_result
 from diffusers_lrlab.hub.card import write_model_card
-from diffusers_lrlab.training import choices, config
+from diffusers_lrlab.training import config, resolve
 from diffusers_lrlab.training.config import TrainingConfig
 
 RUN = Path(__file__).parents[1] / "compatibility" / "v0.1.0" / "run"
@@ -23,12 +23,12 @@ def test_an_older_record_is_described_in_a_card_and_compared_with_the_finders_re
     record = json.loads((RUN / "lrlab" / "run.json").read_text())
     train, file = record["train"], tmp_path / "lrlab" / "lr_finder.json"
     deciding = saved_result.deciding(record["config"], train["num_parameters"], train["global_batch"])
-    for module in (config, saved_result, choices):
+    for module in (config, saved_result, resolve):
         monkeypatch.setattr(module, "TrainingConfig", WiderConfig)
-    monkeypatch.setattr(choices, "LEARNED_FROM", (*choices.LEARNED_FROM, "sharpening"))
+    monkeypatch.setattr(resolve, "LEARNED_FROM", (*resolve.LEARNED_FROM, "sharpening"))
     write_model_card(tmp_path, record)
     assert "`none`" in (tmp_path / "README.md").read_text()
-    assert choices.describe_choices(record["config"])[-1] == ("sharpening", "none")
+    assert resolve.describe_choices(record["config"])[-1] == ("sharpening", "none")
     found = {"learning_rate": 1e-3, "suggestion": {"reason": "it is"}}
     found |= {"sweeps": [], "seconds": 1.0, "about": {"deciding": deciding}}
     file.parent.mkdir(exist_ok=True)

@@ -15,7 +15,7 @@ from ...objective.objective import Objective
 from ...timesteps.bands import scaled_lr
 from ...training.config import TrainingConfig
 from ...training.plan import Plan
-from ...training.resolve_timesteps import objective_spec
+from ...training.resolve import objective_spec
 from ...training.run_state import RunState
 from ..runs.measure import Curves
 

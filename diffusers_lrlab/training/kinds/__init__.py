@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from ...core.registered import unusable
+from diffusers_lrlab.core.plugins import unusable
+
 from ...core.registry import Registry
 from ...models.registry import architecture_of, architectures
 from ..config import ResolvedConfig, TrainingConfig
@@ -16,7 +17,8 @@ from ..config import ResolvedConfig, TrainingConfig
 if TYPE_CHECKING:
     import torch
 
-    from ...data.layout import BatchLayout
+    from diffusers_lrlab.data.options import BatchLayout
+
     from ...data.loading import TrainingData
 
 
