@@ -15,11 +15,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from accelerate.utils import patch_environment
 
-from diffusers_lrlab.core.plugins import registered_code_located
-
 from ..core.environment import asked_threads, available_cores
 from ..core.errors import Interrupted, LabError, is_out_of_memory
-from ..core.plugins import load_plugins
+from ..core.plugins import load_plugins, registered_code_located
 from ..core.program import begin_worker
 from ..training.prepare import keep_freed_memory
 from .runs.context import StudyContext, stops_explained
