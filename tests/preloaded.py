@@ -6,7 +6,7 @@ import importlib
 gc.disable()  # imports leave no garbage
 for name in (
     "diffusers_lrlab.run.train",
-    "diffusers_lrlab.run.finish",
+    "diffusers_lrlab.run.record",
     "diffusers_lrlab.training.arguments",
     "diffusers_lrlab.training.trainer",
     "diffusers_lrlab.cli.main",
@@ -22,10 +22,10 @@ for name in (
     "diffusers_lrlab.diagnostics.plot",
     "diffusers_lrlab.evaluation.metrics",
     "diffusers_lrlab.models.networks",
-    "diffusers_lrlab.objective.ddpm",
+    "diffusers_lrlab.objective.processes",
     "diffusers_lrlab.optimizers.layers",
     "diffusers_lrlab.training.plots",
-    "diffusers_lrlab.training.results.images",
+    "diffusers_lrlab.training.results",
     "huggingface_hub.repocard",
     "transformers.hf_argparser",
 ):

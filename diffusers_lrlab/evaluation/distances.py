@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from ..core.errors import LabError, must_be
-from ..core.ranges import SEED, Range
-from ..core.signatures import checked
+from ..core.values import SEED, Range, checked
 from ..core.words import counted
 
 # Squares of larger coordinates overflow in float64, which threads of KD-trees do not report.

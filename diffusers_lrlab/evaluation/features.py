@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ..core.errors import LabError
-from ..core.signatures import checked
+from ..core.values import checked
 from ..core.words import counted
 from ..data.batch import Batch
 from ..data.image_sets import IMAGE_DATASETS

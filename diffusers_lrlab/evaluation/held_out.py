@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.random_states import random_states_kept
-from ..core.ranges import COUNT
-from ..core.streams import block_randn, stream_generator
+from ..core.streams import block_randn, random_states_kept, stream_generator
+from ..core.values import COUNT
 from ..data.batch import Batch
 from ..objective.process import NoiseProcess
 

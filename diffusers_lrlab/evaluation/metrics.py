@@ -9,8 +9,8 @@ import torch
 from tqdm.auto import tqdm
 
 from ..core.errors import LabError
-from ..data.layout import BatchLayout
 from ..data.loading import load_image_data
+from ..data.options import BatchLayout
 from ..data.toy2d import LOG_PROBS
 from . import distances
 from .features import NUM_CLASSIFIED, ImageClassifier, class_reader, frechet_distance, image_features

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ..core.errors import LabError
-from ..core.registered import Unusable, call_registered, note_registered, python_number
-from ..core.registry import markdown_table
-from ..core.signatures import checked
+from ..core.plugins import Unusable, call_registered, note_registered, python_number
+from ..core.values import checked
+from ..core.words import markdown_table
 
 if TYPE_CHECKING:  # a typing error does not wait for torch
     import torch

@@ -15,9 +15,9 @@ from tqdm.auto import tqdm
 from ..core.environment import describe_environment, is_watched, launch_command
 from ..core.errors import LabError, arguments_named, is_first_process
 from ..core.options import defaults_of, names_where
-from ..core.random_states import random_states_kept
-from ..core.registered import registered_code_located
-from ..core.signatures import checked
+from ..core.plugins import registered_code_located
+from ..core.streams import random_states_kept
+from ..core.values import checked
 from ..core.words import counted
 from ..optimizers.entries import OPTIMIZERS
 from ..training.config import TrainingConfig, as_call

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,17 +15,13 @@ from accelerate.utils import broadcast_object_list, recursively_apply
 from typing_extensions import Self
 
 from ..core.errors import LabError
-from ..core.random_states import random_states, restore_random_states
-from ..core.streams import block_randn, stream_generator, stream_seed
+from ..core.streams import block_randn, random_states, restore_random_states, stream_generator, stream_seed
 from ..evaluation.held_out import ValidationLoss
 from ..objective.objective import Objective
-from ..optimizers.groups import set_learning_rate
+from ..optimizers.build import set_learning_rate
 from ..timesteps.bands import TimestepLR, scaled_lr
-from ..training.stepping import do_one_update
+from ..training.trainer import Trainer, do_one_update
 from .range_test import FinderConfig, NoFiniteGradient, Sweep, range_test
-
-if TYPE_CHECKING:
-    from ..training.trainer import Trainer
 
 # A forward pass over the probe every 4 updates takes about a sixth of the time of the updates.
 _PROBE_BATCHES, _UPDATES_PER_READING = 2, 4

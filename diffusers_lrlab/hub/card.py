@@ -4,18 +4,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..core.environment import citation, install_command, project_link
 from ..core.files import write_text
-from ..core.project import CITATION, install_command, project_link
 from ..core.words import agreeing, counted, singular, times
 from ..evaluation.metrics import METRICS
 from ..finder.result import read_saved_result
 from ..models.registry import DENOISERS, has_own_code
 from ..schedules.registries import SCHEDULERS
-from ..schedules.resolve import describe_schedule
-from ..schedules.schedule import Schedule
+from ..schedules.schedule import Schedule, describe_schedule
 from ..training.config import complete_options
-from ..training.kinds import component_of, kind_of
-from ..training.kinds.base import DataKind, row_for
+from ..training.kinds import DataKind, component_of, kind_of, row_for
 from ..training.pipeline import pipeline_name
 from ..training.record_schema import read_json
 from .card_facts import (
@@ -142,7 +140,7 @@ def model_card_text(folder: Path, record: dict[str, Any], licence: str | None = 
         project=project_link(),
         install=install_command("train"),
         command=record["run"]["command"].replace("training_scripts/train_ddpm.py", "-m diffusers_lrlab.train"),
-        citation=CITATION,
+        citation=citation(),
         held_out=counted(train["num_held_out_images"], f"held-out {singular(kind.name)}"),
         example=_example(kind, record, folder),
         results=result_rows(train["results"]),

@@ -11,7 +11,6 @@ from typing import Any
 
 from ..core.errors import LabError
 from ..core.manifest import MANIFEST, Sums, file_sums, manifest_text, read_manifest, sums_of_bytes
-from ..core.plain_yaml import load_front_matter
 from ..core.words import counted
 from ..data.latents import LATENTS_FILE
 from ..training.kinds import components
@@ -98,7 +97,7 @@ def contents_of(folder: Path, repo_id: str, revision: str = "main") -> Contents:
     elif kind.name == "study":
         message = _check_study(folder)
     if kind.name == "study" and (folder / "runs").is_dir():  # else the folder is the card of a study already
-        from ..study.report.card import write_study_card
+        from ..study.report.report import write_study_card
 
         with tempfile.TemporaryDirectory() as temporary:
             card = write_study_card(folder, Path(temporary) / "card").parent
@@ -176,7 +175,6 @@ def parsed_card(text: str, name: str) -> Any:
     from huggingface_hub import ModelCard
 
     try:
-        load_front_matter(text)
         return ModelCard(text)
     except Exception as error:  # of any type, from the YAML parser
         raise LabError(f"The metadata of {name!r} cannot be read: {error}") from None

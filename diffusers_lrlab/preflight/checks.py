@@ -15,9 +15,9 @@ from ..core.words import agreeing, counted
 from ..data.batch import Batch
 from ..finder.on_trainer import restored_afterwards
 from ..finder.result import read_saved_result
-from ..objective.process import make_process
+from ..objective.process import OBJECTIVES, make_process
 from ..optimizers.entries import OPTIMIZERS
-from ..training.choices import resolved_parameters
+from ..training.resolve import resolved_parameters
 from .data_checks import CHECKS, Subject, check
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def terminal_snr(subject: Subject) -> str | None:
     snr = float(process.levels.snr[-1])
     if snr <= 0.01:
         return None
-    usual = resolved_parameters(config, config.objective, {})
+    usual = resolved_parameters(config, OBJECTIVES[config.objective], {})
     of_default = make_process(config.objective, is_bounded=subject.plan.kind.is_bounded, **usual).levels
     if np.array_equal(process.levels.alphas_cumprod, of_default.alphas_cumprod):
         return None

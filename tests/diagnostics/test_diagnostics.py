@@ -27,7 +27,7 @@ from diffusers_lrlab.diagnostics.timestep_log import (
     table_schema,
     write_timesteps,
 )
-from diffusers_lrlab.objective.ddpm import DDPM
+from diffusers_lrlab.objective.processes import DDPM
 from diffusers_lrlab.timesteps.sampling import get_timestep_sampler
 
 pytestmark = pytest.mark.slow

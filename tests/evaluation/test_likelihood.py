@@ -14,8 +14,8 @@ from gaussians import normal
 from tables import cases
 
 from diffusers_lrlab.evaluation.held_out import NUM_STEPS, _NoisePrediction, exact_kl, log_likelihood
-from diffusers_lrlab.objective.ddpm import DDPM
 from diffusers_lrlab.objective.process import make_process
+from diffusers_lrlab.objective.processes import DDPM
 
 GAUSSIANS = [([1.5], [0.3]), ([0.7, -1.2], [0.5, 2.0]), ([0.0, 0.4, -3.0], [1.0, 0.1, 0.6]), ([0.0, 0.0], [2.0, 2.0])]
 MIXTURE = np.array([[-2.0, 0.0], [1.0, 1.5], [1.0, -1.5]])

@@ -52,16 +52,6 @@ def test_it_fits_the_data(size, num_images, expected):
     assert found["attention_head_dim"] == 32
 
 
-@pytest.mark.slow
-def test_it_is_the_class_of_diffusers_with_the_arguments_given():
-    plan, _ = plan_of()
-    model = plan.new_model()
-    assert type(model) is DiTTransformer2DModel
-    assert len(model.transformer_blocks) == 2
-    assert (model.inner_dim, model.config.patch_size, model.config.in_channels, model.config.out_channels) == (8, 4, 1, 1)
-    assert plan.num_parameters == sum(p.numel() for p in model.parameters())
-
-
 REFUSED = {
     "a patch that does not divide": ({"denoiser": "dit:patch_size=3"}, "patch_size=3 of dit: must be one of 1, 2, 4, got 3"),
     "heads": ({"denoiser": "dit:hidden_size=64,num_heads=3"}, "num_heads=3 of dit: must be a divisor of 64"),
