@@ -37,7 +37,8 @@ def cost_alone(trainer, batch, repeats=300):
     observer, losses = trainer.log.observer, torch.rand(batch)
     timesteps = [trainer.run.objective.draw(update)[:batch] for update in range(repeats)]
     adding = statistics.median(milliseconds(observer.add, part, losses) for part in timesteps)
-    reading = statistics.median(milliseconds(observer.add_row, update, update + 9) for update in range(repeats))
+    expected = trainer.run.objective.sampler.probabilities(0).numpy()
+    reading = statistics.median(milliseconds(observer.add_row, update, expected) for update in range(repeats))
     return adding, reading
 
 
@@ -94,7 +95,7 @@ def main():
             )
         for _ in trainer.updates():
             pass
-        gradients = min(milliseconds(trainer.log.observer.measure_gradients, 0, trainer.run.model) for _ in range(3))
+        gradients = min(milliseconds(trainer.log.measure_gradients) for _ in range(3))
         print(f"\na measurement of gradients in 10 bins: {gradients:.0f} ms")
         found = variances(trainer, options.losses, options.gradients)
     base = found["uniform"]

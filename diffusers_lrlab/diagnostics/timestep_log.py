@@ -188,6 +188,16 @@ class TimestepLog:
     def add_gradients(self, update: int, norms: Sequence[float], noise_scales: Sequence[float]) -> None:
         self._add(update, {"grad_norm": _without_nan(norms), "grad_noise_scale": _without_nan(noise_scales)})
 
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The sums of every process that are not in the table yet."""
+        return {"sums": self.gather(self.sums[None])}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor], rank: int, num_processes: int) -> None:
+        sums = state["sums"]
+        if len(sums) != num_processes:  # only the total counts
+            sums = torch.cat([sums.sum(0, keepdim=True), sums.new_zeros(num_processes, *sums.shape[1:])])
+        self.sums.copy_(sums[rank])
+
     def restore(self, table: pa.Table, update: int) -> None:
         """Restores the rows that existed after `update` updates."""
         import pyarrow.compute as pc

@@ -13,6 +13,7 @@ from PIL import Image
 
 from ..core.environment import describe_environment, launch_command, peak_memory_mb
 from ..core.errors import Interrupted, LabError, warn
+from ..diagnostics.timestep_log import write_timesteps
 from ..optimizers.timescales import half_life_of
 from ..training.config import TrainingConfig, as_call, as_command, program_registrations
 from ..training.pipeline import pipeline_name
@@ -138,9 +139,9 @@ def _write_end(trainer: Trainer, record: dict[str, Any]) -> None:
     folder, state = trainer.folder, record["run"]
     try:
         folder.check_there()
-        if (observer := trainer.log.observer) is not None:
-            record["train"]["loss_spikes"] = observer.log.num_spikes
-            observer.write()
+        if (observer := trainer.log.observer) is not None and folder.is_writer:
+            record["train"]["loss_spikes"] = observer.num_spikes
+            write_timesteps(observer.table, folder.timesteps_file)
         folder.write_record(record)
         if state["status"] == "finished":
             folder.write_manifest()
@@ -187,7 +188,7 @@ def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
     if config.evaluation:
         shown_by.draw(run, samples, folder.lab)
     if trainer.log.observer is not None:
-        plot_timesteps(trainer.log.observer.log.table, folder.lab / "timesteps.png")
+        plot_timesteps(trainer.log.observer.table, folder.lab / "timesteps.png")
     _show_results(trainer, figures)
     write_model_card(folder.path, record)
     name = pipeline_name(run.kind, config, folder.path)

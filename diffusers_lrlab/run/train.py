@@ -155,8 +155,8 @@ def _train_and_record(
         name, before = plan.config.timestep_sampler, plan.config.timestep_sampler_kwargs["before"]
         updates = counted(plan.num_updates, "update", ",")
         accelerator.print(f"{name}: its own density of the timesteps never began; {before} was used for {updates}.")
-    if (observer := trainer.log.observer) is not None and observer.log.num_spikes:
-        accelerator.print(f"Loss spikes by noise level: {observer.log.num_spikes}, see lrlab/timesteps.png.")
+    if (observer := trainer.log.observer) is not None and observer.num_spikes:
+        accelerator.print(f"Loss spikes by noise level: {observer.num_spikes}, see lrlab/timesteps.png.")
     # A distributed model freed after its process group can hang in gloo.
     del trainer
     accelerator.free_memory()

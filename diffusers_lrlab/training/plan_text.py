@@ -11,7 +11,7 @@ from ..core.environment import cpu_computes_in_bf16
 from ..core.spec import shown_spec
 from ..core.words import counted, plural, singular, times
 from ..data.labels import describe_classes
-from ..diagnostics.observer import NUM_PROBES
+from ..diagnostics.gradient_probes import NUM_PROBES
 from ..optimizers.entries import OPTIMIZERS
 from ..optimizers.timescales import NO_EFFECT, scaling_warning
 from ..schedules.schedule import double_decay

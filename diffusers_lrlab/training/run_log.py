@@ -11,8 +11,9 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from tqdm.auto import tqdm
 
+from ..diagnostics.gradient_probes import GradientProbes
 from ..diagnostics.lr_warnings import find_lr_warnings
-from ..diagnostics.observer import TimestepObserver
+from ..diagnostics.timestep_log import TimestepLog, expected_probabilities, read_timesteps
 from .pipeline import save_preview
 from .results import results_of
 from .run_folder import RunFolder
@@ -28,10 +29,12 @@ class RunLog:
         self.run, self.accelerator, self.folder, self.divergence = run, accelerator, folder, divergence
         # Since the last row, where they are read off the device: loss, unweighted loss, gradient norm, updates.
         self.sums = torch.zeros(4, device=accelerator.device)
-        self.observer: TimestepObserver | None = None  # of losses by noise level
+        self.observer: TimestepLog | None = None  # of losses by noise level
         if num_bins := run.config.log_timestep_bins:
-            probes = run.data.held_out if run.config.timestep_grad_every else None
-            self.observer = TimestepObserver(num_bins, run.objective, run.process, probes, folder.timesteps_file)
+            self.observer = TimestepLog(num_bins, run.process.num_train_timesteps, accelerator.device, run.objective.gather)
+        self.probes: GradientProbes | None = None
+        if self.observer is not None and run.config.timestep_grad_every and accelerator.is_main_process:
+            self.probes = GradientProbes(run.data.held_out, run.process, self.observer.starts, accelerator.device)
         self.lr_warnings: dict[str, str] = {}  # shown ones, by name
         self.shows = True  # on the screen
 
@@ -67,8 +70,10 @@ class RunLog:
         }
         row = {key: value for key, value in row.items() if value is not None}
         first = (run.update - 1) // run.config.logging_steps * run.config.logging_steps
-        if self.observer is not None and loss is not None and (spikes := self.observer.add_row(first, run.update - 1)):
-            row["loss_spike_bins"] = spikes
+        if self.observer is not None and loss is not None:
+            expected = expected_probabilities(run.objective.sampler, first, run.update - 1)
+            if spikes := self.observer.add_row(run.update - 1, expected):
+                row["loss_spike_bins"] = spikes
         if (began := run.objective.sampler.began()) and began > first:
             self._say(f"{run.config.timestep_sampler}: its own density of the timesteps began at update {began:,}.")
         self.folder.append_metrics(row)
@@ -86,10 +91,15 @@ class RunLog:
         if not all(map(math.isfinite, losses.values())):
             raise self.divergence.error()
         if self.observer is not None and run.validation is not None:
-            self.observer.after_validation(run.update, run.validation.timesteps, of_images)
+            self.observer.add_validation(run.update, run.validation.timesteps.cpu().numpy(), of_images)
         self.folder.append_metrics({"update": run.update, **losses})
         self.accelerator.log(scalars_of(losses), step=run.update)
         run.follow_loss(losses["validation_loss"])
+
+    def measure_gradients(self) -> None:
+        """Logs the gradients at the probes of the main process; the others do not wait."""
+        if self.observer is not None and self.probes is not None:
+            self.observer.add_gradients(self.run.update, *self.probes(self.run.model))
 
     def warn_of_lr(self) -> None:
         """Shows warnings about the learning rate from the rows so far, each once."""
@@ -123,4 +133,5 @@ class RunLog:
         sums, rank = torch.tensor(state["sums"], device=self.accelerator.device), self.accelerator.process_index
         self.sums = sums[rank] if len(sums) == self.accelerator.num_processes else sums.mean(0)
         if self.observer is not None:
-            self.observer.load_state_dict(state["observer"], self.run.update)
+            self.observer.load_state_dict(state["observer"], rank, self.accelerator.num_processes)
+            self.observer.restore(read_timesteps(self.folder.timesteps_file), self.run.update)

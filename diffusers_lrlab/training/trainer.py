@@ -150,11 +150,11 @@ class Trainer:
     def _at_boundary(self) -> None:
         """Work between updates: validation, sample images, saving the pipeline."""
         run, config, plan = self.run, self.run.config, self.run.plan
-        is_main, observer = self.accelerator.is_main_process, self.log.observer
+        is_main = self.accelerator.is_main_process
         if self.folder.is_writer and run.update in plan.snapshot_updates:
             run.write_snapshot(self.folder.path / SNAPSHOTS)
-        if observer is not None and config.timestep_grad_every and run.update % config.timestep_grad_every == 0:
-            observer.measure_gradients(run.update, run.model)
+        if config.timestep_grad_every and run.update % config.timestep_grad_every == 0:
+            self.log.measure_gradients()
         if run.validation and run.at_interval(plan.validation_updates):
             self.log.validate()
         if is_main and run.at_interval(max(1, plan.num_updates // _NUM_LR_CHECKS)):
@@ -176,7 +176,7 @@ class Trainer:
         divergence, log = self.divergence, self.log
         if part := find_nonfinite(self.run, loss=log.sums):
             raise divergence.error(f"The {part} of the run is not finite")
-        rows = None if log.observer is None else log.observer.log.table
+        rows = None if log.observer is None else log.observer.table
         path = self.checkpoints.begin(self.run, log.state_dict() | divergence.state_dict(), rows)
         if waits:
             self.checkpoints.finish()

@@ -72,9 +72,10 @@ def test_the_record_of_a_run_on_a_full_disk_says_why_it_ended(tmp_path, monkeypa
     folder.lab.mkdir()
     trainer = SimpleNamespace(
         folder=folder,
-        log=SimpleNamespace(observer=SimpleNamespace(write=_fill, log=SimpleNamespace(num_spikes=0))),
+        log=SimpleNamespace(observer=SimpleNamespace(table=None, num_spikes=0)),
     )
     monkeypatch.setattr("diffusers_lrlab.run.record.training_figures", lambda trainer: {})
+    monkeypatch.setattr("diffusers_lrlab.run.record.write_timesteps", lambda *_: _fill())
     for ended in (nullcontext(), full_disk_explained(tmp_path / "checkpoint-2")):
         record = {"run": {"status": "running", "seconds": 0.0}, "train": {}}
         with pytest.raises(DiskFull), recorded(trainer, record), ended:

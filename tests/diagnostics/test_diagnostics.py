@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from diffusers_lrlab.core.plotting import new_figure
 from diffusers_lrlab.data.batch import Batch
-from diffusers_lrlab.diagnostics.observer import GradientProbes
+from diffusers_lrlab.diagnostics.gradient_probes import GradientProbes
 from diffusers_lrlab.diagnostics.plot import _heat_map, _Rows, plot_timesteps
 from diffusers_lrlab.diagnostics.timestep_log import (
     SpikeDetector,

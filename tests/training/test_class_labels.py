@@ -15,7 +15,7 @@ from helpers import numbered_image
 
 from diffusers_lrlab import ImagePipeline, TrainingConfig, train
 from diffusers_lrlab.data.batch import Batch
-from diffusers_lrlab.diagnostics.observer import GradientProbes
+from diffusers_lrlab.diagnostics.gradient_probes import GradientProbes
 from diffusers_lrlab.evaluation.metrics import _training_set_loss
 from diffusers_lrlab.evaluation.registry import Evaluation
 from diffusers_lrlab.finder.find import find_lr_of
