@@ -27,19 +27,20 @@ def files(tmp_path_factory):
     return {name: content if isinstance(content, bytes) else content.read_bytes() for name, content in contents.items()}
 
 
-@pytest.mark.parametrize("name", ["run", "dino", "study"])
-def test_what_was_pushed_is_pulled(folders, hub, tmp_path, name):
-    lrlab("push", folders / name, "--repo_id", f"user/{name}", env=hub.env, cwd=tmp_path)
-    result = lrlab("pull", f"user/{name}", "--out", "here", env=hub.env, cwd=tmp_path)
-    assert f"Downloaded a {'dataset' if name == 'dino' else name} to here" in result.stdout
-    kind = "datasets" if name in ("dino", "study") else "models"
-    files = hub.repos[kind, f"user/{name}"].files
-    pulled = {
-        path.relative_to(tmp_path / "here").as_posix(): path for path in (tmp_path / "here").rglob("*") if path.is_file()
-    }
-    assert find_damage(tmp_path / "here") is None
-    assert set(pulled) == set(files) - {".gitattributes"}
-    assert all(path.read_bytes() == files[key] for key, path in pulled.items() if key != "manifest.json")
+def test_what_was_pushed_is_pulled(folders, hub, tmp_path):
+    names = ("run", "dino", "study")
+    pushes = [["push", folders / name, "--repo_id", f"user/{name}"] for name in names]
+    pulls = [["pull", f"user/{name}", "--out", f"here-{name}"] for name in names]
+    results = lrlab_each(pushes + pulls, hub.env, tmp_path)
+    assert [status for status, *_ in results] == [0] * 6
+    for name, (_, out, _) in zip(names, results[3:], strict=True):
+        here = tmp_path / f"here-{name}"
+        assert f"Downloaded a {'dataset' if name == 'dino' else name} to here-{name}" in out
+        files = hub.repos["models" if name == "run" else "datasets", f"user/{name}"].files
+        pulled = {path.relative_to(here).as_posix(): path for path in here.rglob("*") if path.is_file()}
+        assert find_damage(here) is None
+        assert set(pulled) == set(files) - {".gitattributes"}
+        assert all(path.read_bytes() == files[key] for key, path in pulled.items() if key != "manifest.json")
 
 
 def test_a_download_that_breaks_off_is_gone_on_with(folders, hub, tmp_path):
@@ -137,27 +138,18 @@ def test_a_run_without_a_manifest_is_read(files, hub, tmp_path):
 def test_a_result_that_was_pulled_can_go_elsewhere(folders, hub, tmp_path):
     """Its card names the new place, on the branch that it is on; code that pull left on the Hub is not taken away."""
     lrlab("push", folders / "run", "--repo_id", "user/run", env=hub.env, cwd=tmp_path)
-    hub.model("user/run").files["pipeline.py"] = b"code"
-    lrlab("pull", "user/run", env=hub.env, cwd=tmp_path)
-    lrlab("push", "run", "--repo_id", "user/run", "--message", "again", env=hub.env, cwd=tmp_path)
+    hub.model("user/run").files.update({"pipeline.py": b"open('ran', 'w')", "unet/x.so": b"", "run.sh": b""})
+    commands = [["pull", "user/run"], ["push", "run", "--repo_id", "user/run", "--message", "again"]]
+    commands += [["push", "run", "--repo_id", "user/other", "--revision", "dev"]]
+    assert [status for status, *_ in lrlab_each(commands, hub.env, tmp_path)] == [0, 0, 0]
     assert "pipeline.py" in hub.model("user/run").files
-    lrlab("push", "run", "--repo_id", "user/other", "--revision", "dev", env=hub.env, cwd=tmp_path)
+    assert not list(tmp_path.glob("run/**/*.py")) + list(tmp_path.glob("run/**/*.s[oh]"))
+    assert not (tmp_path / "ran").exists()
     other = hub.model("user/other")
     card = other.commits[other.branches["dev"]]["README.md"].decode()
     assert 'from_pretrained("user/other", revision="dev")' in card
     assert "user/other/blob/dev/lrlab/run.json" in card
     assert "user/run" not in card
-
-
-def test_code_and_checkpoints_stay_on_the_hub(files, hub, tmp_path):
-    more = {"pipeline.py": b"open('ran', 'w')", "unet/x.so": b"", "run.sh": b"", "checkpoint-100/optimizer.bin": b""}
-    hub.put("somebody/run", files | more)
-    lrlab("pull", "somebody/run", env=hub.env, cwd=tmp_path)
-    assert {path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*") if path.is_file()} == {
-        *files,
-        "manifest.json",
-    }
-    assert not (tmp_path / "ran").exists()
 
 
 def test_pulls_that_cannot_work(hub, tmp_path):

@@ -40,13 +40,8 @@ def test_its_card_and_picture(folder):
     card = DatasetCard.load(folder / "README.md")
     assert card.data.license == "apache-2.0"
     assert [file["split"] for file in card.data.configs[0]["data_files"]] == ["train", "test"]
-    for text in (
-        "--n 50 --n_test 5 --seed 42 --resolution 32",
-        "| `rotation` | float64 |",
-        "circle, triangle, square, star",
-    ):
-        assert text in card.text
-    assert "| `label` | ClassLabel |" in card.text
+    rows = ("| `rotation` | float64 |", "| `label` | ClassLabel |", "circle, triangle, square, star")
+    assert all(text in card.text for text in (*rows, "--n 50 --n_test 5 --seed 42 --resolution 32"))
     assert (folder / "images.png").stat().st_size > 1000
     assert ParquetFile(folder / "data" / "train-00000-of-00001.parquet").num_row_groups > 8
 
