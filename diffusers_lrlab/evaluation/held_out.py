@@ -38,27 +38,24 @@ class ValidationLoss:
         shape = tuple(batch.data.shape[1:])
         self.noise = block_randn(VALIDATION_SEED, "validation-noise", draw, range(num_images), shape, "cpu").to(device)
 
-    @torch.no_grad()
     def try_one(self, model: Any) -> None:
         """Raises a `LabError` if the model, in evaluation mode, predicts what has no loss; one image is enough for that."""
-        was_training = model.training
-        model.eval()
-        one = slice(0, 1)
         with random_states_kept():
-            self.process.losses(model, self.batch[one], self.noise[one], self.timesteps[one])
-        model.train(was_training)
+            self._losses(model, [slice(0, 1)])
 
-    @torch.no_grad()
     def __call__(self, model: Any) -> np.ndarray:
         """The loss of each image, float64 `(num_images,)`, in evaluation mode; the model's mode is restored."""
+        starts = range(0, len(self.batch), self.batch_size)
+        losses = self._losses(model, [slice(start, start + self.batch_size) for start in starts])
+        return losses.double().cpu().numpy()
+
+    @torch.no_grad()
+    def _losses(self, model: Any, parts: list[slice]) -> torch.Tensor:
         was_training = model.training
         model.eval()
-        losses = []
-        for start in range(0, len(self.batch), self.batch_size):
-            part = slice(start, start + self.batch_size)
-            losses.append(self.process.losses(model, self.batch[part], self.noise[part], self.timesteps[part]))
+        losses = [self.process.losses(model, self.batch[part], self.noise[part], self.timesteps[part]) for part in parts]
         model.train(was_training)
-        return torch.cat(losses).double().cpu().numpy()
+        return torch.cat(losses)
 
 
 # --- likelihood ------------------------------------------------------------------------------------------------------
@@ -113,9 +110,7 @@ class _NoisePrediction:
         return prediction.detach(), divergence
 
 
-def log_likelihood(
-    model: Any, process: NoiseProcess, points: torch.Tensor, num_steps: int = NUM_STEPS, batch_size: int = 10_000
-) -> torch.Tensor:
+def log_likelihood(model: Any, process: NoiseProcess, points: torch.Tensor, num_steps: int = NUM_STEPS) -> torch.Tensor:
     r"""
     The log-density of points under the distribution that the model's probability-flow ODE makes of Gaussian noise.
 
@@ -145,16 +140,13 @@ def log_likelihood(
     start, end = first, last
     if process.levels.alphas_cumprod[-1] == 0:
         slope, start, end = predict.flow_by_ratio, -math.asinh(math.exp(-first)), -math.asinh(math.exp(-last))
-    step, dimension = (end - start) / num_steps, points.shape[1]
-    logs = []
-    for part in points.double().split(batch_size):
-        # The last column: how much the logarithm of the volume has changed.
-        state = torch.cat([part / _scale(first), part.new_zeros(len(part), 1)], dim=1)
-        for number in range(num_steps):
-            state = _runge_kutta_step(slope, state, start + number * step, step)
-        log_prior = -(state[:, :-1] ** 2).sum(dim=1) / 2 - dimension / 2 * math.log(2 * math.pi)
-        logs.append(log_prior + state[:, -1] - dimension * math.log(_scale(first)))
-    return torch.cat(logs)
+    step, dimension, points = (end - start) / num_steps, points.shape[1], points.double()
+    # The last column: how much the logarithm of the volume has changed.
+    state = torch.cat([points / _scale(first), points.new_zeros(len(points), 1)], dim=1)
+    for number in range(num_steps):
+        state = _runge_kutta_step(slope, state, start + number * step, step)
+    log_prior = -(state[:, :-1] ** 2).sum(dim=1) / 2 - dimension / 2 * math.log(2 * math.pi)
+    return log_prior + state[:, -1] - dimension * math.log(_scale(first))
 
 
 def _scale(log_sigma: float) -> float:
