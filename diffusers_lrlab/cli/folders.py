@@ -124,25 +124,23 @@ def data(options: argparse.Namespace) -> None:
 def _export(name: str, folder: Path, given: dict[str, Any]) -> None:
     from ..data.image_sets import IMAGE_DATASETS, check_resolution
     from ..data.toy2d import MAX_POINTS, TOY_DATASETS
-    from ..hub.dataset_folder import export_image_dataset, export_toy_dataset
+    from ..hub.dataset_folder import export_dataset
 
     names = [*TOY_DATASETS, *IMAGE_DATASETS]
     if name not in names:
         raise LabError(f"Unknown data set {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}.")
     for flag, least in (("n", 1), ("n_test", 0)):
         Range(f"[{least}, {MAX_POINTS}]", whole=True).check(f"--{flag}", given.get(flag), "it is a number of rows")
-    given = {"n": 100_000, "n_test": 10_000, "seed": 42, **given}
     resolution, size = given.get("resolution"), ""
     if name not in IMAGE_DATASETS:
         if resolution is not None:
             raise LabError(f"--resolution {resolution} has no effect on the points of {name!r}. Leave it out.")
-        export_toy_dataset(name, folder, **given)
     else:
         if resolution is not None:
             check_resolution(name, resolution)
         defaults = IMAGE_DATASETS[name].facts["defaults"]
         size = f" --resolution {resolution or defaults['resolution']} --image_channels {defaults['image_channels']}"
-        export_image_dataset(name, folder, **given)
+    export_dataset(name, folder, **given)
     # A folder with the name of an embedded set is taken for that set unless its path begins with "./".
     shown = f"./{folder}" if str(folder) in names else folder
     say(f"Wrote {folder}: load_dataset({str(folder)!r}), or --dataset_name {shown}{size} to train on it.")

@@ -15,7 +15,7 @@ from diffusers_lrlab.data.options import BatchLayout
 from diffusers_lrlab.data.points import PointTransform, read_points
 from diffusers_lrlab.data.sources import has_points
 from diffusers_lrlab.data.toy2d import toy_points
-from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
+from diffusers_lrlab.hub.dataset_folder import export_dataset
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.resolve import resolve_config
 
@@ -146,7 +146,7 @@ def test_large_lists_are_lists(tmp_path):
 @cases("options", [{}, LAZY, STREAM], ids=["memory", "lazy", "stream"])
 def test_an_exported_toy_set_is_a_set_of_points_like_others(tmp_path, options):
     folder = tmp_path / "exported"
-    export_toy_dataset("dino", folder, n=60, n_test=30)
+    export_dataset("dino", folder, n=60, n_test=30)
     assert settle(folder)
     points = joined(iterate_batches(load(folder, **options), BatchLayout(1), 0, range(60)))
     np.testing.assert_array_equal(by_row(points), by_row(toy_points("dino", 60)))

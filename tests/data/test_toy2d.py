@@ -31,7 +31,7 @@ from diffusers_lrlab.data.toy2d import (
     toy_log_prob,
     toy_points,
 )
-from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
+from diffusers_lrlab.hub.dataset_folder import export_dataset
 
 SETS = list(TOY_DATASETS)
 WITH_DENSITY = [name for name in SETS if toy_log_prob(name) is not None]
@@ -402,7 +402,7 @@ def test_the_readme_says_what_was_done_and_its_commands_work(tmp_path):
 @cases("name", SETS)
 def test_every_set_is_exported_with_a_card_and_a_picture(tmp_path, name):
     folder = tmp_path / "points"
-    export_toy_dataset(name, folder, n=50, n_test=0)
+    export_dataset(name, folder, n=50, n_test=0)
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert names == ["README.md", "data/train-00000-of-00001.parquet", "manifest.json", "points.png"]
     with Image.open(folder / "points.png") as picture:

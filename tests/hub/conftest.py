@@ -7,7 +7,7 @@ import pytest
 from made_up_studies import made_up_study
 from published import ROOT, run_folder
 
-from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
+from diffusers_lrlab.hub.dataset_folder import export_dataset
 from diffusers_lrlab.study.reading import write_runs
 from diffusers_lrlab.study.report.report import write_report
 
@@ -19,7 +19,7 @@ def folders(tmp_path_factory):
     """One of each kind; `card` is the card of a study."""
     folder = tmp_path_factory.mktemp("folders")
     run_folder(folder / "run")
-    export_toy_dataset("dino", folder / "dino", n=1000, n_test=100)
+    export_dataset("dino", folder / "dino", n=1000, n_test=100)
     shutil.copytree(STUDY, folder / "card")
     results, summary = made_up_study(("a", "b"), ("dino",), 2)
     (folder / "study" / "runs").mkdir(parents=True)

@@ -16,7 +16,7 @@ from published import wait_briefly
 
 from diffusers_lrlab.evaluation.metrics import METRICS
 from diffusers_lrlab.hub.card import write_model_card
-from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
+from diffusers_lrlab.hub.dataset_folder import export_dataset
 
 SCRIPT = Path(__file__).parents[2] / "training_scripts" / "train_ddpm.py"
 TOKEN = "hf_nobodyMayReadThis"
@@ -64,7 +64,7 @@ def pushed(tmp_path_factory):
 @pytest.mark.slow
 def test_a_run_on_points_loads_by_its_id_with_and_without_this_package(tmp_path):
     with HubServer(tmp_path / "hf_home", {TOKEN: "user"}) as hub:
-        export_toy_dataset("circle", tmp_path / "points", n=300, n_test=0)  # a small one, whose losses take no time
+        export_dataset("circle", tmp_path / "points", n=300, n_test=0)  # a small one, whose losses take no time
         small = ["--dataset_name=points", "--max_train_steps=4", "--num_validation_images=20", "--ddpm_num_steps=4"]
         push = ["--push_to_hub", "--hub_model_id", "user/circle", "--hub_token", TOKEN, "--eval_batch_size=9"]
         run(SCRIPT, *small, *push, "--output_dir", tmp_path / "run", env=hub.env, cwd=tmp_path)

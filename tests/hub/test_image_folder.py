@@ -9,7 +9,7 @@ from pyarrow.parquet import ParquetFile
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.image_sets import load_image_dataset
-from diffusers_lrlab.hub.dataset_folder import export_image_dataset
+from diffusers_lrlab.hub.dataset_folder import export_dataset
 
 pytestmark = pytest.mark.pictures
 
@@ -58,7 +58,7 @@ def test_a_run_streams_it(folder, tmp_path):
 
 def test_what_is_not_exported(tmp_path, capsys):
     with pytest.raises(LabError, match=r"'digits' cannot be exported.*UCI.*'shapes'"):
-        export_image_dataset("digits", tmp_path / "digits")
+        export_dataset("digits", tmp_path / "digits")
     assert not (tmp_path / "digits").exists()
     assert main(["data", "export", "dino", str(tmp_path / "dino"), "--resolution", "32"]) == 2
     for words, message in (
