@@ -26,7 +26,7 @@ from diffusers_lrlab.core.words import markdown_table
 from diffusers_lrlab.data.image_sets import IMAGE_DATASETS
 from diffusers_lrlab.data.toy2d import TOY_DATASETS
 from diffusers_lrlab.diffusers_plugin.hook_table import options_table as options_of_hooks
-from diffusers_lrlab.evaluation.metrics import metrics_table
+from diffusers_lrlab.evaluation.metrics import METRICS
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.models.registry import DENOISERS
 from diffusers_lrlab.models.width import ROLES, WIDTH_RULES
@@ -148,6 +148,12 @@ def width_table() -> str:
         zeros = [f"`{pattern}`" for pattern in rule.zeros] + patterns["output"]
         rows.append((f"`{name}`", *(", ".join(each) for each in (*patterns.values(), zeros))))
     return markdown_table(("model", *ROLES, "matrices that start at 0"), rows)
+
+
+def metrics_table() -> str:
+    """All metrics."""
+    rows = [(f"`{metric.name}`", metric.label, metric.better, metric.form or "all data") for metric in METRICS.values()]
+    return markdown_table(("metric", "what it is", "better", "of"), rows)
 
 
 TABLES = {

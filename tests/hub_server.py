@@ -120,9 +120,9 @@ class HubServer:
     def dataset(self, repo_id):
         return self.repos["datasets", repo_id]
 
-    def put(self, repo_id, files, kind="models", private=False):
+    def put(self, repo_id, files, kind="models"):
         """A repository with these files, as somebody else might have made it."""
-        repo = self.repos[kind, repo_id] = Repo(private)
+        repo = self.repos[kind, repo_id] = Repo()
         repo.commit(dict(files), "initial commit")
         return repo
 

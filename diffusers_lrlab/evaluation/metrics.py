@@ -25,12 +25,11 @@ from .registry import (
     Metric,
     better_of,
     metric_label,
-    metrics_table,
     register_metric,
     word_for,
 )
 
-__all__ = ["METRICS", "better_of", "metric_label", "metrics_table", "register_metric", "word_for"]
+__all__ = ["METRICS", "better_of", "metric_label", "register_metric", "word_for"]
 
 
 def evaluate(

@@ -11,7 +11,6 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.plugins import Unusable, call_registered, note_registered, python_number
 from ..core.values import checked
-from ..core.words import markdown_table
 
 if TYPE_CHECKING:  # a typing error does not wait for torch
     import torch
@@ -145,12 +144,6 @@ def word_for(diff: float, metric: str) -> str:
     if better == "neither":
         return "higher" if diff > 0 else "lower"
     return "better" if (diff > 0) == (better == "larger") else "worse"
-
-
-def metrics_table() -> str:
-    """All metrics as a markdown table."""
-    rows = [(f"`{m.name}`", m.label, m.better, m.form or "all data") for m in METRICS.values()]
-    return markdown_table(("metric", "what it is", "better", "of"), rows)
 
 
 class Evaluation:
