@@ -38,59 +38,56 @@ def as_code(text: str) -> str:
 def facts_of(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
     """Rows of (name, value) about a run."""
     config, train, meta = record["config"], record["train"], record["meta"]
-    things, denoiser = kind.name, config.get("denoiser")
-    commit = meta["git_commit"]  # an installed package has none
+    things, labels, denoiser, autoencoder = (
+        kind.name,
+        config["label_column"],
+        config.get("denoiser"),
+        train.get("autoencoder"),
+    )
     processes = f"{counted(train['num_processes'], 'process')} on {train['device']}"
-    return [
+    rows = [
         (f"Training {things}", f"{train['num_training_images'] or 'stream'} ({train['num_held_out_images']} held out)"),
         (f"Shape of {things}", train["data_shape"]),
-        *([("Autoencoder", autoencoder_in_words(train["autoencoder"]))] if train.get("autoencoder") else []),
-        *([("Denoiser", f"`{format_spec(denoiser, config['denoiser_kwargs'])}`")] if denoiser else []),
-        *_label_facts(config, train),
+        ("Autoencoder", autoencoder_in_words(autoencoder) if autoencoder else None),
+        ("Denoiser", f"`{format_spec(denoiser, config['denoiser_kwargs'])}`" if denoiser else None),
+        ("Classes", f"`{labels}`, {describe_classes([*map(as_code, train['class_names'])])}" if labels else None),
+        ("Label dropout", config["label_dropout"] if labels else None),
+        ("Guidance scale", config["guidance_scale"] if labels else None),
         ("Parameters", f"{train['num_parameters']:,}"),
-        *_start(config, train),
+        ("Started from the weights of", _start(train.get("started_from"))),
         ("Updates", f"{train['num_updates']} of {train['global_batch']} {things}"),
         ("Objective", f"`{config['objective']}`"),
         *recorded_process(config).describe(),
         ("Steps of sampling", config["num_inference_steps"]),
         *((_LABELS.get(option, option), f"`{spec}`") for option, spec in describe_choices(config)),
-        *_beginning(config, train),
+        ("Its own density began at", _beginning(config, train)),
         ("Optimizer", f"`{shown_spec(config['optimizer'], config['optimizer_kwargs'])}`"),
         ("Seed", config["seed"]),
         ("Training time", f"{train['training_seconds']:.0f} s, without validation and sampling"),
         ("Peak memory", f"{train['peak_memory_mb']:.0f} MB"),
         ("Hardware", f"{processes}; {meta['processor']}, {counted(meta['cpu_cores'], 'core')}"),
         ("Versions", ", ".join(f"{name} {version}" for name, version in meta["versions"].items())),
-        *([("Commit", commit + (" with local changes" if meta["git_dirty"] else ""))] if commit else []),
+        # An installed package has no commit.
+        ("Commit", f"{meta['git_commit']}{' with local changes' * meta['git_dirty']}" if meta["git_commit"] else None),
     ]
+    return [(name, value) for name, value in rows if value is not None]
 
 
-def _beginning(config: dict[str, Any], train: dict[str, Any]) -> list[tuple[str, str]]:
+def _beginning(config: dict[str, Any], train: dict[str, Any]) -> str | None:
     """From which update on the timesteps had their own density, if that waits for losses."""
     if "timestep_density_began" not in train:  # of another sampler, or an older version
-        return []
+        return None
     began, before = train["timestep_density_began"], config["timestep_sampler_kwargs"]["before"]
-    text = f"never: all updates had `{before}`" if began is None else f"update {began:,}; `{before}` until then"
-    return [("Its own density began at", text)]
+    return f"never: all updates had `{before}`" if began is None else f"update {began:,}; `{before}` until then"
 
 
-def _label_facts(config: dict[str, Any], train: dict[str, Any]) -> list[tuple[str, Any]]:
-    if config["label_column"] is None:
-        return []
-    return [
-        ("Classes", f"`{config['label_column']}`, {describe_classes([*map(as_code, train['class_names'])])}"),
-        ("Label dropout", config["label_dropout"]),
-        ("Guidance scale", config["guidance_scale"]),
-    ]
-
-
-def _start(config: dict[str, Any], train: dict[str, Any]) -> list[tuple[str, Any]]:
+def _start(start: dict[str, Any] | None) -> str | None:
     """The weights that the model started from."""
-    if (start := train.get("started_from")) is None:
-        return []
+    if start is None:
+        return None
     name, commit = start["name_or_path"], start["commit"]
     source = f"[{name}](https://huggingface.co/{name}) at `{commit}`" if commit else f"`{name}`"
-    return [("Started from the weights of", f"{source}, SHA-256 `{start['sha256'][:16]}`")]
+    return f"{source}, SHA-256 `{start['sha256'][:16]}`"
 
 
 def result_rows(results: dict[str, Any]) -> list[tuple[str, str]]:

@@ -33,28 +33,32 @@ class FolderKind:
     example: str = ""  # what to do with a downloaded one
 
 
-KINDS = {
-    kind.name: kind
-    for kind in (
-        FolderKind("set of latents", LATENTS_FILE, remedy="remove the folder and encode the images again"),
-        # Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
-        FolderKind(
-            *("run", RECORD, "model", ("model_index.json", "pipeline.py", "README.md", "lrlab/*")),
-            remedy="repeat the command that made it, with {option}; pull a downloaded run again",
-            example="lrlab check {folder}; the command that trains it again is in {folder}/README.md",
-        ),
-        FolderKind(
-            *("study", "spec.yaml", "dataset"),
-            ("README.md", "*.png", "tables/*.tex", "summary.*", "runs.parquet", "spec.yaml", "runs/*.json"),
-            "repeat the `lrlab study run` command that made it, which repeats damaged runs; pull a downloaded study again",
-            "lrlab study run {folder}/spec.yaml --out NEW",
-        ),
-        FolderKind(
-            *("dataset", "data/*.parquet", "dataset", ("README.md", "points.png", "images.png", "data/*.parquet")),
-            example="lrlab train --dataset_name {folder}",
-        ),
-    )
-}
+_LATENTS = FolderKind("set of latents", LATENTS_FILE, remedy="remove the folder and encode the images again")
+_RUN = FolderKind(
+    "run",
+    RECORD,
+    "model",
+    # Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
+    ("model_index.json", "pipeline.py", "README.md", "lrlab/*"),
+    "repeat the command that made it, with {option}; pull a downloaded run again",
+    "lrlab check {folder}; the command that trains it again is in {folder}/README.md",
+)
+_STUDY = FolderKind(
+    "study",
+    "spec.yaml",
+    "dataset",
+    ("README.md", "*.png", "tables/*.tex", "summary.*", "runs.parquet", "spec.yaml", "runs/*.json"),
+    "repeat the `lrlab study run` command that made it, which repeats damaged runs; pull a downloaded study again",
+    "lrlab study run {folder}/spec.yaml --out NEW",
+)
+_DATASET = FolderKind(
+    "dataset",
+    "data/*.parquet",
+    "dataset",
+    ("README.md", "points.png", "images.png", "data/*.parquet"),
+    example="lrlab train --dataset_name {folder}",
+)
+KINDS = {kind.name: kind for kind in (_LATENTS, _RUN, _STUDY, _DATASET)}
 
 
 @dataclass(frozen=True)
@@ -90,13 +94,13 @@ def contents_of(folder: Path, repo_id: str, revision: str = "main") -> Contents:
     """The files to upload from a folder, with a card that loads from the branch `revision` of the repository."""
     kind = kind_of_folder(folder)
     patterns, message = kind.files, f"The dataset {folder.resolve().name}"
-    if kind.name == "run":
+    if kind == _RUN:
         # The components of all kinds of data, as a run on another kind may be in the repository.
         patterns += tuple(f"{part}/*" for part in {*parts_of_pipeline(folder), *components()})
         message = _check_run(folder)
-    elif kind.name == "study":
+    elif kind == _STUDY:
         message = _check_study(folder)
-    if kind.name == "study" and (folder / "runs").is_dir():  # else the folder is the card of a study already
+    if kind == _STUDY and (folder / "runs").is_dir():  # else the folder is the card of a study already
         from ..study.report.report import write_study_card
 
         with tempfile.TemporaryDirectory() as temporary:
