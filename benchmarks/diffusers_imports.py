@@ -47,17 +47,18 @@ def main():
     parser = make_parser(__doc__)
     parser.add_argument("--turns", type=int, default=5, help="timed turns of each import")
     options = parse(parser, turns=1)
+    names, patches = (NAMES[:1], ["both"]) if options.tiny else (NAMES, [*PATCHES])
     print(f"{machine()}; medians of {options.turns} (quartiles)\n")
-    print(f"| | {' | '.join(f'`{name}`' for name in NAMES)} |\n|---|{'---|' * len(NAMES)}")
+    print(f"| | {' | '.join(f'`{name}`' for name in names)} |\n|---|{'---|' * len(names)}")
     with tempfile.TemporaryDirectory() as folder:
-        copies = {title: patched_copy(Path(folder, title), patches) for title, patches in PATCHES.items()}
-        times = {(title, name): [] for title in copies for name in NAMES}
+        copies = {title: patched_copy(Path(folder, title), PATCHES[title]) for title in patches}
+        times = {(title, name): [] for title in copies for name in names}
         for _ in range(options.turns + 1):
             for title, name in times:
                 times[title, name].append(seconds(copies[title], name))
     for title in copies:
         cells = []
-        for name in NAMES:
+        for name in names:
             timed = times[title, name][1:]  # the first compiles
             low, median, high = statistics.quantiles(timed, n=4) if len(timed) > 1 else timed * 3
             cells.append(f"{median:.2f} ({low:.2f}-{high:.2f})")

@@ -1,19 +1,16 @@
-"""What a new user waits for: seconds of whole commands, from Enter to the result.
+"""What a new user waits for: CPU and wall seconds from Enter to the first update, to the result, and of the parts after the
+last update, beside the imports that no such run can do without.
 
     python benchmarks/first_minutes.py
-    python benchmarks/first_minutes.py --tasks find-lr study-again
-    python benchmarks/first_minutes.py --tasks short --upstream PATH/train_unconditional.py
     python benchmarks/first_minutes.py --before PATH/ANOTHER_CHECKOUT
+    python benchmarks/first_minutes.py --tasks quick quick-again
 
-`find-lr` follows a training in the same folder, and `study-again` starts a finished study again; neither the training nor
-the first start is timed. `--before` times the same commands in another checkout of this package, `--upstream` the short run
-in diffusers' own script, which needs what benchmarks/train_step.py says. The commands of a task alternate, after a turn that
-is not counted, and ratios are taken turn by turn. A command that the other checkout refuses has no time there.
+The tasks take turns, after a turn that is not counted; `--before` runs each in another checkout of this package, too.
+`quick-again` repeats the command of a finished `quick`.
 """
 
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -22,169 +19,127 @@ import time
 from pathlib import Path
 
 from common import machine, make_parser, parse
-from train_step import UNET, run_script, write_images
 
 HERE = Path(__file__).parents[1]
-SCRIPT = "training_scripts/train_ddpm.py"
-# The preset `quick` with one seed instead of three.
-STUDY = """\
-title: "Three schedules on two sets of points"
-base: {{max_train_steps: {updates}, lr_warmup_steps: 0, learning_rate: 1e-3, num_validation_images: {points}, \
-distance_samples: {points}}}
-arms: {{constant: {{lr_scheduler: constant}}, cosine: {{lr_scheduler: cosine}}, \
-wsd: {{lr_scheduler: "wsd:num_decay_steps=0.3"}}}}
-datasets: [dino, moons]
-seeds: 1
-baseline: constant
-metrics: [kl, validation_loss_ema, energy_distance]
-evaluation_points: 10
+FLOOR = "import torch, accelerate\nfrom diffusers import DDPMScheduler, {model}"
+# Runs a command and prints CPU seconds: until the first step of an optimizer, and of the parts after the last one.
+RUN = """
+import importlib, json, os, sys, time
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+first, parts = [], {}
+register_optimizer_step_pre_hook(lambda *_: first or first.append(time.process_time()))
+for part, module, *owner, name in PARTS:
+    try:
+        owner = getattr(importlib.import_module(module), owner[0]) if owner else importlib.import_module(module)
+        function = getattr(owner, name)
+    except (ImportError, AttributeError):  # of another checkout
+        continue
+    def timed(*args, part=part, function=function, **kwargs):
+        started = time.process_time()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            parts[part] = parts.get(part, 0.0) + time.process_time() - started
+    setattr(owner, name, timed)
+from diffusers_lrlab.cli.main import main
+status = main(sys.argv[1:])
+print("\\n" + json.dumps({"first": first[0], **parts}))
+sys.exit(status)
 """
-LRLAB = ["-m", "diffusers_lrlab"]
-PREVIEW = ["lrlab", "preview", "--lr_scheduler", "cosine", "--num_training_steps", "10000"]
-DINO = ["--dataset_name", "dino"]
-FIRST_RUN = ["train", *DINO, "--max_train_steps", "300"]
-QUICK = ["study", "run", "quick", "--out", "first-study"]
-# What a user types, and the arguments of Python that do the same in a checkout.
+_RESULTS = "diffusers_lrlab.training.results"
+PARTS = [
+    ("pipeline", "diffusers_lrlab.training.trainer", "Trainer", "save_result"),
+    *(("samples", _RESULTS, kind, "samples_to_show") for kind in ("ImageResults", "PointResults")),
+    *(("samples", _RESULTS, kind, "samples_to_evaluate") for kind in ("ImageResults", "PointResults")),
+    *(("metrics", _RESULTS, kind, "evaluate") for kind in ("ImageResults", "PointResults")),
+    *(("plots", _RESULTS, kind, "draw") for kind in ("ImageResults", "PointResults")),
+    *(("plots", "diffusers_lrlab.training.plots", name) for name in ("plot_losses", "plot_lr")),
+    ("plots", "diffusers_lrlab.diagnostics.plot", "plot_timesteps"),
+    ("card", "diffusers_lrlab.hub.card", "write_model_card"),
+    ("hashes", "diffusers_lrlab.training.run_folder", "RunFolder", "write_manifest"),
+]
+TRAIN = ["train", "--logger=none", "--output_dir=run", "--max_train_steps=1"]
 TASKS = {
-    "preview": (" ".join(PREVIEW), [*LRLAB, *PREVIEW[1:]]),
-    "digits": (f"{SCRIPT} --dry_run", [SCRIPT, "--dry_run"]),
-    "dino": (f"{SCRIPT} --dataset_name dino --dry_run", [SCRIPT, *DINO, "--dry_run"]),
-    "first-run": (f"lrlab {' '.join(FIRST_RUN)}", [*LRLAB, *FIRST_RUN]),
-    "find-lr": ("lrlab find-lr --dataset_name dino", [*LRLAB, "find-lr", *DINO]),
-    "study": ("lrlab study run my_study.yaml --out my-study", [*LRLAB, "study", "run", "study.yaml", "--out", "study"]),
-    "quick": (f"lrlab {' '.join(QUICK)}", [*LRLAB, *QUICK]),
-    "study-again": (f"lrlab {' '.join(QUICK)}", [*LRLAB, *QUICK]),
-    "short": (f"{SCRIPT} --train_data_dir images --num_epochs 2 ...", []),
+    "imports, points": FLOOR.format(model="ModelMixin"),
+    "imports, digits": FLOOR.format(model="UNet2DModel"),
+    "points": [*TRAIN, "--dataset_name=dino"],
+    "digits": TRAIN,
+    "quick": ["study", "run", "quick", "--out=study"],
+    "quick-again": ["study", "run", "quick", "--out=study"],
 }
-# What precedes a task in its folder, once and untimed.
-PREPARATIONS = {"find-lr": [*LRLAB, "train", *DINO, "--max_train_steps", "100"], "study-again": TASKS["study-again"][1]}
-# With --tiny: the quick study is that of STUDY, and the finder and the training before it are short.
-TINY = {"quick": "study.yaml", "find-lr": "find-lr --num_updates 10 --repeats 1", "100": "10", "300": "10"}
 
 
-def run(arguments, checkout, cwd, is_tiny):
-    """Seconds of one command, with the package of a checkout."""
-    words = [str(checkout / word) if word == SCRIPT else word for word in arguments]
-    if is_tiny:
-        words = [part for word in words for part in TINY.get(word, word).split(" ")]
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    started = time.perf_counter()
-    done = subprocess.run([sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True)
-    seconds = time.perf_counter() - started
+def run(task, checkout):
+    """CPU and wall seconds of a task in a new folder, and those that a run prints."""
+    work, environment = TASKS[task], {**os.environ, "PYTHONPATH": str(checkout)}
+    code = f"PARTS = {PARTS!r}\n{RUN}" if "train" in work else work
+    command = (
+        ["-c", code, *work]
+        if "train" in work
+        else ["-c", work]
+        if isinstance(work, str)
+        else ["-m", "diffusers_lrlab", *work]
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        if task == "quick-again":
+            _started([*command[:2], *TASKS["quick"]], folder, environment)
+        cpu, wall, output = _started(command, folder, environment)
+    figures = json.loads(output.splitlines()[-1]) if "train" in work else {}
+    return {"cpu": cpu, "wall": wall, **figures}
+
+
+def _started(command, folder, environment):
+    before, started = os.times(), time.perf_counter()
+    done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True)
+    wall, after = time.perf_counter() - started, os.times()
     if done.returncode:
         sys.exit(done.stderr)
-    return seconds
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    return spent, wall, done.stdout
 
 
-def seconds_of(task, checkout, cwd, is_tiny):
-    """Seconds of a task in a new folder, or in that of its preparation."""
-    if task not in PREPARATIONS:
-        shutil.rmtree(cwd, ignore_errors=True)
-    if not cwd.exists():
-        cwd.mkdir()
-        shutil.copy(cwd.parent / "study.yaml", cwd)
-        if task in PREPARATIONS:
-            run(PREPARATIONS[task], checkout, cwd, is_tiny)
-    return run(TASKS[task][1], checkout, cwd, is_tiny)
-
-
-def short_run(script, folder, path, epochs, name):
-    """Seconds of a short run by our script or diffusers': the same images, model, batch and sampling steps."""
-    with tempfile.TemporaryDirectory(dir=folder) as out:
-        arguments = [
-            f"--train_data_dir={folder / 'images'}", f"--model_config_name_or_path={folder / 'unet'}", "--resolution=32",
-            "--train_batch_size=16", f"--num_epochs={epochs}", "--learning_rate=1e-3", "--lr_warmup_steps=10", "--use_ema",
-            "--num_inference_steps=10", "--eval_batch_size=16", f"--cache_dir={folder / name}",
-            f"--output_dir={out}/out",
-        ]  # fmt: skip
-        return run_script(script, arguments, folder, path)[0]
-
-
-def timed(task, options, folder):
-    """Seconds of each turn, by checkout or script."""
-    checkouts = {"before": options.before, "now": HERE}
-    calls = {
-        name: lambda checkout=checkout, name=name: seconds_of(task, checkout, folder / f"{task}-{name}", options.tiny)
-        for name, checkout in checkouts.items()
-        if checkout
-    }
-    if task == "short":
-        calls = {
-            name: lambda checkout=checkout, name=name: short_run(checkout / SCRIPT, folder, checkout, options.epochs, name)
-            for name, checkout in checkouts.items()
-            if checkout
-        }
-        if options.upstream:
-            script = options.upstream.resolve()
-            calls["diffusers"] = lambda: short_run(script, folder, options.torchvision, options.epochs, "diffusers")
-    seconds = {name: [] for name in calls}
-    for turn in range(options.turns + 1):
-        for name in list(calls if turn % 2 else reversed(calls)):
-            try:
-                took = calls[name]()
-            except SystemExit as refusal:
-                if name != "before":
-                    raise
-                print(f"  {task}: refused by the other checkout: {refusal}", file=sys.stderr, flush=True)
-                del calls[name], seconds[name]
-                continue
-            print(f"  {task}, turn {turn}, {name}: {took:.1f} s", file=sys.stderr, flush=True)
-            if turn or options.tiny:  # the first one fills the caches
-                seconds[name].append(took)
-    return seconds
+def shown(values):
+    """Median and quartiles."""
+    if len(values) < 2:
+        return f"{values[0]:.2f}"
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return f"{median:.2f} ({low:.2f}-{high:.2f})"
 
 
 def main():
-    """Prints the table."""
+    """Prints the tables."""
     parser = make_parser(__doc__)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--before", type=Path, help="another checkout of this package")
-    upstream = os.environ.get("TRAIN_UNCONDITIONAL")
-    parser.add_argument(
-        "--upstream",
-        type=Path,
-        default=Path(upstream) if upstream else None,
-        help="diffusers' train_unconditional.py; the environment variable TRAIN_UNCONDITIONAL if not given",
-    )
-    parser.add_argument("--torchvision", type=Path, help="folder that holds torchvision, if it is not installed")
-    parser.add_argument("--turns", type=int, default=3, help="timed turns of each command")
-    parser.add_argument("--epochs", type=int, default=2, help="of the short run on 512 images in batches of 16")
-    options = parse(parser, turns=0, tasks=["preview", "first-run", "find-lr", "study-again"])
-    if options.before:
-        options.before = options.before.resolve()
-    print(machine())
-    print("\n| task | what one types | before, s | now, s | now over before | diffusers' script, s | ours over it |")
-    print("|---|---|---|---|---|---|---|", flush=True)
-    with tempfile.TemporaryDirectory() as base:
-        folder = Path(base)
-        (folder / "study.yaml").write_text(
-            STUDY.format(updates=20 if options.tiny else 400, points=100 if options.tiny else 2000)
-        )
-        if "short" in options.tasks:
-            (folder / "unet").mkdir()
-            (folder / "unet" / "config.json").write_text(json.dumps(UNET))
-            write_images(folder / "images")
-        for task in options.tasks:
-            seconds = timed(task, options, folder)
-            cells = [task, f"`{TASKS[task][0]}`", _median(seconds, "before"), _median(seconds, "now")]
-            cells += [_ratio(seconds, "before"), _median(seconds, "diffusers"), _ratio(seconds, "diffusers")]
-            print(f"| {' | '.join(cells)} |", flush=True)
+    parser.add_argument("--turns", type=int, default=3, help="counted turns of each task")
+    options = parse(parser, turns=1, tasks=["imports, points", "points"])
+    checkouts = {"now": HERE} | ({"before": options.before.resolve()} if options.before else {})
+    found = {(task, name): [] for task in options.tasks for name in checkouts if name == "now" or task in RUNS}
+    for turn in range(options.turns + 1):
+        for task, name in found if turn % 2 else reversed(found):
+            figures = run(task, checkouts[name])
+            print(
+                f"  {task}, {name}, turn {turn}: {figures['cpu']:.1f} CPU s, {figures['wall']:.1f} s",
+                file=sys.stderr,
+                flush=True,
+            )
+            if turn or options.tiny:  # the first one fills the caches
+                found[task, name].append(figures)
+    print(machine(), f"medians of {options.turns} (quartiles)", sep="; ")
+    print("\n| | checkout | CPU s to the first update | over its imports | CPU s in all | s in all |\n|" + 6 * "---|")
+    for (task, name), rows in found.items():
+        floor, first = found.get((f"imports, {task}", "now")), [row["first"] for row in rows if "first" in row]
+        over = statistics.median(first) / statistics.median(row["cpu"] for row in floor) if floor and first else None
+        cells = [task, name, shown(first) if first else "–", f"{over:.2f}" if over else "–"]
+        print(f"| {' | '.join(cells)} | {shown([row['cpu'] for row in rows])} | {shown([row['wall'] for row in rows])} |")
+    parts = dict.fromkeys(part for part, *_ in PARTS)
+    print(f"\n| CPU s after the last update | checkout | {' | '.join(parts)} |\n|---|---|{'---|' * len(parts)}")
+    for (task, name), rows in found.items():
+        if "first" in rows[0]:
+            print(f"| {task} | {name} | {' | '.join(shown([row.get(part, 0.0) for row in rows]) for part in parts)} |")
 
 
-def _median(seconds, name):
-    return (
-        f"{statistics.median(seconds[name]):.1f} ({', '.join(f'{one:.1f}' for one in seconds[name])})"
-        if name in seconds
-        else "–"
-    )
-
-
-def _ratio(seconds, other):
-    """The median of the ratios of now to another, turn by turn."""
-    if other not in seconds:
-        return "–"
-    return f"{statistics.median(ours / theirs for ours, theirs in zip(seconds['now'], seconds[other], strict=True)):.2f}"
-
+RUNS = [task for task, work in TASKS.items() if not isinstance(work, str)]
 
 if __name__ == "__main__":
     main()

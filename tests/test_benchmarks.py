@@ -14,7 +14,7 @@ NAMES = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in
 WITH_FOLDER = {"flow_or_ddpm_digits", "lr_finder", "toy2d_study"}
 QUICK = {"preflight", "scheduler_step"}
 # Those that time imports.
-STARTS_PYTHON = {"import_time"}
+STARTS_PYTHON = {"diffusers_imports", "first_minutes"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(each, marks=[] if each in QUICK else pytest.mark.slow) for each in NAMES])

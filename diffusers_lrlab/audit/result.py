@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from diffusers_lrlab.schedules.schedule import resolve_schedule
-
 from ..core.errors import LabError
 from ..schedules.audit import TOLERANCE, deviation
 from ..schedules.expected import resolve_length, schedule_curves
-from ..schedules.schedule import Schedule
+from ..schedules.schedule import Schedule, resolve_schedule
 from . import of_schedules, of_updates
 from .evidence import AuditedOptimizer, AuditedProcess, Evidence, Finding
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from diffusers_lrlab.hub.records import recorded_options
-
 from ..core.environment import launch_command
 from ..core.errors import LabError, continued_by, did_you_mean, is_first_process, must_be, printable, warn
 from ..core.files import folder_beside, is_locked
@@ -23,7 +21,7 @@ from ..core.options import names_where
 from ..core.values import Range, checked
 from ..core.words import counted
 from ..data.options import BatchLayout
-from ..hub.records import open_run
+from ..hub.records import open_run, recorded_options
 from ..schedules.expected import RunCurve, agreeing_updates
 from ..schedules.registries import COOLDOWNS
 from ..training.config import ResolvedConfig, TrainingConfig

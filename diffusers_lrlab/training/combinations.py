@@ -8,8 +8,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from diffusers_lrlab.training.kinds import components, kind_of
-
 from ..core.errors import LabError, given, must_be
 from ..core.files import expanded
 from ..core.options import check_needs
@@ -22,7 +20,7 @@ from ..schedules.registries import SCHEDULERS
 from ..timesteps.bands import band_edges
 from ..timesteps.registries import TIMESTEP_SAMPLERS
 from .config import ResolvedConfig, TrainingConfig
-from .kinds import DataKind
+from .kinds import DataKind, components, kind_of
 from .learning_options import named_parameter
 from .trackers import tracker_packages
 

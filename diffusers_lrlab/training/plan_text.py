@@ -4,17 +4,14 @@ from typing import Any
 
 import torch
 
-from diffusers_lrlab.optimizers.timescales import BASE_BATCH
-from diffusers_lrlab.schedules.schedule import describe_schedule
-
 from ..core.environment import cpu_computes_in_bf16
 from ..core.spec import shown_spec
 from ..core.words import counted, plural, singular, times
 from ..data.labels import describe_classes
 from ..diagnostics.gradient_probes import NUM_PROBES
 from ..optimizers.entries import OPTIMIZERS
-from ..optimizers.timescales import NO_EFFECT, scaling_warning
-from ..schedules.schedule import double_decay
+from ..optimizers.timescales import BASE_BATCH, NO_EFFECT, scaling_warning
+from ..schedules.schedule import describe_schedule, double_decay
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from ..timesteps.sampling import contradiction
 from .kinds import component_of

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from diffusers_lrlab.schedules.schedule import describe_schedule
-
 from ..core.files import atomic_file
 from ..core.plotting import BLUE, GREEN, GREY, ORANGE, new_figure, plain_axes, plain_log_scale, save_figure
 from ..core.words import counted
+from ..schedules.schedule import describe_schedule
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from diffusers_lrlab.schedules.schedule import resolve_kwargs
-
 from ..averaging.forms import EMAForm
 from ..core.errors import LabError, must_be
 from ..core.errors import given as as_given
@@ -26,7 +24,7 @@ from ..objective.process import NoiseProcess, make_process
 from ..optimizers.build import check_installed
 from ..schedules.expected import resolve_length
 from ..schedules.momentum import momentum_groups, read_momentum
-from ..schedules.schedule import Schedule
+from ..schedules.schedule import Schedule, resolve_kwargs
 from .combinations import check_combinations, check_source
 from .config import ResolvedConfig, TrainingConfig, complete_options
 from .kinds import kind_of

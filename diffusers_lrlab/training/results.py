@@ -57,7 +57,7 @@ class Results(ABC):
         Metrics of a finished run beside the losses in its log: the named ones, or those of every run. `samples` are those of
         [`samples_to_evaluate`].
         """
-        from diffusers_lrlab.evaluation.metrics import evaluate
+        from ..evaluation.metrics import evaluate
 
         results, form = evaluate(run, samples, metrics, functools.partial(self.as_samples, run)), run.kind.form
         if samples is None or not measures_samples(form):

@@ -256,14 +256,14 @@ class Stepper:
 
 def _prepared(accelerator: Accelerator, model: Any, optimizer: Any) -> tuple[Any, Any]:
     """`accelerator.prepare` that compiles the repeated blocks of a model once for all of them, if it declares any."""
+    # `ModelMixin.to`, which accelerate would call, imports peft and models of transformers for offloading.
+    torch.nn.Module.to(model, accelerator.device)
     plugin = accelerator.state.dynamo_plugin
     if plugin.backend == DynamoBackend.NO or not getattr(model, "_repeated_blocks", None):
-        return accelerator.prepare(model, optimizer)
+        return accelerator.prepare(model, optimizer, device_placement=[False, True])
     model.compile_repeated_blocks(**plugin.to_kwargs())
-    accelerator.state.dynamo_plugin = TorchDynamoPlugin(
-        backend="no"
-    )  # otherwise accelerate compiles the other modules one by one
+    accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend="no")  # else accelerate compiles the other modules too
     try:
-        return accelerator.prepare(model, optimizer)
+        return accelerator.prepare(model, optimizer, device_placement=[False, True])
     finally:
         accelerator.state.dynamo_plugin = plugin

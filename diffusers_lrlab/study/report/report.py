@@ -10,9 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from diffusers_lrlab.core.environment import install_command
-
-from ...core.environment import citation
+from ...core.environment import citation, install_command
 from ...core.errors import LabError
 from ...core.files import atomic_folder, write_text
 from ...core.manifest import damage_named, open_manifest, refuse_damaged, write_manifest

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from diffusers_lrlab.core.plugins import unusable
-
+from ...core.plugins import unusable
 from ...core.registry import Registry
 from ...models.registry import architecture_of, architectures
 from ..config import ResolvedConfig, TrainingConfig
@@ -17,9 +16,8 @@ from ..config import ResolvedConfig, TrainingConfig
 if TYPE_CHECKING:
     import torch
 
-    from diffusers_lrlab.data.options import BatchLayout
-
     from ...data.loading import TrainingData
+    from ...data.options import BatchLayout
 
 
 def _check_kind(value: Any, *_: Any) -> Any:
