@@ -159,7 +159,6 @@ def test_options_that_are_refused(capsys, tmp_path, options, expected):
 @cases(("arguments", "expected"), [
     ("run quick", "--out DIR is missing. Give a new folder"),
     ("run quik --out=TMP/out", "no study 'quik'. Did you mean 'quick'?"),
-    ("run TMP/none.yaml --out=TMP/out", "Give a YAML file or a preset"),
     ("rum quick", "no action 'rum'. Did you mean 'run'?"),
     ("report TMP", "no study in"), ("list --out=TMP/out", "--out has no effect on `lrlab study list`. Leave it out"),
     ("run", "The form is `lrlab study run SPEC --out DIR`"),
@@ -281,10 +280,7 @@ def test_a_study_and_its_folder_can_be_moved_together(tmp_path):
 @cases(
     ("place", "value", "part"),
     [
-        (("baseline",), "nonsense", "The baseline 'nonsense' is not an arm"),
         (("arms", "../../evil"), {}, "the name '../../evil' of an arm: must be"),
-        (("base", "seed"), 3, "base has seed"),
-        (("baselin",), "cosine", "There is no 'baselin'"),
         (("precision",), "bf16", "There is no 'precision'"),
     ],
 )

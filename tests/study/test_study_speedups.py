@@ -11,7 +11,7 @@ from tables import cases
 from values_of_studies import row_of
 
 from diffusers_lrlab.study.analysis.speedups import speedups, updates_to_reach
-from diffusers_lrlab.study.analysis.summary import _compare_speed, against_controls, findings
+from diffusers_lrlab.study.analysis.summary import _compare_speed, compare_all, findings
 from diffusers_lrlab.study.spec.reading import read_spec
 
 # --- Updates that are needed --------------------------------------------------------------------------------------------
@@ -56,9 +56,10 @@ def test_a_control_that_explains_all_of_it_is_told_from_one_that_explains_nothin
         return {"dino": {seed: falling(slope * rng.uniform(0.97, 1.03)) for seed in range(5)}}
 
     curves = {"both": runs(2), "rate": runs(2), "momentum": runs(1)}
-    rows, verdicts = against_controls(
-        [("both", "rate"), ("both", "momentum")],
-        lambda arm, control: speedups({control: curves[control], arm: curves[arm]}, control, common=True),
+    arms = {"rate": {}, "momentum": {}, "both": {"controls": ["rate", "momentum"]}}
+    _, rows, verdicts = compare_all(
+        SimpleNamespace(arms=arms, baseline="rate"),
+        lambda reference, arms, is_control: speedups({arm: curves[arm] for arm in arms}, reference, is_control),
     )
     assert [(row["arm"], row["control"], row["n"]) for row in rows] == [("both", "rate", 5), ("both", "momentum", 5)]
     alike, faster = rows
@@ -66,7 +67,8 @@ def test_a_control_that_explains_all_of_it_is_told_from_one_that_explains_nothin
     assert faster["ci_low"] < 2 < faster["ci_high"]
     assert faster["p_adjusted"] == pytest.approx(2 * faster["p"])
     assert faster["p_adjusted"] < 0.001 < 0.05 < alike["p_adjusted"]
-    assert [(verdict.reference, verdict.word) for verdict in verdicts] == [("rate", "cannot tell"), ("momentum", "faster")]
+    of_both = [(verdict.reference, verdict.word) for verdict in verdicts if verdict.arm == "both"][1:]  # after the baseline
+    assert of_both == [("rate", "cannot tell"), ("momentum", "faster")]
 
 
 def noisy_course(rng, noise, length, speed=1.0):

@@ -27,7 +27,7 @@ from . import plots
 from .contents import ReportContents
 from .plots import DIFFERENCES, Plot, file_name, plots_of, seeds_file
 from .sentences import limitations
-from .tables import Table, is_strong, markdown_text, to_latex, to_markdown
+from .tables import is_strong, markdown_text, to_latex, to_markdown
 
 
 def report_study(out: Path) -> Path:
@@ -169,7 +169,7 @@ def _details(contents: ReportContents, made: list[Plot]) -> list[str]:
     for table in contents.all_tables():
         parts += [f"## {markdown_text(table.title)}", to_markdown(table)]
     if found := contents.findings_table():
-        parts += _folded(found)
+        parts += [f"<details><summary>{markdown_text(found.title)}</summary>", to_markdown(found), "</details>"]
     for plot in made:
         if plot.file != DIFFERENCES:
             parts += [f"## {markdown_text(plot.title)}", _image(plot)]
@@ -178,10 +178,6 @@ def _details(contents: ReportContents, made: list[Plot]) -> list[str]:
 
 def _bullets(sentences: Iterable[str]) -> str:
     return "\n".join(f"- {markdown_text(sentence)}" for sentence in sentences)
-
-
-def _folded(table: Table) -> list[str]:
-    return [f"<details><summary>{markdown_text(table.title)}</summary>", to_markdown(table), "</details>"]
 
 
 def _image(plot: Plot) -> str:

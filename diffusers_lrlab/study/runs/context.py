@@ -28,10 +28,14 @@ _STACK_SIZES = {"cpu": 20, "cuda": 256}  # not measured on a GPU
 
 
 class StudyContext:
-    """Folder, device, progress and data of a study; `stack_size` limits the runs that are computed side by side."""
+    """
+    Folder, device, progress and data of a study.
 
-    def __init__(self, folder: StudyFolder, stack_size: int | None = None, quiet: bool = False):
-        self.folder, self.progress = folder, StudyProgress(quiet)
+    `executor` is one that was asked for, and `stack_size` limits the runs that are computed side by side.
+    """
+
+    def __init__(self, folder: StudyFolder, stack_size: int | None = None, executor: str | None = None, quiet: bool = False):
+        self.folder, self.executor, self.progress = folder, executor, StudyProgress(quiet)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.stack_size = stack_size or _STACK_SIZES[self.device.type]
         self.meta = describe_environment()
