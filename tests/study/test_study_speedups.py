@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy import stats
 from tables import cases
-from values_of_studies import row_of
 
 from diffusers_lrlab.study.analysis.speedups import speedups, updates_to_reach
 from diffusers_lrlab.study.analysis.summary import _compare_speed, compare_all, findings
@@ -36,6 +35,10 @@ def test_the_first_crossing(updates, quality, target, needed):
 
 
 UPDATES = np.arange(0, 1001, 100)
+
+
+def row_of(rows, arm):
+    return next(row for row in rows if row["arm"] == arm)
 
 
 def falling(rate, length=1000):
