@@ -356,10 +356,13 @@ def test_the_model_decides_not_its_place(tmp_path):
     for place in ("here", "there"):
         (tmp_path / place).mkdir()
         (tmp_path / place / "config.json").write_text(json.dumps(TINY))
-    one, other = (spec(base={**BASE, "model_config_name_or_path": str(tmp_path / place)}) for place in ("here", "there"))
-    assert ids(one) == ids(other) != ids(spec())
+
+    def of(place):
+        return ids(spec(base={**BASE, "model_config_name_or_path": str(tmp_path / place)}))
+
+    assert of("here") == of("there") != ids(spec())
     (tmp_path / "there" / "config.json").write_text(json.dumps({**TINY, "hidden_size": 17}))
-    assert not set(ids(one).values()) & set(ids(other).values())
+    assert not {*of("here").values()} & {*of("there").values()}
 
 
 def test_what_is_written_elsewhere_is_the_same():
