@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from toy2d import RECIPE, make_point_trainer
 
 from diffusers_lrlab.core.environment import describe_environment
-from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.data.options import BatchLayout
 from diffusers_lrlab.evaluation.distances import knn_kl
 from diffusers_lrlab.study.runs.context import StudyContext
 from diffusers_lrlab.study.runs.measure import draw, drawing_of

@@ -4,7 +4,6 @@ import gc
 import importlib.util
 import os
 import sys
-from types import SimpleNamespace
 
 # Before torch is imported: two workers with two threads each would wait for each other on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -17,8 +16,8 @@ from skipped_rooms import SkippedRooms
 
 if not HAS_GREEDY:
     # `greedy` is transformers' own: where it is not there yet, what builds it is skipped.
-    skip = SimpleNamespace(GreedyWithWarmup=lambda *_, **__: pytest.skip("this transformers has no GreedyLR"))
-    sys.modules["diffusers_lrlab.schedules.greedy_lr"] = skip
+    feedback = importlib.import_module("diffusers_lrlab.schedules.feedback")
+    feedback.greedy = lambda *_, **__: pytest.skip("this transformers has no GreedyLR")
 
 if not HAS_TRAINING:
     sys.meta_path.insert(0, SkippedRooms())

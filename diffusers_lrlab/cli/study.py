@@ -3,10 +3,10 @@
 import argparse
 from pathlib import Path
 
+from ..core.environment import require_extra
 from ..core.errors import LabError, did_you_mean
-from ..core.extras import require_extra
 from ..study.shown_command import finished_report, names_in, shown_command, shown_names, shown_path
-from .output import announce_loading, say
+from . import announce_loading, say
 
 _HOW = ("executor", "stack_size", "workers")
 # Of each action its form and the options that it takes.

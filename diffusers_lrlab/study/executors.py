@@ -11,12 +11,13 @@ from pathlib import Path
 
 from accelerate.state import AcceleratorState, GradientState
 
+from diffusers_lrlab.core.environment import require_extra
+from diffusers_lrlab.core.values import COUNT, Range
+
 from ..core.environment import available_cores
 from ..core.errors import Diverged, LabError
-from ..core.extras import require_extra
 from ..core.files import remove
 from ..core.plugins import loaded_plugins
-from ..core.ranges import COUNT, Range
 from ..core.words import counted
 from ..data.image_folder import digest_of
 from ..training.prepare import make_accelerator

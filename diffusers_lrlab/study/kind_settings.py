@@ -10,8 +10,7 @@ from ..data.latents import image_set_of
 from ..data.toy2d import LOG_PROBS
 from ..evaluation.metrics import METRICS
 from ..training.config import ResolvedConfig, TrainingConfig
-from ..training.kinds import kind_of
-from ..training.kinds.base import row_for
+from ..training.kinds import kind_of, row_for
 
 
 @dataclass(frozen=True)

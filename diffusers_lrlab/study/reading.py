@@ -14,7 +14,7 @@ from pyarrow import parquet
 from ..core.errors import LabError
 from ..core.files import atomic_file
 from ..core.manifest import damage_named, refuse_damaged
-from ..core.signatures import checked
+from ..core.values import checked
 from .analysis.speedups import has_end
 from .analysis.tuning import chosen_rates, tuning_rounds
 from .runs.results import RunResult, StudyFolder, finite

@@ -10,9 +10,8 @@ import torch
 
 from ..core.environment import allowed_threads
 from ..core.errors import LabError, warn
-from ..core.plugins import loaded_plugins, plugin_packages
-from ..core.registered import registered_code_located
-from ..core.signatures import checked
+from ..core.plugins import loaded_plugins, plugin_packages, registered_code_located
+from ..core.values import checked
 from ..core.words import agreeing, counted
 from ..training.plan_text import beginning_warning
 from ..training.prepare import keep_freed_memory

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from accelerate.utils import patch_environment
 
-from ..core import processes
 from ..core.environment import asked_threads, available_cores
 from ..core.errors import Interrupted, LabError, is_out_of_memory
-from ..core.plugins import load_plugins
-from ..core.registered import registered_code_located
+from ..core.plugins import load_plugins, registered_code_located
+from ..core.program import begin_worker
 from ..training.prepare import keep_freed_memory
 from .runs.context import StudyContext, stops_explained
 from .runs.results import StudyFolder
@@ -140,7 +139,7 @@ def visible_gpus() -> list[str]:
 
 
 def _begin_process() -> None:
-    processes.begin()
+    begin_worker()
     signal.signal(signal.SIGTERM, stop)  # between jobs, which handle it themselves
 
 

@@ -16,7 +16,7 @@ from made_up_studies import UPDATES, made_up_run, made_up_study, summary_of
 from PIL import Image
 from tables import cases
 
-from diffusers_lrlab.core.project import CITATION
+from diffusers_lrlab.core.environment import citation
 from diffusers_lrlab.study.analysis.speedups import STILL_FALLING, has_end, still_falling
 from diffusers_lrlab.study.analysis.statistics import compare
 from diffusers_lrlab.study.analysis.summary import Verdict, findings
@@ -173,8 +173,8 @@ def test_page_and_markdown_begin_with_answers_a_picture_and_warnings_and_end_wit
             "Learning rates were not tuned",
         ):
             assert part in text
-    assert CITATION in page[page.index("Reproduction</h2>") :]
-    assert markdown.endswith(f"## Citation\n\n```bibtex\n{CITATION}\n```\n")
+    assert citation() in page[page.index("Reproduction</h2>") :]
+    assert markdown.endswith(f"## Citation\n\n```bibtex\n{citation()}\n```\n")
 
 
 def test_of_many_arms_ten_have_a_sentence_and_all_are_among_the_findings(tmp_path):

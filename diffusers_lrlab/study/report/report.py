@@ -10,11 +10,13 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from diffusers_lrlab.core.environment import install_command
+
+from ...core.environment import citation
 from ...core.errors import LabError
 from ...core.files import atomic_folder, write_text
 from ...core.manifest import damage_named, open_manifest, refuse_damaged, write_manifest
 from ...core.plugins import names_code
-from ...core.project import CITATION, install_command
 from ...data.options import EMBEDDED_DATASETS
 from ..analysis.summary import notes_on, summarise, write_summary
 from ..reading import RUNS_TABLE, no_result, read_runs, runs_of, write_runs
@@ -134,7 +136,7 @@ def _page(contents: ReportContents, made: list[Plot], images: dict[str, tuple[st
     environment.filters["sha256"] = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return environment.get_template("report.html").render(
         report=contents,
-        citation=CITATION,
+        citation=citation(),
         plots={plot.file: plot for plot in made},
         images=images,
         seeds_file=seeds_file,
@@ -149,7 +151,7 @@ def report_markdown(contents: ReportContents, made: list[Plot], *sections: str) 
     """`report.md`, with links to the plots. `sections` after the answers replace the one with the command."""
     # A fence longer than any in the command.
     own = sections or ("## Command", f"````sh\n{contents.study['command']}\n````")
-    cite = ("## Citation", f"```bibtex\n{CITATION}\n```")
+    cite = ("## Citation", f"```bibtex\n{citation()}\n```")
     return "\n\n".join(filter(None, [*_answers(contents, made), *own, *_details(contents, made), *cite])) + "\n"
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from ...core.registry import markdown_table
+from ...core.words import markdown_table
 from ...evaluation.metrics import better_of, metric_label
 from ..analysis.statistics import LEVEL, PERCENTS
 from ..analysis.summary import DIFFERENCES, DIVERGED, NEVER, Verdict, word_of

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 import torch
 from tqdm.auto import tqdm
 
+from diffusers_lrlab.core.program import interrupts_raised
+
 from ...core.environment import describe_environment, is_watched
 from ...core.errors import Interrupted, LabError, continued_by
-from ...core.processes import interrupts_raised
 from ...core.words import agreeing, counted
 from ...data.loading import TrainingData
 from ...training.config import DataConfig

@@ -14,12 +14,10 @@ from ...data.toy2d import TOY_DATASETS
 from ...evaluation.metrics import METRICS
 from ...models.loading import StartWeights
 from ...training.arguments import parse_options
-from ...training.choices import check_schedule
 from ...training.config import ResolvedConfig, TrainingConfig
 from ...training.kinds import kind_of
 from ...training.model import find_start, given_model_config
-from ...training.resolve import resolve_config
-from ...training.resolve_timesteps import check_timesteps
+from ...training.resolve import check_schedule, check_timesteps, resolve_config
 from ..kind_settings import check_metrics, default_metrics, num_compared_samples, settings_of
 from ..shown_command import PRESETS_FOLDER
 from .spec import ARM_NOTES, PRESETS, Cell, RunSpec, StudySpec, Tuning, extended

@@ -7,7 +7,7 @@ from typing import Any
 from ...core.errors import LabError, did_you_mean, must_be
 from ...core.files import expanded
 from ...core.options import names_where, options_of
-from ...core.ranges import POSITIVE, SEED, Range
+from ...core.values import POSITIVE, SEED, Range
 from ...evaluation.metrics import better_of
 from ...training.config import TrainingConfig
 from .spec import ARM_NOTES, Tuning

@@ -10,9 +10,8 @@ from typing import Any
 from ...core.errors import LabError, did_you_mean, must_be, warn
 from ...core.files import expanded
 from ...core.plugins import load_plugins
-from ...core.ranges import COUNT
-from ...core.registry import markdown_table
-from ...core.words import counted
+from ...core.values import COUNT
+from ...core.words import counted, markdown_table
 from ...data.sources import local_folder
 from ...evaluation.metrics import METRICS
 from ...training.arguments import parse_options, read_yaml

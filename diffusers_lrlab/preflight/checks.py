@@ -1,29 +1,35 @@
-"""Checks of the settings of a run, and of its model: does it learn at all?"""
+"""Checks before training: of the settings of a run and of its model, and all of them with those of the data."""
+
+from __future__ import annotations
 
 import json
-import math
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from diffusers_lrlab.finder.on_trainer import restored_afterwards
-
+from ..core.errors import LabError
 from ..core.words import agreeing, counted
 from ..data.batch import Batch
+from ..finder.on_trainer import restored_afterwards
 from ..finder.result import read_saved_result
-from ..objective.process import make_process
+from ..objective.process import OBJECTIVES, make_process
 from ..optimizers.entries import OPTIMIZERS
-from ..training.choices import resolved_parameters
-from .subject import Subject
+from ..training.resolve import resolved_parameters
+from .data_checks import CHECKS, Subject, check
+
+if TYPE_CHECKING:
+    from ..training.trainer import Trainer
 
 _SMALL_MODEL = 5_000_000  # parameters
+_USUAL = {True: (1e-4, 1e-3), False: (1e-4, 3e-4)}  # rates for AdamW, for small and for larger models
 _PROBED = 16  # images
 _MOST_PASSES = 4  # gradients pass a layer initialised at zero one pass later: a DiT has an output and gates of zeros
-# Usual rates for AdamW, for small and for larger models.
-_USUAL = {True: (1e-4, 1e-3), False: (1e-4, 3e-4)}
 
 
+@check
 def terminal_snr(subject: Subject) -> str | None:
     """
     A process that does not end in pure noise, from which samples start (arXiv 2305.08891). Not reported for the default
@@ -33,7 +39,7 @@ def terminal_snr(subject: Subject) -> str | None:
     snr = float(process.levels.snr[-1])
     if snr <= 0.01:
         return None
-    usual = resolved_parameters(config, config.objective, {})
+    usual = resolved_parameters(config, OBJECTIVES[config.objective], {})
     of_default = make_process(config.objective, is_bounded=subject.plan.kind.is_bounded, **usual).levels
     if np.array_equal(process.levels.alphas_cumprod, of_default.alphas_cumprod):
         return None
@@ -44,6 +50,7 @@ def terminal_snr(subject: Subject) -> str | None:
     )
 
 
+@check
 def model_and_scheduler(subject: Subject) -> str | None:
     """A scheduler configuration beside that of the model which contradicts this run's."""
     config, start = subject.config, subject.plan.start
@@ -60,34 +67,23 @@ def model_and_scheduler(subject: Subject) -> str | None:
     return f"The scheduler beside the model {config.given_model!r} {found[0]}" if found else None
 
 
+@check
 def ema_memory(subject: Subject) -> str | None:
     """An EMA that still remembers the beginning of the run at its end."""
-    config, num_updates = subject.config, subject.plan.num_updates
-    if not config.use_ema or num_updates < 20:
+    form, num_updates = subject.plan.ema_form, subject.plan.num_updates
+    if not subject.config.use_ema or num_updates < 20:
         return None
-    early, every = num_updates // 10, subject.plan.ema_form.update_every
-    weight = float(np.prod(subject.plan.ema_form.decays(num_updates)[early:]))
+    weight = float(np.prod(form.decays(num_updates)[num_updates // 10 :]))
     if weight < 0.2:
         return None
-    if every > num_updates / 20:
-        return (
-            f"The EMA is updated every {every} of {counted(num_updates, 'update')}: at the end, {100 * weight:.0f} % "
-            "of the averaged weights will be those of the first tenth of the run. "
-            "Lower update_every of --ema."
-        )
-    proposed = math.exp(math.log(0.02) * every / (0.9 * num_updates))
-    remedy = f"--ema_max_decay {proposed:.4g}, or the usual --ema_power and --ema_inv_gamma"
-    if subject.plan.ema_form.name == "half_life":
-        seen = num_updates * subject.plan.layout.global_batch
-        remedy = f"a half-life of {0.9 * seen * math.log(2) / math.log(50):.3g} {subject.plan.kind.name} in --ema"
-    elif config.ema is not None:
-        remedy = f"a decay of {proposed:.4g} in --ema, or --ema power_function, whose memory grows with the run"
     return (
         f"At the end, {100 * weight:.0f} % of the averaged weights will be those of the first tenth of "
-        f"{counted(num_updates, 'update')}: the EMA's memory is longer than the run. Use {remedy}."
+        f"{counted(num_updates, 'update')}: the EMA's memory is longer than the run. Use --ema power_function, whose memory "
+        "grows with the run."
     )
 
 
+@check
 def warmup_share(subject: Subject) -> str | None:
     warmup, num_updates = subject.plan.warmup_updates, subject.plan.num_updates
     if warmup <= num_updates / 4:
@@ -98,6 +94,7 @@ def warmup_share(subject: Subject) -> str | None:
     )
 
 
+@check
 def learning_rate(subject: Subject) -> str | None:
     """A rate far from the finder's, or from usual ones for the size of the model."""
     rate, config = subject.plan.learning_rate, subject.config
@@ -123,6 +120,7 @@ def _times(rate: float, other: float) -> str:
     return f"{rate / other:.3g} times" if rate > other else f"1/{other / rate:.3g} of"
 
 
+@check
 def dead_parameters(subject: Subject) -> str | None:
     """Parameters without a gradient, or gradients that are not finite, in a few passes with small steps between."""
     trainer = subject.trainer
@@ -167,3 +165,28 @@ def _probe_loss(subject: Subject, batch: Batch, step: int) -> torch.Tensor:
     timesteps = torch.linspace(0, num_steps - 1, len(images), device=images.device).long()
     # In float32, as small gradients in half precision would underflow without a loss scale.
     return run.process.losses(run.model, batch, noise, timesteps).mean()
+
+
+def run_checks(trainer: Trainer) -> dict[str, str]:
+    """Messages of the checks that found something, by name. Restores the trainer, to the bit."""
+    subject, found = Subject(trainer), {}
+    for name, function in CHECKS.items():
+        try:
+            message = function(subject)
+        except LabError as error:
+            message = f"Not checked: {error}"
+        if message is not None:
+            found[name] = message
+    return found
+
+
+def check_before_training(trainer: Trainer) -> dict[str, str]:
+    """Runs the requested checks, prints and returns their warnings."""
+    config, accelerator = trainer.run.config, trainer.accelerator
+    found: dict[str, str] = {}
+    if config.preflight and accelerator.is_main_process:
+        found = run_checks(trainer)
+        for name, message in found.items():
+            sys.stderr.write(f"warning: {message} [{name}]\n")
+    accelerator.wait_for_everyone()
+    return found

@@ -1,14 +1,15 @@
-"""Arguments of public functions: every one is checked by its annotation, and no wrong value gets past it."""
+"""Allowed values: arguments of public functions, none of which may get a wrong value past its annotation, and intervals."""
 
-import contextlib
+import doctest
 import enum
 import inspect
 import math
-import threading
+import re
 import types
 import typing
 import unittest.mock
 import warnings
+from fractions import Fraction
 
 import numpy as np
 import pandas
@@ -21,15 +22,15 @@ from hypothesis import strategies as st
 from tables import cases
 
 import diffusers_lrlab as lab
-from diffusers_lrlab.core import signatures
+from diffusers_lrlab.core import values
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.registry import Parameter
-from diffusers_lrlab.core.signatures import REFUSED, checked, reader
+from diffusers_lrlab.core.values import COUNT, REFUSED, SEED, Range, checked, read_as
 from diffusers_lrlab.data.toy2d import toy_log_prob, toy_points
 from diffusers_lrlab.evaluation import distances, features
 from diffusers_lrlab.preview.schedules import Run, preview
 from diffusers_lrlab.preview.timesteps import preview_timesteps
-from diffusers_lrlab.schedules import functions
+from diffusers_lrlab.schedules import scheduler as functions
 
 WRONG = {
     "None": None,
@@ -285,7 +286,7 @@ KINDS = [(int, int), (float, (int, float)), (str, str), (bool, bool), (list[int]
 @given(st.one_of(st.integers(), st.floats(), st.booleans(), st.text(), st.none(), st.lists(st.integers(), max_size=3)))
 def test_a_reader_gives_what_it_says_or_refuses(value):
     for hint, kind in KINDS:
-        found = reader(hint)(value)
+        found = read_as(value, hint)
         if found is not REFUSED:
             assert isinstance(found, kind)
             assert found == value
@@ -307,24 +308,74 @@ def test_signature_and_help_are_those_of_the_function():
     assert [*inspect.signature(lab.get_scheduler).parameters][:2] == ["name", "optimizer"]
 
 
-def test_a_first_call_by_two_threads(monkeypatch):
-    """The second one begins while the first looks at the annotations."""
+# --- intervals --------------------------------------------------------------------------------------------------------
 
-    def plain(a: int, b: str, c: float) -> str:
-        return f"{a}{b}{c}"
+INSIDE = {
+    "[0, 1)": (0, 0.0, 1 - 2**-53, np.float32(0.5), np.int64(0), Fraction(1, 3)),
+    "(0, 1]": (5e-324, 1, True + 0),
+    "[1, inf)": (1, 1e308, 10**400),
+    "(-inf, inf)": (-(10**400), 0),
+    f"[0, {2**63 - 1}]": (0, 2**63 - 1),
+}
+OUTSIDE = {
+    "[0, 1)": (1, -5e-324, math.nan, "0", None, True, 1j, np.zeros(1)),
+    "(0, 1]": (0, 1 + 2**-52, math.inf),
+    "[1, inf)": (math.inf, 0.999, -math.inf),
+    "(-inf, inf)": (math.inf, math.nan),
+    f"[0, {2**63 - 1}]": (2**63, -1),
+}
 
-    wrapped, results, barrier = checked(plain), [], threading.Barrier(2)
-    find = signatures.annotation_of
 
-    def find_beside_another(parameter, function):
-        with contextlib.suppress(threading.BrokenBarrierError):
-            barrier.wait(timeout=1)
-        return find(parameter, function)
+@cases("text", INSIDE)
+def test_what_is_inside(text):
+    assert all(value in Range(text) for value in INSIDE[text])
+    assert not any(value in Range(text) for value in OUTSIDE[text])
 
-    monkeypatch.setattr(signatures, "annotation_of", find_beside_another)
-    threads = [threading.Thread(target=lambda: results.append(wrapped(1, "x", 0.5))) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [*results, wrapped(1, "x", 0.5)] == ["1x0.5"] * 3
+
+def test_whole_numbers():
+    assert all(value in COUNT for value in (1, np.int64(7), 10**9))
+    assert not any(value in COUNT for value in (0, 1.0, True, 10**9 + 1, math.nan))
+    assert 2**63 - 1 in SEED
+    assert 2**63 not in SEED
+
+
+@given(*(st.integers(-50, 50) for _ in range(3)), st.sampled_from("[("), st.sampled_from("])"))
+def test_brackets_decide_about_the_bounds(low, width, value, opening, closing):
+    high = low + abs(width)
+    expected = low < value < high or (value == low and opening == "[") or (value == high and closing == "]")
+    if low == high:
+        expected = value == low and opening + closing == "[]"
+    assert (value in Range(f"{opening}{low}, {high}{closing}")) == expected
+
+
+@cases("text", ["0, 1", "[0; 1]", "[1, 0]", "[a, b]", "[0, nan]", "", "[0, 1, 2]"])
+def test_what_is_no_interval_is_refused_where_it_is_declared(text):
+    for declare in (Range, lambda text: Parameter("d", float, 0.5, "a share", text)):
+        with pytest.raises(LabError, match=re.escape(f"{text!r}: must be an interval, got {text!r}. Hint: ")):
+            declare(text)
+
+
+@cases(
+    "name, value, expected",
+    [
+        ("--beta", 1.0, "--beta 1.0: must be a number in [0, 1), got 1.0. Hint: 0.9 is usual."),
+        ("beta", 10**400, "beta=(a number of about 400 digits): must be a number in [0, 1), got (a number of about 400"),
+        ("beta of 'a'", "x", "beta of 'a' 'x': must be a number in [0, 1), got 'x'. Hint: 0.9 is usual."),
+    ],
+)
+def test_the_form_of_an_error(name, value, expected):
+    with pytest.raises(LabError, match=re.escape(expected)):
+        Range("[0, 1)").check(name, value, "0.9 is usual")
+    Range("[0, 1)").check(name, 0.5, "0.9 is usual")
+    Range("[0, 1)").check(name, None, "0.9 is usual")
+
+
+def test_integers_that_python_does_not_print_are_shown():
+    with pytest.raises(LabError, match=r"^beta=\[\(a number of about 5000 digits\)\]: must be a number in"):
+        Range("[0, 1)").check("beta", [10**5000], "0.9 is usual")
+
+
+def test_the_examples_are_true():
+    result = doctest.testmod(values)
+    assert result.attempted
+    assert not result.failed
