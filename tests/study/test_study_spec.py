@@ -235,6 +235,9 @@ def test_defaults():
     assert first.config.validation_steps == 1  # 20 evaluation points in 30 updates
     assert first.config.log_timestep_bins == 0
     assert first.config.mixed_precision == "no"
+    arms = {f"sgd{norm}": {"optimizer": "sgd", "max_grad_norm": norm} for norm in (0.5, 1.5)}
+    rates = {run.arm: run.config.learning_rate for run in expand(spec(arms=ARMS | arms))}
+    assert rates == {"constant": 3e-4, "cosine": 3e-4, "sgd0.5": 0.03, "sgd1.5": 0.03}  # one changes no other
 
 
 def test_arms_go_over_data_sets_these_over_base_and_tuned_rates_over_all():
