@@ -252,6 +252,32 @@ def test_dry_run(home, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_arm_that_starts_from_weights(tmp_path):
+    """It is stacked, and known by the content of the files, not by their path."""
+    sizes = {key: value for key, value in TINY.items() if key != "_class_name"}
+    base = {key: value for key, value in BASE.items() if key != "model_config_name_or_path"}
+    arms = {"whole": {"pretrained_model_name_or_path": "start"}}
+
+    def of(**changes):
+        (run,) = expand(load_spec(write_spec(tmp_path, **{**ONE, "base": base, "arms": arms, **changes})))
+        return run.id
+
+    MLPDenoiser(**sizes).save_pretrained(tmp_path / "start")
+    out = study(tmp_path, tmp_path / "out", **ONE, base=base, arms=arms)
+    (record,) = records(out).values()
+    assert record["run"]["executor"]["name"] == "stacked"
+    assert len(record["train"]["started_from"]["sha256"]) == 64
+    assert str(tmp_path) not in str(record["config"])
+    assert record["run"]["id"] == (before := of()) == of()
+    MLPDenoiser(**sizes).save_pretrained(tmp_path / "start")
+    assert (after := of()) != before
+    file = tmp_path / "start" / "config.json"
+    file.write_text(file.read_text().replace('"coordinate_scale": 25.0', '"coordinate_scale": 5.0'))
+    assert of() != after
+    with pytest.raises(LabError, match="In the arm 'wrong' on 'dino'.*without parameters"):
+        of(arms={"wrong": {**arms["whole"], "denoiser": "mlp:num_layers=3"}})
+
+
 def test_validations_of_every_member_are_forecast(home, monkeypatch):
     """A plateau that looks at every update costs more than its neighbour in the stack."""
     monkeypatch.setattr(forecast, "_evaluation_seconds", lambda *_: (1.0, 10.0))
