@@ -253,11 +253,11 @@ def test_warnings_are_of_what_the_study_has():
 
 @pytest.mark.pictures
 def test_a_difference_is_coloured_only_where_the_test_says_so():
-    _, summary = made_up_study(("a", "b", "c", "d"), ("dino",))
+    results, summary = made_up_study(("a", "b", "c", "d"), ("dino",))
     rows = {row["arm"]: row for row in tables.rows_of(summary, "kl")}
     rows["c"] |= {"diff": -0.1, "diff_low": -0.2, "diff_high": -0.05}
     rows["d"]["p_adjusted"] = 0.05  # its interval misses 0 all the same
-    figure = plots.plot_differences([rows[arm] for arm in "bcd"], ["dino"], ["b", "c", "d"], "a")
+    figure = plots.plot_differences(ReportContents(results, summary), "kl")
     (axes,) = figure.axes
     lines = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata())]
     assert {line.get_ydata()[0]: line.get_color() for line in lines} == {0: plots.ORANGE, 1: plots.BLUE, 2: plots.GREY}
@@ -267,8 +267,10 @@ def test_a_difference_is_coloured_only_where_the_test_says_so():
 @pytest.mark.pictures
 @cases(("values", "scale"), [([1, 2, 30], "log"), ([1, 2, 15], "linear"), ([0, 2, 30], "linear"), ([-1, 1, 50], "linear")])
 def test_a_logarithmic_scale_is_for_what_a_linear_one_would_hide(values, scale):
-    row = {"arm": "a", "dataset": "x", "ci_low": None}
-    figure = plots.plot_seeds({("a", "x"): [*enumerate(map(float, values))]}, [row], ["x"], styles(["a"], "a"), "KL")
+    results, summary = made_up_study(("a",), ("x",), seeds=3)
+    for run, value in zip(results, values, strict=True):
+        run.results["kl"] = value
+    figure = plots.plot_seeds(ReportContents(results, summary), "kl")
     assert figure.axes[0].get_yscale() == scale
 
 
