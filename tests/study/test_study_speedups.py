@@ -85,6 +85,18 @@ COURSES = [(0.05, 0.05, 2, False), (0.1, 0.01, 7, True)]
 
 @pytest.mark.slow
 @cases(("noise", "other", "length", "common"), COURSES)
+def test_alike_arms_are_told_apart_as_often_as_the_level_says(noise, other, length, common):
+    """However much the evaluations of each scatter, and whether the run ends on a slope or on a plateau."""
+    rng = np.random.default_rng(0)
+    told = 0
+    for _ in range(200):
+        curves = {"a": noisy_course(rng, noise, length), "b": noisy_course(rng, other, length)}
+        told += row_of(speedups(curves, "b", common), "a")["p"] < 0.05
+    assert told / 200 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)  # three standard errors
+
+
+@pytest.mark.slow
+@cases(("noise", "other", "length", "common"), COURSES)
 def test_a_known_speed_up_is_found_and_covered(noise, other, length, common):
     rng = np.random.default_rng(0)
     rows = []
