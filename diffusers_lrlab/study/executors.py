@@ -11,20 +11,18 @@ from pathlib import Path
 
 from accelerate.state import AcceleratorState, GradientState
 
-from diffusers_lrlab.core.environment import require_extra
-from diffusers_lrlab.core.values import COUNT, Range
-
-from ..core.environment import available_cores
+from ..core.environment import available_cores, require_extra
 from ..core.errors import Diverged, LabError
 from ..core.files import remove
 from ..core.plugins import loaded_plugins
+from ..core.values import COUNT, Range
 from ..core.words import counted
 from ..data.image_folder import digest_of
 from ..training.prepare import make_accelerator
 from ..training.run_folder import RunFolder
 from ..training.trainer import Trainer
-from .runs.context import StudyContext
-from .runs.measure import Curves, record_run
+from .context import StudyContext
+from .measure import Curves, record_run
 from .spec.spec import RunSpec
 from .stacked.stacks import not_stackable, run_stacked, split_into_stacks
 from .workers import Job, Pool, RayWorkers, Setup, Workers

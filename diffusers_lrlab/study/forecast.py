@@ -17,12 +17,13 @@ from ..training.prepare import make_accelerator
 from ..training.run_folder import RunFolder
 from ..training.run_state import RunState
 from ..training.trainer import Trainer
-from .analysis.tuning import chosen_rates, most_tuning_runs, tuning_rounds
+from .analysis.tuning import most_tuning_runs
+from .context import StudyContext
 from .executors import WORKERS, assign_executors, check_executor
+from .measure import Curves, measure
+from .reading import runs_of
+from .results import StudyFolder
 from .run import use_all_cores, warnings_before
-from .runs.context import StudyContext
-from .runs.measure import Curves, measure
-from .runs.results import StudyFolder
 from .spec.expansion import expand, expand_tuning
 from .spec.reading import load_spec, with_datasets
 from .spec.spec import RunSpec, StudySpec
@@ -53,9 +54,8 @@ def describe_study(
     tuning, runs = expand_tuning(spec), expand(spec)
     missing = [*tuning, *runs]
     if out is not None:
-        tuning = sum(tuning_rounds(spec, folder), [])
-        if not folder.missing(tuning):
-            runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
+        tuning, chosen = runs_of(spec, folder)
+        runs = chosen or runs
         missing = folder.missing([*tuning, *runs])
     study = StudyContext(folder, stack_size, executor)
     if executor == "stacked":

@@ -17,9 +17,9 @@ from ..training.plan_text import beginning_warning
 from ..training.prepare import keep_freed_memory
 from .analysis.statistics import FEW_SEEDS
 from .analysis.tuning import chosen_rates, tuning_rounds
+from .context import StudyContext, stops_explained
 from .executors import EXECUTORS, assign_executors, check_executor, make_jobs, open_workers
-from .runs.context import StudyContext, stops_explained
-from .runs.results import StudyFolder
+from .results import StudyFolder
 from .shown_command import names_in, preset_sum, shown_command, shown_names
 from .spec.expansion import expand, expand_tuning
 from .spec.reading import load_spec, with_datasets

@@ -20,6 +20,7 @@ from diffusers_lrlab.core.environment import citation
 from diffusers_lrlab.study.analysis.speedups import STILL_FALLING, has_end, still_falling
 from diffusers_lrlab.study.analysis.statistics import compare
 from diffusers_lrlab.study.analysis.summary import Verdict, findings
+from diffusers_lrlab.study.context import StudyProgress
 from diffusers_lrlab.study.report import plots, tables
 from diffusers_lrlab.study.report.contents import ReportContents
 from diffusers_lrlab.study.report.curves import CURVE_KINDS, MOST_POINTS, mean_curves, styles
@@ -35,7 +36,6 @@ from diffusers_lrlab.study.report.tables import (
     to_latex,
     to_markdown,
 )
-from diffusers_lrlab.study.runs.context import StudyProgress
 
 SPEEDUPS = [
     {"arm": "a", "dataset": "dino", "n": 5, "censored": 0, "ends_worse": 0, "updates_needed": 9000.0, "speedup": None,

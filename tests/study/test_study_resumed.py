@@ -25,7 +25,7 @@ from small_studies import (
 from tables import rows
 
 from diffusers_lrlab.cli.main import main
-from diffusers_lrlab.study.runs.results import StudyFolder
+from diffusers_lrlab.study.results import StudyFolder
 
 pytestmark = pytest.mark.usefixtures("bare")
 

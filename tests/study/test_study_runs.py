@@ -36,10 +36,9 @@ from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core import plugins
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
-from diffusers_lrlab.study import forecast
-from diffusers_lrlab.study.runs import measure
-from diffusers_lrlab.study.runs.context import StudyContext
-from diffusers_lrlab.study.runs.results import StudyFolder
+from diffusers_lrlab.study import forecast, measure
+from diffusers_lrlab.study.context import StudyContext
+from diffusers_lrlab.study.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.study.stacked.stacks import split_into_stacks

@@ -12,7 +12,7 @@ from tables import cases, rows
 
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.options import UPDATE, Option, defaults_of, options_of
-from diffusers_lrlab.study.runs.results import StudyFolder
+from diffusers_lrlab.study.results import StudyFolder
 from diffusers_lrlab.study.spec import spec as spec_module
 from diffusers_lrlab.study.spec.expansion import expand, expand_tuning, located
 from diffusers_lrlab.study.spec.reading import load_spec, num_runs, preset_names, read_spec, spec_from_dict

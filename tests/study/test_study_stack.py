@@ -19,7 +19,7 @@ from trainer_states import assert_same
 
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
-from diffusers_lrlab.study.runs.measure import Curves, draw, drawing_of
+from diffusers_lrlab.study.measure import Curves, draw, drawing_of
 from diffusers_lrlab.study.stacked.member import Member
 from diffusers_lrlab.study.stacked.networks import clip, draw_together, predict, stack_parameters
 from diffusers_lrlab.study.stacked.stack import Stack

@@ -14,8 +14,8 @@ from ...core.environment import describe_environment
 from ...core.files import atomic_file, write_text
 from ...core.manifest import MANIFEST
 from ...evaluation.metrics import word_for
-from ..runs.context import StudyProgress
-from ..runs.results import RunResult, StudyFolder, by_cell, finite
+from ..context import StudyProgress
+from ..results import RunResult, StudyFolder, by_cell, finite
 from ..spec.spec import SPEEDUP, RunSpec, StudySpec, controlled
 from .speedups import speedups
 from .statistics import LEVEL, add_holm, compare, power_rows

@@ -33,7 +33,7 @@ from ...core.words import counted
 from ...evaluation.metrics import better_of
 from ...training.plots import draw_points
 from ..analysis.summary import DIVERGED, word_of
-from ..runs.results import RunResult, by_cell
+from ..results import RunResult, by_cell
 from . import tables
 from .contents import ReportContents
 from .curves import CurveKind, compared, shown_arms, shown_datasets

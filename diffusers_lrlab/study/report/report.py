@@ -10,18 +10,16 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from diffusers_lrlab.core.environment import install_command
-
-from ...core.environment import citation
+from ...core.environment import citation, install_command
 from ...core.errors import LabError
 from ...core.files import atomic_folder, write_text
 from ...core.manifest import damage_named, open_manifest, refuse_damaged, write_manifest
 from ...core.plugins import names_code
 from ...data.options import EMBEDDED_DATASETS
 from ..analysis.summary import notes_on, summarise, write_summary
+from ..context import StudyProgress
 from ..reading import RUNS_TABLE, no_result, read_runs, runs_of, write_runs
-from ..runs.context import StudyProgress
-from ..runs.results import REPORT_FILES, RunResult, StudyFolder, sources
+from ..results import REPORT_FILES, RunResult, StudyFolder, sources
 from ..shown_command import command_of_card, is_preset, shown_path
 from ..spec.reading import spec_from_dict
 from ..spec.spec import RunSpec, StudySpec

@@ -17,7 +17,7 @@ from ...training.config import TrainingConfig
 from ...training.plan import Plan
 from ...training.resolve import objective_spec
 from ...training.run_state import RunState
-from ..runs.measure import Curves
+from ..measure import Curves
 
 
 class Member:

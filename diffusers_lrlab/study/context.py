@@ -10,19 +10,18 @@ from typing import Any, TypeVar
 import torch
 from tqdm.auto import tqdm
 
-from diffusers_lrlab.core.program import interrupts_raised
-
-from ...core.environment import describe_environment, is_watched
-from ...core.errors import Interrupted, LabError, continued_by
-from ...core.words import agreeing, counted
-from ...data.loading import TrainingData
-from ...training.config import DataConfig
-from ...training.kinds import kind_of
-from ...training.plan import Plan, make_plan
-from ...training.trackers import scalars_of, start_trackers
-from ..kind_settings import settings_of
-from ..spec.spec import RunSpec
+from ..core.environment import describe_environment, is_watched
+from ..core.errors import Interrupted, LabError, continued_by
+from ..core.program import interrupts_raised
+from ..core.words import agreeing, counted
+from ..data.loading import TrainingData
+from ..training.config import DataConfig
+from ..training.kinds import kind_of
+from ..training.plan import Plan, make_plan
+from ..training.trackers import scalars_of, start_trackers
+from .kind_settings import settings_of
 from .results import StudyFolder
+from .spec.spec import RunSpec
 
 T = TypeVar("T")
 _STACK_SIZES = {"cpu": 20, "cuda": 256}  # not measured on a GPU
