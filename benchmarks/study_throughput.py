@@ -29,9 +29,9 @@ from toy2d import RECIPE, make_point_trainer
 from diffusers_lrlab.core.environment import describe_environment
 from diffusers_lrlab.data.options import BatchLayout
 from diffusers_lrlab.evaluation.distances import knn_kl
-from diffusers_lrlab.study.runs.context import StudyContext
-from diffusers_lrlab.study.runs.measure import draw, drawing_of
-from diffusers_lrlab.study.runs.results import StudyFolder
+from diffusers_lrlab.study.context import StudyContext
+from diffusers_lrlab.study.measure import draw, drawing_of
+from diffusers_lrlab.study.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import read_spec
 from diffusers_lrlab.study.stacked.member import Member

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -128,15 +127,6 @@ def started(home, out, *options, **changes):
     finally:
         process.kill()
         process.communicate()
-
-
-def wait_for(process, folder, pattern):
-    """Until there is such a file."""
-    deadline = time.monotonic() + 240
-    while not any(folder.glob(pattern)):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @contextlib.contextmanager

@@ -41,4 +41,4 @@ def assert_same(found, expected):
         assert found.dtype == expected.dtype
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
     else:
-        assert found == expected
+        assert found == expected or found != found != expected != expected  # both are NaN

@@ -21,8 +21,8 @@ from ..data.image_folder import digest_of
 from ..training.prepare import make_accelerator
 from ..training.run_folder import RunFolder
 from ..training.trainer import Trainer
-from .runs.context import StudyContext
-from .runs.measure import Curves, record_run
+from .context import StudyContext
+from .measure import Curves, record_run
 from .spec.spec import RunSpec
 from .stacked.stacks import not_stackable, run_stacked, split_into_stacks
 from .workers import Job, Pool, RayWorkers, Setup, Workers
@@ -45,16 +45,16 @@ def check_executor(executor: str | None, stack_size: int | None = None, num_work
         require_extra("ray", "--executor ray")
 
 
-def assign_executors(specs: list[RunSpec], study: StudyContext, executor: str | None) -> list[tuple[str, list[RunSpec]]]:
+def assign_executors(specs: list[RunSpec], study: StudyContext) -> list[tuple[str, list[RunSpec]]]:
     """
     Names in `EXECUTORS` and the runs of each: the requested one, or by default stacks of all runs that can be stacked.
 
     The reason why runs cannot be stacked is logged. Workers follow the default, or with a stack size of 1 compute each run
     separately.
     """
-    if executor in EXECUTORS:
-        return [(executor, specs)]
-    if executor in WORKERS and study.stack_size == 1:
+    if study.executor in EXECUTORS:
+        return [(study.executor, specs)]
+    if study.executor in WORKERS and study.stack_size == 1:
         return [("local", specs)]
     reasons = {spec.id: not_stackable(spec, study) for spec in specs}
     for reason in sorted({*filter(None, reasons.values())}):
@@ -69,14 +69,14 @@ def assign_executors(specs: list[RunSpec], study: StudyContext, executor: str | 
 
 
 @contextmanager
-def open_workers(executor: str | None, num_workers: int | None, study: StudyContext) -> Iterator[Workers | None]:
+def open_workers(num_workers: int | None, study: StudyContext) -> Iterator[Workers | None]:
     """The workers of pool and ray, inside this block; `None` for other executors."""
-    if executor not in WORKERS:
+    if study.executor not in WORKERS:
         yield None
         return
     plugins = ",".join(plugin["name"] for plugin in loaded_plugins())
     setup = Setup(study.folder.path.resolve(), plugins)
-    with closing((Pool if executor == "pool" else RayWorkers)(setup, num_workers)) as workers:
+    with closing((Pool if study.executor == "pool" else RayWorkers)(setup, num_workers)) as workers:
         yield workers
 
 
@@ -96,13 +96,13 @@ def make_jobs(shares: list[tuple[str, list[RunSpec]]], study: StudyContext, work
 def run_local(specs: list[RunSpec], study: StudyContext) -> None:
     """Trains each run as `train_ddpm.py` does, with its checkpoints, from which an interrupted run is resumed."""
     for spec in study.folder.missing(specs):
+        # accelerate has one precision per process.
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
         _train_and_record(spec, study)
 
 
 def _train_and_record(spec: RunSpec, study: StudyContext) -> None:
-    # accelerate has one precision per process.
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     # What was begun with other data is not continued.
     path = study.folder.path / "local" / f"{spec.id}-{digest_of([study.data(spec).fingerprint])[:8]}"

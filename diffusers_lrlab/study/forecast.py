@@ -13,17 +13,17 @@ import numpy as np
 from ..core.environment import peak_memory_mb
 from ..core.words import counted, duration
 from ..data.batches import iterate_batches
-from ..training.plan import Plan
 from ..training.prepare import make_accelerator
 from ..training.run_folder import RunFolder
 from ..training.run_state import RunState
 from ..training.trainer import Trainer
-from .analysis.tuning import chosen_rates, most_tuning_runs, tuning_rounds
+from .analysis.tuning import most_tuning_runs
+from .context import StudyContext
 from .executors import WORKERS, assign_executors, check_executor
+from .measure import Curves, measure
+from .reading import runs_of
+from .results import StudyFolder
 from .run import use_all_cores, warnings_before
-from .runs.context import StudyContext
-from .runs.measure import Curves, measure
-from .runs.results import StudyFolder
 from .spec.expansion import expand, expand_tuning
 from .spec.reading import load_spec, with_datasets
 from .spec.spec import RunSpec, StudySpec
@@ -54,11 +54,10 @@ def describe_study(
     tuning, runs = expand_tuning(spec), expand(spec)
     missing = [*tuning, *runs]
     if out is not None:
-        tuning = sum(tuning_rounds(spec, folder), [])
-        if not folder.missing(tuning):
-            runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
+        tuning, chosen = runs_of(spec, folder)
+        runs = chosen or runs
         missing = folder.missing([*tuning, *runs])
-    study = StudyContext(folder, stack_size)
+    study = StudyContext(folder, stack_size, executor)
     if executor == "stacked":
         check_stackable([*tuning, *runs], study)
     lines = [
@@ -74,7 +73,7 @@ def describe_study(
         lines.append(f"  {num_done} of them are already finished in {out}")
     lines += [f"  warning: {warning}" for warning in warnings_before(spec, missing, study)]
     total = np.zeros(2)
-    for name, some in assign_executors(missing, study, executor):
+    for name, some in assign_executors(missing, study):
         updates = sum(study.plan(spec)[0].num_updates for spec in some)
         total += (seconds := _seconds(name == "stacked", some, study))
         lines.append(f"  {name}: {counted(len(some), 'run')}, {counted(updates, 'update', ',')}, {_as_text(seconds)}")
@@ -107,13 +106,10 @@ def _seconds(is_stacked: bool, specs: list[RunSpec], study: StudyContext) -> np.
             probed[key] = _probe_stack(stack, study) if is_stacked else _probe_run(stack[0], study)
         update, validation, measurement = probed[key]
         # Arms validate at different intervals; a plateau schedule may do it after every update.
-        validations = sum(_num_validations(study.plan(spec)[0]) for spec in stack)
+        plans = [study.plan(spec)[0] for spec in stack]
+        validations = sum(each.num_updates // each.validation_updates for each in plans if each.config.num_validation_images)
         total += (update * plan.num_updates, validation * validations + measurement * len(stack))
     return total
-
-
-def _num_validations(plan: Plan) -> int:
-    return plan.num_updates // plan.validation_updates if plan.config.num_validation_images else 0
 
 
 def _probe_stack(specs: list[RunSpec], study: StudyContext) -> tuple[float, float, float]:

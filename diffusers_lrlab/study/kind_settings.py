@@ -1,6 +1,6 @@
 """How studies treat each kind of data: what they measure, compare and stack, and which metrics a run can have."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,15 +49,12 @@ def num_compared_samples(config: ResolvedConfig) -> int:
 
 # --- metrics of a run ------------------------------------------------------------------------------------------------
 
-# What papers call a metric, where the name here is too different to be guessed.
-_NAMES_ELSEWHERE = {"fid": "frechet_distance"}
-
 
 def check_metrics(names: Iterable[str], config: ResolvedConfig, where: str) -> None:
     """Raises a `LabError` for the first metric that is unknown or cannot be measured."""
     for name in names:
         if name not in METRICS:
-            hint = did_you_mean(_NAMES_ELSEWHERE.get(name.lower(), name), METRICS)
+            hint = did_you_mean(name, METRICS)
             raise LabError(f"{where}: there is no metric {name!r}.{hint} Known: {', '.join(METRICS)}.")
         if reason := _absence(name, config):
             raise LabError(f"{where}: {name!r} {reason}.")
@@ -79,21 +76,20 @@ def data_lacking(name: str, config: ResolvedConfig) -> str | None:
     return None
 
 
+# Of what a metric needs: whether a run has it, and what it is called, with a remedy.
+_NEEDS: dict[str, tuple[Callable[[ResolvedConfig], Any], str]] = {
+    "held_out": (lambda config: config.num_validation_images, "held-out data: give num_validation_images above 0"),
+    "ema": (lambda config: config.use_ema, "an EMA: leave use_ema at true, or use validation_loss"),
+    "labels": (lambda config: config.label_column is not None, "class labels: give label_column"),
+    "samples": (lambda config: config.distance_samples != 0, "samples: give distance_samples above 0"),
+    "density": (lambda config: config.num_validation_images > 1, "held-out points: give num_validation_images of 2 or more"),
+}
+
+
 def _absence(name: str, config: ResolvedConfig) -> str | None:
     """Why a metric cannot be measured with the data or the options of a run; `None` if it can."""
     metric = METRICS[name]
     if metric.form not in (None, kind_of(config).form):
         return f"is for {metric.form}"
-    if "held_out" in metric.needs and not config.num_validation_images:
-        return "needs held-out data: give num_validation_images above 0"
-    if "ema" in metric.needs and not config.use_ema:
-        return "needs an EMA: leave use_ema at true, or use validation_loss"
-    if reason := data_lacking(name, config):
-        return reason
-    if "labels" in metric.needs and config.label_column is None:
-        return "needs class labels: give label_column"
-    if "samples" in metric.needs and config.distance_samples == 0:
-        return "needs samples: give distance_samples above 0"
-    if "density" in metric.needs and config.num_validation_images < 2:
-        return "is measured at held-out points: give num_validation_images of 2 or more"
-    return None
+    lacking = (f"needs {what}" for need, (has, what) in _NEEDS.items() if need in metric.needs and not has(config))
+    return data_lacking(name, config) or next(lacking, None)

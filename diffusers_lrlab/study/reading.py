@@ -17,7 +17,7 @@ from ..core.manifest import damage_named, refuse_damaged
 from ..core.values import checked
 from .analysis.speedups import has_end
 from .analysis.tuning import chosen_rates, tuning_rounds
-from .runs.results import RunResult, StudyFolder, finite
+from .results import RunResult, StudyFolder, finite
 from .spec.expansion import expand
 from .spec.reading import spec_from_dict
 from .spec.spec import RunSpec, StudySpec

@@ -17,9 +17,9 @@ from ..training.plan_text import beginning_warning
 from ..training.prepare import keep_freed_memory
 from .analysis.statistics import FEW_SEEDS
 from .analysis.tuning import chosen_rates, tuning_rounds
+from .context import StudyContext, stops_explained
 from .executors import EXECUTORS, assign_executors, check_executor, make_jobs, open_workers
-from .runs.context import StudyContext, stops_explained
-from .runs.results import StudyFolder
+from .results import StudyFolder
 from .shown_command import names_in, preset_sum, shown_command, shown_names
 from .spec.expansion import expand, expand_tuning
 from .spec.reading import load_spec, with_datasets
@@ -82,34 +82,26 @@ def run_study(
     folder.check_is_study(spec, names)
     check_executor(executor, stack_size, workers)
     use_all_cores()
-    study = StudyContext(folder, stack_size, quiet)
-    return _run(spec, study, executor, workers, command, preset)
+    return _run(spec, StudyContext(folder, stack_size, executor, quiet), workers, command, preset)
 
 
-def _run(
-    spec: StudySpec,
-    study: StudyContext,
-    executor: str | None,
-    num_workers: int | None,
-    command: str,
-    preset: str | None,
-) -> Path:
+def _run(spec: StudySpec, study: StudyContext, num_workers: int | None, command: str, preset: str | None) -> Path:
     folder, known = study.folder, [*expand_tuning(spec), *expand(spec)]
     for warning in warnings_before(spec, folder.missing(known), study):
         warn(warning)
-    if executor == "stacked":
+    if study.executor == "stacked":
         check_stackable(known, study)
     with folder.locked(), stops_explained(folder.path):
         folder.check_is_study(spec)  # again: another command may have used the folder meanwhile
         folder.reopen()
         folder.write_spec(spec, command, preset)
-        with open_workers(executor, num_workers, study) as workers:
-            tuning = _tune(spec, study, executor, workers)
+        with open_workers(num_workers, study) as workers:
+            tuning = _tune(spec, study, workers)
             runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
             if unknown := folder.unknown_files([*tuning, *runs]):
                 where = folder.path / "runs"
                 study.progress.log(f"{len(unknown)} results in {where} belong to other studies and are ignored.")
-            _do_missing(runs, study, executor, workers, "study")
+            _do_missing(runs, study, workers, "study")
         # All runs are finished: leftovers here belong to runs of earlier specifications.
         shutil.rmtree(folder.stacks, ignore_errors=True)
         shutil.rmtree(folder.path / "local", ignore_errors=True)
@@ -148,7 +140,7 @@ def warnings_before(spec: StudySpec, runs: list[RunSpec], study: StudyContext) -
     return found
 
 
-def _tune(spec: StudySpec, study: StudyContext, executor: str | None, workers: Workers | None) -> list[RunSpec]:
+def _tune(spec: StudySpec, study: StudyContext, workers: Workers | None) -> list[RunSpec]:
     """Computes the missing runs for tuning, round by round; returns all of them."""
     while True:
         for runs in tuning_rounds(spec, study.folder):
@@ -163,14 +155,12 @@ def _tune(spec: StudySpec, study: StudyContext, executor: str | None, workers: W
                 f"The best learning rate is at the edge of those tried ({', '.join(at_edge)}): "
                 f"{counted(len(rounds[-1]), 'run')} beyond it."
             )
-        _do_missing(rounds[-1], study, executor, workers, "tune")
+        _do_missing(rounds[-1], study, workers, "tune")
         if left := study.folder.missing(rounds[-1]):
             raise LabError(f"The run {left[0].id} was computed but left no result in {str(study.folder.path)!r}.")
 
 
-def _do_missing(
-    specs: list[RunSpec], study: StudyContext, executor: str | None, workers: Workers | None, description: str
-) -> None:
+def _do_missing(specs: list[RunSpec], study: StudyContext, workers: Workers | None, description: str) -> None:
     """Computes the missing runs."""
     study.drop_outdated(specs)
     missing = {spec.id for spec in study.folder.missing(specs)}
@@ -181,7 +171,7 @@ def _do_missing(
     if len(missing) < len(specs):
         done = len(specs) - len(missing)
         study.progress.log(f"{done} of {counted(len(specs), 'run')} {agreeing(done, 'is', 'are')} already finished.")
-    shares = assign_executors(specs, study, executor)
+    shares = assign_executors(specs, study)
     if workers is not None:
         with study.progress.bar(study.folder.missing(specs), description):
             run_jobs(make_jobs(shares, study, workers), workers, study)

@@ -20,8 +20,8 @@ from ..core.errors import Interrupted, LabError, is_out_of_memory
 from ..core.plugins import load_plugins, registered_code_located
 from ..core.program import begin_worker
 from ..training.prepare import keep_freed_memory
-from .runs.context import StudyContext, stops_explained
-from .runs.results import StudyFolder
+from .context import StudyContext, stops_explained
+from .results import StudyFolder
 from .spec.spec import RunSpec
 
 _POLL_SECONDS = 1.0

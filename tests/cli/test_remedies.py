@@ -17,7 +17,7 @@ from diffusers_lrlab.core.files import full_disk_explained
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.launch import make_parser as parser_of_launcher
 from diffusers_lrlab.run.averages import no_snapshots
-from diffusers_lrlab.study.runs.context import stops_explained
+from diffusers_lrlab.study.context import stops_explained
 from diffusers_lrlab.training.arguments import make_parser
 
 

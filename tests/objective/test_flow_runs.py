@@ -16,8 +16,8 @@ from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.run.train import train
-from diffusers_lrlab.study.runs.context import StudyContext
-from diffusers_lrlab.study.runs.results import StudyFolder
+from diffusers_lrlab.study.context import StudyContext
+from diffusers_lrlab.study.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.study.stacked.stacks import split_into_stacks

@@ -25,8 +25,6 @@ def disturbed(do_update):
         size = len(getattr(self, "members", [self]))
         with open(FOLDER / "updates", "a") as file:
             file.write(f"{size}\n" * size)
-        if size > 2 and (FOLDER / "small").exists():
-            raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: made up")
         update = getattr(self, "run", self).update  # of a trainer, or of a stack
         if update == 15 and happens_once("die"):
             os.kill(os.getpid(), signal.SIGKILL)

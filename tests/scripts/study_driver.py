@@ -9,7 +9,7 @@ import time
 import diffusers_lrlab.study.report.report
 import diffusers_lrlab.study.stacked.stacks as stacks
 from diffusers_lrlab.cli.main import main
-from diffusers_lrlab.study.runs.results import StudyFolder
+from diffusers_lrlab.study.results import StudyFolder
 
 write = StudyFolder.write
 

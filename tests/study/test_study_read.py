@@ -20,7 +20,7 @@ from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.reading import read_runs, write_runs
 from diffusers_lrlab.study.report.report import write_study_card
-from diffusers_lrlab.study.runs.results import StudyFolder
+from diffusers_lrlab.study.results import StudyFolder
 from diffusers_lrlab.study.shown_command import command_of_card
 
 pytestmark = pytest.mark.usefixtures("bare")

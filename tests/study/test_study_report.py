@@ -1,11 +1,11 @@
 """The report of a study: its tables, plots and page, from made-up runs."""
 
 import base64
+import html
 import io
 import math
 import re
 from dataclasses import asdict
-from html.parser import HTMLParser
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,7 @@ from diffusers_lrlab.core.environment import citation
 from diffusers_lrlab.study.analysis.speedups import STILL_FALLING, has_end, still_falling
 from diffusers_lrlab.study.analysis.statistics import compare
 from diffusers_lrlab.study.analysis.summary import Verdict, findings
+from diffusers_lrlab.study.context import StudyProgress
 from diffusers_lrlab.study.report import plots, tables
 from diffusers_lrlab.study.report.contents import ReportContents
 from diffusers_lrlab.study.report.curves import CURVE_KINDS, MOST_POINTS, mean_curves, styles
@@ -35,7 +36,6 @@ from diffusers_lrlab.study.report.tables import (
     to_latex,
     to_markdown,
 )
-from diffusers_lrlab.study.runs.context import StudyProgress
 
 SPEEDUPS = [
     {"arm": "a", "dataset": "dino", "n": 5, "censored": 0, "ends_worse": 0, "updates_needed": 9000.0, "speedup": None,
@@ -49,30 +49,15 @@ TUNING = [
 ]
 
 
-class Tables(HTMLParser):
-    """Texts of the cells of every table, by the label of the box around it."""
+def tables_of(page):
+    """Texts of the cells of every table, by its title."""
+    boxes = re.findall(r'class=scroll [^>]*aria-label="([^"]*)"><table>(.*?)</table>', page, re.DOTALL)
+    return {html.unescape(title): [_cells_of(row) for row in box.split("<tr")[1:]] for title, box in boxes}
 
-    def __init__(self, text):
-        super().__init__()
-        self.found, self._rows, self._in_cell = {}, None, False
-        self.feed(text)
 
-    def handle_starttag(self, tag, attributes):
-        attributes = dict(attributes)
-        if tag == "div" and attributes.get("class") == "scroll":
-            self._rows = self.found.setdefault(attributes["aria-label"], [])
-        elif tag == "tr":
-            self._rows.append([])
-        elif tag in ("th", "td"):
-            self._rows[-1].append("")
-            self._in_cell = True
-
-    def handle_endtag(self, tag):
-        self._in_cell = self._in_cell and tag not in ("th", "td")
-
-    def handle_data(self, text):
-        if self._in_cell:
-            self._rows[-1][-1] += text
+def _cells_of(row):
+    cells = re.findall(r"<t[hd](?: [^>]*)?>(.*?)</t[hd]>", row, re.DOTALL)
+    return [html.unescape(re.sub(r"<[^>]*>", "", cell)) for cell in cells]
 
 
 def verdict(word, arm="b", reference="a", difference=None, metric="kl"):
@@ -115,7 +100,7 @@ def test_page_markdown_and_latex_have_the_numbers_of_the_summary(tmp_path):
     results, summary = made_up_study(("a", "b", "c"), ("dino", "moons"))
     summary["findings"]["kl"] += [verdict("better", difference=-0.25, reference="c"), verdict("cannot tell", reference="c")]
     page = page_of(tmp_path, results, summary)
-    shown = Tables(page).found
+    shown = tables_of(page)
     for metric in ("kl", "coverage"):
         head, *rows = shown[tables.metric_label(metric)]
         words = {
@@ -198,7 +183,7 @@ def test_of_many_arms_ten_have_a_sentence_and_all_are_among_the_findings(tmp_pat
     beginning = page[: page.index("<nav")]
     assert len(re.findall(r"<li>arm\d+ against arm0: ", beginning)) == 10
     assert "<li>And 3 more, which are among all findings below.</li>" in beginning
-    assert sum(row[0] == tables.metric_label("kl") for row in Tables(page).found["All findings in numbers"]) == 13
+    assert sum(row[0] == tables.metric_label("kl") for row in tables_of(page)["All findings in numbers"]) == 13
 
 
 def falling_by(share, points=200, noise=0.0, fall=1.0):
@@ -268,11 +253,11 @@ def test_warnings_are_of_what_the_study_has():
 
 @pytest.mark.pictures
 def test_a_difference_is_coloured_only_where_the_test_says_so():
-    _, summary = made_up_study(("a", "b", "c", "d"), ("dino",))
+    results, summary = made_up_study(("a", "b", "c", "d"), ("dino",))
     rows = {row["arm"]: row for row in tables.rows_of(summary, "kl")}
     rows["c"] |= {"diff": -0.1, "diff_low": -0.2, "diff_high": -0.05}
     rows["d"]["p_adjusted"] = 0.05  # its interval misses 0 all the same
-    figure = plots.plot_differences([rows[arm] for arm in "bcd"], ["dino"], ["b", "c", "d"], "a")
+    figure = plots.plot_differences(ReportContents(results, summary), "kl")
     (axes,) = figure.axes
     lines = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata())]
     assert {line.get_ydata()[0]: line.get_color() for line in lines} == {0: plots.ORANGE, 1: plots.BLUE, 2: plots.GREY}
@@ -282,8 +267,10 @@ def test_a_difference_is_coloured_only_where_the_test_says_so():
 @pytest.mark.pictures
 @cases(("values", "scale"), [([1, 2, 30], "log"), ([1, 2, 15], "linear"), ([0, 2, 30], "linear"), ([-1, 1, 50], "linear")])
 def test_a_logarithmic_scale_is_for_what_a_linear_one_would_hide(values, scale):
-    row = {"arm": "a", "dataset": "x", "ci_low": None}
-    figure = plots.plot_seeds({("a", "x"): [*enumerate(map(float, values))]}, [row], ["x"], styles(["a"], "a"), "KL")
+    results, summary = made_up_study(("a",), ("x",), seeds=3)
+    for run, value in zip(results, values, strict=True):
+        run.results["kl"] = value
+    figure = plots.plot_seeds(ReportContents(results, summary), "kl")
     assert figure.axes[0].get_yscale() == scale
 
 
@@ -369,7 +356,7 @@ def test_an_arm_that_diverged(tmp_path):
 
     results, summary = made_up_study(("a", "b", "c"), change=change)
     page = page_of(tmp_path, results, summary)
-    shown = Tables(page).found
+    shown = tables_of(page)
     rows = {(row[0], row[1]): row for row in shown[tables.metric_label("kl")][1:]}
     assert rows["dino", "c"][2:5] == ["diverged", "0 + 5 diverged", "–"]
     assert rows["dino", "b"][3] == "4 + 1 diverged"
@@ -393,7 +380,7 @@ def test_samples_curves_and_figures_may_be_absent(tmp_path, missing):
     files = {path.name for path in (tmp_path / "report").glob("*.png")}
     expected = {"samples.png", "loss.png", "quality.png", "lr.png", "seeds_kl.png"}
     assert files >= expected if missing == ("dino", "c") else files == set()
-    assert not {text for rows in Tables(page).found.values() for row in rows for text in row} & {"nan", "NaN", "None"}
+    assert not {text for rows in tables_of(page).values() for row in rows for text in row} & {"nan", "NaN", "None"}
 
 
 def test_one_seed_and_one_data_set_and_one_arm(tmp_path):
@@ -418,7 +405,7 @@ def test_what_a_study_has_besides(tmp_path, capsys):
     write_report(tmp_path, [*results, tuning], summary, StudyProgress())
     assert "report: 100%" in capsys.readouterr().err
     page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
-    shown = Tables(page).found
+    shown = tables_of(page)
     assert shown["Speed-ups"][1:] == [
         ["dino", "a", "5", "0", "0", "9000", "–", "–", "–"],
         ["dino", "b", "5", "2", "3", "–", "≤ 0.8123", "–", "0.021"],

@@ -9,6 +9,7 @@ import signal
 
 import pytest
 import torch
+from runs import wait_for
 from small_studies import (
     BASE,
     ONE,
@@ -20,12 +21,11 @@ from small_studies import (
     records,
     started,
     study,
-    wait_for,
 )
 from tables import rows
 
 from diffusers_lrlab.cli.main import main
-from diffusers_lrlab.study.runs.results import StudyFolder
+from diffusers_lrlab.study.results import StudyFolder
 
 pytestmark = pytest.mark.usefixtures("bare")
 
@@ -119,7 +119,7 @@ MOMENTS = [
 def test_killed_and_started_again(home, undisturbed, tmp_path, executor, pattern):
     out = tmp_path / "out"
     with started(home, out, f"--executor={executor}", **LONG) as process:
-        wait_for(process, out, pattern)
+        wait_for(lambda: any(out.glob(pattern)), process)
         process.kill()
         process.wait()
     assert len(records(out)) < 4
@@ -150,7 +150,7 @@ def test_killed_and_started_again(home, undisturbed, tmp_path, executor, pattern
 def test_stopped_by_a_signal_while_another_waits(home, undisturbed, tmp_path, capsys, executor, pattern, number, status):
     out = tmp_path / "out"
     with started(home, out, f"--executor={executor}", **LONG) as process:
-        wait_for(process, out, pattern)
+        wait_for(lambda: any(out.glob(pattern)), process)
         # Meanwhile somebody else wants to write there.
         os.kill(process.pid, signal.SIGSTOP)
         before = contents(out)

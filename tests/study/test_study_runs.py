@@ -36,11 +36,9 @@ from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core import plugins
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
-from diffusers_lrlab.study import forecast
-from diffusers_lrlab.study.run import run_study
-from diffusers_lrlab.study.runs import measure
-from diffusers_lrlab.study.runs.context import StudyContext
-from diffusers_lrlab.study.runs.results import StudyFolder
+from diffusers_lrlab.study import forecast, measure
+from diffusers_lrlab.study.context import StudyContext
+from diffusers_lrlab.study.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.study.stacked.stacks import split_into_stacks
@@ -253,6 +251,34 @@ def test_dry_run(home, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_arm_that_starts_from_weights(tmp_path):
+    """It is stacked, and known by the content of the files, not by their path."""
+    sizes = {key: value for key, value in TINY.items() if key != "_class_name"}
+    base = {key: value for key, value in BASE.items() if key != "model_config_name_or_path"}
+    arms = {"whole": {"pretrained_model_name_or_path": "start"}}
+
+    def of(**changes):
+        (run,) = expand(load_spec(write_spec(tmp_path, **{**ONE, "base": base, "arms": arms, **changes})))
+        return run.id
+
+    torch.manual_seed(3)
+    MLPDenoiser(**sizes).save_pretrained(tmp_path / "start")
+    out = study(tmp_path, tmp_path / "out", **ONE, base=base, arms=arms)
+    (record,) = records(out).values()
+    assert record["run"]["executor"]["name"] == "stacked"
+    assert len(record["train"]["started_from"]["sha256"]) == 64
+    assert str(tmp_path) not in str(record["config"])
+    assert record["run"]["id"] == (before := of()) == of()
+    torch.manual_seed(4)
+    MLPDenoiser(**sizes).save_pretrained(tmp_path / "start")
+    assert (after := of()) != before
+    file = tmp_path / "start" / "config.json"
+    file.write_text(file.read_text().replace('"coordinate_scale": 25.0', '"coordinate_scale": 5.0'))
+    assert of() != after
+    with pytest.raises(LabError, match="In the arm 'wrong' on 'dino'.*without parameters"):
+        of(arms={"wrong": {**arms["whole"], "denoiser": "mlp:num_layers=3"}})
+
+
 def test_validations_of_every_member_are_forecast(home, monkeypatch):
     """A plateau that looks at every update costs more than its neighbour in the stack."""
     monkeypatch.setattr(forecast, "_evaluation_seconds", lambda *_: (1.0, 10.0))
@@ -264,11 +290,9 @@ def test_validations_of_every_member_are_forecast(home, monkeypatch):
 
 
 @pytest.mark.slow
-def test_from_python_and_by_the_script(home, done, capsys, monkeypatch):
-    """`run_study` and `training_scripts/run_study.py` do what the command does."""
+def test_the_script_does_what_the_command_does(home, done, capsys, monkeypatch):
     script = runpy.run_path(str(Path(__file__).parents[2] / "training_scripts" / "run_study.py"))
-    spec = write_spec(home, speedup_metric="validation_loss_ema")
-    before = moments(done)
+    spec, before = write_spec(home, speedup_metric="validation_loss_ema"), moments(done)
     (home / "mine.py").write_text("")
     monkeypatch.setattr(plugins, "_loaded", {})
 
@@ -278,12 +302,9 @@ def test_from_python_and_by_the_script(home, done, capsys, monkeypatch):
 
     assert call(f"--out={done}", f"--import={home / 'mine.py'}") == 0
     assert re.search("python training_scripts/run_study.py .*--import mine.py", read_summary(done)["study"]["command"])
+    assert moments(done) == before
     assert call() == 2
     assert "error: --out DIR is missing" in capsys.readouterr().err
-    assert run_study(load_spec(str(spec)), done, quiet=True) == done / "report" / "index.html"
-    with pytest.raises(LabError, match="no executor 'x'"):
-        run_study(load_spec(str(spec)), done, "x")
-    assert moments(done) == before
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert call(f"--out={done}") == 2
     assert "in one process" in capsys.readouterr().err

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 from tables import cases
-from values_of_studies import row_of
 
 from diffusers_lrlab.study.analysis.speedups import speedups, updates_to_reach
-from diffusers_lrlab.study.analysis.summary import _compare_speed, against_controls, findings
+from diffusers_lrlab.study.analysis.summary import _compare_speed, compare_all, findings
 from diffusers_lrlab.study.spec.reading import read_spec
 
 # --- Updates that are needed --------------------------------------------------------------------------------------------
@@ -38,6 +37,10 @@ def test_the_first_crossing(updates, quality, target, needed):
 UPDATES = np.arange(0, 1001, 100)
 
 
+def row_of(rows, arm):
+    return next(row for row in rows if row["arm"] == arm)
+
+
 def falling(rate, length=1000):
     """A quality that falls linearly from 10 at a rate per 100 updates."""
     at = UPDATES[UPDATES <= length]
@@ -56,9 +59,10 @@ def test_a_control_that_explains_all_of_it_is_told_from_one_that_explains_nothin
         return {"dino": {seed: falling(slope * rng.uniform(0.97, 1.03)) for seed in range(5)}}
 
     curves = {"both": runs(2), "rate": runs(2), "momentum": runs(1)}
-    rows, verdicts = against_controls(
-        [("both", "rate"), ("both", "momentum")],
-        lambda arm, control: speedups({control: curves[control], arm: curves[arm]}, control, common=True),
+    arms = {"rate": {}, "momentum": {}, "both": {"controls": ["rate", "momentum"]}}
+    _, rows, verdicts = compare_all(
+        SimpleNamespace(arms=arms, baseline="rate"),
+        lambda reference, arms, is_control: speedups({arm: curves[arm] for arm in arms}, reference, is_control),
     )
     assert [(row["arm"], row["control"], row["n"]) for row in rows] == [("both", "rate", 5), ("both", "momentum", 5)]
     alike, faster = rows
@@ -66,7 +70,8 @@ def test_a_control_that_explains_all_of_it_is_told_from_one_that_explains_nothin
     assert faster["ci_low"] < 2 < faster["ci_high"]
     assert faster["p_adjusted"] == pytest.approx(2 * faster["p"])
     assert faster["p_adjusted"] < 0.001 < 0.05 < alike["p_adjusted"]
-    assert [(verdict.reference, verdict.word) for verdict in verdicts] == [("rate", "cannot tell"), ("momentum", "faster")]
+    of_both = [(verdict.reference, verdict.word) for verdict in verdicts if verdict.arm == "both"][1:]  # after the baseline
+    assert of_both == [("rate", "cannot tell"), ("momentum", "faster")]
 
 
 def noisy_course(rng, noise, length, speed=1.0):
@@ -76,6 +81,18 @@ def noisy_course(rng, noise, length, speed=1.0):
 
 
 COURSES = [(0.05, 0.05, 2, False), (0.1, 0.01, 7, True)]
+
+
+@pytest.mark.slow
+@cases(("noise", "other", "length", "common"), COURSES)
+def test_alike_arms_are_told_apart_as_often_as_the_level_says(noise, other, length, common):
+    """However much the evaluations of each scatter, and whether the run ends on a slope or on a plateau."""
+    rng = np.random.default_rng(0)
+    told = 0
+    for _ in range(200):
+        curves = {"a": noisy_course(rng, noise, length), "b": noisy_course(rng, other, length)}
+        told += row_of(speedups(curves, "b", common), "a")["p"] < 0.05
+    assert told / 200 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)  # three standard errors
 
 
 @pytest.mark.slow

@@ -15,10 +15,11 @@ import torch
 from helpers import is_installed
 from tables import cases
 from torch.utils._python_dispatch import TorchDispatchMode
+from trainer_states import assert_same
 
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
-from diffusers_lrlab.study.runs.measure import Curves, draw, drawing_of
+from diffusers_lrlab.study.measure import Curves, draw, drawing_of
 from diffusers_lrlab.study.stacked.member import Member
 from diffusers_lrlab.study.stacked.networks import clip, draw_together, predict, stack_parameters
 from diffusers_lrlab.study.stacked.stack import Stack
@@ -34,46 +35,32 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 CPU = torch.device("cpu")
 
 
-def networks(number, layers=2, dimension=2, dtype=torch.float32, hidden_size=24, embedding_size=12):
+def networks(number, layers=2, dimension=2, dtype=torch.float32):
     """Different networks; their sizes are no powers of two."""
     found = []
     for seed in range(number):
         torch.manual_seed(seed)
-        sizes = {"hidden_size": hidden_size, "num_layers": layers, "embedding_size": embedding_size}
-        model = MLPDenoiser(dimension=dimension, **sizes)
-        found.append(model.double() if dtype == torch.float64 else model)
+        found.append(MLPDenoiser(dimension=dimension, hidden_size=24, num_layers=layers, embedding_size=12).to(dtype))
     return found
-
-
-def some_inputs(number, batch, dimension):
-    generator = torch.Generator().manual_seed(0)
-    points = torch.randn(number, batch, dimension, generator=generator)
-    return points, torch.randint(0, 100, (number, batch), generator=generator)
 
 
 # --- networks side by side ------------------------------------------------------------------------------------------------
 
 
-def gradients_of(models, batch, dimension, dtype, places=None):
-    """Predictions of some networks as one computation, and gradients of their parameters."""
-    points, timesteps = some_inputs(8, batch, dimension)
-    towards = torch.randn(8, batch, dimension, dtype=dtype, generator=torch.Generator().manual_seed(1))
-    places = list(range(len(models))) if places is None else places
-    leaves = [each.requires_grad_() for each in stack_parameters(models[place].parameters() for place in places)]
-    prediction = predict(models[0], leaves, points[places], timesteps[places])
-    gradients = torch.autograd.grad(prediction, leaves, towards[places])
-    return (points, timesteps, towards), prediction, gradients
-
-
 @cases(("dtype", "layers", "dimension"), [(torch.float64, 0, 1), (torch.float64, 3, 2), (torch.float32, 1, 5)])
 def test_gradients_are_those_of_each_network(dtype, layers, dimension):
     tolerance, models = 1e-12 if dtype == torch.float64 else 1e-5, networks(3, layers, dimension, dtype)
-    (points, timesteps, towards), prediction, gradients = gradients_of(models, 10, dimension, dtype)
+    generator = torch.Generator().manual_seed(0)
+    points, towards = torch.randn(2, 3, 10, dimension, generator=generator)
+    timesteps = torch.randint(0, 100, (3, 10), generator=generator)
+    leaves = [each.requires_grad_() for each in stack_parameters(model.parameters() for model in models)]
+    prediction = predict(models[0], leaves, points, timesteps)
+    gradients = torch.autograd.grad(prediction, leaves, towards.to(dtype))
     assert all(gradient.is_contiguous() for gradient in gradients)  # else torch's fused optimizers are wrong
     for index, model in enumerate(models):
         expected = model(points[index], timesteps[index]).sample
         torch.testing.assert_close(prediction[index], expected, rtol=tolerance, atol=tolerance)
-        expected.backward(towards[index])
+        expected.backward(towards[index].to(dtype))
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):
             torch.testing.assert_close(gradient[index], parameter.grad, rtol=tolerance, atol=tolerance)
 
@@ -166,24 +153,6 @@ def without_a_stop():
     return members
 
 
-def assert_same_state(found, expected):
-    """Of two states, or parts of them; to the bit."""
-    assert type(found) is type(expected)
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for key, value in expected.items():
-            if key != "seconds":
-                assert_same_state(found[key], value)
-    elif isinstance(expected, (list, tuple)):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_same_state(one, other)
-    elif isinstance(expected, torch.Tensor):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-    else:
-        assert found == expected or found != found != expected != expected
-
-
 def test_the_ends_were_as_meant(without_a_stop):
     """Otherwise nothing of the kind would have been saved above."""
     for name, member in without_a_stop.items():
@@ -211,7 +180,7 @@ def test_samples_of_all_are_those_of_each(without_a_stop, num, monkeypatch):
     steps = draw_together([(member, spec_of(name)) for name, member in members.items()], drawn)
     assert [*steps] == [True] * (2 + 3)
     for name, member in members.items():
-        assert_same_state(dict(member.run.model.state_dict()), dict(before[name]))
+        assert_same(dict(member.run.model.state_dict()), dict(before[name]))
         np.testing.assert_array_equal(drawn[name], draw(member.run, drawing_of(member.run, COMPARED)))
 
 
@@ -256,7 +225,8 @@ def test_worker_threads_compute_what_one_stack_does(without_a_stop, threads):
     assert torch.get_num_threads() == 2
     for name, member in members.items():
         assert stacks.sums_of(member).tolist() == [0, 0, 0]
-        assert_same_state(member.state_dict(), without_a_stop[name].state_dict())
+        found, expected = (each.state_dict() | {"seconds": None} for each in (member, without_a_stop[name]))
+        assert_same(found, expected)
 
 
 def test_who_leaves_takes_only_itself_along():

@@ -19,29 +19,24 @@ _NORMAL = 1.4826  # standard deviation of a normal distribution over its median 
 
 def speedups(curves: Curves, baseline: str, common: bool = False) -> list[dict[str, Any]]:
     """
-    How many times as fast as the baseline each arm reaches the baseline's final quality.
+    How many times as fast as the baseline each arm reaches the baseline's final quality; smaller quality is better.
 
-    Smaller quality is better. Runs of arm and baseline are paired by seed. The speed-up of a pair is the number of updates
-    that the *baseline* needs to reach the target, divided by the number that the arm needs. Over seeds, it is a geometric
-    mean, with the t interval and the paired t test of the logarithm (see `paired`), and Holm's method over all arms and
-    data sets.
+    docs/concepts/studies.md explains the method. The speed-up of a pair of runs with one seed is the number of updates that
+    the *baseline* needs to reach the target, divided by the number that the arm needs. Over seeds, it is a geometric mean,
+    with the t interval and the paired t test of the logarithm (see `paired`), and Holm's method over all rows.
 
     The target is the mean of the last tenth of the baseline's evaluations, plus two standard deviations of the evaluation
-    noise of the noisier run. Curves are first denoised by a running median of three and isotonic regression: otherwise, the
-    arm with the noisier evaluations would be faster by its noise alone. docs/concepts/studies.md explains the method.
+    noise of the noisier run. With `common`, it is the final quality of the worse run of each pair. Curves are denoised
+    first, by a running median of three and isotonic regression: otherwise, the arm with the noisier evaluations would be
+    faster by its noise alone. Pairs without a target, or with one that is reached before the first update, are omitted.
 
-    A run that never reaches the target, or diverged, is censored. It counts with the number of updates of the longer run of
-    the pair, so the speed-up is then an upper bound without an interval; if all are censored, there is none. An upper bound
-    above 1 proves nothing, so its p is 1. Pairs are omitted if the baseline's last quality is not finite, or if the target
-    is reached before the first update.
+    A run that never reaches the target, or diverged, is censored: it counts with the number of updates of the longer run of
+    the pair, so the speed-up is an upper bound without an interval; one above 1 proves nothing, so its p is 1.
 
     `curves[arm][dataset][seed]` is a pair of arrays: increasing updates, and the quality after them. The last one of a run
-    that diverged is not finite. With `common`, the target is the final quality of the worse run of each pair, which both
-    reach unless they diverge.
-
-    A row for each arm and data set has the keys arm, dataset, n (pairs), censored (runs of this arm), ends_worse (pairs in
-    which it does, or diverged), updates_needed (median over the runs, `None` if half of them or more are censored), speedup,
-    ci_low, ci_high, p and p_adjusted; `None` for what cannot be computed and for the baseline itself.
+    that diverged is not finite. A row for each arm and data set has the keys arm, dataset, n (pairs), censored (runs of this
+    arm), ends_worse (pairs in which it does, or diverged), updates_needed (median over the runs), speedup, ci_low, ci_high,
+    p and p_adjusted; `None` for what cannot be computed and for the baseline itself.
     """
     rows = []
     for arm, of_arm in curves.items():

@@ -14,8 +14,8 @@ from ...core.environment import describe_environment
 from ...core.files import atomic_file, write_text
 from ...core.manifest import MANIFEST
 from ...evaluation.metrics import word_for
-from ..runs.context import StudyProgress
-from ..runs.results import RunResult, StudyFolder, by_cell, finite
+from ..context import StudyProgress
+from ..results import RunResult, StudyFolder, by_cell, finite
 from ..spec.spec import SPEEDUP, RunSpec, StudySpec, controlled
 from .speedups import speedups
 from .statistics import LEVEL, add_holm, compare, power_rows
@@ -97,33 +97,42 @@ def _compare_metric(spec: StudySpec, results: list[RunResult], metric: str) -> C
         if (value := result.results.get(metric)) is not None:
             values[result.arm][result.dataset][result.seed] = value
 
-    def compare_with(reference: str, arms: Iterable[str], num_resamples: int) -> Rows:
+    def compare_with(reference: str, arms: Iterable[str], is_control: bool) -> Rows:
         some = {arm: values[arm] for arm in arms}
-        rows = _with_diverged(compare(some, reference, metric, num_resamples), results)
+        # Intervals by bootstrap are among the rows of all arms.
+        rows = _with_diverged(compare(some, reference, metric, 0 if is_control else 9999), results)
         for row in rows:
             runs = cells.get((row["arm"], row["dataset"]), [])
             scores = (run.results.get(f"{metric}_of_{what}") for what in _REAL_DATA for run in runs)
             row["floor"] = next((score for score in scores if score is not None), None)
         return rows
 
-    def compare_pair(arm: str, control: str) -> Rows:  # intervals of their means by bootstrap are among the rows of all arms
-        return compare_with(control, (control, arm), 0)
-
-    rows = compare_with(spec.baseline, spec.arms, 9999)
-    of_controls, verdicts = against_controls(controlled(spec.arms), compare_pair)
-    return rows, of_controls, findings(rows, spec.baseline) + verdicts
+    return compare_all(spec, compare_with)
 
 
 def _compare_speed(spec: StudySpec, results: list[RunResult]) -> Compared:
-    def compare_with(reference: str, arms: Iterable[str], common: bool = False) -> Rows:
-        return _with_diverged(speedups(_quality(spec, results, arms, reference), reference, common), results)
+    def compare_with(reference: str, arms: Iterable[str], is_control: bool) -> Rows:
+        return _with_diverged(speedups(_quality(spec, results, arms, reference), reference, common=is_control), results)
 
-    def compare_pair(arm: str, control: str) -> Rows:
-        return compare_with(control, (control, arm), common=True)
+    return compare_all(spec, compare_with)
 
-    rows = compare_with(spec.baseline, spec.arms)
-    of_controls, verdicts = against_controls(controlled(spec.arms), compare_pair)
-    return rows, of_controls, findings(rows, spec.baseline) + verdicts
+
+def compare_all(spec: StudySpec, compare_with: Callable[[str, Iterable[str], bool], Rows]) -> Compared:
+    """
+    Compares all arms with the baseline, and some with their controls, whose rows have the key "control".
+
+    `compare_with` makes the rows of some arms against a reference, which may be a control. All comparisons with controls
+    are one family of Holm's correction. Those with the baseline are another, so that controls change nothing there.
+    """
+    rows, of_controls = compare_with(spec.baseline, spec.arms, False), []
+    for arm, control in controlled(spec.arms):
+        of_pair = compare_with(control, (control, arm), True)
+        of_controls += [{**row, "control": control} for row in of_pair if row["arm"] != control]
+    add_holm(of_controls)
+    verdicts = findings(rows, spec.baseline)
+    for row in of_controls:
+        verdicts += findings([row], row["control"])
+    return rows, of_controls, verdicts
 
 
 def _with_diverged(rows: Rows, results: list[RunResult]) -> Rows:
@@ -147,24 +156,6 @@ def _quality(spec: StudySpec, results: list[RunResult], arms: Iterable[str], ref
         elif spec.speedup_metric in quality:
             curves[result.arm][result.dataset][result.seed] = (quality["update"], quality[spec.speedup_metric])
     return curves
-
-
-def against_controls(pairs: Iterable[tuple[str, str]], compare: Callable[[str, str], Rows]) -> tuple[Rows, list[Verdict]]:
-    """
-    Compares arms with their controls instead of the baseline; returns rows, with the key "control", and verdicts.
-
-    `compare` makes the rows of an arm and its control, with the control as the baseline. All of these comparisons are one
-    family of Holm's correction. Comparisons with the baseline are another, so that controls change nothing there.
-    """
-    found = [(control, compare(arm, control)) for arm, control in pairs]
-    rows = []
-    for control, of_pair in found:
-        for row in of_pair:
-            if row["arm"] != control:
-                row["control"] = control
-                rows.append(row)
-    add_holm(rows)
-    return rows, [verdict for control, of_pair in found for verdict in findings(of_pair, control)]
 
 
 def write_summary(folder: StudyFolder, summary: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..runs.results import RunResult, StudyFolder
+from ..results import RunResult, StudyFolder
 from ..spec.expansion import expand_tuning
 from ..spec.spec import Cell, RunSpec, StudySpec, next_beyond
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ...core.words import counted, duration
 from ...evaluation.metrics import better_of, metric_label
 from ..analysis.summary import Verdict
-from ..runs.results import RunResult
+from ..results import RunResult
 from ..spec.spec import ARM_NOTES, SPEEDUP, controlled
 from . import tables
 from .curves import CURVE_KINDS, compared, final_values, is_told, mean_curves, styles

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...core.plotting import COLORS
-from ..runs.results import RunResult, by_cell
+from ..results import RunResult, by_cell
 from ..spec.spec import Cell
 
 *_COLORS, _BASELINE = COLORS  # the baseline is black

@@ -33,17 +33,17 @@ from ...core.words import counted
 from ...evaluation.metrics import better_of
 from ...training.plots import draw_points
 from ..analysis.summary import DIVERGED, word_of
-from ..runs.results import RunResult, by_cell
-from ..spec.spec import Cell
+from ..results import RunResult, by_cell
 from . import tables
 from .contents import ReportContents
-from .curves import CurveKind, MeanCurve, Style, compared, shown_arms, shown_datasets
+from .curves import CurveKind, compared, shown_arms, shown_datasets
 
 DIFFERENCES, SAMPLES = "differences.png", "samples.png"
 _MOST_ARMS = 40  # in a plot with a row for each
 _COLUMNS, _PANEL = 2, 3.4  # data sets side by side, and inches of each
 _CHARACTER, _LEFT_OF_PANEL = 0.068, 0.8  # inches; of text of 8 points, and for the numbers and name of an axis
 _VERDICT_COLORS = {"better": BLUE, "worse": ORANGE, "higher": GREEN, "lower": GREEN}
+_SIDES = {"smaller": ("better", "worse"), "larger": ("worse", "better"), "neither": ("lower", "higher")}
 # Embedded TrueType fonts, as journals refuse Type 3, and reproducible files.
 _FILE_SETTINGS: Any = {"pdf.fonttype": 42, "svg.hashsalt": "diffusers_lrlab"}
 _NO_DATE: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
@@ -61,30 +61,28 @@ class Plot(NamedTuple):
 def plots_of(contents: ReportContents) -> list[Plot]:
     """All plots for which there are data."""
     found, panels, baseline = [], "a panel for each data set", contents.study["baseline"]
-    arms = [arm for arm in contents.study["arms"] if arm != baseline]
     for metric in contents.metrics[:1]:
-        rows = [row for row in tables.rows_of(contents.summary, metric) if row["arm"] != baseline]
-        if any(row["diff"] is not None for row in rows):
+        rows = tables.rows_of(contents.summary, metric)
+        if any(row["diff"] is not None for row in rows if row["arm"] != baseline):
             title = f"{contents.labels[metric]}: differences from {baseline}"
             alt = f"{title} with their 95 % intervals, {panels}. {' '.join(contents.conclusions()[0].sentences)}"
-            found.append(Plot(DIFFERENCES, title, alt, partial(plot_differences, rows, contents.datasets, arms, baseline)))
+            found.append(Plot(DIFFERENCES, title, alt, partial(plot_differences, contents, metric)))
     for kind in contents.curve_kinds:
         alt = f"{kind.title} of each arm over the updates, as means over seeds, {panels}."
-        make = partial(plot_curves, contents.curves[kind.name], contents.datasets, contents.styles, kind)
-        found.append(Plot(f"{kind.name}.png", kind.title, alt, make))
+        found.append(Plot(f"{kind.name}.png", kind.title, alt, partial(plot_curves, contents, kind)))
     for metric, values in contents.values.items():
         if values:
-            label, rows = contents.labels[metric], tables.rows_of(contents.summary, metric)
+            label = contents.labels[metric]
             alt = f"{label}: every seed as a point over its arm, with the mean and its 95 % interval, {panels}."
-            make = partial(plot_seeds, values, rows, contents.datasets, contents.styles, label)
-            found.append(Plot(seeds_file(metric), f"{label}: every seed", alt, make))
-    with_samples = [run for run in compared(contents.results) if run.samples.get("points") or run.samples.get("png")]
-    if with_samples:
-        chosen = {cell: runs[0] for cell, runs in by_cell(with_samples).items()}
+            found.append(Plot(seeds_file(metric), f"{label}: every seed", alt, partial(plot_seeds, contents, metric)))
+    if any(_has_samples(run) for run in compared(contents.results)):
         alt = "Samples of the lowest seed of each arm: a row for each arm, a column for each data set."
-        make = partial(plot_samples, chosen, contents.datasets, contents.styles)
-        found.append(Plot(SAMPLES, "Samples of the lowest seed", alt, make))
+        found.append(Plot(SAMPLES, "Samples of the lowest seed", alt, partial(plot_samples, contents)))
     return found
+
+
+def _has_samples(run: RunResult) -> bool:
+    return bool(run.samples.get("points") or run.samples.get("png"))
 
 
 def seeds_file(metric: str) -> str:
@@ -153,10 +151,12 @@ def _axis_label(text: str) -> str:
     return textwrap.fill(plain(text, 60), 30)
 
 
-def plot_differences(rows: list[dict[str, Any]], datasets: list[str], arms: list[str], baseline: str) -> Any:
+def plot_differences(contents: ReportContents, metric: str) -> Any:
     """Differences of all arms from the baseline in one metric, coloured where the adjusted test shows one."""
-    found = {(row["arm"], row["dataset"]): row for row in rows}
-    datasets, shown = shown_datasets(datasets, found), arms[:_MOST_ARMS]
+    baseline, rows = contents.study["baseline"], tables.rows_of(contents.summary, metric)
+    found = {(row["arm"], row["dataset"]): row for row in rows if row["arm"] != baseline}
+    datasets, arms = shown_datasets(contents.datasets, found), [arm for arm in contents.study["arms"] if arm != baseline]
+    shown = arms[:_MOST_ARMS]
     figure, panels = panels_for(datasets, 0.6 + 0.24 * max(len(shown), 2))
     for index, (axes, dataset) in enumerate(zip(panels, datasets, strict=True)):
         axes.axvline(0, color=DARK, linewidth=1)
@@ -167,8 +167,9 @@ def plot_differences(rows: list[dict[str, Any]], datasets: list[str], arms: list
         for height, arm in enumerate(shown):
             if row := found.get((arm, dataset)):
                 _plot_difference(axes, height, row)
-    better = better_of(rows[0]["metric"])
-    sides = {"smaller": ("better", "worse"), "larger": ("worse", "better"), "neither": ("lower", "higher")}[better]
+    sides = {"smaller": ("better", "worse"), "larger": ("worse", "better"), "neither": ("lower", "higher")}[
+        better_of(metric)
+    ]
     cut = f"; the first {len(shown)} of {counted(len(arms), 'arm')}" if len(shown) < len(arms) else ""
     figure.supxlabel(f"← {sides[0]}    difference from {plain(baseline, 20)}    {sides[1]} →{cut}", fontsize=9)
     legend = {word: _VERDICT_COLORS[word] for word in sorted(sides)} | {"the test shows no difference": GREY}
@@ -189,9 +190,10 @@ def _plot_difference(axes: Axes, height: float, row: dict[str, Any]) -> None:
     axes.plot(diff, height, "o", color=color, markersize=5)
 
 
-def plot_curves(shown: dict[Cell, MeanCurve], datasets: list[str], styles: dict[str, Style], kind: CurveKind) -> Any:
+def plot_curves(contents: ReportContents, kind: CurveKind) -> Any:
     """Mean curves with their bands; losses on a logarithmic scale if all means are positive."""
-    datasets = shown_datasets(datasets, shown)
+    shown, styles = contents.curves[kind.name], contents.styles
+    datasets = shown_datasets(contents.datasets, shown)
     figure, panels = panels_for(datasets, 2.4)
     for axes, dataset in zip(panels, datasets, strict=True):
         axes.set_xlabel("update", fontsize=8)
@@ -211,13 +213,11 @@ def plot_curves(shown: dict[Cell, MeanCurve], datasets: list[str], styles: dict[
     return figure
 
 
-def plot_seeds(
-    values: dict[Cell, list[tuple[int, float]]], rows: list[dict[str, Any]], datasets: list[str], styles: dict[str, Style],
-    label: str,
-) -> Any:  # fmt: skip
+def plot_seeds(contents: ReportContents, metric: str) -> Any:
     """Every seed as a point, and the mean with its 95 % interval."""
-    datasets, arms = shown_datasets(datasets, values), shown_arms(styles, values)
-    row_of = {(row["arm"], row["dataset"]): row for row in rows}
+    values, styles = contents.values[metric], contents.styles
+    datasets, arms = shown_datasets(contents.datasets, values), shown_arms(styles, values)
+    row_of = {(row["arm"], row["dataset"]): row for row in tables.rows_of(contents.summary, metric)}
     scores = {cell: np.array([value for _, value in found]) for cell, found in values.items()}
     names = [plain(arm, 24) for arm in arms]
     is_wide = _CHARACTER * (max(map(len, names)) + 2) * len(arms) > _PANEL - _LEFT_OF_PANEL
@@ -238,14 +238,15 @@ def plot_seeds(
             plain_log_scale(axes)
         axes.set_xticks(range(len(arms)), names, fontsize=8, **turned)
         axes.grid(axis="x", visible=False)
-    panels[0].set_ylabel(_axis_label(label), fontsize=8)
+    panels[0].set_ylabel(_axis_label(contents.labels[metric]), fontsize=8)
     return figure
 
 
-def plot_samples(chosen: dict[Cell, RunResult], datasets: list[str], styles: dict[str, Style]) -> Any:
-    """Samples of one seed: a row for each arm, a column for each data set, with one scale per data set."""
-    every = shown_arms(styles, chosen)
-    arms, datasets = every[:_MOST_ARMS], shown_datasets(datasets, chosen)
+def plot_samples(contents: ReportContents) -> Any:
+    """Samples of the lowest seed: a row for each arm, a column for each data set, with one scale per data set."""
+    chosen = {cell: runs[0] for cell, runs in by_cell(filter(_has_samples, compared(contents.results))).items()}
+    every = shown_arms(contents.styles, chosen)
+    arms, datasets = every[:_MOST_ARMS], shown_datasets(contents.datasets, chosen)
     side = min(1.5, 6.4 / len(datasets))
     figure = new_figure(side * len(datasets) + 0.4, side * len(arms) + 0.4, dpi=130)
     grid = figure.subplots(len(arms), len(datasets), squeeze=False)
@@ -257,7 +258,7 @@ def plot_samples(chosen: dict[Cell, RunResult], datasets: list[str], styles: dic
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_alpha(0.3)
             if arm in points:
-                draw_points(axes, points[arm], limits, styles[arm].color)
+                draw_points(axes, points[arm], limits, contents.styles[arm].color)
             elif arm in samples:
                 with Image.open(io.BytesIO(base64.b64decode(samples[arm]["png"]))) as image:
                     axes.imshow(np.asarray(image.convert("RGB")))

@@ -17,9 +17,9 @@ from ...core.manifest import damage_named, open_manifest, refuse_damaged, write_
 from ...core.plugins import names_code
 from ...data.options import EMBEDDED_DATASETS
 from ..analysis.summary import notes_on, summarise, write_summary
+from ..context import StudyProgress
 from ..reading import RUNS_TABLE, no_result, read_runs, runs_of, write_runs
-from ..runs.context import StudyProgress
-from ..runs.results import REPORT_FILES, RunResult, StudyFolder, sources
+from ..results import REPORT_FILES, RunResult, StudyFolder, sources
 from ..shown_command import command_of_card, is_preset, shown_path
 from ..spec.reading import spec_from_dict
 from ..spec.spec import RunSpec, StudySpec
@@ -27,7 +27,7 @@ from . import plots
 from .contents import ReportContents
 from .plots import DIFFERENCES, Plot, file_name, plots_of, seeds_file
 from .sentences import limitations
-from .tables import Table, is_strong, markdown_text, to_latex, to_markdown
+from .tables import is_strong, markdown_text, to_latex, to_markdown
 
 
 def report_study(out: Path) -> Path:
@@ -169,7 +169,7 @@ def _details(contents: ReportContents, made: list[Plot]) -> list[str]:
     for table in contents.all_tables():
         parts += [f"## {markdown_text(table.title)}", to_markdown(table)]
     if found := contents.findings_table():
-        parts += _folded(found)
+        parts += [f"<details><summary>{markdown_text(found.title)}</summary>", to_markdown(found), "</details>"]
     for plot in made:
         if plot.file != DIFFERENCES:
             parts += [f"## {markdown_text(plot.title)}", _image(plot)]
@@ -178,10 +178,6 @@ def _details(contents: ReportContents, made: list[Plot]) -> list[str]:
 
 def _bullets(sentences: Iterable[str]) -> str:
     return "\n".join(f"- {markdown_text(sentence)}" for sentence in sentences)
-
-
-def _folded(table: Table) -> list[str]:
-    return [f"<details><summary>{markdown_text(table.title)}</summary>", to_markdown(table), "</details>"]
 
 
 def _image(plot: Plot) -> str:

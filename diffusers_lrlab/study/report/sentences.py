@@ -8,7 +8,7 @@ from ...core.words import agreeing, counted
 from ..analysis.speedups import has_end, still_falling
 from ..analysis.statistics import FEW_SEEDS
 from ..analysis.summary import CANNOT_TELL, DIFFERENCES, DIVERGED, NEVER, Verdict
-from ..runs.results import RunResult, by_cell
+from ..results import RunResult, by_cell
 from ..spec.spec import ARM_NOTES
 from .curves import CURVE_KINDS, compared, curve_of
 from .tables import percent

@@ -12,7 +12,7 @@ from ...core.words import markdown_table
 from ...evaluation.metrics import better_of, metric_label
 from ..analysis.statistics import LEVEL, PERCENTS
 from ..analysis.summary import DIFFERENCES, DIVERGED, NEVER, Verdict, word_of
-from ..runs.results import RunResult
+from ..results import RunResult
 
 Row = dict[str, Any]  # of a summary
 NONE = "–"

@@ -89,6 +89,8 @@ def _configs(spec: StudySpec) -> dict[Cell, _Model]:
     For each arm and data set: the resolved options, the configuration of a given model, paths as given, and the weights that
     the model starts from.
     """
+    if spec.resolved:
+        return spec.resolved
     configs = {}
     models: dict[Any, tuple[dict[str, Any] | None, StartWeights | None]] = {}  # each is read once, as it may be on the Hub
     for arm, arm_fields in spec.arms.items():
@@ -110,6 +112,7 @@ def _configs(spec: StudySpec) -> dict[Cell, _Model]:
             model, start = models[key]
             configs[arm, dataset] = config, model, given, start
     _check_comparable(spec, {cell: config for cell, (config, *_) in configs.items()})
+    spec.resolved.update(configs)
     return configs
 
 

@@ -62,9 +62,11 @@ class StudySpec:
     evaluation_points: int = 20  # validations over a run
     speedup_metric: str | None = None  # the validation loss that speed-ups are measured by
     folder: str = "."  # base of relative paths in the options; `PRESETS` for presets of the package
+    resolved: dict[Cell, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # once, by `expand`
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        saved = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.init}
+        return saved | {"tune": dataclasses.asdict(self.tune) if self.tune else None}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ...training.config import TrainingConfig
 from ...training.plan import Plan
 from ...training.resolve import objective_spec
 from ...training.run_state import RunState
-from ..runs.measure import Curves
+from ..measure import Curves
 
 
 class Member:
@@ -37,12 +37,6 @@ class Member:
     def is_done(self) -> bool:
         """Whether it has finished or diverged."""
         return self.error is not None or self.run.update == self.run.plan.num_updates
-
-    @property
-    def step_lr(self) -> float:
-        """The learning rate of the next step, for a schedule that follows a metric."""
-        factor = self.run.lr_factor
-        return self.run.current_lr * (1.0 if factor is None else factor)
 
     def catch_up(self) -> None:
         """Moves the rates, the count of the audit and the clock of the average to this update."""
@@ -67,11 +61,6 @@ class Member:
         with scaled_lr(self.run.optimizer, self.run.lr_factor):
             self.run.optimizer.step()
         self.run.training_seconds += time.perf_counter() - started
-
-    def advance_feedback(self) -> None:
-        """Advances schedules that follow a metric by one update."""
-        if self.run.feedback is not None:
-            self.run.feedback.advance()
 
     def take_out(self) -> None:
         """Copies its tensors out of the stack: views would keep, and save, the tensors of all members."""

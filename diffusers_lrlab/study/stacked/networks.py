@@ -11,7 +11,7 @@ from diffusers.utils.torch_utils import randn_tensor
 
 from ...core.streams import stream_generator
 from ...pipelines.point_ddpm import scaled_input
-from ..runs.measure import Drawing, drawing_of
+from ..measure import Drawing, drawing_of
 from ..spec.spec import RunSpec
 from .member import Member
 

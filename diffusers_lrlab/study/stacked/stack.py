@@ -90,9 +90,10 @@ class Stack:
 
     def do_update(self) -> None:
         started, own = time.perf_counter(), sum(self.members[index].run.training_seconds for index in self._stepping)
-        for index in self._reacting:
+        for index in self._reacting:  # schedules that follow a metric
+            run = self.members[index].run
             for rates in (self.rates, self._rates_on_device):
-                rates[self.update, LR, index] = self.members[index].step_lr
+                rates[self.update, LR, index] = run.current_lr * (1.0 if run.lr_factor is None else run.lr_factor)
         for member in self.members if self.update + 1 == self._check else ():
             member.check_rates()
         inputs, rates = self._draw(), self._rates_on_device[self.update]
@@ -110,7 +111,8 @@ class Stack:
         for member in self.members:
             member.run.update, member.run.training_seconds = self.update, member.run.training_seconds + share
         for index in self._reacting:
-            self.members[index].advance_feedback()
+            if feedback := self.members[index].run.feedback:
+                feedback.advance()
 
     def _draw(self) -> Inputs:
         """Each source draws once; members pick the draws of their source."""

@@ -23,9 +23,9 @@ from ...models.mlp_denoiser import MLPDenoiser
 from ...training.kinds import kind_of
 from ...training.model import model_class_of
 from ...training.stopping import InterruptGuard
+from ..context import StudyContext, StudyInterrupted
 from ..kind_settings import settings_of
-from ..runs.context import StudyContext, StudyInterrupted
-from ..runs.measure import record_run
+from ..measure import record_run
 from ..spec.spec import RunSpec
 from .member import Member
 from .networks import draw_together

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ...core.errors import Diverged
-from ...evaluation.metrics import METRICS
-from ...training.pipeline import draw_samples
-from ...training.results import results_of
-from ...training.run_state import RunState
-from ..spec.spec import RunSpec
+from ..core.errors import Diverged
+from ..evaluation.metrics import METRICS
+from ..training.pipeline import draw_samples
+from ..training.results import results_of
+from ..training.run_state import RunState
 from .context import StudyContext
+from .spec.spec import RunSpec
 
 _MOST_POINTS = 200
 

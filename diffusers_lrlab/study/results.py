@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from ...core.errors import LabError, did_you_mean, must_be
-from ...core.files import LOCK, locked, remove_leftovers, write_text
-from ...core.manifest import (
+from ..core.errors import LabError, did_you_mean, must_be
+from ..core.files import LOCK, locked, remove_leftovers, write_text
+from ..core.manifest import (
     MANIFEST,
     checksum_matches,
     open_manifest,
@@ -21,7 +21,7 @@ from ...core.manifest import (
     with_sum,
     write_manifest,
 )
-from ..spec.spec import PRESETS, Cell, RunSpec, StudySpec
+from .spec.spec import PRESETS, Cell, RunSpec, StudySpec
 
 
 class RunResult:

@@ -10,28 +10,33 @@ from typing import Any, TypeVar
 import torch
 from tqdm.auto import tqdm
 
-from ...core.environment import describe_environment, is_watched
-from ...core.errors import Interrupted, LabError, continued_by
 from ...core.program import interrupts_raised
-from ...core.words import agreeing, counted
-from ...data.loading import TrainingData
-from ...training.config import DataConfig
-from ...training.kinds import kind_of
-from ...training.plan import Plan, make_plan
-from ...training.trackers import scalars_of, start_trackers
-from ..kind_settings import settings_of
-from ..spec.spec import RunSpec
+from ..core.environment import describe_environment, is_watched
+from ..core.errors import Interrupted, LabError, continued_by
+from ..core.program import interrupts_raised
+from ..core.words import agreeing, counted
+from ..data.loading import TrainingData
+from ..training.config import DataConfig
+from ..training.kinds import kind_of
+from ..training.plan import Plan, make_plan
+from ..training.trackers import scalars_of, start_trackers
+from .kind_settings import settings_of
 from .results import StudyFolder
+from .spec.spec import RunSpec
 
 T = TypeVar("T")
 _STACK_SIZES = {"cpu": 20, "cuda": 256}  # not measured on a GPU
 
 
 class StudyContext:
-    """Folder, device, progress and data of a study; `stack_size` limits the runs that are computed side by side."""
+    """
+    Folder, device, progress and data of a study.
 
-    def __init__(self, folder: StudyFolder, stack_size: int | None = None, quiet: bool = False):
-        self.folder, self.progress = folder, StudyProgress(quiet)
+    `executor` is one that was asked for, and `stack_size` limits the runs that are computed side by side.
+    """
+
+    def __init__(self, folder: StudyFolder, stack_size: int | None = None, executor: str | None = None, quiet: bool = False):
+        self.folder, self.executor, self.progress = folder, executor, StudyProgress(quiet)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.stack_size = stack_size or _STACK_SIZES[self.device.type]
         self.meta = describe_environment()

@@ -1,1 +1,0 @@
-"""One run of a study, its record, and the folder of all of them."""
