@@ -85,7 +85,7 @@ def _resolve_optimizer(config: TrainingConfig) -> dict[str, Any]:
     """Name and parameters, with the defaults of the kind of data; Adam-like optimizers take flags of diffusers' script."""
     choice = _choice(config, "optimizer")
     kwargs = _with_flags(config, "optimizer", choice, ADAM_OPTIONS, takes="adam" in choice.entry.traits)
-    check_installed(choice.name)
+    check_installed(choice.entry)
     replaced = {key for key in ADAM_OPTIONS for other in choice.entry.replacing(key) if kwargs.get(other) is not None}
     taken = {key: flag for key, flag in ADAM_OPTIONS.items() if "adam" in choice.entry.traits and key not in replaced}
     kwargs = {key: getattr(config, flag) for key, flag in taken.items()} | kwargs
