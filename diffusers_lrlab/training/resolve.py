@@ -284,7 +284,7 @@ def check_schedule(config: ResolvedConfig) -> None:
 
     # WORLD_SIZE is the number of processes of the launcher.
     batch = config.train_batch_size * config.gradient_accumulation_steps * int(os.environ.get("WORLD_SIZE", "1"))
-    schedule, peak = config.schedule_for(batch), config.peak_learning_rate(batch)
+    schedule, peak = config.rates_for(batch)
     optimizer = tried_optimizer(config.optimizer, config.optimizer_kwargs, [(2, 2), (2,)], peak, batch)
     length = config.max_train_steps or max(1000, 2 * int(config.lr_warmup_steps) + 2)
     warmup, length = resolve_length(schedule, config.lr_warmup_steps, length)
