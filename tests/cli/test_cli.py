@@ -164,7 +164,7 @@ PREVIEW = ("preview", "--lr_scheduler", "cosine", "--num_training_steps", "9")
         (["preview", "--loss_weighting", "min_snr:gamma=0"], ["gamma=0", "(0, inf)"]),
         (["preview", "--loss_weighting", "learned_log_variance"], ["'learned_log_variance'", "follows the losses"]),
         (["preview", "--all", "--out", "a.png", "--beta1", "0.9"], ["--beta1", "--all", "Leave it out"]),
-        (["extend", "my-run", "--steps", "9"], ["Unknown argument '--steps'", "extend --help"]),
+        (["extend", "my-run", "--steps", "9"], ["Unknown argument '--steps'", "See --help"]),
         ([*PREVIEW, "--num_warmup_steps", "9"], ["Warm-up of 9 updates", "9 updates", "at most 8"]),
         ([*PREVIEW, "--num_training_steps", "0"], ["--num_training_steps 0", "in [1, 1e7]"]),
         ([*PREVIEW, "--num_training_steps", "1e4"], ["must be a whole number, such as 10000, got '1e4'"]),
