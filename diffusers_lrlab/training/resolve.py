@@ -295,5 +295,5 @@ def check_schedule(config: ResolvedConfig) -> None:
         schedule = Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs)
     lr, _ = schedule.at(Progress(0, length, warmup), peak, read_momentum(optimizer.param_groups[0]))
     if not lr >= 0:
-        entry = schedule.entry
+        entry = schedule.entries[0]
         raise LabError(f"{entry.title} gives a learning rate of {lr:g} at update 0; use 0 or more.{entry.where}")
