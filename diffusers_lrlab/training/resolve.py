@@ -26,7 +26,6 @@ from ..objective.process import NoiseProcess, make_process
 from ..optimizers.build import check_installed
 from ..schedules.expected import resolve_length
 from ..schedules.momentum import momentum_groups, read_momentum
-from ..schedules.schedule import Schedule
 from .combinations import check_combinations, check_source
 from .config import ResolvedConfig, TrainingConfig, complete_options
 from .kinds import kind_of
@@ -291,8 +290,8 @@ def check_schedule(config: ResolvedConfig) -> None:
     if schedule.momentum_schedule is not None:
         momentum_groups(optimizer, *schedule.momentum_schedule)
     if schedule.follows_metric:
-        build(Schedule(schedule.name, schedule.kwargs), optimizer, warmup, length)
-        schedule = Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs)
+        followed, schedule = schedule.parts
+        build(followed, optimizer, warmup, length)
     lr, _ = schedule.at(Progress(0, length, warmup), peak, read_momentum(optimizer.param_groups[0]))
     if not lr >= 0:
         entry = schedule.entries[0]
