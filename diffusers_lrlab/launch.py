@@ -14,7 +14,7 @@ from typing import Any
 
 import diffusers_lrlab
 
-from .core.errors import Interrupted, LabError, did_you_mean, is_first_process
+from .core.errors import Interrupted, LabError, is_first_process
 from .core.options import TextParser
 from .core.plugins import load_plugins, registered_failure
 from .core.program import interrupts_as_usual, report_error
@@ -75,18 +75,6 @@ def _range_test(options: argparse.Namespace) -> Any:
     return ScriptTest(options.optimizer, options.num_updates)
 
 
-class _Parser(TextParser):
-    def parse(self) -> argparse.Namespace:
-        """The options of the command line, all of which must be known."""
-        options, unknown = self.parse_known_args()
-        if unknown:
-            hint = did_you_mean(unknown[0].split("=")[0], self._option_string_actions)
-            self.error(
-                f"{unknown[0]!r} is not an option of the launcher, whose options come before the script's name.{hint}"
-            )
-        return options
-
-
 class _PassedOn(argparse.Action):
     """Keeps an option as it was spelt, with its value."""
 
@@ -94,9 +82,9 @@ class _PassedOn(argparse.Action):
         setattr(namespace, self.dest, f"{option_string}={values}")
 
 
-def make_parser() -> _Parser:
+def make_parser() -> TextParser:
     """The options of the hooks and of the launcher, and the script with its arguments."""
-    parser = _Parser(
+    parser = TextParser(
         prog="diffusers_lrlab.launch",
         usage="accelerate launch -m diffusers_lrlab.launch [options] SCRIPT.py [SCRIPT's own arguments]",
         description="Runs an unmodified script with the schedules of diffusers_lrlab, and audits its learning rate.",
@@ -118,7 +106,8 @@ def main() -> None:
     """Runs the script that the command line names, and exits as it does."""
     parser = make_parser()
     try:
-        options = parser.parse()
+        options, unknown = parser.parse_known_args()
+        parser.refuse(unknown, " before the script's name")
         if options.local_rank is not None:
             options.arguments = [options.local_rank, *options.arguments]
         hook_table.check_numbers(options)

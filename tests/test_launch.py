@@ -249,7 +249,7 @@ def test_an_option_of_the_launcher_after_the_scripts_name(tmp_path):
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (["--fix_clock"], ["'--fix_clock' is not an option of the launcher", "Did you mean '--fix_lr_clock'?"]),
+        (["--fix_clock"], ["Unknown argument '--fix_clock' before the script's name.", "Did you mean '--fix_lr_clock'?"]),
         (["--num_updates", "1e4"], ["must be a whole number, such as 10000, got '1e4'"]),
         (["--num_warmup_steps", "-1e-4"], ["--num_warmup_steps -0.0001"]),
     ],

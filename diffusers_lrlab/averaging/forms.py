@@ -9,7 +9,7 @@ from typing_extensions import Self
 from ..core.errors import LabError, must_be
 from ..core.plugins import Unusable, real_values
 from ..core.registry import Parameter, Registry
-from ..core.spec import format_spec, resolve_spec
+from ..core.spec import choose, format_spec
 
 
 def _check_decay(value: Any, since: Any, *_: Any) -> Any:
@@ -161,7 +161,8 @@ class EMAForm:
     @classmethod
     def of(cls, spec: str, **kwargs: Any) -> Self:
         """The form of a spec string, checked."""
-        form = cls(*resolve_spec(spec, kwargs, EMA_FORMS))
+        choice = choose(spec, kwargs, EMA_FORMS)
+        form = cls(choice.name, choice.kwargs)
         form.with_images(1)._of(1)  # what only its function can refuse
         return form
 

@@ -4,7 +4,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from .. import __version__
 from ..core.environment import require_extra
@@ -90,6 +90,11 @@ def _parser() -> TextParser:
     return parser
 
 
+def _subparsers(parser: TextParser) -> dict[str, TextParser]:
+    (commands,) = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return cast("dict[str, TextParser]", commands)
+
+
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if arguments and arguments[0] in SCRIPTS:
         return argparse.Namespace(command=arguments[0], rest=list(arguments[1:]))
@@ -104,12 +109,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     options, unknown = parser.parse_known_args(arguments)
     if options.command in REST:
         options.rest = unknown
-    elif unknown:
-        (commands,) = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-        hint = did_you_mean(unknown[0].split("=")[0], commands[options.command]._option_string_actions)
-        if not hint and options.command == "study" and options.action == "run" and unknown[0].startswith("--"):
-            hint = " Seeds, metrics, arms and options of `lrlab train` are keys of the study file, not flags."
-        raise LabError(f"Unknown argument {shortened(unknown[0])}.{hint} See lrlab {options.command} --help.")
+    else:
+        keys = " Seeds, metrics, arms and options of `lrlab train` are keys of the study file, not flags."
+        is_run = options.command == "study" and options.action == "run"
+        _subparsers(parser)[options.command].refuse(unknown, otherwise=keys if is_run else "")
     load_plugins(getattr(options, "plugins", None))
     return options
 
@@ -127,7 +130,7 @@ def _complete(shell: str) -> None:
     from ..training.config import TrainingConfig
 
     parser = _parser()
-    (commands,) = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    commands = _subparsers(parser)
     training = [action for action in make_parser("")._actions if action.dest != "help"]
     for action in training:
         if (known := options_of(TrainingConfig).get(action.dest)) is not None and known.registry:

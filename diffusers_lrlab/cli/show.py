@@ -133,10 +133,6 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num_warmup_steps", type=number, default=0, metavar="W", help=warmup)
     add("--learning_rate", type=number, default=1e-4, metavar="LR", help="Peak learning rate (default: %(default)s).")
     add("--beta1", type=number, default=0.95, metavar="X", help="Momentum of the optimizer (default: %(default)s).")
-    clock = "above 1, shows the curve of diffusers' train_unconditional.py, too (default: %(default)s)."
-    add("--num_processes", type=int, default=1, metavar="n", help=f"Processes; {clock}")
-    add("--gradient_accumulation_steps", type=int, default=1, metavar="g", help=f"Micro-batches per update; {clock}")
-    add("--all", action="store_true", help="Plot every schedule into --out.")
     add = parser.add_argument_group("timesteps, instead of schedules").add_argument
     add("--timestep_sampler", action="append", metavar="NAME", help="Density of timesteps, or all; repeat it for several.")
     add("--loss_weighting", action="append", metavar="NAME", help="Weights of losses, or all; repeat it for several.")
@@ -153,9 +149,7 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
 
 def preview(options: argparse.Namespace) -> None:
     out = plot_path(options.out)
-    if options.all:
-        _gallery(options, out)
-    elif options.timestep_sampler or options.loss_weighting:
+    if options.timestep_sampler or options.loss_weighting:
         _preview_timesteps(options, out)
     else:
         _preview_schedules(options, out)
@@ -164,21 +158,17 @@ def preview(options: argparse.Namespace) -> None:
 def _preview_schedules(options: argparse.Namespace, out: Path | None) -> None:
     _refuse(options, _OF_TIMESTEPS, "without --timestep_sampler or --loss_weighting")
     if not options.lr_scheduler:
-        raise LabError("Which schedule? Give --lr_scheduler NAME (`lrlab list schedulers` shows them), or --all.")
+        raise LabError("Which schedule? Give --lr_scheduler NAME (`lrlab list schedulers` shows them).")
     if options.num_training_steps is None:
         raise LabError("How long is the run? Give --num_training_steps, its optimizer updates, such as 10000.")
     from ..preview import schedules
 
-    host = options.num_processes, options.gradient_accumulation_steps
-    run = schedules.Run(options.num_training_steps, options.num_warmup_steps, options.learning_rate, options.beta1, *host)
+    run = schedules.Run(options.num_training_steps, options.num_warmup_steps, options.learning_rate, options.beta1)
     previews = [schedules.preview(spec, run, momentum=options.momentum_scheduler) for spec in options.lr_scheduler]
     if out:
-        from ..preview.plots import plot_previews
-
-        plot_previews(previews, run, out)
+        schedules.plot_previews(previews, out)
     if options.json:
-        shows_host = run.num_processes * run.accumulation > 1
-        say_json({"updates": run.num_updates, "schedules": [each.as_json(shows_host) for each in previews]})
+        say_json({"updates": run.num_updates, "schedules": [each.as_json() for each in previews]})
     else:
         _say_with(out, schedules.describe(previews, run))
 
@@ -218,16 +208,6 @@ def _process(options: argparse.Namespace) -> NoiseProcess:
     if resolved.pop("base_resolution", None) is not None:
         raise LabError(f"--objective {options.objective}: base_resolution must be left out without data. Hint: give shift.")
     return make_process(choice.name, is_bounded=False, **resolved)
-
-
-def _gallery(options: argparse.Namespace, out: Path | None) -> None:
-    if out is None:
-        raise LabError("--all needs a file for its plot: add --out FILE.png.")
-    _refuse(options, _all_but("all", "out"), "beside --all, which shows every schedule with its default arguments")
-    from ..preview.plots import plot_gallery
-
-    plot_gallery(out)
-    say(f"Wrote {out}.")
 
 
 def _say_with(out: Path | None, text: str) -> None:

@@ -187,8 +187,14 @@ def launch_command() -> str | None:
     The command that started this process, ready to be typed again, without the token; `None` in third-party programs and
     notebooks.
     """
-    program = _program(Path(sys.argv[0]).resolve())
-    if program is None:
+    script = Path(sys.argv[0]).resolve()
+    if script.name == "lrlab" or script in (PACKAGE / "__main__.py", PACKAGE / "cli/main.py"):
+        program = ["lrlab"]
+    elif script == PACKAGE / "train.py":
+        program = ["accelerate", "launch", "-m", "diffusers_lrlab.train"]
+    elif script.parent == PACKAGE.parent / "training_scripts":
+        program = ["accelerate", "launch", f"training_scripts/{script.name}"]
+    else:
         return None
     arguments: list[str] = []
     for argument in sys.argv[1:]:
@@ -201,18 +207,6 @@ def launch_command() -> str | None:
         program[2:2] = ["--mixed_precision", precision] if precision != "no" else []
         program[2:2] = ["--multi_gpu", "--num_processes", str(processes)] if processes > 1 else []
     return shlex.join([*program, *arguments])
-
-
-def _program(script: Path) -> list[str] | None:
-    """The command that starts one of the lab's programs, given its file."""
-    doors = ("__main__.py", "cli/main.py")
-    if script.name == "lrlab" or script in [PACKAGE / door for door in doors]:
-        return ["lrlab"]
-    if script == PACKAGE / "train.py":
-        return ["accelerate", "launch", "-m", "diffusers_lrlab.train"]
-    if script.parent == PACKAGE.parent / "training_scripts":
-        return ["accelerate", "launch", f"training_scripts/{script.name}"]
-    return None
 
 
 def peak_memory_mb() -> float:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Literal, NoReturn, get_args, get_type_hints
 
-from .errors import LabError, cut, given, must_be, shortened
+from .errors import LabError, cut, did_you_mean, given, must_be, shortened
 from .registry import Registry
 from .values import REFUSED, Range, read_as, refusal
 
@@ -184,6 +184,12 @@ class TextParser(argparse.ArgumentParser):
                 _check_is_text(name, getattr(options, action.dest, None))
         _check_is_text("an argument", unknown)
         return options, unknown
+
+    def refuse(self, unknown: Sequence[str], where: str = "", otherwise: str = "") -> None:
+        """Raises a `LabError` for the first unknown argument, if any; `otherwise` is the hint if no flag is like it."""
+        if unknown:
+            hint = did_you_mean(unknown[0].split("=")[0], self._option_string_actions) or otherwise
+            raise LabError(f"Unknown argument {shortened(unknown[0])}{where}.{hint} See --help.")
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following arguments are required: --"):  # one of which may be misspelt

@@ -99,7 +99,7 @@ class Entry:
         return [parameter.name for parameter in (*self.parameters, *self.common) if parameter.instead_of == name]
 
 
-class Registry(Mapping[str, Entry]):
+class Registry(dict[str, Entry]):
     """
     Names to entries, in the order of registration.
 
@@ -119,7 +119,6 @@ class Registry(Mapping[str, Entry]):
     ):
         self.noun, self.common, self.traits, self.shown_facts = noun, common, dict(traits or {}), dict(shown_facts or {})
         self.returns, self.hint = returns, hint
-        self._entries: dict[str, Entry] = {}
         self._aliases: dict[str, str] = {}
 
     @checked
@@ -151,13 +150,13 @@ class Registry(Mapping[str, Entry]):
             for taken in (name, *aliases):
                 if not taken.isidentifier():
                     raise must_be(f"the {self.noun}", taken, "a Python identifier", "use letters, digits and _")
-                if taken in self._entries or taken in self._aliases:
+                if super(Registry, self).__contains__(taken) or taken in self._aliases:
                     raise LabError(f"The {self.noun} {taken!r} is already registered; choose another name.")
             own = {parameter.name for parameter in parameters}
             common = tuple(p for p in self.common if p.name not in own and p.name not in without)
             module, is_foreign = getattr(factory, "__module__", None), note_registered(self.noun, name, factory)
             about = (description, source, parameters, common, frozenset(traits), facts or {}, module)
-            self._entries[name] = Entry(name, factory, *about, self, is_foreign)
+            self[name] = Entry(name, factory, *about, self, is_foreign)
             self._aliases.update(dict.fromkeys(aliases, name))
             return factory
 
@@ -166,7 +165,7 @@ class Registry(Mapping[str, Entry]):
     @contextmanager
     def temporarily(self) -> Iterator[None]:
         """Undoes registrations and removals when the block ends."""
-        with restored(self._entries, self._aliases):
+        with restored(self, self._aliases):
             yield
 
     @property
@@ -178,27 +177,17 @@ class Registry(Mapping[str, Entry]):
         return [alias for alias, name in self._aliases.items() if name == entry.name]
 
     def __getitem__(self, name: str) -> Entry:
-        entry = self._entries.get(self._aliases.get(name, name))
-        if entry is None:
-            load_installed_plugins()  # which may have it
-            entry = self._entries.get(self._aliases.get(name, name))
-        if entry is None:  # not a KeyError, whose text Python shows quoted and escaped
+        if name not in self:  # not a KeyError, whose text Python shows quoted and escaped
             known = sorted([*self, *self._aliases])
             hint = did_you_mean(str(name), known)
             own = "" if hint else " For a name of your own, import the code that registers it: --import FILE_OR_MODULE."
             raise LabError(f"Unknown {self.noun} {shortened(str(name))}.{hint} Known: {', '.join(known)}.{own}")
-        return entry
+        return super().__getitem__(self._aliases.get(name, name))
 
     def __contains__(self, name: object) -> bool:
-        if name not in self._entries and name not in self._aliases:
+        if not super().__contains__(name) and name not in self._aliases:
             load_installed_plugins()  # which may have it
-        return name in self._entries or name in self._aliases
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        return super().__contains__(name) or name in self._aliases
 
     def table(self) -> str:
         headings = ["name", "what it does", *self.shown_facts.values(), "arguments (default; allowed)", "source"]

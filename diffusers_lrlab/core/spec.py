@@ -149,15 +149,3 @@ def choose(spec: str, kwargs: Mapping[str, Any] | None, registry: Registry) -> C
     given |= from_spec
     entry = registry[name]
     return Choice(entry, given, entry.resolve(given))
-
-
-def merge_spec(spec: str, kwargs: Mapping[str, Any] | None, registry: Registry) -> tuple[str, dict[str, Any]]:
-    """The name and the given parameters of a [`Choice`]."""
-    choice = choose(spec, kwargs, registry)
-    return choice.name, choice.given
-
-
-def resolve_spec(spec: str, kwargs: Mapping[str, Any] | None, registry: Registry) -> tuple[str, dict[str, Any]]:
-    """The name and all parameters of a [`Choice`]."""
-    choice = choose(spec, kwargs, registry)
-    return choice.name, choice.kwargs

@@ -94,12 +94,12 @@ def random_states(with_devices: bool = True) -> dict[str, Any]:
 
     version, words, gauss = random.getstate()
     name, keys, *rest = np.random.get_state()
-    devices = _devices().get_rng_state_all() if with_devices and _has_devices() else []
+    devices = _devices() if with_devices else None
     return {
         "python": [version, [*words], gauss],
         "numpy": [name, np.asarray(keys).tolist(), *rest],
         "torch": torch.get_rng_state().tolist(),
-        "devices": [state.tolist() for state in devices],
+        "devices": [state.tolist() for state in devices.get_rng_state_all()] if devices else [],
     }
 
 
@@ -125,13 +125,11 @@ def random_states_kept(with_devices: bool = True) -> Iterator[None]:
         restore_random_states(states)
 
 
-def _has_devices() -> bool:
-    import torch
-
-    return torch.accelerator.is_available() and hasattr(_devices(), "get_rng_state_all")
-
-
 def _devices() -> Any:
+    """The module of the accelerators, if there are any and they have generators."""
     import torch
 
-    return torch.get_device_module(torch.accelerator.current_accelerator())
+    if not torch.accelerator.is_available():
+        return None
+    module = torch.get_device_module(torch.accelerator.current_accelerator())
+    return module if hasattr(module, "get_rng_state_all") else None

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from ..core.errors import LabError
-from ..core.spec import merge_spec
+from ..core.spec import choose
 from ..schedules.registries import SCHEDULERS
 
 PACKAGE = "diffusers_lrlab"
@@ -186,8 +186,9 @@ def _missing(library: Library, scheduler_type: Any, value: object) -> Any:
     """The member for a spec string, made once and stored, so that identity, pickling and `in` work."""
     if not isinstance(value, str):
         return None
-    name, kwargs = merge_spec(value, None, SCHEDULERS)
-    if "no_warmup" in SCHEDULERS[name].traits and not kwargs and name != value:
+    choice = choose(value, None, SCHEDULERS)
+    name, is_plain = choice.name, not choice.given
+    if "no_warmup" in choice.entry.traits and is_plain and name != value:
         raise LabError(f"Write {name!r} instead of {value!r}.")
     if not library.takes(name):
         raise LabError(

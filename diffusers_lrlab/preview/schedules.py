@@ -1,20 +1,20 @@
-"""Previews of schedules over a run, here and in diffusers' own script, as text, tables and plots in a terminal."""
+"""Previews of schedules over a run, as text, tables and plots."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..core.errors import LabError
-from ..core.progress import Progress
+from ..core.plotting import COLORS, new_figure, plain_axes, save_figure
 from ..core.values import POSITIVE, Range, checked
-from ..core.words import aligned, counted
+from ..core.words import aligned
 from ..schedules.expected import resolve_length, schedule_curves
-from ..schedules.schedule import Schedule, double_decay, resolve_schedule
+from ..schedules.schedule import double_decay, resolve_schedule
 
-# Beyond this, curves take gigabytes.
-_UPDATES, _SHARES = Range("[1, 1e7]", whole=True), Range("[1, 1e5]", whole=True)
+_UPDATES = Range("[1, 1e7]", whole=True)  # beyond this, curves take gigabytes
 _SHOWN = (0, 25, 50, 75, 100)  # % of the run, in tables
+_CYCLES = ("-", "-.", ":")
 
 
 @checked
@@ -26,119 +26,45 @@ class Run:
     num_warmup_steps: float = 0  # in updates, or a fraction of the run in (0, 1)
     learning_rate: float = 1e-4
     beta1: float = 0.95
-    num_processes: int = 1  # this and the accumulation matter only in diffusers' own script
-    accumulation: int = 1
 
     def __post_init__(self) -> None:
-        for flag, value, most in (
-            ("num_training_steps", self.num_updates, _UPDATES),
-            ("num_processes", self.num_processes, _SHARES),
-            ("gradient_accumulation_steps", self.accumulation, _SHARES),
-        ):
-            most.check(f"--{flag}", value, "more is impractical in a preview")
+        _UPDATES.check("--num_training_steps", self.num_updates, "more is impractical in a preview")
         POSITIVE.check("--learning_rate", self.learning_rate, "1e-4 is usual")
         Range("(0, 1)").check("--beta1", self.beta1, "0.9 is usual")
-
-    @property
-    def layout(self) -> str:
-        return f"{counted(self.num_processes, 'process')} x accumulation {self.accumulation}"
-
-
-@dataclass(frozen=True)
-class Curves:
-    """The learning rate at each update, and the momentum if the schedule sets it."""
-
-    lr: np.ndarray
-    beta1: np.ndarray | None
-
-    @property
-    def peak_update(self) -> int:
-        """The first update with the highest learning rate."""
-        return int(np.argmax(self.lr >= self.lr.max() * (1 - 1e-9)))
-
-    def as_json(self) -> dict[str, Any]:
-        return {"lr": self.lr.tolist(), "beta1": None if self.beta1 is None else self.beta1.tolist()}
 
 
 @dataclass(frozen=True)
 class Preview:
-    """A schedule over a run."""
+    """A schedule over a run: the learning rate at each update, and the momentum if the schedule sets it."""
 
     spec: str
     momentum: str | None  # the spec string of the momentum schedule beside it
-    curves: Curves
-    host: Curves | None  # in diffusers' own script
+    lr: np.ndarray
+    beta1: np.ndarray | None
     notes: list[str]
 
     @property
     def label(self) -> str:
         return f"{self.spec} + {self.momentum}" if self.momentum else self.spec
 
-    def as_json(self, asked_for_host: bool) -> dict[str, Any]:
-        """Everything, with the curves in diffusers' own script on request; `None` there means that it cannot run."""
-        shown: dict[str, Any] = {"spec": self.spec, "momentum": self.momentum, **self.curves.as_json(), "notes": self.notes}
-        if asked_for_host:
-            shown["diffusers"] = self.host and self.host.as_json()
-        return shown
+    def as_json(self) -> dict[str, Any]:
+        beta1 = None if self.beta1 is None else self.beta1.tolist()
+        named = {"spec": self.spec, "momentum": self.momentum}
+        return {**named, "lr": self.lr.tolist(), "beta1": beta1, "notes": self.notes}
 
 
 @checked
 def preview(spec: str, run: Run, momentum: str | None = None) -> Preview:
-    """A schedule over a run; also in diffusers' own script if there are several processes or accumulation."""
+    """A schedule over a run."""
     schedule = resolve_schedule(spec, None, momentum)
     warmup, total = resolve_length(schedule, run.num_warmup_steps, run.num_updates)
     lrs, momenta = schedule_curves(schedule, run.learning_rate, run.beta1, warmup, total)
-    curves = Curves(lrs, momenta if schedule.sets_momentum else None)
     notes = []
     if schedule.follows_metric:
         notes.append(f"{spec} follows the validation loss: this is its curve if the loss never changes it.")
     elif warning := double_decay(schedule, run.learning_rate, run.beta1, warmup, total):
         notes.append(warning)
-    host = None
-    if run.num_processes * run.accumulation > 1:
-        try:
-            host = curves_in_host_script(schedule, run, warmup)
-            notes.append(f"diffusers' own script, {run.layout}: {_compare(curves, host, run)}")
-        except LabError as error:
-            notes.append(f"diffusers' own script, {run.layout}: cannot run {spec}. {error}")
-    return Preview(spec, momentum, curves, host, notes)
-
-
-def curves_in_host_script(schedule: Schedule, run: Run, warmup_updates: int) -> Curves:
-    """
-    The values that diffusers' own `train_unconditional.py` would apply at each update.
-
-    It plans a schedule over the micro-batches of all processes, with warm-up multiplied by the accumulation, and accelerate
-    steps the schedule once per process at each update.
-    """
-    if schedule.follows_metric:
-        raise LabError("It has no validation loss.")
-    if schedule.momentum is not None:
-        raise LabError("It has no --momentum_scheduler; 'mdlrc' is there as an --lr_scheduler.")
-    steps, shares = np.arange(run.num_updates) * run.num_processes, run.accumulation * run.num_processes
-    clock = Progress(steps, run.num_updates * shares, warmup_updates * run.accumulation)
-    lrs, momenta = schedule.at(clock, run.learning_rate, run.beta1)
-    return Curves(np.ones(run.num_updates) * lrs, momenta)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}".removesuffix(".0") + " %"
-
-
-def _compare(asked: Curves, host: Curves, run: Run) -> str:
-    top = asked.lr.max()
-    ends, should_end = _percent(host.lr[-1] / top), _percent(asked.lr[-1] / top)
-    parts = [f"ends at {ends} of the peak" + (", as requested" if ends == should_end else f" instead of {should_end}")]
-    # Highest at the end, and below the peak: it is still warming up.
-    if host.peak_update == run.num_updates - 1 and host.lr[-1] < top * (1 - 1e-9):
-        parts.append(f"never reaches it, instead of at update {asked.peak_update}")
-    elif host.peak_update != asked.peak_update:
-        parts.append(f"reaches it at update {host.peak_update} instead of {asked.peak_update}")
-    elif asked.peak_update:
-        parts.append(f"reaches it at update {asked.peak_update}, as requested")
-    if host.beta1 is not None and asked.beta1 is not None:
-        parts.append(f"beta1 ends at {host.beta1[-1]:.3g} instead of {asked.beta1[-1]:.3g}")
-    return "; ".join(parts)
+    return Preview(spec, momentum, lrs, momenta if schedule.sets_momentum else None, notes)
 
 
 def describe(previews: list[Preview], run: Run) -> str:
@@ -148,10 +74,37 @@ def describe(previews: list[Preview], run: Run) -> str:
     rows = [["update", *(f"{update} ({share} %)" for update, share in zip(updates, _SHOWN, strict=True))]]
     notes = []
     for shown in previews:
-        for label, curves in ((shown.label, shown.curves), (f"{shown.label}, diffusers' own script", shown.host)):
-            if curves is not None:
-                rows.append([label, *(f"{curves.lr[update]:.3g}" for update in updates)])
-            if curves is not None and curves.beta1 is not None:
-                rows.append([f"{label}: beta1", *(f"{curves.beta1[update]:.3g}" for update in updates)])
+        rows.append([shown.label, *(f"{shown.lr[update]:.3g}" for update in updates)])
+        if shown.beta1 is not None:
+            rows.append([f"{shown.label}: beta1", *(f"{shown.beta1[update]:.3g}" for update in updates)])
         notes += [(f"{shown.label}: " if len(previews) > 1 else "") + note for note in shown.notes]
     return "\n\n".join([aligned(rows), *notes])
+
+
+def plot_previews(previews: list[Preview], path: Path) -> None:
+    """Schedules in one plot."""
+    has_momentum = any(shown.beta1 is not None for shown in previews)
+    heights = [2] + [1] * has_momentum
+    figure = new_figure(7, 2 + 1.6 * (sum(heights) - 1), dpi=150)
+    rows = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for axes in rows:
+        plain_axes(axes)
+        axes.margins(x=0.01)
+    for index, shown in enumerate(previews):
+        # More points than these cannot be seen in a plot.
+        updates = np.unique(np.linspace(0, len(shown.lr) - 1, min(len(shown.lr), 20_000)).astype(int))
+        style = {"color": COLORS[index % len(COLORS)], "linestyle": _CYCLES[index // len(COLORS) % len(_CYCLES)]}
+        label = shown.label if len(shown.label) <= 90 else shown.label[:89] + "…"
+        for axes, values in zip(rows, (shown.lr, shown.beta1), strict=False):
+            if values is not None:
+                axes.plot(updates, values[updates], linewidth=1.4, label=label, **style)
+    rows[0].set(ylabel="learning rate", ylim=(-0.02 * max(rows[0].get_ylim()), None))
+    rows[0].ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
+    if has_momentum:
+        rows[1].set(ylabel="beta1")
+    rows[-1].set(xlabel="update")
+    handles, labels = rows[0].get_legend_handles_labels()
+    columns = len(labels) if sum(map(len, labels)) < 70 else 1
+    # Outside, so that it covers no curve.
+    figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
+    save_figure(figure, path)

@@ -191,7 +191,7 @@ class Parent:
     @cached_property
     def curve(self) -> RunCurve:
         batch = self.state["global_batch"]
-        schedule, peak = self.config.schedule_for(batch), self.config.peak_learning_rate(batch)
+        schedule, peak = self.config.rates_for(batch)
         if schedule.follows_metric:
             raise LabError(
                 f"{str(self.folder.path)!r}: the schedule {self.config.lr_scheduler!r} follows the validation loss, so its "

@@ -10,7 +10,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress, resolve_updates
 from ..core.registry import Parameter
-from ..core.spec import merge_spec
+from ..core.spec import choose
 from ..core.words import counted
 from .registries import METRIC_MODE, NO_SHAPE, SCHEDULERS, half_cosine
 from .schedule import Schedule, resolve_schedule
@@ -136,8 +136,8 @@ def _parts_of(specs: tuple[str, ...]) -> tuple[Schedule, ...]:
     """
     parts = []
     for spec in specs:
-        part, (name, given) = resolve_schedule(spec), merge_spec(spec, None, SCHEDULERS)
-        entry = SCHEDULERS[name]
+        part, choice = resolve_schedule(spec), choose(spec, None, SCHEDULERS)
+        entry, given = choice.entry, choice.given
         if part.follows_metric or part.sets_momentum:
             why = "follows a metric" if part.follows_metric else "also sets the momentum"
             raise LabError(f"join cannot take {spec!r}, which {why}: take schedules of the rate and the clock alone.")

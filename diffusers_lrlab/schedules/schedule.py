@@ -14,7 +14,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.registry import Entry
-from ..core.spec import format_spec, merge_spec
+from ..core.spec import choose, format_spec
 from .registries import MOMENTUM_SCHEDULERS, RAMPS, SCHEDULERS
 
 # Parameters that `Schedule` itself applies; all others belong to the shape.
@@ -185,15 +185,15 @@ def resolve_schedule(
     resolved: dict[str, Any] = {}
     name = None
     if spec is not None:
-        name, given = merge_spec(spec, kwargs, SCHEDULERS)
-        resolved = resolve_kwargs(SCHEDULERS[name], given)
+        choice = choose(spec, kwargs, SCHEDULERS)
+        name, resolved = choice.name, resolve_kwargs(choice.entry, choice.given)
     if momentum is None:
         return Schedule(name, resolved)
-    momentum, given = merge_spec(momentum, momentum_kwargs, MOMENTUM_SCHEDULERS)
-    schedule = Schedule(name, resolved, momentum, MOMENTUM_SCHEDULERS[momentum].resolve(given))
+    choice = choose(momentum, momentum_kwargs, MOMENTUM_SCHEDULERS)
+    schedule = Schedule(name, resolved, choice.name, choice.kwargs)
     if schedule.compensates and schedule.follows_metric:
         raise LabError(
-            f"{momentum!r} sets the learning rate, and so does {name!r}, which follows a metric. Use 'demon' beside it."
+            f"{choice.name!r} sets the learning rate, and so does {name!r}, which follows a metric. Use 'demon' beside it."
         )
     return schedule
 

@@ -20,7 +20,7 @@ import torch
 
 from ..core.errors import LabError, must_be
 from ..core.progress import Progress
-from ..core.spec import format_spec, resolve_spec
+from ..core.spec import choose, format_spec
 from ..core.words import counted
 from .adaptive import finite_losses
 from .noise_levels import LogSigma, NoiseLevels, find_prediction
@@ -184,8 +184,8 @@ def _interpolation(at: np.ndarray, known: np.ndarray) -> np.ndarray:
 
 def _fixed_density(spec: str, levels: NoiseLevels) -> np.ndarray:
     """The probabilities of timesteps of a sampler that stays as it is, by its spec string."""
-    name, kwargs = resolve_spec(spec, None, TIMESTEP_SAMPLERS)
-    entry = TIMESTEP_SAMPLERS[name]
+    choice = choose(spec, None, TIMESTEP_SAMPLERS)
+    entry, kwargs = choice.entry, choice.kwargs
     if entry.traits & {"feedback", "curriculum", "restricted"} or kwargs["unbiased"] or kwargs["draw"] != "independent":
         wanted = "a density that does not change and draws every timestep, without draw and unbiased"
         raise must_be("before", spec, wanted, "such as uniform or logit_normal:mean=0.8", of="'infonoise'")

@@ -9,7 +9,7 @@ import torch
 
 from ..core.errors import LabError, must_be
 from ..core.progress import Progress
-from ..core.spec import resolve_spec
+from ..core.spec import choose
 from ..core.values import Range, checked
 from ..schedules.schedule import ENDLESS
 from .noise_levels import FLOW_VELOCITY, NoiseLevels, noise_levels, prediction_type_of
@@ -241,12 +241,12 @@ def get_timestep_sampler(
     Raises:
         LabError: for unknown names and parameters, values out of range, and densities that are 0 everywhere.
     """
-    name, resolved = resolve_spec(name, kwargs, TIMESTEP_SAMPLERS)
+    choice = choose(name, kwargs, TIMESTEP_SAMPLERS)
     levels = noise_levels(noise_scheduler, num_train_timesteps)
-    sampler = TimestepSampler(name, resolved, levels, num_training_steps, device)
+    sampler = TimestepSampler(choice.name, choice.kwargs, levels, num_training_steps, device)
     prediction_type = prediction_type_of(noise_scheduler)
     sampler.losses_are(prediction_type or "epsilon")
-    if prediction_type and (warning := contradiction(name, prediction_type)):
+    if prediction_type and (warning := contradiction(choice.name, prediction_type)):
         warnings.warn(warning, stacklevel=2)
     return sampler
 

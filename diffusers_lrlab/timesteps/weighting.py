@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.errors import LabError, must_be
 from ..core.registry import Parameter
-from ..core.spec import resolve_spec
+from ..core.spec import choose
 from ..core.values import checked
 from ..core.words import counted
 from .noise_levels import FLOW_VELOCITY, NoiseLevels, convert_weights, find_prediction, noise_levels, prediction_type_of
@@ -258,11 +258,11 @@ def get_loss_weighting(
         device (*optional*): Where the weights are looked up.
         **kwargs: The weighting's own parameters, as `lrlab list weightings --markdown` shows them.
     """
-    name, resolved = resolve_spec(name, kwargs, LOSS_WEIGHTINGS)
+    choice = choose(name, kwargs, LOSS_WEIGHTINGS)
     if noise_scheduler is None:
         wanted = "a diffusers scheduler with `alphas_cumprod`"
         raise must_be("noise_scheduler", None, wanted, "such as DDPMScheduler()", of="get_loss_weighting()")
     levels = noise_levels(noise_scheduler)
     if prediction_type is None:
         prediction_type = str(prediction_type_of(noise_scheduler) or "epsilon")
-    return LossWeighting(name, resolved, levels, prediction_type, device)
+    return LossWeighting(choice.name, choice.kwargs, levels, prediction_type, device)

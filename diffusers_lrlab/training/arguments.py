@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from ..core.errors import LabError, did_you_mean, shortened
+from ..core.errors import LabError
 from ..core.files import read_utf8
 from ..core.options import Option, TextParser, defaults_of, hints_of, options_of
 from ..core.plugins import load_installed_plugins, load_plugins
@@ -181,10 +181,7 @@ def _parse(parser: TextParser, sources: list[tuple[str, list[str]]]) -> dict[str
     options: dict[str, Any] = {}
     for source, given in sources:
         values, unknown = parser.parse_known_args(given, argparse.Namespace(**options))
-        if unknown:
-            flags = [flag for action in parser._actions for flag in action.option_strings]
-            hint = did_you_mean(unknown[0].split("=")[0], flags)
-            raise LabError(f"Unknown argument {shortened(unknown[0])} in {source}.{hint} See --help.")
+        parser.refuse(unknown, f" in {source}")
         options = vars(values)
     del options["config"]
     load_plugins(options["plugins"])

@@ -12,11 +12,11 @@ from ..core.errors import LabError, given, must_be
 from ..core.files import expanded
 from ..core.options import check_needs
 from ..core.progress import resolve_warmup_updates
+from ..core.registry import Entry
 from ..core.values import Range
 from ..data.sources import local_folder
 from ..objective.noise import NOISES
 from ..optimizers.entries import OPTIMIZERS
-from ..schedules.registries import SCHEDULERS
 from ..timesteps.bands import band_edges
 from ..timesteps.registries import TIMESTEP_SAMPLERS
 from .config import ResolvedConfig, TrainingConfig
@@ -45,9 +45,9 @@ def check_source(config: TrainingConfig) -> None:
 
 def check_combinations(config: ResolvedConfig) -> None:
     """Raises a `LabError` for options that have no effect or exclude each other, and for missing packages."""
-    kind = kind_of(config)
-    _check_rate(config)
-    _check_schedule(config)
+    kind, optimizer = kind_of(config), OPTIMIZERS[config.optimizer]
+    _check_rate(config, optimizer)
+    _check_schedule(config, optimizer)
     _check_timesteps(config, kind)
     check_needs(config, TrainingConfig, kind.name)
     if config.num_inference_steps > config.num_train_timesteps:
@@ -66,11 +66,11 @@ def check_combinations(config: ResolvedConfig) -> None:
             raise LabError(f"The package {package!r} is not installed: pip install {package}, or {remedy}.")
 
 
-def _check_rate(config: ResolvedConfig) -> None:
+def _check_rate(config: ResolvedConfig, optimizer: Entry) -> None:
     """Two ways to find a learning rate, and a floor above it."""
     found_by = "--learning_rate auto" if config.finds_learning_rate else ""
     scaling = "" if config.scale_lr == "none" else f"--scale_lr {config.scale_lr}"
-    if "learning_rate" in OPTIMIZERS[config.optimizer].facts and (other := found_by or scaling):
+    if "learning_rate" in optimizer.facts and (other := found_by or scaling):
         raise LabError(f"{config.optimizer!r} finds its learning rate by itself. Leave {other} out.")
     if found_by and scaling:
         raise LabError(
@@ -87,9 +87,10 @@ def check_floor(config: ResolvedConfig, peak: float) -> None:
         raise LabError(f"min_lr={floor:g} of {config.lr_scheduler!r} is above {rate} {peak:g}. Lower it.")
 
 
-def _check_schedule(config: ResolvedConfig) -> None:
+def _check_schedule(config: ResolvedConfig, optimizer: Entry) -> None:
     """Warm-up, validation, momentum and averages that a schedule or an optimizer rules out."""
-    name, traits, warmup = config.lr_scheduler, SCHEDULERS[config.lr_scheduler].traits, config.lr_warmup_steps
+    # Making the schedule raises for two that set the momentum.
+    name, traits, warmup = config.lr_scheduler, config.schedule.traits, config.lr_warmup_steps
     if "no_warmup" in traits and warmup:
         use = "; use --lr_scheduler constant_with_warmup" if name == "constant" else ". Leave it out"
         raise LabError(f"--lr_warmup_steps {warmup:g} has no effect on {name!r}, which has no warm-up{use}.")
@@ -100,12 +101,12 @@ def _check_schedule(config: ResolvedConfig) -> None:
     resolve_warmup_updates(warmup, config.max_train_steps or 10**12)
     if "feedback" in traits and config.num_validation_images == 0:
         raise LabError(f"{name!r} follows the validation loss; it cannot run with --num_validation_images 0.")
-    if config.schedule.compensates and "feedback" in traits:  # making it raises for two schedules of one number
+    if config.schedule.compensates and "feedback" in traits:
         raise LabError(
             f"{config.momentum_scheduler!r} sets the learning rate, and so does {name!r}, which follows the validation "
             "loss. Use --momentum_scheduler demon beside it."
         )
-    if "averages" in OPTIMIZERS[config.optimizer].traits:
+    if "averages" in optimizer.traits:
         is_flat = name in ("constant", "constant_with_warmup") and config.momentum_scheduler is None
         wrong = ["--lr_scheduler constant_with_warmup and no --momentum_scheduler"] * (not is_flat)
         wrong += ["--no_use_ema"] * config.use_ema

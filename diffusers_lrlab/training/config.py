@@ -83,12 +83,12 @@ class ResolvedConfig(TrainingConfig):
         """Learning rate and momentum as functions of the clock."""
         return Schedule(self.lr_scheduler, self.lr_scheduler_kwargs, self.momentum_scheduler, self.momentum_scheduler_kwargs)
 
-    def schedule_for(self, global_batch: int) -> Schedule:
-        """The schedule with its missing number of images per update, if it counts images."""
-        kwargs = self.schedule.kwargs
-        if "images_per_update" not in kwargs or kwargs["images_per_update"] is not None:
-            return self.schedule
-        return dataclasses.replace(self.schedule, kwargs={**kwargs, "images_per_update": global_batch})
+    def rates_for(self, global_batch: int) -> tuple[Schedule, float]:
+        """The schedule, with the number of images per update if it counts images; and its peak, scaled to that number."""
+        schedule = self.schedule
+        if "images_per_update" in schedule.kwargs and schedule.kwargs["images_per_update"] is None:
+            schedule = dataclasses.replace(schedule, kwargs={**schedule.kwargs, "images_per_update": global_batch})
+        return schedule, scaled_learning_rate(self.learning_rate, self.scale_lr, global_batch)
 
     @cached_property
     def timestep_lr_form(self) -> TimestepLR | None:
@@ -103,31 +103,17 @@ class ResolvedConfig(TrainingConfig):
     def layout(self, num_processes: int = 1, rank: int = 0) -> BatchLayout:
         return BatchLayout(self.train_batch_size, self.gradient_accumulation_steps, num_processes, rank)
 
-    def peak_learning_rate(self, global_batch: int) -> float:
-        """The learning rate scaled to the images of an update."""
-        return scaled_learning_rate(self.learning_rate, self.scale_lr, global_batch)
-
     @cached_property
-    def given_ema_form(self) -> EMAForm:
-        """The average of the weights as given, by --ema or by the options of diffusers' script."""
+    def ema_form(self) -> EMAForm:
+        """The average of the weights, by --ema or by the options of diffusers' script."""
         if self.ema is not None:
             return EMAForm.of(self.ema)
         return EMAForm.of("warmup_power", **{name: getattr(self, f"ema_{name}") for name in EMA_OPTIONS})
 
     @property
-    def ema_forms(self) -> list[EMAForm]:
-        """The averages that are run, one of each width for post-hoc averages; the first one is that of the run."""
-        return self.given_ema_form.tracks
-
-    @cached_property
-    def ema_form(self) -> EMAForm:
-        """The decay of the EMA that is validated, sampled and saved as the pipeline."""
-        return self.ema_forms[0]
-
-    @property
     def posthoc(self) -> EMAForm | None:
         """The form of the averages of which snapshots are taken, if any."""
-        return self.given_ema_form if self.use_ema and self.given_ema_form.is_posthoc else None
+        return self.ema_form if self.use_ema and self.ema_form.is_posthoc else None
 
     @property
     def start_momentum(self) -> float | None:

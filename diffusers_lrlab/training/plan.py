@@ -30,9 +30,8 @@ from ..timesteps.infonoise import Beginning
 from .combinations import check_floor
 from .config import ResolvedConfig
 from .kinds import DataKind, kind_of
-from .model import build_model, classes_of, model_arguments
+from .model import build_model, classes_of, model_arguments, planned_width
 from .resolve import objective_spec
-from .width import planned_width
 
 # Most previews and validations, and their share of the training time; cost of a pass without gradients.
 _MOST_PREVIEWS, _PREVIEW_SHARE = 4, 0.05
@@ -156,7 +155,7 @@ def make_plan(
         process=process,
         beginning=_beginning(config, process, layout, num_updates),
         **_rates(config, batch, num_updates),
-        ema_forms=[form.with_images(batch) for form in config.ema_forms],
+        ema_forms=[form.with_images(batch) for form in config.ema_form.tracks],
         validation_updates=validation_updates,
         num_validations=math.ceil(num_updates / validation_updates) if num_held_out else 0,
         num_previews=_num_previews(config, kind, layout, num_updates),
@@ -166,7 +165,7 @@ def make_plan(
 
 def _rates(config: ResolvedConfig, batch: int, num_updates: int) -> dict[str, Any]:
     """The fields of a plan about rates: the curves, and the optimizer that has them."""
-    schedule, peak, lr_form = config.schedule_for(batch), config.peak_learning_rate(batch), config.timestep_lr_form
+    schedule, peak, lr_form = *config.rates_for(batch), config.timestep_lr_form
     if not config.finds_learning_rate:
         check_floor(config, peak)
     lrs, momenta = schedule_curves(schedule, peak, config.start_momentum, config.lr_warmup_steps, num_updates)

@@ -15,11 +15,10 @@ from ..schedules.schedule import describe_schedule, double_decay
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from ..timesteps.sampling import contradiction
 from .kinds import component_of
-from .model import describe_model
+from .model import describe_model, width_in_words
 from .plan import Plan
 from .prepare import launcher_compiles
 from .resolve import describe_choices
-from .width import width_in_words
 
 _TIMESTEP_WORDS = {
     "timestep_sampler": "sampler",

@@ -12,9 +12,8 @@ from ..core.words import counted
 from .combinations import check_launch
 from .config import ResolvedConfig, TrainingConfig
 from .kinds import kind_of
-from .model import find_start, given_model_config
+from .model import check_width, find_start, given_model_config
 from .resolve import check_schedule, check_timesteps, resolve_config
-from .width import check_width
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,7 +24,7 @@ from ..objective.process import NoiseProcess, make_process
 from ..optimizers.build import check_installed
 from ..schedules.expected import resolve_length
 from ..schedules.momentum import momentum_groups, read_momentum
-from ..schedules.schedule import Schedule, resolve_kwargs
+from ..schedules.schedule import resolve_kwargs
 from .combinations import check_combinations, check_source
 from .config import ResolvedConfig, TrainingConfig, complete_options
 from .kinds import kind_of
@@ -83,7 +83,7 @@ def _resolve_optimizer(config: TrainingConfig) -> dict[str, Any]:
     """Name and parameters, with the defaults of the kind of data; Adam-like optimizers take flags of diffusers' script."""
     choice = _choice(config, "optimizer")
     kwargs = _with_flags(config, "optimizer", choice, ADAM_OPTIONS, takes="adam" in choice.entry.traits)
-    check_installed(choice.name)
+    check_installed(choice.entry)
     replaced = {key for key in ADAM_OPTIONS for other in choice.entry.replacing(key) if kwargs.get(other) is not None}
     taken = {key: flag for key, flag in ADAM_OPTIONS.items() if "adam" in choice.entry.traits and key not in replaced}
     kwargs = {key: getattr(config, flag) for key, flag in taken.items()} | kwargs
@@ -282,16 +282,16 @@ def check_schedule(config: ResolvedConfig) -> None:
 
     # WORLD_SIZE is the number of processes of the launcher.
     batch = config.train_batch_size * config.gradient_accumulation_steps * int(os.environ.get("WORLD_SIZE", "1"))
-    schedule, peak = config.schedule_for(batch), config.peak_learning_rate(batch)
+    schedule, peak = config.rates_for(batch)
     optimizer = tried_optimizer(config.optimizer, config.optimizer_kwargs, [(2, 2), (2,)], peak, batch)
     length = config.max_train_steps or max(1000, 2 * int(config.lr_warmup_steps) + 2)
     warmup, length = resolve_length(schedule, config.lr_warmup_steps, length)
     if schedule.momentum_schedule is not None:
         momentum_groups(optimizer, *schedule.momentum_schedule)
     if schedule.follows_metric:
-        build(Schedule(schedule.name, schedule.kwargs), optimizer, warmup, length)
-        schedule = Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs)
+        followed, schedule = schedule.parts
+        build(followed, optimizer, warmup, length)
     lr, _ = schedule.at(Progress(0, length, warmup), peak, read_momentum(optimizer.param_groups[0]))
     if not lr >= 0:
-        entry = schedule.entry
+        entry = schedule.entries[0]
         raise LabError(f"{entry.title} gives a learning rate of {lr:g} at update 0; use 0 or more.{entry.where}")

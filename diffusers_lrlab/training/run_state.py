@@ -21,9 +21,8 @@ from ..schedules.audit import ScheduleAudit
 from ..schedules.momentum import default_lr, momentum_groups, read_momentum, rounding_of, write_lrs, write_momentum
 from ..schedules.scheduler import build
 from .kinds import component_of
-from .model import make_model
+from .model import keep_weight_decay, make_model, width_groups
 from .plan import Plan
-from .width import keep_weight_decay, width_groups
 
 
 class RunState:

@@ -30,8 +30,9 @@ def flags_of(parser):
 OF_TRAINING = flags_of(make_parser("", [FinderConfig]))
 PACKAGE = Path(diffusers_lrlab.__file__).parent
 OTHER_PROGRAMS = set(  # accelerate, torchrun, git and LaTeX; placeholders
-    "--multi_gpu --dynamo_backend --cpu --nproc_per_node --use_fsdp --fsdp_version --fsdp_state_dict_type --rwrap "
-    "--porcelain --untracked-files --its_own_option --option --name --x --no_x --no_ --lr_ --ema_ --hub".split()
+    "--multi_gpu --num_processes --dynamo_backend --cpu --nproc_per_node --use_fsdp --fsdp_version "
+    "--fsdp_state_dict_type --rwrap --porcelain --untracked-files --its_own_option "
+    "--option --name --x --no_x --no_ --lr_ --ema_ --hub".split()
 )
 
 

@@ -157,8 +157,10 @@ def test_an_error_does_not_show_a_secret():
 
 
 def test_nothing_of_a_resolved_configuration_contradicts_its_type():
-    for options in ({}, {"dataset_name": "moons"}, {"optimizer": "lion"}, {"timestep_lr": "banded:factors=[1|2]"}):
+    points = {"dataset_name": "moons", "optimizer": "sgd"}
+    for options in ({}, points, {"optimizer": "lion"}, {"timestep_lr": "banded:factors=[1|2]"}):
         check_types(resolved := resolve_config(TrainingConfig(**options)))
+        assert resolve_config(TrainingConfig(**options)) == resolved
         open_fields = {name for name, hint in ResolvedConfig.__annotations__.items() if "None" not in str(hint)}
         assert not [name for name in open_fields if getattr(resolved, name) is None]
         assert resolve_config(TrainingConfig(**resolved.to_dict())).to_dict() == resolved.to_dict()

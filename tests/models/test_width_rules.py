@@ -11,7 +11,7 @@ from diffusers_lrlab import MLPDenoiser
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.models.width import WIDTH_RULES, start_for_width, width_of, width_rule
 from diffusers_lrlab.optimizers.build import LR_FACTOR, get_optimizer
-from diffusers_lrlab.training.width import keep_weight_decay, width_groups
+from diffusers_lrlab.training.model import keep_weight_decay, width_groups
 
 NUM_STEPS, LR = 4, 1e-3
 WIDTHS = (64, 128, 256)

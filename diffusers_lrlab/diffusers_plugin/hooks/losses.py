@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from ...core.errors import LabError
-from ...core.spec import resolve_spec
+from ...core.spec import choose
 from ...core.words import counted
 from ...timesteps.registries import LOSS_WEIGHTINGS
 from ...timesteps.weighting import LossWeighting
@@ -63,8 +63,8 @@ class LossHook:
     def __init__(self, script: HostScript, timesteps: TimestepHook, spec: str | None, requested: str):
         self.script, self.run, self.timesteps, self.requested = script, timesteps.run, timesteps, requested
         self.weighs = bool(spec) or timesteps.is_unbiased
-        self.name, self.kwargs = resolve_spec(spec or "none", None, LOSS_WEIGHTINGS)
-        traits = LOSS_WEIGHTINGS[self.name].traits
+        choice = choose(spec or "none", None, LOSS_WEIGHTINGS)
+        self.name, self.kwargs, traits = choice.name, choice.kwargs, choice.entry.traits
         self.is_plain = "plain" in traits
         if "feedback" in traits:
             raise LabError(

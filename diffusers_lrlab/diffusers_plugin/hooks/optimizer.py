@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core.errors import LabError
-from ...core.spec import format_spec, merge_spec
+from ...core.spec import choose, format_spec
 from ...core.words import counted
 from ...optimizers.build import check_installed, get_optimizer, optimizer_parts, untrained_in_words
 from ...optimizers.entries import OPTIMIZERS
@@ -54,10 +54,11 @@ class OptimizerHook:
 
     def __init__(self, script: HostScript, run: HostRun, spec: str):
         self.script, self.run = script, run
-        self.name, self.kwargs = merge_spec(spec, None, OPTIMIZERS)
-        check_installed(self.name)
-        per_update(OPTIMIZERS[self.name], self.kwargs, 1.0, None)  # settings in images need those of an update
-        if "averages" in OPTIMIZERS[self.name].traits:
+        choice = choose(spec, None, OPTIMIZERS)
+        self.name, self.kwargs = choice.name, choice.given
+        check_installed(choice.entry)
+        per_update(choice.entry, self.kwargs, 1.0, None)  # settings in images need those of an update
+        if "averages" in choice.entry.traits:
             raise LabError(
                 f"--optimizer {self.name!r} trains weights other than those to keep, so the script would have to call it "
                 "at every validation and save. Choose another, such as 'prodigy' or 'muon'."

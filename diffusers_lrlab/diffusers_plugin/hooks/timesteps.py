@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...core.errors import LabError
-from ...core.spec import resolve_spec
+from ...core.spec import choose
 from ...core.streams import stream_generator
 from ...core.words import counted, times
 from ...timesteps.noise_levels import NoiseLevels, flow_levels, is_flow, noise_levels, prediction_type_of
@@ -60,7 +60,8 @@ class TimestepHook:
         self.name: str | None = None
         self.kwargs: dict[str, Any] = {}
         if spec:
-            self.name, self.kwargs = resolve_spec(spec, None, TIMESTEP_SAMPLERS)
+            choice = choose(spec, None, TIMESTEP_SAMPLERS)
+            self.name, self.kwargs = choice.name, choice.kwargs
         self.pattern = script.sampling_pattern
         self.sampler: TimestepSampler | None = None
         self.levels: NoiseLevels | None = None  # from the first batch on

@@ -175,7 +175,7 @@ def _resolve(options: dict[str, Any], where: str, spec: StudySpec) -> ResolvedCo
     asked = parse_options({**options, "log_timestep_bins": 0, "output_dir": "run"}, where)
     config = resolve_config(asked)
     if config.use_ema:
-        config.given_ema_form.without_snapshots("ema", asked.ema)
+        config.ema_form.without_snapshots("ema", asked.ema)
     points = config.validation_steps
     if points is None and config.num_validation_images:
         if config.max_train_steps is None:

@@ -1,67 +1,22 @@
-"""Plots of schedules: some in one plot, or all of them side by side."""
+"""The plot of every schedule in the README: the learning rate relative to the peak, and the momentum where it is driven.
 
-from __future__ import annotations
+python docs/schedule_gallery.py docs/schedules.png
+"""
 
 import dataclasses
 import math
+import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ..core.plotting import BLUE, COLORS, DARK, GREY, ORANGE, new_figure, plain_axes, save_figure
-from ..core.spec import format_spec
-from ..core.words import counted
-from ..schedules.registries import SCHEDULERS
-from .schedules import Curves, Preview, Run, preview
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_CYCLES = ("-", "-.", ":")
-
-
-def plot_previews(previews: list[Preview], run: Run, path: Path) -> None:
-    """Schedules in one plot; a dashed line of the same colour is the schedule in diffusers' own script."""
-    has_momentum = any(shown.curves.beta1 is not None for shown in previews)
-    heights = [2] + [1] * has_momentum
-    figure = new_figure(7, 2 + 1.6 * (sum(heights) - 1), dpi=150)
-    rows = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    for axes in rows:
-        plain_axes(axes)
-        axes.margins(x=0.01)
-    for index, shown in enumerate(previews):
-        color, style = COLORS[index % len(COLORS)], _CYCLES[index // len(COLORS) % len(_CYCLES)]
-        _draw(rows, shown.curves, color=color, linestyle=style, label=shown.label)
-        if shown.host is not None:
-            _draw(rows, shown.host, color=color, linestyle="--", linewidth=1.0)
-    rows[0].set(ylabel="learning rate", ylim=(-0.02 * max(rows[0].get_ylim()), None))
-    rows[0].ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
-    if has_momentum:
-        rows[1].set(ylabel="beta1")
-    rows[-1].set(xlabel="update")
-    handles, labels = rows[0].get_legend_handles_labels()
-    if any(shown.host for shown in previews):
-        handles += rows[0].plot([], [], color=GREY, linestyle="--", linewidth=1.0)
-        labels.append(f"dashed: diffusers' own script, {run.layout}")
-    labels = [label if len(label) <= 90 else label[:89] + "…" for label in labels]
-    columns = len(labels) if sum(map(len, labels)) < 70 else 1
-    # Outside, so that it covers no curve.
-    figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
-    save_figure(figure, path)
-
-
-def _draw(rows: Any, curves: Curves, **style: Any) -> None:
-    # More points than these cannot be seen in a plot.
-    shown = np.unique(np.linspace(0, len(curves.lr) - 1, min(len(curves.lr), 20_000)).astype(int))
-    style = {"linewidth": 1.4, **style}
-    rows[0].plot(shown, curves.lr[shown], **style)
-    if curves.beta1 is not None:
-        rows[1].plot(shown, curves.beta1[shown], **style)
-
-
-# --- the gallery -----------------------------------------------------------------------------------------------------
+from diffusers_lrlab.core.plotting import BLUE, DARK, GREY, ORANGE, new_figure, save_figure
+from diffusers_lrlab.core.spec import format_spec
+from diffusers_lrlab.core.words import counted
+from diffusers_lrlab.preview.schedules import Run, preview
+from diffusers_lrlab.schedules.registries import SCHEDULERS
 
 _COLUMNS = 4
 _RUN = Run(num_updates=1000, num_warmup_steps=50, learning_rate=1e-4, beta1=0.95)
@@ -106,10 +61,10 @@ def plot_gallery(path: Path) -> None:
     save_figure(figure, path)
 
 
-def _draw_panel(axes: Axes, name: str) -> None:
+def _draw_panel(axes: Any, name: str) -> None:
     # Some have their own rise.
     warmup = 0 if SCHEDULERS[name].traits & {"no_warmup", "rises"} else _RUN.num_warmup_steps
-    curves = preview(format_spec(name, _EXAMPLES.get(name, {})), dataclasses.replace(_RUN, num_warmup_steps=warmup)).curves
+    curves = preview(format_spec(name, _EXAMPLES.get(name, {})), dataclasses.replace(_RUN, num_warmup_steps=warmup))
     scales = curves.lr / _RUN.learning_rate
     top, color = max(1.0, scales.max()), DARK if "host" in SCHEDULERS[name].traits else BLUE
     axes.fill_between(np.arange(_RUN.num_updates), scales, color=color, alpha=0.1, linewidth=0)
@@ -133,3 +88,7 @@ def _in_lines(name: str) -> str:
     """A name that is broken after an underscore if it would reach into the next column."""
     lines = textwrap.wrap(name.replace("_", "_ "), _WIDEST)
     return "\n".join(line.replace(" ", "") for line in lines)
+
+
+if __name__ == "__main__":
+    plot_gallery(Path(sys.argv[1]))
