@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 from tqdm.auto import tqdm
 
-from ...core.program import interrupts_raised
 from ..core.environment import describe_environment, is_watched
 from ..core.errors import Interrupted, LabError, continued_by
 from ..core.program import interrupts_raised
