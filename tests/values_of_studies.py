@@ -37,17 +37,3 @@ def simulated(seed, num_arms=4, num_datasets=2, num_seeds=5, effect=0.0, spread=
 def within(hits, trials, probability, level=1e-4):
     """Whether so many hits are what chance gives, by an exact test."""
     return stats.binomtest(hits, trials, probability).pvalue > level
-
-
-def noisy_curves(rng, factors, num_seeds, noise=0.02):
-    """Curves 10 exp(-t / 400 * factor) + 1 with noise at each evaluation, of one arm per factor."""
-    at = np.arange(0, 2001, 100)
-    return {
-        arm: {
-            "dino": {
-                seed: (at, 1 + 10 * np.exp(-at * factor / 400) + noise * rng.normal(size=len(at)))
-                for seed in range(num_seeds)
-            }
-        }
-        for arm, factor in factors.items()
-    }
