@@ -3,7 +3,9 @@
 import gc
 import importlib.util
 import os
+import re
 import sys
+from pathlib import Path
 
 # Before torch is imported: two workers with two threads each would wait for each other on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -82,22 +84,11 @@ def pytest_runtest_setup(item):
         leave_pictures_blank()
 
 
-# Files that take longest.
-LONG = """
-    test_study_spec test_stacked_is_solo test_publish test_latent_runs test_patches test_resume
-    test_safety test_commands test_extend test_class_labels test_damage test_points
-    test_one_clock test_toy2d test_training test_study_stack test_study_runs test_errors
-    test_averaged_pipelines test_preflight test_likelihood test_timesteps
-    test_study_speedups test_metric_values test_start test_signatures test_in_the_way
-    test_laws test_start_weights test_study_report test_study_tuning test_batches test_point_runs test_divergence
-    test_optimizers test_system_errors test_study_read test_launch test_stream_order test_latents test_image_pipeline
-    test_width_runs test_diagnostics test_lr_finder test_study_resumed
-    test_timestep_errors test_find_lr_hook test_schedules test_timesteps_hook
-    test_point_metrics test_parity test_sampling_budget
-""".split()
+SUITE = Path(__file__).parents[1] / "docs" / "suite.md"
 
 
 def pytest_collection_modifyitems(items):
-    """The long files first, so that both workers end at about the same time; a file stays together."""
-    places = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path.stem, len(LONG)))
+    """Files that take longest come first, by the tables of costs, so that both workers end at about the same time."""
+    measured = re.findall(r"^\| (tests/\S+\.py) \|", SUITE.read_text(encoding="utf-8"), re.MULTILINE)
+    places = {name: place for place, name in reversed([*enumerate(measured)])}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))

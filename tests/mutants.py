@@ -1,6 +1,6 @@
 """Mutation testing: small random changes of the code, each of which some quick test should notice.
 
-    python tests/mutants.py --count 20 --seed 1 [--rooms schedules,core] [--limit 900]
+    python tests/mutants.py --count 20 --seed 1 [--rooms schedules,core]
 
 The changes are spread over all rooms (folders of the package). A mutant meets the quick tests of its own room first, and
 if it survives these, those of all files that import from that room and `tests/invariants`. Tests that fail on the
@@ -29,15 +29,15 @@ from pathlib import Path
 import pytest
 
 TREE, PACKAGE = Path(__file__).parents[1], "diffusers_lrlab"
+SECONDS = 900  # for a lot of tests; a mutant that takes longer counts as noticed
 SWAPPED = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn)]
 SWAPPED += [(ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.And, ast.Or)]
 OTHER = {one: other for pair in SWAPPED for one, other in (pair, pair[::-1])}
 OTHER |= {ast.FloorDiv: ast.Div, ast.Mod: ast.Mult, ast.Pow: ast.Mult}
 # Imported once, before the tests of each mutant run in a fork of this process.
-PRELOADED = """torch diffusers diffusers.training_utils diffusers.models.unets.unet_2d transformers transformers.optimization
-    transformers.hf_argparser datasets accelerate scipy.stats scipy.optimize sklearn.datasets matplotlib.pyplot
-    statsmodels.api pyarrow.parquet safetensors.torch torch._dynamo hypothesis hypothesis.strategies
-    _hypothesis_pytestplugin xdist yaml schedulefree""".split()
+PRELOADED = """torch torch._dynamo diffusers.training_utils diffusers.models.unets.unet_2d transformers.optimization datasets
+    accelerate scipy.stats scipy.optimize sklearn.datasets matplotlib.pyplot statsmodels.api pyarrow.parquet hypothesis
+    hypothesis.strategies _hypothesis_pytestplugin""".split()
 # In place of the project's addopts; asserts of what is preloaded cannot be rewritten.
 PYTEST = ["-o", "addopts=", "--strict-markers", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
 PYTEST += ["-W", "error", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-m", "not slow and not weekly"]
@@ -165,18 +165,18 @@ class FirstFailure:
         self.file.write_text(json.dumps(self.failed))
 
 
-def run_tests(tree, files, left_out, seconds):
+def run_tests(tree, files, left_out=()):
     """Whether all tests pass, and the first that fails; they run in a fork of this process."""
     result = tree.parent / "result.json"
     result.unlink(missing_ok=True)
     child = multiprocessing.get_context("fork").Process(target=_pytest, args=(tree, files, FirstFailure(left_out, result)))
     child.start()
-    child.join(seconds)
+    child.join(SECONDS)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)  # with what it may have left running
     if child.exitcode is None:
         child.join()
-        return False, f"more than {seconds:.0f} s"
+        return False, f"more than {SECONDS} s"
     failed = json.loads(result.read_text()) if result.exists() else None
     return child.exitcode in (0, 5), failed or f"exit status {child.exitcode}"  # 5: all are left out
 
@@ -193,18 +193,18 @@ def _pytest(tree, files, plugin):
     os._exit(int(status))
 
 
-def noticed_by(mutant, tree, failing, seconds):
+def noticed_by(mutant, tree, failing):
     """The test that fails because of a mutant, or `None`; adds tests that always fail to `failing`."""
     path = tree / mutant.path
     for files in stages(mutant):
         passes = False
         while not passes:
             path.write_bytes(mutant.source)
-            passes, failed = run_tests(tree, files, failing, seconds)
+            passes, failed = run_tests(tree, files, failing)
             shutil.copy(TREE / mutant.path, path)
             if not passes:
                 is_test = (tree / failed.partition("::")[0]).is_file()
-                if run_tests(tree, [failed] if is_test else files[:1], (), seconds)[0]:
+                if run_tests(tree, [failed] if is_test else files[:1])[0]:
                     return failed
                 assert is_test, f"the unchanged code does not pass {files[0]}"
                 failing.add(failed)
@@ -216,7 +216,6 @@ def main():
     parser.add_argument("--count", type=int, default=20, help="number of mutants")
     parser.add_argument("--seed", type=int, default=0, help="of the random choice")
     parser.add_argument("--rooms", type=lambda text: text.split(","), help="folders of the package (default: all)")
-    parser.add_argument("--limit", type=float, default=900, help="seconds for the tests of a mutant; more counts as noticed")
     options = parser.parse_args()
     rooms = options.rooms or sorted(path.parent.name for path in (TREE / PACKAGE).glob("*/__init__.py"))
     mutants, failing, survived = draw(rooms, options.count, options.seed), set(), 0
@@ -229,7 +228,7 @@ def main():
         ignored = shutil.ignore_patterns(".venv", ".git", "__pycache__", ".*_cache", "*.egg-info")
         tree = shutil.copytree(TREE, Path(folder) / "tree", ignore=ignored)
         for mutant in mutants:
-            started, by = time.monotonic(), noticed_by(mutant, tree, failing, options.limit)
+            started, by = time.monotonic(), noticed_by(mutant, tree, failing)
             survived += by is None
             print(f"{mutant.path}:{mutant.line}: {mutant.before[:100]!r} -> {mutant.after[:100]!r}")
             print(f"    {'SURVIVED' if by is None else f'noticed by {by}'} ({time.monotonic() - started:.0f} s)", flush=True)

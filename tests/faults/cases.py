@@ -45,14 +45,17 @@ _TIMES = re.compile(
 
 
 class Case:
-    """A command in a folder that is a copy of `made_from`, or does not exist; `again` is given after it was stopped."""
+    """A command in a new folder, or in a copy of the result of the case `after`; `again` is given after it was stopped."""
 
     faults = tuple(FAULTS)
+    made_from = None
 
-    def __init__(self, base, name, start, again=None, made_from=None, patch=None):
-        self.base, self.name, self.made_from, self.patch = base, name, made_from, patch
+    def __init__(self, base, name, start, again=None, after=None, patch=None):
+        self.base, self.name, self.after, self.patch = base, name, after, patch
         self.start, self.again = start, again or start  # from the folder to the command
         self.env = runs.environment()
+        if after is not None:
+            self.made_from = base / f"{after}-whole" / "out"
 
     def folder(self, place):
         """Where it happens, for one of the attacks; its last part is the same for all, as it may be written down."""
@@ -182,11 +185,10 @@ def save_stacks_often():
 
 @contextlib.contextmanager
 def all_cases(base):
-    """Those of a folder, by name. Where one goes on from the end of another, that is made when it is first asked for."""
+    """Those of a folder, by name."""
     (base / "config.json").write_text(json.dumps(MODEL))
     (base / "study.yaml").write_text(yaml.safe_dump(STUDY))
     model = f"--model_config_name_or_path={base / 'config.json'}"
-    done = base.joinpath
 
     def train(*more):
         return lambda folder: [runs.SCRIPT, *OPTIONS, model, *more, f"--output_dir={folder}"]
@@ -206,13 +208,10 @@ def all_cases(base):
     with HubServer(base / "hub") as hub:
         cases = [
             Case(base, "run", train(), train(LATEST)),
-            Case(base, "resumed run", train(LATEST), made_from=done("run-whole/out")),
-            Case(base, "going back", train("--resume_from_checkpoint=checkpoint-6"), train(LATEST), done("run-whole/out")),
+            Case(base, "resumed run", train("--resume_from_checkpoint=checkpoint-6"), train(LATEST), after="run"),
             Case(base, "run with auto rate", train(auto), train(auto, LATEST)),
             Case(base, "study", study(), patch=save_stacks_often),
-            Case(base, "resumed study", study(), made_from=done("study-stopped/out"), patch=save_stacks_often),
             Case(base, "local study", study("--executor=local")),
-            Case(base, "resumed local study", study("--executor=local"), made_from=done("local study-stopped/out")),
             Case(base, "pool study", pool),
             Case(base, "finder", find),
             Case(base, "export", export),

@@ -18,11 +18,10 @@ OUTCOMES = ("identical", "refused with a message", "traceback", "lost or differe
 IDENTICAL, REFUSED, TRACEBACK, LOST = OUTCOMES
 INSTANT = "SIGKILL at random instants"
 _INSTANTS = 100  # of each case
-_GOES_ON_FROM = {"going back": "run", "resumed run": "run"}
 
 
 class Attacks:
-    """All attacks on the cases of a folder; what runs without any, and half a run, are made once."""
+    """All attacks on the cases of a folder; what runs without any is made once."""
 
     def __init__(self, base, cases, seed=0):
         self.base, self.cases, self.random = base, cases, random.Random(seed)
@@ -40,37 +39,14 @@ class Attacks:
     def whole(self, case):
         """How many file operations there are, what is there at the end, and how long it takes, if nothing goes wrong."""
         if case.name not in self._ends:
-            self._make_before(case)
+            before = self.whole(self.cases[case.after]) if case.after else None
             folder, started_at = case.folder("whole"), time.monotonic()
             status, error = self._run(case, case.start(folder), folder)
             assert status == 0, error
             end, seconds = case.end(folder), time.monotonic() - started_at
             self._ends[case.name] = int((folder.parent / "count").read_text()), end, seconds
-            if case.name.startswith(("resumed", "going back")):
-                of = self.whole(self.cases[_GOES_ON_FROM.get(case.name, case.name.removeprefix("resumed "))])[1]
-                assert not cases_module.differing(end, of), (case.name, cases_module.differing(end, of))
+            assert before is None or not cases_module.differing(end, before[1]), case.name
         return self._ends[case.name]
-
-    def _make_before(self, case):
-        if case.made_from is None or case.made_from.exists():
-            return
-        name, _, state = case.made_from.parent.name.rpartition("-")
-        self.whole(self.cases[name])
-        if state == "stopped":
-            self._stopped(self.cases[name])
-
-    def _stopped(self, case):
-        """The folder of a case that got SIGTERM when something was there to go on with."""
-        folder = self.base / f"{case.name}-stopped" / "out"
-        num_operations = self.whole(case)[0]
-        for percent in (30, 20, 40, 10, 50, 60, 70):
-            if any([*folder.glob("stacks/*"), *folder.glob("**/checkpoint-*")]):
-                break
-            shutil.rmtree(folder.parent, ignore_errors=True)
-            self._run(case, case.start(case.folder("stopped")), folder, num_operations * percent // 100, "SIGTERM")
-        else:
-            raise AssertionError(f"{case.name} leaves nothing to go on with")
-        return folder
 
     # --- attacks ---
 
