@@ -13,11 +13,11 @@ from tqdm.auto import tqdm
 
 from ..diagnostics.lr_warnings import find_lr_warnings
 from ..diagnostics.observer import TimestepObserver
+from .checkpoints import DivergenceGuard
 from .pipeline import save_preview
 from .results import results_of
 from .run_folder import RunFolder
 from .run_state import RunState
-from .stopping import DivergenceGuard
 from .trackers import log_images, scalars_of
 
 

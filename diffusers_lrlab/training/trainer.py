@@ -22,19 +22,26 @@ from tqdm.auto import tqdm
 from ..averaging.averages import averages_itself
 from ..core.environment import is_watched
 from ..core.errors import Diverged, Interrupted
+from ..core.program import InterruptGuard
 from ..data.batch import Batch, to_device
 from ..data.batches import iterate_batches, prefetched
 from ..data.loading import TrainingData
 from ..objective.objective import Objective
 from ..timesteps.bands import scaled_lr
-from .checkpoints import CheckpointWriter, is_kept_for_good, load_checkpoint, remove_old_checkpoints
+from .checkpoints import (
+    CheckpointWriter,
+    DivergenceGuard,
+    find_nonfinite,
+    is_kept_for_good,
+    load_checkpoint,
+    remove_old_checkpoints,
+)
 from .pipeline import draw_samples, save_pipeline
 from .plan import Plan
 from .resolve import objective_spec
 from .run_folder import SNAPSHOTS, RunFolder
 from .run_log import RunLog
 from .run_state import RunState
-from .stopping import DivergenceGuard, InterruptGuard, find_nonfinite
 
 _NUM_LR_CHECKS = 50  # for learning-rate warnings, over a run
 _MOST_OVERFLOWS = 30  # in a row
