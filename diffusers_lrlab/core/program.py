@@ -108,7 +108,7 @@ def _has_no_reader(pipe: Any) -> bool:
     return bool(poll.poll(0))
 
 
-# --- signals as exceptions and as notes, and worker processes ---------------------------------------------------------------
+# --- signals as exceptions and as notes, and worker processes --------------------------------------------------
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _POLL_SECONDS = 1.0

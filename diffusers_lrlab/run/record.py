@@ -25,10 +25,14 @@ _NOT_RESULTS = ("update", "images_seen", "loss_spike_bins")
 
 
 def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, previous: dict[str, Any]) -> dict[str, Any]:
-    """The record of a run that begins, or that resumes the one with the record `previous`."""
+    """The record of a run that begins, or that resumes the one with the record `previous`; warns of other plug-ins."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     before, command = previous.get("run", {}), launch_command()
     names = before.get("program_registrations", [] if command or before else program_registrations(asked))
+    meta = describe_environment()
+    plugins = [{one["sha256"] for one in of.get("plugins", [])} for of in (previous.get("meta", {}), meta)]
+    if previous and plugins[0] != plugins[1]:
+        warn("the code that --import loads has changed since this run began.")
     return {
         "run": {
             "status": "running",
@@ -62,7 +66,7 @@ def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, pr
             "mixed_precision": accelerator.mixed_precision,
         },
         "config": plan.config.to_dict(),
-        "meta": describe_environment(),
+        "meta": meta,
     }
 
 
@@ -76,13 +80,6 @@ def timescales_of(plan: Plan) -> dict[str, Any]:
         found |= {"weight_decay": plan.optimizer_kwargs["weight_decay"], "tau": timescale.updates * images}
         found |= {"removed_by_decay": timescale.removed}
     return {"timescales": found} if found else {}
-
-
-def warn_of_changed_plugins(record: dict[str, Any], previous: dict[str, Any]) -> None:
-    """Warns if the plug-ins of a resumed run have changed."""
-    then, now = ({one["sha256"] for one in of.get("meta", {}).get("plugins", [])} for of in (previous, record))
-    if previous and then != now:
-        warn("the code that --import loads has changed since this run began.")
 
 
 def training_figures(trainer: Trainer) -> dict[str, Any]:

@@ -127,7 +127,7 @@ class ResolvedConfig(TrainingConfig):
     @property
     def posthoc(self) -> EMAForm | None:
         """The form of the averages of which snapshots are taken, if any."""
-        return self.given_ema_form if self.use_ema and self.given_ema_form.is_posthoc else None
+        return self.given_ema_form if self.use_ema and self.given_ema_form.name == "posthoc" else None
 
     @property
     def start_momentum(self) -> float | None:
