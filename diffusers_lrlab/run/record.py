@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from typing import Any
 
@@ -104,30 +104,25 @@ def training_figures(trainer: Trainer) -> dict[str, Any]:
 @contextmanager
 def recorded(trainer: Trainer, record: dict[str, Any]) -> Iterator[None]:
     """Writes the outcome of the run in this block into its record."""
-    started = time.perf_counter()
+    started, state = time.perf_counter(), record["run"]
     try:
         yield
-        record["run"]["status"] = "finished"
+        state["status"] = "finished"
     except (Interrupted, KeyboardInterrupt):
-        record["run"]["status"] = "cancelled"
+        state["status"] = "cancelled"
         raise
     except BaseException as error:
-        record["run"]["status"] = "failed"
-        record["run"]["error"] = f"{type(error).__name__}: {error}"
+        state |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
         if isinstance(error, Exception):
             trainer.folder.check_there()  # a removed folder explains more than a file not found
         raise
     finally:
-        is_whole = record["run"]["status"] == "finished"
-        record["run"]["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        record["run"]["seconds"] += time.perf_counter() - started
+        state["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        state["seconds"] += time.perf_counter() - started
         record["train"] |= training_figures(trainer)
-        try:
+        # An error of the disk must not hide the one that ended the run.
+        with suppress(*(() if state["status"] == "finished" else (LabError,))):
             _write_end(trainer, record)
-        except LabError:
-            # An error of the disk must not hide the one that ended the run.
-            if is_whole:
-                raise
 
 
 def _write_end(trainer: Trainer, record: dict[str, Any]) -> None:
