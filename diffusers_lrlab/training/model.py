@@ -65,15 +65,14 @@ def given_model_config(config: ResolvedConfig, start: StartWeights | None = None
     if start is None and config.denoiser is not None:
         architecture.sizes(config.denoiser_kwargs or {}, known, None)  # which checks them
         return None
+    given: dict[str, Any] | None = None
     if start is not None:
         given = complete_config(model_class, start.config, OPTION, start.name_or_path)
-    else:
-        given = None if name is None else load_model_config(model_class, name, config.cache_dir)
-    if start is not None and config.denoiser is not None:
-        architecture.check_start(given, start.name_or_path)
-        complete = given
-    else:
-        complete = kind.check_model_config(config, given)
+        if config.denoiser is not None:
+            architecture.check_start(given, start.name_or_path)
+    elif name is not None:
+        given = load_model_config(model_class, name, config.cache_dir)
+    complete = kind.check_model_config(config, given) if config.denoiser is None else given
     if given is not None:
         _check_shape(config, given, known, f"as the {kind.name} have")
     if start is not None and start.folder is not None:
