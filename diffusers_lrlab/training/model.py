@@ -140,7 +140,7 @@ def _check_shape(config: ResolvedConfig, given: dict[str, Any], of_data: dict[st
         hint = "change it in its config.json, or use other data"
         if name == "num_class_embeds":
             hint = EMBEDDINGS_HINT
-        elif (option := kind_of(config).shape_options.get(name)) is not None:
+        elif (option := getattr(kind_of(config), "shape_options", {}).get(name)) is not None:  # of images
             hint = f"give {option} {given[name]}, or another model"
         elif config.pretrained_model_name_or_path is not None:
             hint = "start from weights for such data, or use other data"

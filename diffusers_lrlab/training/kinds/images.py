@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -64,7 +64,8 @@ class Images(DataKind):
     sampling_batch = 250
     is_bounded = True
     has_neighbours = True
-    shape_options = {
+    # Options by the argument of a UNet that they decide; empty if the data alone decide it.
+    shape_options: ClassVar[dict[str, str]] = {
         "in_channels": "--image_channels",
         "out_channels": "--image_channels",
         "sample_size": "--resolution",
