@@ -263,9 +263,8 @@ def _prepared(accelerator: Accelerator, model: Any, optimizer: Any) -> tuple[Any
     if plugin.backend == DynamoBackend.NO or not getattr(model, "_repeated_blocks", None):
         return accelerator.prepare(model, optimizer)
     model.compile_repeated_blocks(**plugin.to_kwargs())
-    accelerator.state.dynamo_plugin = TorchDynamoPlugin(
-        backend="no"
-    )  # otherwise accelerate compiles the other modules one by one
+    # Otherwise accelerate compiles the other modules one by one.
+    accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend="no")
     try:
         return accelerator.prepare(model, optimizer)
     finally:
