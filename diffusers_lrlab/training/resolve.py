@@ -89,7 +89,7 @@ def _resolve_optimizer(config: TrainingConfig) -> dict[str, Any]:
     replaced = {key for key in ADAM_OPTIONS for other in choice.entry.replacing(key) if kwargs.get(other) is not None}
     taken = {key: flag for key, flag in ADAM_OPTIONS.items() if "adam" in choice.entry.traits and key not in replaced}
     kwargs = {key: getattr(config, flag) for key, flag in taken.items()} | kwargs
-    defaults, facts = kind_of(config).defaults(config), choice.entry.facts
+    defaults, facts = {**kind_of(config).defaults(config)}, choice.entry.facts  # a copy: the defaults are shared
     defaults["learning_rate"] = facts.get("learning_rate", defaults["learning_rate"] * facts.get("learning_rate_factor", 1))
     if config.num_epochs is not None or config.max_train_steps is not None:
         defaults = {name: value for name, value in defaults.items() if name not in ("num_epochs", "max_train_steps")}
