@@ -170,14 +170,9 @@ class EMAForm:
         return format_spec(self.name, self.kwargs)
 
     @property
-    def is_posthoc(self) -> bool:
-        """Whether snapshots of it are taken."""
-        return self.name == "posthoc"
-
-    @property
     def tracks(self) -> list["EMAForm"]:
         """The averages that are run: one of each width for post-hoc averages, otherwise itself."""
-        if not self.is_posthoc:
+        if self.name != "posthoc":
             return [self]
         common = {"start_update": self.kwargs["start_update"], "update_every": self.kwargs["update_every"]}
         return [EMAForm.of("power_function", sigma_rel=width, **common) for width in self.kwargs["sigma_rels"]]
@@ -188,7 +183,7 @@ class EMAForm:
 
     def without_snapshots(self, name: str, spec: str | None) -> "EMAForm":
         """Itself; a `LabError` for the option `name` if it needs snapshots."""
-        if self.is_posthoc:
+        if self.name == "posthoc":
             hint = "power_function:sigma_rel=0.1 is an average of this kind; `lrlab train` takes snapshots"
             raise must_be(name, spec, "an average that needs no snapshots", hint)
         return self

@@ -8,11 +8,14 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from typing_extensions import Self
 
 from .errors import Interrupted, LabError, cut, is_first_process, printable
 
@@ -105,10 +108,11 @@ def _has_no_reader(pipe: Any) -> bool:
     return bool(poll.poll(0))
 
 
-# --- signals as exceptions, and worker processes ---------------------------------------------------------------
+# --- signals as exceptions and as notes, and worker processes --------------------------------------------------
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _POLL_SECONDS = 1.0
+_ECHO_SECONDS = 3
 
 
 @contextmanager
@@ -126,6 +130,56 @@ def interrupts_raised(make_error: Callable[[int], BaseException]) -> Iterator[No
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+class InterruptGuard:
+    """
+    Notes SIGINT and SIGTERM during a `with` block; a second one ends the process immediately. An unhandled signal is passed
+    to the previous handler.
+
+    The processes agree over a process group on the CPU, without device synchronization.
+    """
+
+    def __init__(self) -> None:
+        self._received, self._received_at = 0, 0.0
+        self._group: Any = None
+        import torch.distributed as dist  # heavy
+
+        from .environment import OTHERS_WAIT
+
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            self._group = dist.new_group(backend="gloo", timeout=OTHERS_WAIT)
+
+    def __enter__(self) -> Self:
+        # Only the main thread can handle signals; a run in another thread is stopped by its program.
+        numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+        self._previous = {number: signal.signal(number, self._note) for number in numbers}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        if kind is None and self._received:  # it arrived after the last check
+            signal.raise_signal(self._received)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        # A launcher forwards signals that the terminal has sent to every process already: ignore an echo.
+        if self._received and time.monotonic() - self._received_at > _ECHO_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        elif not self._received:
+            self._received, self._received_at = number, time.monotonic()
+
+    def received(self) -> int:
+        """The signal that any process has received, 0 without one; all processes must call it at the same update."""
+        if self._group is None:
+            return self._received
+        import torch
+        import torch.distributed as dist
+
+        number = torch.tensor(self._received)
+        dist.all_reduce(number, op=dist.ReduceOp.MAX, group=self._group)
+        return int(number)
 
 
 def begin_worker() -> None:

@@ -11,8 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..core.environment import launch_command
 from ..core.errors import LabError, continued_by, did_you_mean, is_first_process, must_be, printable, warn
 from ..core.files import folder_beside, is_locked
@@ -24,16 +22,16 @@ from ..data.options import BatchLayout
 from ..hub.records import open_run, recorded_options
 from ..schedules.expected import RunCurve, agreeing_updates
 from ..schedules.registries import COOLDOWNS
+from ..timesteps.registries import TIMESTEP_SAMPLERS
 from ..training.config import ResolvedConfig, TrainingConfig
 from ..training.plan import updates_between_validations
-from ..training.resolve import objective_spec, resolve_config
+from ..training.resolve import resolve_config
 from ..training.resume import read_state
 from ..training.run_folder import LAB, RunFolder, checkpoint_update
 
 DECAY = "1-sqrt"  # of a run whose schedule has no cool-down of its own
 # Options of this start of a run that a run which continues from it keeps, besides those that repeat it.
 _KEPT = ("plugins", "logger", "logging_dir")
-_NUM_COMPARED = 33  # densities of timesteps, over a run
 
 
 @checked
@@ -78,7 +76,6 @@ def extend(
         curve = _cooled_down(parent, at, cooldown, decay)
     else:
         at, curve = _longer(parent, int(max_train_steps or 0))
-    parent.check_timesteps(curve.num_updates, at)
     folder = RunFolder(Path(output_dir or folder_beside(path, f"-{curve.num_updates}")))
     exists = _holds_child(folder, parent.facts(at))
     if is_first_process():
@@ -222,21 +219,6 @@ class Parent:
             "output_dir": str(output_dir),
         }
 
-    def check_timesteps(self, num_updates: int, at: int) -> None:
-        """Raises a `LabError` if a curriculum of timesteps would differ in a run of this length."""
-        spec = objective_spec(self.config)
-        process = spec.make_process()
-        samplers = [spec.make_sampler(process, num) for num in (self.num_updates, num_updates)]
-        if not samplers[0].moves:
-            return
-        updates = np.unique(np.linspace(0, max(at - 1, 0), _NUM_COMPARED).astype(int))
-        if any(not samplers[0].probabilities(int(n)).equal(samplers[1].probabilities(int(n))) for n in updates):
-            raise LabError(
-                f"--timestep_sampler {self.config.timestep_sampler}: its curriculum follows the length of the run, which "
-                f"was {counted(self.num_updates, 'update')}. With {num_updates}, the timesteps before update {at} would "
-                "come from a different density. Hint: start a run of the new length."
-            )
-
 
 def read_parent(path: Path) -> Parent:
     """The run in a folder; raises a `LabError` if no other run can continue from it."""
@@ -266,4 +248,10 @@ def read_parent(path: Path) -> Parent:
     options = recorded_options(record, str(path), state["config"], repeated=True, also=_KEPT)
     if options.get("max_train_steps") is not None:
         options.pop("num_epochs", None)
-    return Parent(folder, record, state, checkpoints, resolve_config(TrainingConfig(**options | {"output_dir": str(path)})))
+    config = resolve_config(TrainingConfig(**options | {"output_dir": str(path)}))
+    if "curriculum" in TIMESTEP_SAMPLERS[config.timestep_sampler].traits:
+        raise LabError(
+            f"--timestep_sampler {config.timestep_sampler}: its curriculum follows the length of the run, which was "
+            f"{counted(state['num_updates'], 'update')}. Hint: start a run of the new length."
+        )
+    return Parent(folder, record, state, checkpoints, config)

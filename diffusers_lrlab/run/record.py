@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from typing import Any
 
@@ -26,10 +26,14 @@ _NOT_RESULTS = ("update", "images_seen", "loss_spike_bins")
 
 
 def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, previous: dict[str, Any]) -> dict[str, Any]:
-    """The record of a run that begins, or that resumes the one with the record `previous`."""
+    """The record of a run that begins, or that resumes the one with the record `previous`; warns of other plug-ins."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     before, command = previous.get("run", {}), launch_command()
     names = before.get("program_registrations", [] if command or before else program_registrations(asked))
+    meta = describe_environment()
+    plugins = [{one["sha256"] for one in of.get("plugins", [])} for of in (previous.get("meta", {}), meta)]
+    if previous and plugins[0] != plugins[1]:
+        warn("the code that --import loads has changed since this run began.")
     return {
         "run": {
             "status": "running",
@@ -63,7 +67,7 @@ def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, pr
             "mixed_precision": accelerator.mixed_precision,
         },
         "config": plan.config.to_dict(),
-        "meta": describe_environment(),
+        "meta": meta,
     }
 
 
@@ -77,13 +81,6 @@ def timescales_of(plan: Plan) -> dict[str, Any]:
         found |= {"weight_decay": plan.optimizer_kwargs["weight_decay"], "tau": timescale.updates * images}
         found |= {"removed_by_decay": timescale.removed}
     return {"timescales": found} if found else {}
-
-
-def warn_of_changed_plugins(record: dict[str, Any], previous: dict[str, Any]) -> None:
-    """Warns if the plug-ins of a resumed run have changed."""
-    then, now = ({one["sha256"] for one in of.get("meta", {}).get("plugins", [])} for of in (previous, record))
-    if previous and then != now:
-        warn("the code that --import loads has changed since this run began.")
 
 
 def training_figures(trainer: Trainer) -> dict[str, Any]:
@@ -108,30 +105,25 @@ def training_figures(trainer: Trainer) -> dict[str, Any]:
 @contextmanager
 def recorded(trainer: Trainer, record: dict[str, Any]) -> Iterator[None]:
     """Writes the outcome of the run in this block into its record."""
-    started = time.perf_counter()
+    started, state = time.perf_counter(), record["run"]
     try:
         yield
-        record["run"]["status"] = "finished"
+        state["status"] = "finished"
     except (Interrupted, KeyboardInterrupt):
-        record["run"]["status"] = "cancelled"
+        state["status"] = "cancelled"
         raise
     except BaseException as error:
-        record["run"]["status"] = "failed"
-        record["run"]["error"] = f"{type(error).__name__}: {error}"
+        state |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
         if isinstance(error, Exception):
             trainer.folder.check_there()  # a removed folder explains more than a file not found
         raise
     finally:
-        is_whole = record["run"]["status"] == "finished"
-        record["run"]["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        record["run"]["seconds"] += time.perf_counter() - started
+        state["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        state["seconds"] += time.perf_counter() - started
         record["train"] |= training_figures(trainer)
-        try:
+        # An error of the disk must not hide the one that ended the run.
+        with suppress(*(() if state["status"] == "finished" else (LabError,))):
             _write_end(trainer, record)
-        except LabError:
-            # An error of the disk must not hide the one that ended the run.
-            if is_whole:
-                raise
 
 
 def _write_end(trainer: Trainer, record: dict[str, Any]) -> None:

@@ -120,7 +120,7 @@ def _train_and_record(
     from ..optimizers.layers import parts_in_words
     from ..preflight.checks import check_before_training
     from ..training.trainer import Trainer
-    from .record import finish_run, recorded, start_record, warn_of_changed_plugins
+    from .record import finish_run, recorded, start_record
 
     trainer = Trainer(plan, data, accelerator, folder)
     if checkpoint is not None:
@@ -133,7 +133,6 @@ def _train_and_record(
         accelerator.print(f"Optimizer: {parts_in_words(parts)}.")
     if untrained := untrained_in_words(trainer.run.optimizer, trainer.run.trained):
         warn(untrained)
-    warn_of_changed_plugins(record, previous)
     if checkpoint is None:
         record["train"]["preflight"] = check_before_training(trainer)
     else:  # as at the beginning of the run
@@ -142,7 +141,7 @@ def _train_and_record(
     folder.write_record(record)
     # Inside `recorded`, so that the record has the error as it is printed.
     with recorded(trainer, record), system_errors_explained(), registered_code_located():
-        if accelerator.is_main_process:
+        if accelerator.is_main_process and plan.config.logger != "none":
             logs, name = folder.path / plan.config.logging_dir, folder.path.resolve().name
             accelerator.trackers = start_trackers(plan.config, logs, name)
         last = folder.path / f"checkpoint-{plan.num_updates}"

@@ -113,7 +113,7 @@ class ResolvedConfig(TrainingConfig):
     @property
     def posthoc(self) -> EMAForm | None:
         """The form of the averages of which snapshots are taken, if any."""
-        return self.ema_form if self.use_ema and self.ema_form.is_posthoc else None
+        return self.ema_form if self.use_ema and self.ema_form.name == "posthoc" else None
 
     @property
     def start_momentum(self) -> float | None:

@@ -63,43 +63,39 @@ def find_start(config: ResolvedConfig, checkpoint: Path | None = None) -> StartW
 
 def given_model_config(config: ResolvedConfig, start: StartWeights | None = None) -> dict[str, Any] | None:
     """The configuration given for the model, or of the weights that it starts from, checked without data, or `None`."""
-    architecture = architecture_of(config.denoiser)
+    architecture, kind, model_class = architecture_of(config.denoiser), kind_of(config), model_class_of(config)
+    known, name = _known_arguments(config), config.model_config_name_or_path
     if config.num_classes is not None:
         _check_num_classes(architecture, config.num_classes, config, "--num_classes")
-    if start is not None:
-        return _config_of_start(config, start, architecture)
-    if config.denoiser is not None:
-        architecture.sizes(config.denoiser_kwargs or {}, _known_arguments(config), None)  # which checks them
+    if start is None and config.denoiser is not None:
+        architecture.sizes(config.denoiser_kwargs or {}, known, None)  # which checks them
         return None
-    name = config.model_config_name_or_path
-    given = None if name is None else load_model_config(model_class_of(config), name, config.cache_dir)
-    kind = kind_of(config)
-    complete = kind.check_model_config(config, given)
+    given: dict[str, Any] | None = None
+    if start is not None:
+        given = complete_config(model_class, start.config, OPTION, start.name_or_path)
+        if config.denoiser is not None:
+            architecture.check_start(given, start.name_or_path)
+    elif name is not None:
+        given = load_model_config(model_class, name, config.cache_dir)
+    complete = kind.check_model_config(config, given) if config.denoiser is None else given
     if given is not None:
-        _check_shape(config, given, _known_arguments(config), f"as the {kind.name} have")
-    return complete
-
-
-def _config_of_start(config: ResolvedConfig, start: StartWeights, architecture: Architecture) -> dict[str, Any]:
-    model_class, kind = model_class_of(config), kind_of(config)
-    given = complete_config(model_class, start.config, OPTION, start.name_or_path)
-    complete = given
-    if config.denoiser is None:
-        complete = kind.check_model_config(config, given) or given
-    else:
-        architecture.check_start(given, start.name_or_path)
-    _check_shape(config, given, _known_arguments(config), f"as the {kind.name} have")
-    if start.folder is not None:
+        _check_shape(config, given, known, f"as the {kind.name} have")
+    if start is not None and start.folder is not None:
         start.read(model_class)  # so that errors of weights come before data are read
     return complete
 
 
 def _known_arguments(config: ResolvedConfig) -> dict[str, Any]:
-    """Arguments of any model of images or latents that are known before data are read."""
+    """Arguments of any model of images or latents that are known before data are read, and the classes of a UNet."""
     if (shape := known_shape(config)) is None:
         return {}
     channels, size = shape
-    return {"sample_size": size, "in_channels": channels, "out_channels": channels}
+    known: dict[str, Any] = {"sample_size": size, "in_channels": channels, "out_channels": channels}
+    if config.denoiser is None and config.label_column is None:
+        known["num_class_embeds"] = None
+    elif config.denoiser is None and config.num_classes is not None:
+        known["num_class_embeds"] = config.num_classes + (config.label_dropout > 0)
+    return known
 
 
 def _check_num_classes(architecture: Architecture, num: int, config: ResolvedConfig, name: str) -> None:
@@ -149,7 +145,7 @@ def _check_shape(config: ResolvedConfig, given: dict[str, Any], of_data: dict[st
         hint = "change it in its config.json, or use other data"
         if name == "num_class_embeds":
             hint = EMBEDDINGS_HINT
-        elif (option := kind_of(config).shape_options.get(name)) is not None:
+        elif (option := getattr(kind_of(config), "shape_options", {}).get(name)) is not None:  # of images
             hint = f"give {option} {given[name]}, or another model"
         elif config.pretrained_model_name_or_path is not None:
             hint = "start from weights for such data, or use other data"

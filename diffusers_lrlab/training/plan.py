@@ -35,8 +35,7 @@ from .resolve import objective_spec
 
 # Most previews and validations, and their share of the training time; cost of a pass without gradients.
 _MOST_PREVIEWS, _PREVIEW_SHARE = 4, 0.05
-_MOST_VALIDATIONS, _VALIDATION_SHARE = 20, 0.1
-FORWARD_SHARE = 1 / 3
+_MOST_VALIDATIONS, _VALIDATION_SHARE, _FORWARD_SHARE = 20, 0.1, 1 / 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +216,7 @@ def updates_between_validations(config: ResolvedConfig, layout: BatchLayout, num
     usual = max(1, num_updates // _MOST_VALIDATIONS)
     if config.schedule.follows_metric or not num_held_out:
         return usual
-    cost = FORWARD_SHARE * num_held_out * (2 if config.use_ema else 1)
+    cost = _FORWARD_SHARE * num_held_out * (2 if config.use_ema else 1)
     affordable = int(_VALIDATION_SHARE * num_updates * layout.micro_batch * layout.accumulation / cost)
     return max(usual, math.ceil(num_updates / max(1, affordable)))
 

@@ -3,7 +3,6 @@
 import json
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,28 +36,15 @@ SNAPSHOTS = "ema_snapshots"  # of post-hoc averages, a folder each; neither part
 RECORD = f"{LAB}/run.json"
 
 
-@dataclass
 class RunFolder:
-    """Paths and files of a run."""
+    """Paths and files of a run in `path`, the --output_dir; one of the processes writes."""
 
-    path: Path  # --output_dir
-    is_writer: bool = True  # one of the processes
-    _has_record: bool = False  # whether this process has written the record
-
-    @property
-    def lab(self) -> Path:
-        """The folder of metrics, record and plots."""
-        return self.path / LAB
-
-    @property
-    def metrics_file(self) -> Path:
-        """A row for each logged update and each validation."""
-        return self.lab / "metrics.jsonl"
-
-    @property
-    def timesteps_file(self) -> Path:
-        """Losses by noise level; each checkpoint has a copy."""
-        return self.lab / "timesteps.parquet"
+    def __init__(self, path: Path, is_writer: bool = True):
+        self.path, self.is_writer = path, is_writer
+        self.lab = path / LAB  # metrics, record and plots
+        self.metrics_file = self.lab / "metrics.jsonl"  # a row for each logged update and each validation
+        self.timesteps_file = self.lab / "timesteps.parquet"  # losses by noise level; each checkpoint has a copy
+        self._has_record = False  # whether this process has written the record
 
     # --- the log -----------------------------------------------------------------------------------------------------
 

@@ -14,11 +14,11 @@ from tqdm.auto import tqdm
 from ..diagnostics.gradient_probes import GradientProbes
 from ..diagnostics.lr_warnings import find_lr_warnings
 from ..diagnostics.timestep_log import TimestepLog, expected_probabilities, read_timesteps
+from .checkpoints import DivergenceGuard
 from .pipeline import save_preview
 from .results import results_of
 from .run_folder import RunFolder
 from .run_state import RunState
-from .stopping import DivergenceGuard
 from .trackers import log_images, scalars_of
 
 

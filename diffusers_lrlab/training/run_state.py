@@ -47,6 +47,7 @@ class RunState:
         set_seed(stream_seed(config.seed, "weights") % 2**32)
         # Without the wrappers of accelerate and torch.compile.
         self.model: Any = make_model(config, plan.model_config, plan.start)
+        self.trained: list[torch.nn.Parameter] = list(self.model.parameters())
         if config.enable_xformers_memory_efficient_attention:
             self.model.enable_xformers_memory_efficient_attention()
         if config.gradient_checkpointing:
@@ -108,10 +109,6 @@ class RunState:
             [plan.learning_rate * factor for factor in factors],
             rounding_of(groups),
         )
-
-    @property
-    def trained(self) -> list[torch.nn.Parameter]:
-        return list(self.model.parameters())
 
     def at_interval(self, updates: int) -> bool:
         """Whether this update is at the interval, or the last one."""

@@ -10,7 +10,7 @@ Validation, samples and checkpoints use the original model, whose keys have no p
 import math
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,26 @@ from tqdm.auto import tqdm
 from ..averaging.averages import averages_itself
 from ..core.environment import is_watched
 from ..core.errors import Diverged, Interrupted
+from ..core.program import InterruptGuard
 from ..data.batch import Batch, to_device
 from ..data.batches import iterate_batches, prefetched
 from ..data.loading import TrainingData
 from ..objective.objective import Objective
 from ..timesteps.bands import scaled_lr
-from .checkpoints import CheckpointWriter, is_kept_for_good, load_checkpoint, remove_old_checkpoints
+from .checkpoints import (
+    CheckpointWriter,
+    DivergenceGuard,
+    find_nonfinite,
+    is_kept_for_good,
+    load_checkpoint,
+    remove_old_checkpoints,
+)
 from .pipeline import draw_samples, save_pipeline
 from .plan import Plan
 from .resolve import objective_spec
 from .run_folder import SNAPSHOTS, RunFolder
 from .run_log import RunLog
 from .run_state import RunState
-from .stopping import DivergenceGuard, InterruptGuard, find_nonfinite
 
 _NUM_LR_CHECKS = 50  # for learning-rate warnings, over a run
 _MOST_OVERFLOWS = 30  # in a row
@@ -75,22 +82,23 @@ class Trainer:
 
     def do_update(self, batch: Batch) -> bool:
         """One optimizer update on the share of this process; `False` if fp16 overflowed, so that it has to be repeated."""
-        run, stepper, layout = self.run, self.stepper, self.run.plan.layout
+        run, stepper, layout, accelerator = self.run, self.stepper, self.run.plan.layout, self.accelerator
         timesteps = run.objective.draw(run.update)
         local = torch.cat([timesteps[part.start : part.stop] for part in layout.positions()])
         weights = run.objective.weights(local, run.update)
-        batch = to_device(batch, self.accelerator.device)
-        loss, unweighted = torch.zeros((), device=self.accelerator.device), []
+        batch = to_device(batch, accelerator.device)
+        loss, unweighted = torch.zeros((), device=accelerator.device), []
         for index, noise in enumerate(run.objective.noise(run.update, batch.data)):
             part = slice(index * layout.micro_batch, (index + 1) * layout.micro_batch)
-            with stepper.micro_batch():
+            # Processes exchange gradients after the last micro-batch only.
+            with accelerator.accumulate(stepper.model) if layout.accumulation > 1 else nullcontext():
                 is_first = run.update == 0 and not stepper.skips_bad
                 losses = run.process.losses(stepper.model, batch[part], noise, local[part], is_first)
                 unweighted.append(losses.detach())
                 weighted = (losses if weights is None else losses * weights[part]).mean()
                 stepper.step(weighted)
                 loss += weighted.detach() / layout.accumulation
-        if self.accelerator.optimizer_step_was_skipped:
+        if accelerator.optimizer_step_was_skipped:
             return False
         if not stepper.was_skipped:
             losses = torch.cat(unweighted)
@@ -226,11 +234,6 @@ class Stepper:
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.max_norm = max_grad_norm or math.inf  # infinite: measured, not clipped
         self.is_plain = accelerator.scaler is None and accelerator.distributed_type in _PLAIN
-
-    def micro_batch(self) -> AbstractContextManager[Any]:
-        """A block for forward pass and [`step`] of a micro-batch; processes exchange gradients after the last one only."""
-        accelerator = self.accelerator
-        return accelerator.accumulate(self.model) if accelerator.gradient_accumulation_steps > 1 else nullcontext()
 
     def step(self, loss: torch.Tensor) -> None:
         """Backward pass; after the last micro-batch of an update also clipping, and a step unless the update is skipped."""

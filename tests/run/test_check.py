@@ -85,4 +85,4 @@ def test_a_data_set(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["", "nothing"])
 def test_what_is_no_result(tmp_path, capsys, name):
     status, said = check(capsys, tmp_path / name)
-    assert (status, "holds no run" in said or "is not a folder" in said) == (2, True)
+    assert (status, "is not the folder of a run" in said) == (2, True)

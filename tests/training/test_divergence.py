@@ -15,11 +15,10 @@ from trainer_states import assert_same, state_of
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core.errors import Diverged, LabError
 from diffusers_lrlab.study.spec.parts import read_fields
-from diffusers_lrlab.training.checkpoints import remove_old_checkpoints
+from diffusers_lrlab.training.checkpoints import find_nonfinite, remove_old_checkpoints
 from diffusers_lrlab.training.combinations import check_launch
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
-from diffusers_lrlab.training.stopping import find_nonfinite
 from diffusers_lrlab.training.trainer import Trainer
 
 MODEL = {"_class_name": "MLPDenoiser", "hidden_size": 8, "num_layers": 1, "embedding_size": 4}

@@ -214,7 +214,7 @@ def test_a_model_that_does_not_fit_is_refused_before_data_are_read(place, tmp_pa
     for change, message in (
         ({"in_channels": 1}, r"in_channels=1 of the model .*must be 2, as the latents have"),
         ({"sample_size": 8}, r"sample_size=8 of the model .*must be 4"),
-        ({"num_class_embeds": 10}, r"takes class labels, and there are none here. Give --label_column"),
+        ({"num_class_embeds": 10}, r"num_class_embeds=10 of the model .*must be None, as the latents have.*--label_column"),
     ):
         (tmp_path / "unet.json").write_text(json.dumps({**TINY_UNET, **change}))
         with pytest.raises(LabError, match=message):

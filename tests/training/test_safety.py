@@ -19,12 +19,12 @@ from diffusers_lrlab.core.environment import OTHERS_WAIT
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.files import atomic_file, atomic_folder
 from diffusers_lrlab.core.manifest import find_damage
+from diffusers_lrlab.core.program import InterruptGuard
 from diffusers_lrlab.study.context import StudyInterrupted, stops_explained
 from diffusers_lrlab.training.checkpoints import CheckpointWriter
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.resume import find_checkpoint
 from diffusers_lrlab.training.run_folder import RunFolder
-from diffusers_lrlab.training.stopping import InterruptGuard
 
 
 @pytest.fixture(scope="module")

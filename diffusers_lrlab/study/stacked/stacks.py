@@ -19,10 +19,10 @@ import torch
 from ...core.errors import LabError
 from ...core.files import atomic_folder, remove
 from ...core.manifest import find_damage, write_manifest
+from ...core.program import InterruptGuard
 from ...models.mlp_denoiser import MLPDenoiser
 from ...training.kinds import kind_of
 from ...training.model import model_class_of
-from ...training.stopping import InterruptGuard
 from ..context import StudyContext, StudyInterrupted
 from ..kind_settings import settings_of
 from ..measure import record_run

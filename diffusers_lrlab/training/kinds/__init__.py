@@ -43,7 +43,6 @@ class DataKind(ABC):
     sampling_cost: ClassVar[float] = 0.4  # a step of sampling over the training of an item, measured
     num_train_timesteps: ClassVar[int] = 1000  # default of the objective's parameter num_steps
     is_bounded: ClassVar[bool]  # whether values lie in [-1, 1], where samples are kept too
-    shape_options: ClassVar[dict[str, str]] = {}  # options by the argument of a model that they decide, where data do not
     has_neighbours: ClassVar[bool]  # whether values have neighbours, as pixels do, that noise may be correlated over
 
     # --- options -----------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -47,7 +47,8 @@ _FULL_FRECHET, _FULL_EVALUATION, _FEWEST_FRECHET = 1000, 150_000, 100
 
 
 EMBEDDINGS_HINT = (
-    "it counts the classes (--num_classes), and one more for dropped labels (--label_dropout); change these, or the model"
+    "it counts the classes of --label_column (--num_classes), and one more for dropped labels (--label_dropout); change "
+    "these, or the model"
 )
 
 
@@ -63,7 +64,8 @@ class Images(DataKind):
     sampling_batch = 250
     is_bounded = True
     has_neighbours = True
-    shape_options = {
+    # Options by the argument of a UNet that they decide; empty if the data alone decide it.
+    shape_options: ClassVar[dict[str, str]] = {
         "in_channels": "--image_channels",
         "out_channels": "--image_channels",
         "sample_size": "--resolution",
@@ -114,7 +116,9 @@ class Images(DataKind):
         check_resolution(size, len(blocks), self.shape_options.get("sample_size", f"the size of the {self.name}"))
         if given is None:
             return None
-        check_embeddings(config, given)
+        if (kind := given["class_embed_type"]) is not None:
+            wanted, hint = "null", "class labels are whole numbers, each with an embedding of its own"
+            raise must_be("class_embed_type", kind, wanted, hint, of=f"the model {config.given_model!r}")
         return {**given, "sample_size": size}
 
     def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
@@ -131,25 +135,6 @@ class Images(DataKind):
     ) -> np.ndarray:
         number: dict[str, Any] = {**conditions} or {"batch_size": num}
         return pipeline(**number, generator=generator, num_inference_steps=num_inference_steps, output_type="np").images
-
-
-def check_embeddings(config: ResolvedConfig, given: dict[str, Any]) -> None:
-    """Raises a `LabError` if a given UNet does not take the labels of the run, as far as they are known without data."""
-    name, kind, num = config.given_model, given["class_embed_type"], given["num_class_embeds"]
-    if config.label_column is None:
-        if kind is not None or num is not None:
-            raise LabError(
-                f"The model {name!r} takes class labels, and there are none here. Give --label_column, or remove "
-                "class_embed_type and num_class_embeds from its configuration."
-            )
-        return
-    if kind is not None:
-        hint = "class labels are whole numbers, each with an embedding of its own"
-        raise must_be("class_embed_type", kind, "null", hint, of=f"the model {name!r}")
-    wanted = None if config.num_classes is None else config.num_classes + (config.label_dropout > 0)
-    if num is None or (wanted is not None and num != wanted):
-        number = "the number of classes" if wanted is None else str(wanted)
-        raise must_be("num_class_embeds", num, number, EMBEDDINGS_HINT, of=f"the model {name!r}")
 
 
 # Options of other sources, and those whose values are the ones of the encoded images.
