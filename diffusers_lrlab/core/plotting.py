@@ -9,9 +9,7 @@ from .files import atomic_file
 # Colour-blind safe (Okabe and Ito), without yellow, which is too faint for a thin line on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 BLUE, ORANGE, GREEN, GREY, DARK = *COLORS[:3], "#999999", "#555555"
-# In the metadata of PNGs. Pages do not show a plot so small that its text cannot be read. No plot is wider than 7.2 inches
-# or has text below 8 points, so that it can be read in a column of text.
-SMALLEST_TEXT = "Smallest text"
+# No plot is wider than 7.2 inches or has text below 8 points, so that it can be read in a column of text.
 
 
 def new_figure(width: float, height: float, dpi: int) -> Any:
@@ -26,17 +24,9 @@ def new_figure(width: float, height: float, dpi: int) -> Any:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Writes a figure atomically, in the format of its name; a PNG names its smallest text."""
-    metadata = {SMALLEST_TEXT: smallest_text(figure)} if path.suffix.lower() == ".png" else None
+    """Writes a figure atomically, in the format of its name."""
     with atomic_file(path) as temporary:
-        figure.savefig(temporary, metadata=metadata)
-
-
-def smallest_text(figure: Any) -> str:
-    """The size of the smallest text of a figure, in points: "8"."""
-    from matplotlib.text import Text
-
-    return f"{min((text.get_fontsize() for text in figure.findobj(Text) if text.get_visible()), default=10.0):g}"
+        figure.savefig(temporary)
 
 
 def plain_axes(axes: Any) -> None:

@@ -4,11 +4,9 @@ import re
 
 import printed
 import pytest
-from PIL import Image
 from tables import cases
 
-from diffusers_lrlab.core.plotting import SMALLEST_TEXT, new_figure, plain_log_scale, save_figure, smallest_text
-from diffusers_lrlab.study.report.plots import save_plot
+from diffusers_lrlab.core.plotting import new_figure, plain_log_scale, save_figure
 
 DRAWS = sorted(
     path.relative_to(printed.ROOT).as_posix()
@@ -23,21 +21,6 @@ def test_no_plot_is_wide_or_has_small_text(name):
     sizes = re.findall(r"(?:fontsize|labelsize)\W{1,4}(?:[\d.]+ if .*? else )?([\d.]+)", text)
     assert [size for size in sizes if float(size) < 8] == []
     assert [width for width in re.findall(r"new_figure\(([\d.]+),", text) if float(width) > 7.2] == []
-
-
-@pytest.mark.pictures
-@pytest.mark.parametrize("save", [save_figure, save_plot])
-def test_a_plot_names_its_smallest_text(save, tmp_path):
-    figure = new_figure(3, 2, dpi=100)
-    axes = figure.add_subplot()
-    axes.set_title("large", fontsize=14)
-    axes.tick_params(labelsize=8.5)
-    axes.text(0, 0, "hidden", fontsize=3, visible=False)
-    assert smallest_text(figure) == "8.5"
-    save(figure, tmp_path / "plot.png")
-    with Image.open(tmp_path / "plot.png") as image:
-        assert image.info[SMALLEST_TEXT] == "8.5"
-        assert round(image.info["dpi"][0]) == 100
 
 
 @pytest.mark.pictures

@@ -23,11 +23,9 @@ from ...core.plotting import (
     GREEN,
     GREY,
     ORANGE,
-    SMALLEST_TEXT,
     new_figure,
     plain_axes,
     plain_log_scale,
-    smallest_text,
 )
 from ...core.words import counted
 from ...evaluation.metrics import better_of
@@ -96,7 +94,7 @@ def file_name(name: str) -> str:
 
 def save_plot(figure: Any, file: Any, form: str = "png") -> None:
     """Saves a plot as a PNG, PDF or SVG."""
-    metadata = _NO_DATE.get(form) or {SMALLEST_TEXT: smallest_text(figure)}
+    metadata = _NO_DATE.get(form)
     with warnings.catch_warnings(), rc_context(_FILE_SETTINGS):
         # Boxes for characters that the font lacks are no reason to warn or stop.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
