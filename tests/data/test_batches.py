@@ -21,7 +21,7 @@ from diffusers_lrlab.data.loading import TrainingData
 from diffusers_lrlab.data.options import BatchLayout
 
 # (processes, accumulation, micro-batch) that all make a global batch of 8
-LAYOUTS = [(1, 1, 8), (1, 2, 4), (1, 4, 2), (2, 1, 4), (2, 2, 2), (4, 2, 1), (8, 1, 1)]
+LAYOUTS = [(1, 1, 8), (1, 4, 2), (2, 2, 2), (4, 2, 1)]
 NUM_ROWS = 21  # three updates of 8 do not fit into an epoch
 
 
@@ -74,7 +74,7 @@ def global_batches(make_data, processes, accumulation, micro_batch, updates):
 # --- the row of images -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 8, NUM_ROWS])
+@pytest.mark.parametrize("batch_size", [4, NUM_ROWS])
 def test_every_epoch_sees_each_image_once_in_an_order_of_its_own(make_data, batch_size):
     num_epochs = 4
     updates = range(num_epochs * NUM_ROWS // batch_size)
@@ -109,15 +109,11 @@ def test_a_row_depends_on_nothing_that_was_asked_before(num_rows, seed, numbers)
     assert sorted(first_epoch) == list(range(num_rows))
 
 
-@pytest.mark.parametrize("start", range(9))
+@cases("start", [0, 1, 4, 8])
 def test_a_resumed_run_sees_the_same_batches(make_data, start):
     layout = BatchLayout(2, accumulation=2, num_processes=2, rank=1)
     whole = batch_levels(make_data(), layout, range(9))
     assert batch_levels(make_data(), layout, range(start, 9)) == whole[start:]
-
-
-def test_data_in_memory_have_no_workers():
-    assert num_workers(in_memory(), 2, 10**9) == 0
 
 
 # --- memory, files and workers ---------------------------------------------------------------------------------------
@@ -136,36 +132,22 @@ def oblong_folder(tmp_path_factory):
 
 @pytest.mark.slow
 @cases("workers", [0, 2])
-@cases(
-    "options",
-    [{}, {"center_crop": True}, {"random_flip": True}, {"random_flip": True, "center_crop": True}],
-    ids=["crop", "centre", "crop and flip", "centre and flip"],
-)
-def test_lazy_reading_gives_the_images_of_memory(oblong_folder, options, workers):
+@cases("options", [{}, {"random_flip": True}, {"random_flip": True, "center_crop": True}])
+def test_lazy_reading_gives_the_images_of_memory_and_resumes(oblong_folder, options, workers):
     layout = BatchLayout(4, accumulation=2)
     memory, lazy = load(oblong_folder, **options), load(oblong_folder, in_memory_limit_mb=0, **options)
-    assert memory.in_memory is not None
-    assert lazy.in_memory is None
+    assert num_workers(memory, 2, 10**9) == 0
     expected = stacked(iterate_batches(memory, layout, 0, range(6)))
     assert expected.shape == (6, 8, 1, 4, 4)
     assert torch.equal(expected, stacked(iterate_batches(lazy, layout, 0, range(6), workers)))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_lazy_reading_resumes_too(oblong_folder, workers):
-    data = load(oblong_folder, in_memory_limit_mb=0, random_flip=True)
-    whole = list(iterate_batches(data, BatchLayout(5), 0, range(9)))
-    resumed = list(iterate_batches(data, BatchLayout(5), 0, range(6, 9), workers))
-    assert torch.equal(stacked(whole[6:]), stacked(resumed))
+    assert torch.equal(expected[4:], stacked(iterate_batches(lazy, layout, 0, range(4, 6), workers)))
 
 
 def test_an_image_is_augmented_anew_in_every_epoch(oblong_folder):
-    data = load(oblong_folder, random_flip=True)
-    batches = iterate_batches(data, BatchLayout(NUM_ROWS), 0, range(4))
-    orders = [
-        RowOrder(NUM_ROWS, 0).rows(list(range(epoch * NUM_ROWS, (epoch + 1) * NUM_ROWS))).tolist() for epoch in range(4)
-    ]
-    views = [images.data[order.index(0)] for images, order in zip(batches, orders, strict=True)]
+    order, layout = RowOrder(NUM_ROWS, 0), BatchLayout(NUM_ROWS)
+    batches = iterate_batches(load(oblong_folder, random_flip=True), layout, 0, range(4))
+    orders = [order.rows(layout.image_numbers(epoch)).tolist() for epoch in range(4)]
+    views = [images.data[rows.index(0)] for images, rows in zip(batches, orders, strict=True)]
     assert len({tuple(view.flatten().tolist()) for view in views}) > 1
 
 
@@ -191,21 +173,9 @@ def test_a_batch_larger_than_the_data_is_an_error(tmp_path, limit):
 )
 def test_the_global_random_generators_are_left_alone(oblong_folder, options, workers):
     resolved = config(oblong_folder, random_flip=True, num_validation_images=2, **options)
-    seed_all()
-    expected = draw_all()
-    seed_all()
+    states = [torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()]
     list(iterate_batches(load_data(resolved), BatchLayout(4), 0, range(6), workers))
-    assert draw_all() == expected
-
-
-def seed_all():
-    torch.manual_seed(3)
-    np.random.seed(3)
-    random.seed(3)
-
-
-def draw_all():
-    return torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()
+    assert [torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()] == states
 
 
 # --- streams of random numbers ---------------------------------------------------------------------------------------

@@ -105,8 +105,7 @@ def test_the_first_rows_come_from_most_shards_and_every_epoch_has_another_order(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
-@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize(("processes", "num_workers"), [(1, 2), (2, 0), (4, 0), (4, 4)])
 def test_processes_and_workers_see_the_same_order(processes, num_workers):
     lengths = [7, 30, 1, 12, 45, 8, 20, 0, 5, 16]
     expected = seen(Shards(lengths), range(20), BatchLayout(16))
@@ -116,15 +115,12 @@ def test_processes_and_workers_see_the_same_order(processes, num_workers):
         assert torch.equal(seen(Shards(lengths), range(20), layout, num_workers), expected[:, places])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2, 4])
-def test_a_process_reads_its_share_only(processes):
+def test_a_process_reads_its_share_only():
     """Of 320 shards, of which those where two lanes meet are read by both."""
-    lengths, total = [10] * 320, 3200
-    for rank in range(processes):
-        source = Shards(lengths)
-        seen(source, range(total // 64), BatchLayout(64 // processes, 1, processes, rank))
-        assert source.read.total() <= (1 / processes + 0.05) * total
+    for rank in range(4):
+        source = Shards([10] * 320)
+        seen(source, range(50), BatchLayout(16, 1, 4, rank))
+        assert source.read.total() <= (1 / 4 + 0.05) * 3200
 
 
 def test_a_resumed_run_reads_a_shard_and_a_block_of_each_lane_again():
@@ -165,10 +161,6 @@ def test_a_source_that_fails_is_an_error_that_can_be_resumed_from():
     source.failures = [OSError("gone")]
     with pytest.raises(LabError, match=r"Shard \d of 'shards' could not be read \(OSError: gone\)\. Hint: when it can"):
         seen(source, range(1))
-
-
-def test_a_shard_that_became_shorter_is_an_error():
-    source = Shards([30, 20])
     data = stream_of(source)
     source.lengths[:] = 3
     with pytest.raises(LabError, match="has changed since it was counted"):
@@ -196,17 +188,9 @@ def test_row_groups_of_parquet_are_shards(tmp_path):
     assert sorted(read) == list(range(20))
 
 
-@pytest.fixture
-def tar_folder(tmp_path):
-    for shard in range(2):
-        rows = range(10 * shard, 10 * shard + 10)
-        write_tar(tmp_path / "data" / f"train-{shard:05}.tar", [(f"{number:04}.png", png(number)) for number in rows])
-    return tmp_path / "data"
-
-
-@pytest.mark.parametrize("compression", ["", "gz"])
+@cases("compression", ["", "gz"])
 def test_shards_of_tar_files_are_counted_once(tmp_path, compression):
-    """Compressed ones, too, which have to be read from their start."""
+    """Compressed ones, too, which have to be read from their start. Damaged and unfinished lines are counted again."""
     for shard in range(2):
         rows = range(10 * shard, 10 * shard + 10)
         members = [(f"{number:04}.png", png(number)) for number in rows]
@@ -217,22 +201,30 @@ def test_shards_of_tar_files_are_counted_once(tmp_path, compression):
     (found,) = (tmp_path / "cache" / "lrlab-shard-rows").iterdir()
     whole = found.read_text()
     first, second = map(json.loads, filter(None, whole.splitlines()))
-    second[2] = 9
-    found.write_text(f"{json.dumps(first)}\n{json.dumps(second)}")
+    found.write_text(f"{json.dumps(first)}\n{json.dumps([*second[:2], 9])}")
     assert read_levels(folder, image_column="png")[0].train.lengths.tolist() == [10, 9]
-    for damaged in ("", "[10]", "{}", "7", '[0, "a", "b"]', "[0, 10, 10]", '[2, "a", 10]', '[-1, "a", []]', '[0, "a", [0'):
+    for damaged in ("", "[10]", "{}", '[0, "a", "b"]', '[2, "a", 10]', '[0, "a", [0'):
         found.write_text(damaged)
         assert read_levels(folder, image_column="png")[0].train.lengths.tolist() == [10, 10]
         assert found.read_text().removeprefix(damaged) == whole
 
 
-def test_a_damaged_tar_file_is_named(tar_folder):
-    path = tar_folder / "train-00001.tar"
-    path.write_bytes(path.read_bytes()[:1700])
-    with pytest.raises(
-        LabError, match=r"rows of '\S+train-00001.tar' could not be counted \(ReadError: unexpected end of data\)"
-    ):
-        read_levels(tar_folder, image_column="png")
+def test_damaged_and_different_files_are_named(tmp_path):
+    for shard in range(2):
+        folder = write_tar(tmp_path / "tars" / f"{shard}.tar", [(f"{number:04}.png", png(number)) for number in range(10)])
+    (folder / "1.tar").write_bytes((folder / "1.tar").read_bytes()[:1700])
+    with pytest.raises(LabError, match=r"rows of '\S+1.tar' could not be counted \(ReadError: unexpected end of data\)"):
+        read_levels(folder, image_column="png")
+    folder = tmp_path / "parquet"
+    folder.mkdir()
+    cells = datasets.Dataset.from_dict({"image": [numbered_image(1)]}).cast_column("image", datasets.Image())
+    cells.to_parquet(folder / "a.parquet")
+    cells.rename_column("image", "picture").to_parquet(folder / "b.parquet")
+    with pytest.raises(LabError, match=r"b\.parquet' has no column 'image', .* It has picture\."):
+        load(folder, **STREAM)
+    (folder / "b.parquet").write_bytes(b"PAR1")
+    with pytest.raises(LabError, match=r"b\.parquet' could not be read \(ArrowInvalid: .*\)\. Start again"):
+        load(folder, **STREAM)
 
 
 @cases("rows", [0, 4])
@@ -249,13 +241,3 @@ def test_empty_shards_are_no_shards(tmp_path, rows):
     else:
         with pytest.raises(LabError, match="has no images to train on"):
             next(iterate_batches(data, BatchLayout(20), 0, range(1)))
-
-
-def test_a_file_without_the_column_is_named(tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    cells = datasets.Dataset.from_dict({"image": [numbered_image(1)]}).cast_column("image", datasets.Image())
-    cells.to_parquet(folder / "a.parquet")
-    cells.rename_column("image", "picture").to_parquet(folder / "b.parquet")
-    with pytest.raises(LabError, match=r"b\.parquet' has no column 'image', .* It has picture\."):
-        load(folder, **STREAM)

@@ -75,7 +75,8 @@ def gated(tmp_path):
         yield file
 
 
-def test_it_is_trained_and_saved_with_its_code(tmp_path, gated):
+@pytest.mark.filterwarnings("ignore:It is deprecated to pass a pretrained model name or path:FutureWarning")
+def test_it_is_trained_saved_with_its_code_and_resumed_to_the_same_bits(tmp_path, gated):
     run = tmp_path / "run"
     train(TrainingConfig(**SMALL, plugins=str(gated), output_dir=run))
     assert json.loads((run / "denoiser/config.json").read_text())["width"] == 16
@@ -87,14 +88,6 @@ def test_it_is_trained_and_saved_with_its_code(tmp_path, gated):
     assert "`denoiser/diffusers_lrlab.py`, which needs diffusers_lrlab" in card
     assert "| Denoiser | `gated:width=16` |" in card
     assert "Without diffusers_lrlab" not in card  # as the weights need it
-    assert "lrlab/trajectory.png" in card
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:It is deprecated to pass a pretrained model name or path:FutureWarning")
-def test_a_resumed_run_ends_with_the_same_bits(tmp_path, gated):
-    run = tmp_path / "run"
-    train(TrainingConfig(**SMALL, plugins=str(gated), output_dir=run))
     weights = run / "denoiser/diffusion_pytorch_model.safetensors"
     at_first = load_file(weights)
     weights.unlink()
@@ -181,14 +174,11 @@ def test_images_and_what_others_can_do_with_the_folder(tmp_path):
     runs.run(*small, "--max_train_steps=2", f"--import={file}", "--denoiser=one_layer", f"--output_dir={out}")
     assert (out / "unet/diffusers_lrlab.py").read_text() == OF_IMAGES
 
-    def python(*words):
-        return subprocess.run([sys.executable, *map(str, words)], env=runs.environment(), capture_output=True, text=True)
-
     load = f"from diffusers import DDPMPipeline; p = DDPMPipeline.from_pretrained({str(out)!r}, trust_remote_code=True)"
     draw = "; print(p(batch_size=1, num_inference_steps=2, output_type='np').images.shape)"
-    plugin = (
-        f"from diffusers_lrlab.core.plugins import load_plugins; load_plugins({str(out / 'unet/diffusers_lrlab.py')!r}); "
-    )
-    for code in (plugin + load + draw, load + draw):
-        done = python("-c", code)
+    code = str(out / "unet/diffusers_lrlab.py")
+    plugin = f"from diffusers_lrlab.core.plugins import load_plugins; load_plugins({code!r}); "
+    for script in (plugin + load + draw, load + draw):
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, env=runs.environment(), capture_output=True, text=True)
         assert done.stdout.strip() == "(1, 8, 8, 1)", done.stderr

@@ -49,20 +49,11 @@ def test_one_timestep_stands_for_all():
     for timestep in (3, 3.0, torch.tensor(3)):
         assert torch.equal(model(points, timestep).sample, each)
     assert torch.equal(model(points, 3, return_dict=False)[0], each)
-
-
-@cases(
-    "wrong",
-    [{"dimension": 0}, {"hidden_size": -1}, {"num_layers": 1.5}, {"embedding_size": 7}, {"embedding_size": 2},
-     {"coordinate_scale": 0.0}, {"coordinate_scale": math.inf}],
-)  # fmt: skip
-def test_configurations_that_mean_nothing_are_refused(wrong):
-    ((name, _),) = wrong.items()
-    with pytest.raises(ValueError, match=name):
-        MLPDenoiser(**wrong)
-
-
-@pytest.mark.parametrize("shape", [(4, 3), (4,), (4, 2, 1)])
-def test_points_of_another_dimension_are_refused(shape):
     with pytest.raises(ValueError, match=r"\(batch, 2\)"):
-        MLPDenoiser(**SMALL)(torch.zeros(shape), 0)
+        model(torch.zeros(4, 3), 0)
+
+
+@cases("wrong", [{"dimension": 0}, {"num_layers": 1.5}, {"embedding_size": 7}, {"coordinate_scale": math.inf}])
+def test_configurations_that_mean_nothing_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        MLPDenoiser(**wrong)
