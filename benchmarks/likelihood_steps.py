@@ -18,7 +18,7 @@ from diffusers import DDPMScheduler
 
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.evaluation.likelihood import NUM_STEPS, _NoisePrediction, log_likelihood
-from diffusers_lrlab.objective.ddpm import DDPM
+from diffusers_lrlab.objective.processes import DDPM
 
 
 class ExactModel:

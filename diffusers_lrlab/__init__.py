@@ -26,12 +26,12 @@ _HOMES = {
     "TrainingConfig": "training.config",
     "extend": "run.extend",
     "find_lr": "finder.find",
-    "get_loss_weighting": "timesteps.loss_weights",
+    "get_loss_weighting": "timesteps.weighting",
     "get_momentum_scheduler": "schedules.scheduler",
     "get_optimizer": "optimizers.build",
     "get_scheduler": "schedules.scheduler",
     "get_timestep_sampler": "timesteps.sampling",
-    "list_loss_weightings": "timesteps.loss_weights",
+    "list_loss_weightings": "timesteps.weighting",
     "list_momentum_schedulers": "schedules.scheduler",
     "list_optimizers": "optimizers.build",
     "list_schedulers": "schedules.scheduler",
@@ -64,7 +64,7 @@ if "ipykernel" in sys.modules:  # in a notebook without ipywidgets tqdm would wa
 
 def __getattr__(name: str) -> Any:
     if name.startswith("get_") and name.endswith("_schedule"):
-        return getattr(importlib.import_module(".schedules.functions", __name__), name)
+        return getattr(importlib.import_module(".schedules.scheduler", __name__), name)
     if name == "ModelMixin":
         # diffusers looks up the base class of a library's models in the library.
         return importlib.import_module("diffusers").ModelMixin
@@ -73,7 +73,7 @@ def __getattr__(name: str) -> Any:
             f"module {__name__!r} has no attribute {name!r}. If it is a third-party denoiser, import its code first."
         )
     if _HOMES[name].startswith("study."):  # before its modules require the extra for training
-        importlib.import_module(".core.extras", __name__).require_extra("study", f"{name}()")
+        importlib.import_module(".core.environment", __name__).require_extra("study", f"{name}()")
     return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
 
 

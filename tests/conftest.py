@@ -4,7 +4,6 @@ import gc
 import importlib.util
 import os
 import sys
-from types import SimpleNamespace
 
 # Before torch is imported: two workers with two threads each would wait for each other on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -17,8 +16,8 @@ from skipped_rooms import SkippedRooms
 
 if not HAS_GREEDY:
     # `greedy` is transformers' own: where it is not there yet, what builds it is skipped.
-    skip = SimpleNamespace(GreedyWithWarmup=lambda *_, **__: pytest.skip("this transformers has no GreedyLR"))
-    sys.modules["diffusers_lrlab.schedules.greedy_lr"] = skip
+    feedback = importlib.import_module("diffusers_lrlab.schedules.feedback")
+    feedback.greedy = lambda *_, **__: pytest.skip("this transformers has no GreedyLR")
 
 if not HAS_TRAINING:
     sys.meta_path.insert(0, SkippedRooms())
@@ -90,7 +89,7 @@ LONG = """
     test_one_clock test_toy2d test_training test_study_stack test_study_runs test_errors
     test_averaged_pipelines test_preflight test_likelihood test_timesteps
     test_study_speedups test_metric_values test_start test_signatures test_in_the_way
-    test_laws test_start_weights test_study_report test_study_rates test_batches test_point_runs test_divergence
+    test_laws test_start_weights test_study_report test_study_tuning test_batches test_point_runs test_divergence
     test_optimizers test_system_errors test_study_read test_launch test_stream_order test_latents test_image_pipeline
     test_width_runs test_diagnostics test_lr_finder test_study_resumed
     test_timestep_errors test_find_lr_hook test_schedules test_timesteps_hook

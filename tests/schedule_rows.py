@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from diffusers_lrlab import get_scheduler, lr_curve
 from diffusers_lrlab.schedules.momentum import read_momentum
 from diffusers_lrlab.schedules.registries import SCHEDULERS
-from diffusers_lrlab.schedules.resolve import resolve_schedule
+from diffusers_lrlab.schedules.schedule import resolve_schedule
 
 BASE = 1e-3
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..core.environment import available_cores
 from ..core.errors import LabError
-from ..core.processes import end_with_parent
+from ..core.program import end_with_parent
 from ..core.streams import stream_generator
 from .batch import Batch, Conditions
 from .images import normalise

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ..core.environment import require_extra
 from ..core.errors import must_be
-from ..core.extras import require_extra
-from ..core.ranges import Range
-from ..core.registered import unusable
+from ..core.plugins import unusable
 from ..core.registry import Entry, Registry
-from ..core.signatures import checked
 from ..core.streams import stream_seed
+from ..core.values import Range, checked
 
 if TYPE_CHECKING:
     import datasets

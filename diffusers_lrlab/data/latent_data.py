@@ -15,8 +15,8 @@ from ..core.errors import LabError, is_first_process, must_be
 from ..core.files import expanded, new_folder
 from ..core.manifest import MANIFEST, file_sums, find_damage
 from ..core.options import check_needs, check_ranges
-from ..core.ranges import COUNT
 from ..core.streams import stream_generator, stream_uniform
+from ..core.values import COUNT
 from . import latents
 from .image_sets import IMAGE_DATASETS, image_set
 from .images import ImageTransform, decode, normalise

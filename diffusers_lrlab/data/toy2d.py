@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..core.extras import require_extra
-from ..core.ranges import Range
-from ..core.registered import Unusable, real_values
+from ..core.environment import require_extra
+from ..core.plugins import Unusable, real_values
 from ..core.registry import Registry
-from ..core.signatures import checked
 from ..core.streams import stream_seed
+from ..core.values import Range, checked
 
 if TYPE_CHECKING:
     import datasets

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError, must_be
-from ..core.registered import Unusable
+from ..core.plugins import Unusable
 from ..core.registry import Parameter, Registry
-from ..core.signatures import checked
+from ..core.values import checked
 
 _PACKAGE = "diffusers_lrlab"
 

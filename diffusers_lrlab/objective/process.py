@@ -1,18 +1,18 @@
 """
 The noise process: how data become noise, and the target of the model.
 
-Code outside this package uses the noise level of a timestep (alpha, sigma, SNR) and asks the process for the rest. An
-objective is a class in its own file and a row here.
+Code outside this package uses the noise level of a timestep (alpha, sigma, SNR) and asks the process for the rest.
+`processes.py` has those of this package.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..core.errors import LabError
-from ..core.registered import described, titled, unusable, where
+from ..core.plugins import described, registered_code_located, titled, unusable, where
 from ..core.registry import Parameter, Registry
 from ..timesteps.noise_levels import NoiseLevels
 
@@ -36,47 +36,15 @@ def _check_process(value: Any, *_: Any) -> Any:
 OBJECTIVES = Registry(
     "objective",
     common=(
-        Parameter(
-            "num_steps",
-            int,
-            None,
-            "timesteps of the noise process; derived from the kind of data: 1000, or 100 for points",
-            NUM_STEPS,
-        ),
+        Parameter("num_steps", int, None, "timesteps; derived from the kind of data: 1000, or 100 for points", NUM_STEPS),
     ),
     returns=_check_process,
 )
 """
-Entries are `"module:factory"`, so that nothing heavy is imported for the names alone. A factory takes the parameters of its
-row and `is_bounded`, whether the data lie in [-1, 1], and returns a [`NoiseProcess`].
+Entries are functions `f(**parameters, is_bounded) -> NoiseProcess`, where `is_bounded` says whether the data lie in [-1, 1].
 """
 
 DEFAULT_OBJECTIVE = "ddpm"
-
-OBJECTIVES.register(
-    DEFAULT_OBJECTIVE,
-    description="noise, image or velocity, predicted at the timesteps of a variance-preserving noise schedule",
-    source="DDPM, arXiv 2006.11239; velocity: arXiv 2202.00512",
-    parameters=(
-        Parameter("beta_schedule", str, "linear", "noise schedule", choices=get_args(BetaSchedule)),
-        Parameter("prediction_type", str, "epsilon", "what the model predicts", choices=get_args(PredictionType)),
-    ),
-)("diffusers_lrlab.objective.ddpm:DDPM.of")
-OBJECTIVES.register(
-    "flow_matching",
-    description="the velocity from data to noise, along straight lines",
-    source="rectified flow, arXiv 2209.03003; the shift: Stable Diffusion 3, arXiv 2403.03206, section 5.3.2",
-    parameters=(
-        Parameter("shift", float, 1.0, "above 1, more of the timesteps have much noise; below 1, fewer", "(0, 1000]"),
-        Parameter(
-            "base_resolution",
-            int,
-            None,
-            "side in pixels of images with a shift of 1; the shift becomes resolution / base_resolution",
-            "[1, 1e5]",
-        ),
-    ),
-)("diffusers_lrlab.objective.flow_matching:FlowMatching")
 
 
 def make_process(objective: str, *, is_bounded: bool, **parameters: Any) -> NoiseProcess:
@@ -89,7 +57,7 @@ def check_shape(model: Any, prediction: Any, data: torch.Tensor) -> None:
     # Other shapes would be broadcast: one coordinate compared with each of two is a loss, too.
     if getattr(prediction, "shape", None) != data.shape or not prediction.is_floating_point():
         wanted = f"a tensor of real numbers of shape {tuple(data.shape)}, like its input"
-        raise LabError(f"{_called(model)} must return .sample as {wanted}, not {described(prediction)}.{_where(model)}")
+        raise _refused(model, f"must return .sample as {wanted}, not {described(prediction)}.")
 
 
 def check_first(model: Any, prediction: torch.Tensor, noisy: torch.Tensor) -> None:
@@ -97,36 +65,28 @@ def check_first(model: Any, prediction: torch.Tensor, noisy: torch.Tensor) -> No
     import torch
 
     if torch.is_grad_enabled() and not prediction.requires_grad:
-        raise LabError(
-            f"{_called(model)} returns a prediction without a gradient, so nothing would be learned. Do not detach it, and "
-            f"make it depend on trained parameters.{_where(model)}"
+        raise _refused(
+            model,
+            "returns a prediction without a gradient, so nothing would be learned. Do not detach it, and make it depend on "
+            "trained parameters.",
         )
     if not prediction.isfinite().all() and noisy.isfinite().all():
-        raise LabError(
-            f"{_called(model)} returns predictions that are not finite (nan or inf) before the first update, for finite "
-            f"input. Look at its forward() and its initial weights, or use another --mixed_precision.{_where(model)}"
+        raise _refused(
+            model,
+            "returns predictions that are not finite (nan or inf) before the first update, for finite input. Look at its "
+            "forward() and its initial weights, or use another --mixed_precision.",
         )
 
 
-def _bare(model: Any) -> Any:
-    """The model itself, of one that is compiled, or distributed over processes."""
+def _refused(model: Any, problem: str) -> LabError:
+    """The error for a model, with the file and line of a third-party one."""
     import torch
 
-    for name in ("_orig_mod", "module"):
+    for name in ("_orig_mod", "module"):  # of a compiled model, and of one that is distributed over processes
         while isinstance(inner := getattr(model, name, None), torch.nn.Module):
             model = inner
-    return model
-
-
-def _called(model: Any) -> str:
-    model = _bare(model)
-    return titled(model) or f"The model {type(model).__name__}"
-
-
-def _where(model: Any) -> str:
-    """The file and line of a third-party model, as a sentence."""
-    model = _bare(model)
-    return where(type(model).forward) if titled(model) else ""
+    title = titled(model)
+    return LabError(f"{title or f'The model {type(model).__name__}'} {problem}{where(type(model).forward) if title else ''}")
 
 
 class NoiseProcess(ABC):
@@ -198,12 +158,11 @@ class NoiseProcess(ABC):
         """
         data = batch.data
         noisy = self.add_noise(data, noise, timesteps)
-        output = model(noisy, self.model_time(timesteps), **batch.conditions)
+        with registered_code_located(model):
+            output = model(noisy, self.model_time(timesteps), **batch.conditions)
         if not hasattr(output, "sample"):
-            raise LabError(
-                f"{_called(model)} must return an object with .sample, such as diffusers' UNet2DOutput, not "
-                f"{described(output)}.{_where(model)}"
-            )
+            wanted = "an object with .sample, such as diffusers' UNet2DOutput"
+            raise _refused(model, f"must return {wanted}, not {described(output)}.")
         prediction = output.sample
         check_shape(model, prediction, data)
         if is_first:

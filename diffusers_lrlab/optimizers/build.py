@@ -1,17 +1,18 @@
-"""Makes optimizers by name, and reads what they hold: their parts and the size of their state."""
+"""Optimizers by name, their groups of parameters with factors on the learning rate, and the size of their state."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import FAILURES, LabError
-from ..core.extras import require_version
+from ..core.environment import require_version
+from ..core.errors import LabError
+from ..core.plugins import FAILURES
 from ..core.registry import Entry
-from ..core.signatures import checked
 from ..core.spec import resolve_spec
+from ..core.values import checked
 from ..core.words import counted
 from .entries import OPTIMIZERS
 from .timescales import IMAGES, per_update
@@ -19,6 +20,9 @@ from .timescales import IMAGES, per_update
 if TYPE_CHECKING:
     import torch
     from torch.optim import Optimizer
+
+LR_FACTOR = "lab_lr_factor"  # a key of parameter groups, saved with the optimizer's state
+LR_GROUP = "lab_lr_group"  # likewise: the name of the group in the log; missing in groups without one
 
 
 def list_optimizers() -> list[str]:
@@ -49,10 +53,9 @@ def get_optimizer(
     """
     name, resolved = resolve_spec(name, kwargs, OPTIMIZERS)
     check_installed(name)
-    resolved = per_update(OPTIMIZERS[name], resolved, lr, images_per_update)
-    entry, groups = OPTIMIZERS[name], [_with_a_list(each) for each in params]
-    if "named" not in entry.traits:
-        groups = [_without_names(each) for each in groups]
+    entry = OPTIMIZERS[name]
+    resolved = per_update(entry, resolved, lr, images_per_update)
+    groups = [_with_a_list(each, "named" in entry.traits) for each in params]
     if entry.is_foreign:
         _check_step(entry, lr, resolved)
     return entry(groups, lr, **resolved)
@@ -66,7 +69,7 @@ def _check_step(entry: Entry, lr: float, kwargs: dict[str, Any]) -> None:
     """
     import torch
 
-    from ..core.random_states import random_states_kept
+    from ..core.streams import random_states_kept
 
     begun = [torch.full(size, value) for value in (0.0, 1.0) for size in ((4, 4), (4,))]
 
@@ -95,8 +98,6 @@ def _check_step(entry: Entry, lr: float, kwargs: dict[str, Any]) -> None:
 
 def untrained_in_words(optimizer: Any, parameters: Iterable[Any]) -> str | None:
     """A warning if an optimizer got only some of the trainable parameters, with the numbers."""
-    while hasattr(optimizer, "optimizer"):  # accelerate's wrapper
-        optimizer = optimizer.optimizer
     held, given = {id(each) for group in optimizer.param_groups for each in group["params"]}, list(parameters)
     trained = [each for each in given if id(each) in held]
     if len(trained) == len(given):
@@ -108,19 +109,15 @@ def untrained_in_words(optimizer: Any, parameters: Iterable[Any]) -> str | None:
     )
 
 
-def _with_a_list(group: Any) -> Any:
-    """A parameter unchanged, or a group with its parameters as a list, since factories iterate over them repeatedly."""
-    if not isinstance(group, dict):
-        return group
-    params = group["params"]
-    return {**group, "params": [params] if hasattr(params, "grad") else list(params)}
-
-
-def _without_names(each: Any) -> Any:
-    """A parameter, or a group of parameters, of which any may be given as `(name, parameter)`."""
+def _with_a_list(each: Any, named: bool) -> Any:
+    """
+    A parameter, or a group with its parameters as a list, since factories iterate over them repeatedly. Parameters given as
+    `(name, parameter)` lose their names unless they are to be `named`.
+    """
     if isinstance(each, dict):
-        return {**each, "params": [_without_names(held) for held in each["params"]]}
-    return each[1] if isinstance(each, tuple) else each
+        params = each["params"]
+        return {**each, "params": [_with_a_list(one, named) for one in ([params] if hasattr(params, "grad") else params)]}
+    return each[1] if isinstance(each, tuple) and not named else each
 
 
 def optimizer_parts(optimizer: Any) -> dict[str, Any] | None:
@@ -165,3 +162,30 @@ def optimizer_state_bytes(optimizer: Optimizer) -> int:
         return value.numel() * value.element_size() if hasattr(value, "element_size") else 0
 
     return total(optimizer.state_dict())
+
+
+# --- groups of parameters, of `--width_base` -------------------------------------------------------------------------
+
+
+def split_group(
+    group: dict[str, Any], lr: float, label_of: Callable[[Any], Hashable], factors: Mapping[Any, float]
+) -> list[dict[str, Any]]:
+    """Splits a group with the learning rate `lr` by the labels of its parameters, which have these factors."""
+    parts: dict[Hashable, list[Any]] = {}
+    for parameter in group["params"]:
+        parts.setdefault(label_of(parameter), []).append(parameter)
+    return [
+        {**group, "params": parameters, "lr": lr * factors[label], LR_FACTOR: factors[label]}
+        for label, parameters in parts.items()
+    ]
+
+
+def lr_factor_of(group: Mapping[str, Any]) -> float:
+    """The factor of a group, 1 without one."""
+    return group.get(LR_FACTOR, 1.0)
+
+
+def set_learning_rate(optimizer: Any, lr: float) -> None:
+    """Sets the learning rate of all groups, each times its factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * lr_factor_of(group)

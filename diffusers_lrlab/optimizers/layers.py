@@ -44,10 +44,7 @@ class Layer(NamedTuple):
 
 
 def layers_of(
-    named: Sequence[tuple[str | None, Any]],
-    hidden: Sequence[str] = (),
-    adamw: Sequence[str] = (),
-    chunks: bool = True,
+    named: Sequence[tuple[str | None, Any]], hidden: Sequence[str] = (), adamw: Sequence[str] = (), chunks: bool = True
 ) -> list[Layer]:
     """
     The roles of parameters, of which Muon takes those that are [`HIDDEN`].
@@ -156,18 +153,10 @@ def parts_of(named: Sequence[tuple[str | None, Any]], layers: Sequence[Layer]) -
 
 
 def parts_in_words(parts: Mapping[str, Any]) -> str:
-    """The same in one sentence, with `*` for the index of a block."""
-    muon, adamw, chunks = parts["muon"], parts["adamw"], parts["chunks"]
+    """The same in one sentence, with numbers for the names."""
+    muon, chunks = parts["muon"], parts["chunks"]
     words = f"Muon for {counted(len(muon['names']), 'weight')} of hidden layers ({muon['num_parameters']:,} numbers)"
     if chunks:
-        words += f", in blocks: {_shown(chunks)}"
-    groups = [
-        f"{role} ({counted(len(names), 'parameter') if role == VECTORS else _shown(names)})"
-        for role, names in adamw["names"].items()
-    ]
-    return f"{words}; AdamW for {', '.join(groups)}" if groups else words
-
-
-def _shown(names: Sequence[str] | Mapping[str, Any]) -> str:
-    short = list(dict.fromkeys(re.sub(r"\.\d+(?=\.)", ".*", name.removesuffix(".weight")) for name in names))
-    return ", ".join(short[:8]) + (f" and {len(short) - 8} others" if len(short) > 8 else "")
+        words += f", {len(chunks)} of them in blocks"
+    others = ", ".join(f"{role} ({len(names)})" for role, names in parts["adamw"]["names"].items())
+    return f"{words}; AdamW for {others}" if others else words

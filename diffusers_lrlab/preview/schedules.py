@@ -6,14 +6,11 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import LabError
-from ..core.listing import aligned
 from ..core.progress import Progress
-from ..core.ranges import POSITIVE, Range
-from ..core.signatures import checked
-from ..core.words import counted
+from ..core.values import POSITIVE, Range, checked
+from ..core.words import aligned, counted
 from ..schedules.expected import resolve_length, schedule_curves
-from ..schedules.resolve import double_decay, resolve_schedule
-from ..schedules.schedule import Schedule
+from ..schedules.schedule import Schedule, double_decay, resolve_schedule
 
 # Beyond this, curves take gigabytes.
 _UPDATES, _SHARES = Range("[1, 1e7]", whole=True), Range("[1, 1e5]", whole=True)

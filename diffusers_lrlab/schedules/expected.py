@@ -7,17 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import LabError, must_be
+from ..core.errors import LabError
 from ..core.progress import Progress, resolve_warmup_updates
-from ..core.ranges import Range
 from ..core.registry import Entry
-from ..core.signatures import checked
 from ..core.spec import format_spec
-from .registries import MOMENTUM_SCHEDULERS
-from .resolve import describe_schedule, resolve_schedule
-from .schedule import ENDLESS, Schedule
+from ..core.values import Range, checked
+from .schedule import ENDLESS, Schedule, describe_schedule, resolve_schedule
 
-_LENGTH = Range(f"[1, {ENDLESS}]")
+_LENGTH = Range(f"[1, {ENDLESS}]", whole=True)
 _KEPT_BY_COOLDOWN = ("min_lr", "min_lr_ratio", "warmup_type", "warmup_start_ratio")
 
 
@@ -25,14 +22,10 @@ def resolve_length(schedule: Schedule, num_warmup_steps: float, num_training_ste
     """Updates of warm-up and of the whole run, checked against the traits of the schedule."""
     traits, name = schedule.traits, schedule.name or schedule.momentum
     Range("[0, inf)").check("num_warmup_steps", num_warmup_steps, "it counts updates, or is a fraction of the run")
-    if num_training_steps is not None:
-        if num_training_steps not in _LENGTH or num_training_steps != int(num_training_steps):
-            wanted = f"a whole number in {_LENGTH.text}"
-            raise must_be("num_training_steps", num_training_steps, wanted, "it counts optimizer updates")
-        num_training_steps = int(num_training_steps)
-    elif 0 < num_warmup_steps < 1:
-        raise LabError(f"Warm-up of {num_warmup_steps} of the run needs num_training_steps, the length of the run.")
+    _LENGTH.check("num_training_steps", num_training_steps, "it counts optimizer updates")
     if num_training_steps is None:
+        if 0 < num_warmup_steps < 1:
+            raise LabError(f"Warm-up of {num_warmup_steps} of the run needs num_training_steps, the length of the run.")
         if "endless" not in traits or schedule.momentum is not None:
             raise LabError(f"The schedule {name!r} needs num_training_steps, the optimizer updates of the whole run.")
         num_training_steps = ENDLESS
@@ -81,15 +74,14 @@ def schedule_curves(
     clock = Progress(np.arange(total), total, warmup)
     if schedule.follows_metric:
         lrs = base_lr * np.minimum(clock.update / warmup, 1.0) if warmup else base_lr
-        _, momenta = Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs).at(clock, base_lr, momentum)
+        _, momenta = schedule.parts[1].at(clock, base_lr, momentum)
     else:
         lrs, momenta = schedule.at(clock, base_lr, momentum)
     lrs, momenta = np.ones(total) * lrs, None if momenta is None else np.ones(total) * momenta
-    _check_values(schedule.entry, "learning rate", lrs, np.inf)
+    _check_values(schedule.entries[0], "learning rate", lrs, np.inf)
     if momenta is None:
         return lrs, np.full(total, np.nan if momentum is None else momentum)
-    entry = MOMENTUM_SCHEDULERS[schedule.momentum_schedule[0]] if schedule.momentum_schedule else schedule.entry
-    _check_values(entry, "momentum", momenta, 1.0)
+    _check_values(schedule.entries[-1], "momentum", momenta, 1.0)
     return lrs, momenta
 
 

@@ -1,5 +1,6 @@
 """Schedules that follow a metric, the only ones with state beyond the clock."""
 
+import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +8,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from diffusers_lrlab.core.environment import require_version
 
 from ..core.errors import LabError
 from .momentum import initial_lrs, write_lrs
@@ -107,6 +110,40 @@ class PlateauWithWarmup(HostFeedback, ReduceLROnPlateau):  # type: ignore[misc]
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._set_lrs(list(state_dict["_last_lr"]))
+
+
+@functools.cache
+def _greedy_class() -> Any:
+    """Made on use: only this schedule needs transformers."""
+    require_version("The schedule 'greedy'", "transformers", "5.4")
+    from transformers.optimization import GreedyLR
+
+    class GreedyWithWarmup(HostFeedback, GreedyLR):  # type: ignore[misc]
+        """transformers' `GreedyLR` after a linear warm-up to the optimizer's learning rates."""
+
+        _OWN_STATE = ("num_updates", "num_warmup_steps", "peak_lrs")  # the rest is GreedyLR's
+
+        def __init__(self, optimizer: Optimizer, num_warmup_steps: int, min_lr: float, **kwargs: Any):
+            super().__init__(optimizer, min_lr=min_lr, **kwargs)
+            self._init_lrs = initial_lrs(optimizer)
+            self._start_warmup(num_warmup_steps, min_lr, kwargs.get("max_lr", 1.0))
+
+        def state_dict(self) -> dict[str, Any]:
+            return {**super().state_dict(), **{name: getattr(self, name) for name in self._OWN_STATE}}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            super().load_state_dict(state_dict)
+            for name in self._OWN_STATE:
+                setattr(self, name, state_dict[name])
+
+    return GreedyWithWarmup
+
+
+def greedy(optimizer: Optimizer, num_warmup_steps: int = 0, min_lr: float | None = None, **kwargs: Any) -> Any:
+    """`min_lr` is 1e-3 as in transformers, or a hundredth of the learning rate if that is lower."""
+    if min_lr is None:
+        min_lr = min(1e-3, *(lr / 100 for lr in initial_lrs(optimizer)))
+    return _greedy_class()(optimizer, num_warmup_steps, min_lr, **kwargs)
 
 
 class BoldDriver(FeedbackSchedule, LRScheduler):

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import LabError, must_be
+from ..core.errors import LabError
 from ..core.progress import Progress, resolve_updates
 from ..core.registry import Parameter
 from ..core.spec import merge_spec
 from ..core.words import counted
 from .registries import METRIC_MODE, NO_SHAPE, SCHEDULERS, half_cosine
-from .resolve import resolve_schedule
-from .schedule import Schedule
+from .schedule import Schedule, resolve_schedule
 
 
 @SCHEDULERS.register(
@@ -150,21 +149,6 @@ def _parts_of(specs: tuple[str, ...]) -> tuple[Schedule, ...]:
     return tuple(parts)
 
 
-def _checked_parts(
-    schedules: list[str], boundaries: list[float], scales: list[float] | None
-) -> tuple[tuple[Schedule, ...], list[float]]:
-    if not schedules:
-        raise must_be("schedules", schedules, "one schedule or more", "give spec strings in order", of="join")
-    parts = _parts_of(tuple(schedules))
-    scales = scales or [1.0] * len(parts)
-    if len(boundaries) != len(parts) - 1 or len(scales) != len(parts):
-        raise LabError(
-            f"join got {len(parts)} schedules, {len(boundaries)} boundaries and {len(scales)} scales; {len(parts)} "
-            f"schedules take {len(parts) - 1} boundaries and {len(parts)} scales."
-        )
-    return parts, scales
-
-
 @SCHEDULERS.register(
     "join",
     description="schedules one after another, each over its own part of the run",
@@ -180,7 +164,13 @@ def _checked_parts(
 )  # fmt: skip
 def join(progress: Progress, schedules: list[str], boundaries: list[float], scales: list[float] | None) -> Any:
     """Each schedule has its own clock, from its boundary to the next one; warm-up is that of the run."""
-    parts, scales = _checked_parts(schedules, boundaries, scales)
+    parts = _parts_of(tuple(schedules))
+    scales = scales or [1.0] * len(parts)
+    if not parts or len(boundaries) != len(parts) - 1 or len(scales) != len(parts):
+        raise LabError(
+            f"join got {len(parts)} schedules, {len(boundaries)} boundaries and {len(scales)} scales. It takes one schedule "
+            "or more, one boundary fewer, and as many scales."
+        )
     edges = boundaries_in_updates("join", boundaries, progress.total_updates)
     if edges and (edges[0] <= progress.warmup_updates or edges[-1] >= progress.total_updates):
         raise LabError(

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..core.errors import LabError
 from ..core.progress import Progress
-from ..core.registry import Parameter
+from ..core.registry import Entry, Parameter
 from .registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from .torch_curves import ONE_CYCLE_MOMENTA, ONE_CYCLE_PHASES, ONE_CYCLE_RISE, ONE_CYCLE_STRATEGY, TORCH, one_cycle_curve
 
@@ -118,10 +118,12 @@ def _flat(progress: Progress, **momentum: Any) -> Any:
     return 1.0
 
 
-for _name in ("demon", "mdlrc", "mdlrc_lr_only", "mdlrc_linear"):
-    _entry = MOMENTUM_SCHEDULERS[_name]
+_RATES = set(SCHEDULERS)
+for _entry in MOMENTUM_SCHEDULERS.values():
+    if _entry.name in _RATES:  # a schedule of the rate has this name already
+        continue
     SCHEDULERS.register(
-        _name,
+        _entry.name,
         description=_entry.description + "; otherwise constant",
         source=_entry.source,
         parameters=_entry.parameters,
@@ -136,7 +138,7 @@ _OTHER_BETA1 = {
 }
 
 
-def momentum_groups(optimizer: Any, schedule: str, kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
+def momentum_groups(optimizer: Any, schedule: Entry, kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     The parameter groups of an optimizer, after unwrapping it, for a momentum schedule to drive.
 
@@ -156,11 +158,11 @@ def momentum_groups(optimizer: Any, schedule: str, kwargs: Mapping[str, Any]) ->
             if (key := _key(group)) is not None:
                 remedy = f"give it one, such as {'beta1' if key == 'betas' else key}=0.9"
             raise LabError(f"A momentum schedule needs an optimizer with momentum, and this {driven} has none: {remedy}.")
-    if "compensates" not in MOMENTUM_SCHEDULERS[schedule].traits:
+    if "compensates" not in schedule.traits:
         return groups
     if "Muon" in driven:
         raise LabError(
-            f"{schedule!r} compensates what momentum does to the size of an update, which {driven} normalises away. "
+            f"{schedule.name!r} compensates what momentum does to the size of an update, which {driven} normalises away. "
             "Use 'demon'."
         )
     # RMSprop's momentum is SGD's, applied after scaling.
@@ -168,8 +170,8 @@ def momentum_groups(optimizer: Any, schedule: str, kwargs: Mapping[str, Any]) ->
     asked = kwargs.get("momentum_form", form)
     if asked != form:
         raise LabError(
-            f"{schedule!r} with momentum_form={asked!r} does not suit {driven}, whose momentum has the form {form!r}: the "
-            f"compensation would have the wrong sign. Give momentum_form={form}"
+            f"{schedule.name!r} with momentum_form={asked!r} does not suit {driven}, whose momentum has the form {form!r}: "
+            f"the compensation would have the wrong sign. Give momentum_form={form}"
             + (", which raises the rate while the momentum falls." if form == "heavy_ball" else ".")
         )
     return groups

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.plugins import real_values, unusable
 from ..core.progress import Progress
-from ..core.registered import real_values, unusable
 from ..core.registry import Parameter, Registry
 
 _HINT = ". The update may be an array: use numpy instead of `if` or `math`."
@@ -19,11 +19,7 @@ def half_cosine(fraction: Any) -> Any:
 
 
 # The warm-ups of transformers' warmup_stable_decay, by their names there.
-RAMPS = {
-    "linear": lambda x: x,
-    "cosine": lambda x: 0.5 * (1 - np.cos(math.pi * x)),
-    "1-sqrt": lambda x: 1 - np.sqrt(1 - x),
-}
+RAMPS = {"linear": lambda x: x, "cosine": lambda x: 0.5 * (1 - np.cos(math.pi * x)), "1-sqrt": lambda x: 1 - np.sqrt(1 - x)}
 # Its cool-downs, from 1 to 0 for q from 0 to 1. The exponential one falls to 1 % and is rescaled to reach 0.
 COOLDOWNS = {
     "linear": lambda q: 1 - q,

@@ -5,7 +5,7 @@
 A shape is a pure function of the clock, registered in `SCHEDULERS`; warm-up, peak and floor are common to all shapes.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -14,16 +14,18 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.registry import Entry
+from ..core.spec import format_spec, merge_spec
 from .registries import MOMENTUM_SCHEDULERS, RAMPS, SCHEDULERS
 
 # Parameters that `Schedule` itself applies; all others belong to the shape.
 _OUTSIDE_SHAPE = frozenset(("min_lr", "min_lr_ratio", "warmup_type", "warmup_start_ratio", "f_max"))
+_FLOORS = ("min_lr", "min_lr_ratio")
 ENDLESS = 2**53
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule with all its parameters, which a run is audited against."""
+    """A schedule with all its parameters, which a run is audited against. Each of its names is looked up once."""
 
     name: str | None  # in `SCHEDULERS`; `None`: no schedule is applied here
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -31,12 +33,36 @@ class Schedule:
     momentum_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.momentum and self._momentum_in_name():
+        if self.momentum and self._momentum_in_name:
             raise LabError(
                 f"The schedule {self.name!r} sets the momentum, and so does the momentum schedule {self.momentum!r}. "
                 + ("Give it cycle_momentum=false, or drop" if self.name == "one_cycle" else "Drop")
                 + " one of them."
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: functions of plug-ins cannot be pickled."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @cached_property
+    def entry(self) -> Entry | None:
+        """The entry of the learning-rate schedule."""
+        return None if self.name is None else SCHEDULERS[self.name]
+
+    @cached_property
+    def momentum_schedule(self) -> tuple[Entry, dict[str, Any]] | None:
+        """The momentum schedule and its parameters, separate or part of the learning-rate schedule."""
+        if self.momentum is not None:
+            return MOMENTUM_SCHEDULERS[self.momentum], self.momentum_kwargs
+        if self.name is not None and self._momentum_in_name:
+            return MOMENTUM_SCHEDULERS[self.name], self._shape_kwargs
+        return None
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The entries of the learning-rate and the momentum schedule, where they are given."""
+        momentum = self.momentum_schedule
+        return [entry for entry in (self.entry, momentum and momentum[0]) if entry is not None]
 
     @cached_property
     def _shape_kwargs(self) -> dict[str, Any]:
@@ -45,22 +71,16 @@ class Schedule:
     @property
     def traits(self) -> frozenset[str]:
         """The traits of the learning-rate schedule."""
-        return SCHEDULERS[self.name].traits if self.name is not None else frozenset()
+        return frozenset() if self.entry is None else self.entry.traits
 
     @property
     def follows_metric(self) -> bool:
         return "feedback" in self.traits
 
+    @property
     def _momentum_in_name(self) -> bool:
         """Whether the learning-rate schedule itself sets the momentum."""
         return "momentum" in self.traits and bool(self.kwargs.get("cycle_momentum", True))
-
-    @property
-    def momentum_schedule(self) -> tuple[str, dict[str, Any]] | None:
-        """The momentum schedule and its parameters, separate or part of the learning-rate schedule."""
-        if self.momentum is not None:
-            return self.momentum, self.momentum_kwargs
-        return (self.name, self._shape_kwargs) if self.name is not None and self._momentum_in_name() else None
 
     @property
     def sets_momentum(self) -> bool:
@@ -74,13 +94,12 @@ class Schedule:
     @property
     def compensates(self) -> bool:
         """Whether the momentum schedule changes the learning rate."""
-        momentum = self.momentum_schedule
-        return momentum is not None and "compensates" in MOMENTUM_SCHEDULERS[momentum[0]].traits
+        return self.momentum_schedule is not None and "compensates" in self.momentum_schedule[0].traits
 
-    @property
-    def entry(self) -> Entry:
-        """The entry of the learning-rate schedule, or else of the momentum schedule."""
-        return SCHEDULERS[self.name] if self.name is not None else MOMENTUM_SCHEDULERS[self.momentum or ""]
+    @cached_property
+    def parts(self) -> tuple["Schedule", "Schedule"]:
+        """The schedules of the learning rate and of the momentum alone."""
+        return Schedule(self.name, self.kwargs), Schedule(None, {}, self.momentum, self.momentum_kwargs)
 
     def at(
         self, progress: Progress, lr: float, momentum: float | None = None, default_lr: float | None = None
@@ -96,11 +115,11 @@ class Schedule:
                 given as a rate refers to it, and scales with the rates of groups as in diffusers and transformers.
         """
         shape, factor, beta = 1.0, 1.0, None
-        if self.name is not None:
-            shape = SCHEDULERS[self.name](progress, **self._shape_kwargs)
-        if (schedule := self.momentum_schedule) is not None:
-            name, kwargs = schedule
-            beta, factor = MOMENTUM_SCHEDULERS[name](progress, momentum, **kwargs)
+        if self.entry is not None:
+            shape = self.entry(progress, **self._shape_kwargs)
+        if self.momentum_schedule is not None:
+            entry, kwargs = self.momentum_schedule
+            beta, factor = entry(progress, momentum, **kwargs)
         peak, floor = self._bounds(lr, default_lr)
         # Exact at both ends, unlike floor + (peak - floor) * shape.
         height = shape * factor
@@ -136,3 +155,74 @@ class Schedule:
             start = floor_ratio if "warmup_from_floor" in traits else 0.0
         ramp = RAMPS[self.kwargs["warmup_type"]](fraction)
         return start + (1 - start) * ramp if start else ramp
+
+
+def resolve_kwargs(entry: Entry, given: dict[str, Any]) -> dict[str, Any]:
+    """All parameters of a learning-rate schedule, with its own default floor."""
+    kwargs = entry.resolve(given)
+    if all(kwargs.get(key) is not None for key in _FLOORS):
+        raise LabError(
+            f"{entry.name!r} got min_lr={kwargs['min_lr']!r} and min_lr_ratio={kwargs['min_lr_ratio']!r}, which both set "
+            "its floor. Drop one."
+        )
+    if "feedback" not in entry.traits and all(kwargs.get(key) is None for key in _FLOORS):
+        kwargs |= {key: value for key, value in entry.facts.items() if key in _FLOORS}
+    return kwargs
+
+
+def resolve_schedule(
+    spec: str | None,
+    kwargs: dict[str, Any] | None = None,
+    momentum: str | None = None,
+    momentum_kwargs: dict[str, Any] | None = None,
+) -> Schedule:
+    """
+    A schedule with all its parameters.
+
+    `spec` and `momentum` are names or spec strings, `kwargs` and `momentum_kwargs` further parameters. Without `spec` the
+    schedule does not set the learning rate.
+    """
+    resolved: dict[str, Any] = {}
+    name = None
+    if spec is not None:
+        name, given = merge_spec(spec, kwargs, SCHEDULERS)
+        resolved = resolve_kwargs(SCHEDULERS[name], given)
+    if momentum is None:
+        return Schedule(name, resolved)
+    momentum, given = merge_spec(momentum, momentum_kwargs, MOMENTUM_SCHEDULERS)
+    schedule = Schedule(name, resolved, momentum, MOMENTUM_SCHEDULERS[momentum].resolve(given))
+    if schedule.compensates and schedule.follows_metric:
+        raise LabError(
+            f"{momentum!r} sets the learning rate, and so does {name!r}, which follows a metric. Use 'demon' beside it."
+        )
+    return schedule
+
+
+def describe_schedule(schedule: Schedule) -> str:
+    """Spec strings of a schedule and its momentum schedule, without parameters at their defaults."""
+    chosen = [] if schedule.entry is None else [(schedule.entry, schedule.kwargs)]
+    if schedule.momentum is not None and schedule.momentum_schedule is not None:
+        chosen.append(schedule.momentum_schedule)
+    specs = []
+    for entry, kwargs in chosen:
+        defaults = resolve_kwargs(entry, {})
+        specs.append(format_spec(entry.name, {key: value for key, value in kwargs.items() if value != defaults[key]}))
+    return " with momentum ".join(specs)
+
+
+def double_decay(
+    schedule: Schedule, lr: float, momentum: float | None, warmup_updates: int, total_updates: int
+) -> str | None:
+    """A warning if both a momentum schedule and a learning-rate schedule lower the learning rate, else `None`."""
+    if not schedule.compensates or schedule.momentum is None or schedule.name is None:
+        return None
+    end = Progress(total_updates, total_updates, warmup_updates)
+    alone = float(np.max(schedule.parts[0].at(end, lr)[0]))
+    if alone >= lr:
+        return None
+    together = float(np.max(schedule.at(end, lr, momentum)[0]))
+    return (
+        f"{schedule.momentum!r} changes the learning rate by itself, on top of {schedule.name!r}: together they end at "
+        f"{together / lr:.3g} of the peak, {schedule.name!r} alone at {alone / lr:.3g}. Use 'constant_with_warmup' beside "
+        "it, or 'demon' for the momentum alone."
+    )

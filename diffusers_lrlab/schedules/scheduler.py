@@ -1,20 +1,21 @@
-"""Learning-rate and momentum schedulers by name, with the arguments of diffusers and transformers."""
+"""Learning-rate and momentum schedulers by name, and each schedule as a function like those of `diffusers.optimization`."""
 
 import dataclasses
+import inspect
 import warnings
 from typing import Any, cast
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..core.errors import LabError, must_be
+from ..core.errors import LabError, did_you_mean, must_be
 from ..core.progress import Progress
-from ..core.signatures import checked
+from ..core.registry import Entry
+from ..core.values import checked
 from .expected import resolve_length
 from .momentum import default_lr, initial_lrs, momentum_groups, read_momentum, write_lrs, write_momentum
 from .registries import MOMENTUM_SCHEDULERS, SCHEDULERS
-from .resolve import double_decay, resolve_schedule
-from .schedule import Schedule
+from .schedule import Schedule, double_decay, resolve_schedule
 
 
 def list_schedulers() -> list[str]:
@@ -65,7 +66,7 @@ class CurveLR(LRScheduler):
         for index, group in enumerate(self.optimizer.param_groups):
             lr, momentum = self.values(self.last_epoch, index)
             if not lr >= 0:  # a plug-in's
-                entry = self.schedule.entry
+                entry = self.schedule.entries[0]
                 raise LabError(
                     f"{entry.title} gives a learning rate of {lr:g} at update {self.last_epoch}; use 0 or more.{entry.where}"
                 )
@@ -191,14 +192,14 @@ def build(
     schedule: Schedule, optimizer: Optimizer, num_warmup_steps: float, num_training_steps: int | None, last_epoch: int = -1
 ) -> LRScheduler:
     warmup, total = resolve_length(schedule, num_warmup_steps, num_training_steps)
-    if schedule.name is not None and schedule.follows_metric:
+    if schedule.entry is not None and schedule.follows_metric:
         if last_epoch != -1:
             raise LabError(f"{schedule.name!r} has more state than the number of updates: restore it by load_state_dict.")
         if schedule.momentum is not None:
             raise LabError(
                 f"{schedule.name!r} follows a metric: build a momentum scheduler beside it, without lr_scheduler."
             )
-        return cast(LRScheduler, SCHEDULERS[schedule.name](optimizer, warmup, **schedule.kwargs))
+        return cast(LRScheduler, schedule.entry(optimizer, warmup, **schedule.kwargs))
     if last_epoch < -1 or (last_epoch >= 0 and any("initial_lr" not in group for group in optimizer.param_groups)):
         wanted = "-1, or 0 or more for an optimizer that another schedule has driven"
         raise must_be("last_epoch", last_epoch, wanted, "leave it out, and restore the schedule by load_state_dict")
@@ -209,8 +210,65 @@ def build_all(
     schedule: Schedule, optimizer: Optimizer, num_warmup_steps: float, num_training_steps: int | None
 ) -> list[LRScheduler]:
     """One scheduler, or two if the learning rate follows a metric and the momentum the clock."""
-    if schedule.momentum and schedule.follows_metric:
-        parts = [Schedule(schedule.name, schedule.kwargs), Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs)]
-    else:
-        parts = [schedule]
+    parts = schedule.parts if schedule.momentum and schedule.follows_metric else (schedule,)
     return [build(part, optimizer, num_warmup_steps, num_training_steps) for part in parts]
+
+
+# --- `get_NAME_schedule`, generated from the registrations -----------------------------------------------------------
+
+
+def _signature(entry: Entry) -> inspect.Signature:
+    def parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+        return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+
+    length = parameter("num_training_steps", int | None if "endless" in entry.traits else int, None)
+    parameters = [parameter("optimizer", Optimizer), parameter("num_warmup_steps", float, 0), length]
+    for own in (*entry.parameters, *entry.common):
+        default = list(own.default) if isinstance(own.default, tuple) else own.default
+        parameters.append(parameter(own.name, own.kind | None if default is None else own.kind, default))
+    return inspect.Signature([*parameters, parameter("last_epoch", int, -1)], return_annotation=LRScheduler)
+
+
+def _documentation(entry: Entry) -> str:
+    own = [
+        f"    {each.name} ({each.allowed}; {each.shown_default}): {each.help}."
+        for each in (*entry.parameters, *entry.common)
+    ]
+    lines = (
+        f"A scheduler: {entry.description}.",
+        "",
+        "Args:",
+        "    optimizer (`torch.optim.Optimizer`): The optimizer for which to schedule the learning rate.",
+        "    num_warmup_steps (`float`): Optimizer updates of warm-up, or a fraction of the run in (0, 1).",
+        "    num_training_steps (`int`): Optimizer updates of the whole run.",
+        *own,
+        "    last_epoch (`int`): As for every torch scheduler.",
+        "",
+        f"Source: {entry.source}",
+    )
+    return "\n".join(lines)
+
+
+def __getattr__(name: str) -> Any:
+    of = name.removeprefix("get_").removesuffix("_schedule")
+    if name != f"get_{of}_schedule" or of not in SCHEDULERS:
+        names = [f"get_{known}_schedule" for known in list_schedulers()]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{did_you_mean(name, names)}")
+    entry = SCHEDULERS[of]
+    signature = _signature(entry)
+
+    def schedule(*args: Any, **kwargs: Any) -> LRScheduler:
+        given = dict(signature.bind(*args, **kwargs).arguments)
+        clock = {key: given.pop(key) for key in ("num_warmup_steps", "num_training_steps", "last_epoch") if key in given}
+        return get_scheduler(of, given.pop("optimizer"), scheduler_specific_kwargs=given, **clock)
+
+    schedule.__name__ = schedule.__qualname__ = name
+    schedule.__doc__ = _documentation(entry)
+    schedule.__signature__ = signature  # type: ignore[attr-defined]
+    # Stored, so that pickle finds the same function again.
+    globals()[name] = made = checked(schedule)
+    return made
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *(f"get_{name}_schedule" for name in list_schedulers())])

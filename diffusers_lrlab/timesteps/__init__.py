@@ -6,7 +6,7 @@ Importing this package fills its registries: the modules imported here have the 
 # isort: off
 from . import samplers
 from . import curricula
-from . import weighting
 from . import bands
+from . import weighting
 
 __all__ = ["bands", "curricula", "samplers", "weighting"]

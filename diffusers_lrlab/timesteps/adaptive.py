@@ -1,4 +1,4 @@
-"""A sampler and a weighting that follow the losses, and the interface to them of all samplers and weightings.
+"""A sampler and a weighting that follow the losses.
 
 Their state stays on the device and is never read back. It is a function of the losses of the whole global batch, so that it
 is the same on every process.
@@ -9,50 +9,10 @@ from typing import Any
 
 import torch
 
-from ..core.errors import LabError, must_be
-from ..core.registry import Entry
-from ..core.signatures import checked
+from ..core.errors import LabError
 from ..core.streams import stream_generator
 from ..core.words import counted
 from .noise_levels import NoiseLevels
-
-
-def state_of(entry: Entry, levels: NoiseLevels, kwargs: dict[str, Any], device: Any) -> Any:
-    """The object of an entry that follows the losses, on `device`; `None` for others, which are functions of the clock."""
-    if "feedback" not in entry.traits:
-        return None
-    return entry(levels, **kwargs, device=device)
-
-
-def check_indices(timesteps: torch.Tensor) -> None:
-    """Raises a `LabError` for timesteps that are not whole numbers; it does not wait for their device."""
-    if timesteps.dtype not in (torch.int64, torch.int32):
-        raise must_be("timesteps", timesteps.dtype, "a tensor of int64", "use timesteps.long()")
-
-
-class LossFeedback:
-    """A sampler or a weighting, whose `state` is `None` unless it follows the losses."""
-
-    state: Any
-
-    @property
-    def follows_losses(self) -> bool:
-        """Whether [`observe`] has to be called."""
-        return self.state is not None
-
-    @checked
-    def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
-        """Takes the unweighted losses of an update, of the images of all processes; without a state it does nothing."""
-        if self.state is not None:
-            check_indices(timesteps)
-            self.state.observe(timesteps, losses)
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.state.state_dict() if self.state is not None else {}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        if self.state is not None:
-            self.state.load_state_dict(state)
 
 
 def finite_losses(losses: torch.Tensor, timesteps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

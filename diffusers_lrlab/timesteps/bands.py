@@ -13,9 +13,23 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import LabError
+from ..core.progress import Progress
+from ..core.registry import Parameter, Registry
 from ..core.words import counted
-from .registries import TIMESTEP_LRS
+from .noise_levels import NoiseLevels
+from .registries import TIMESTEP_SAMPLERS
 
+_EDGES = Parameter(
+    "edges", list, (), "edges between the bands, increasing, as shares of the timesteps; bands of equal width if not given",
+    "(0, 1)",
+)  # fmt: skip
+TIMESTEP_LRS = Registry(
+    "per-timestep learning rate",
+    common=(
+        Parameter("factors", list, (), "a factor for each band, from the least to the most noise; required", "(0, inf)"),
+        _EDGES,
+    ),
+)
 TIMESTEP_LRS.register(
     "weight",
     description="the losses of a band times its factor: under Adam, only the ratios of the factors matter",
@@ -57,6 +71,20 @@ def band_of_update(update: Any, starts: np.ndarray) -> Any:
     """
     phase = (np.asarray(update, np.int64) + 1) * 2654435769 % 2**32 / 2**32
     return np.searchsorted(starts / starts[-1], phase, side="right") - 1
+
+
+@TIMESTEP_SAMPLERS.register(
+    "banded",
+    description="uniform within one of several bands at each update; the bands take turns",
+    source="own",
+    parameters=(Parameter("num_bands", int, 4, "how many", "[1, inf)"), _EDGES),
+    traits=("restricted",),
+)
+def banded(progress: Progress, levels: NoiseLevels, num_bands: int, edges: list[float]) -> np.ndarray:
+    starts = band_edges(num_bands, edges, levels.num_train_timesteps)
+    band = band_of_update(progress.update, starts)[..., None]
+    t = np.arange(levels.num_train_timesteps)
+    return ((t >= starts[band]) & (t < starts[band + 1])).astype(np.float64)
 
 
 @contextmanager

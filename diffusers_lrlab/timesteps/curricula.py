@@ -13,9 +13,8 @@ from ..core.progress import Progress
 from ..core.registry import Parameter
 from ..core.words import counted
 from ..schedules.registries import RAMPS
-from .bands import band_edges, band_of_update
 from .noise_levels import NoiseLevels
-from .registries import EDGES, TIMESTEP_SAMPLERS
+from .registries import TIMESTEP_SAMPLERS
 from .samplers import gaussian, logit_normal
 
 CLTS = "idea: arXiv 2404.07946; formula: SpeeD's code, corrected to what it intends"
@@ -143,20 +142,6 @@ def easy_to_hard(progress: Progress, levels: NoiseLevels, num_clusters: int, ram
     stage = 1 + np.floor(tau * (num_clusters - 1) + 1e-9)[..., None]
     noisier = np.arange(num)[::-1]  # how many timesteps are noisier
     return (noisier * num_clusters < stage * num).astype(np.float64)
-
-
-@TIMESTEP_SAMPLERS.register(
-    "banded",
-    description="uniform within one of several bands at each update; the bands take turns",
-    source="own",
-    parameters=(Parameter("num_bands", int, 4, "how many", "[1, inf)"), EDGES),
-    traits=("restricted",),
-)
-def banded(progress: Progress, levels: NoiseLevels, num_bands: int, edges: list[float]) -> np.ndarray:
-    starts = band_edges(num_bands, edges, levels.num_train_timesteps)
-    band = band_of_update(progress.update, starts)[..., None]
-    t = np.arange(levels.num_train_timesteps)
-    return ((t >= starts[band]) & (t < starts[band + 1])).astype(np.float64)
 
 
 TIMESTEP_SAMPLERS.register(

@@ -9,6 +9,7 @@ for it. The density is such that density times weight of that error is this rate
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -230,14 +231,9 @@ class Beginning:
     @cached_property
     def update(self) -> int | None:
         """The update by which half of such runs have begun, which may be after the run; `None` if they never do."""
-        if (self.masses <= 0).any():
-            return None
-        every = self.refresh_every
-        low, high = self.first_refresh // every - 1, _LONGEST // every + 1  # in refreshes; reached after `low`, by `high`
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.chance_by(middle * every) >= 0.5 else (middle, high)
-        return high * every if high * every <= _LONGEST else None
+        refreshes = range(self.first_refresh, _LONGEST, self.refresh_every)
+        place = bisect_left(refreshes, True, key=lambda update: self.chance_by(update) >= 0.5)
+        return refreshes[place] if place < len(refreshes) else None
 
     @cached_property
     def chance(self) -> float:

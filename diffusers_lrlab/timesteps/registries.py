@@ -1,16 +1,25 @@
 """
-The registries of timestep samplers, loss weightings and learning rates per timestep. Importing the package
-(`timesteps/__init__.py`) fills them.
+The registries of timestep samplers and loss weightings, which importing the package (`timesteps/__init__.py`) fills, and
+what those that follow the losses have in common.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.errors import LabError
-from ..core.registered import real_values
-from ..core.registry import Parameter, Registry
+from diffusers_lrlab.core.values import checked
+
+from ..core.errors import LabError, must_be
+from ..core.plugins import real_values
+from ..core.registry import Entry, Parameter, Registry
 from ..core.words import counted
+
+if TYPE_CHECKING:
+    import torch
+
+    from .noise_levels import NoiseLevels
 
 DRAWS = ("independent", "stratified", "antithetic")
 
@@ -99,18 +108,42 @@ they were published; [`convert_weights`] converts them for other predictions.
 register_loss_weighting = LOSS_WEIGHTINGS.register
 """Registers a loss weighting, such a function, with the arguments of [`Registry.register`]."""
 
-EDGES = Parameter(
-    "edges",
-    list,
-    (),
-    "edges between the bands, increasing, as shares of the timesteps; bands of equal width if not given",
-    "(0, 1)",
-)
 
-TIMESTEP_LRS = Registry(
-    "per-timestep learning rate",
-    common=(
-        Parameter("factors", list, (), "a factor for each band, from the least to the most noise; required", "(0, inf)"),
-        EDGES,
-    ),
-)
+def state_of(entry: Entry, levels: NoiseLevels, kwargs: dict[str, Any], device: Any) -> Any:
+    """The object of an entry that follows the losses, on `device`; `None` for others, which are functions of the clock."""
+    if "feedback" not in entry.traits:
+        return None
+    return entry(levels, **kwargs, device=device)
+
+
+def check_indices(timesteps: torch.Tensor) -> None:
+    """Raises a `LabError` for timesteps that are not whole numbers; it does not wait for their device."""
+    import torch
+
+    if timesteps.dtype not in (torch.int64, torch.int32):
+        raise must_be("timesteps", timesteps.dtype, "a tensor of int64", "use timesteps.long()")
+
+
+class LossFeedback:
+    """A sampler or a weighting, whose `state` is `None` unless it follows the losses."""
+
+    state: Any
+
+    @property
+    def follows_losses(self) -> bool:
+        """Whether [`observe`] has to be called."""
+        return self.state is not None
+
+    @checked
+    def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
+        """Takes the unweighted losses of an update, of the images of all processes; without a state it does nothing."""
+        if self.state is not None:
+            check_indices(timesteps)
+            self.state.observe(timesteps, losses)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.state.state_dict() if self.state is not None else {}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        if self.state is not None:
+            self.state.load_state_dict(state)

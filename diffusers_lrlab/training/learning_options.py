@@ -164,7 +164,7 @@ class TimestepConfig:
         "Learning rate per band of timesteps: weight:factors=[1|2] multiplies the losses of each band; "
         "banded:factors=[1|2] draws an update from one band and applies that band's rate (default: one rate for all).",
         DRAWS,
-        registry="timesteps.registries:TIMESTEP_LRS",
+        registry="timesteps.bands:TIMESTEP_LRS",
     )
     timestep_lr_kwargs: Kwargs = parameters_of("timestep_lr", DRAWS)
     noise: str = option(

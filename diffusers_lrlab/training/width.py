@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import LabError, must_be
 from ..core.words import counted
 from ..models.width import OPTION, ROLES, SCALED, Width, width_of, width_rule
+from ..optimizers.build import LR_GROUP, split_group
 from ..optimizers.entries import OPTIMIZERS
-from ..optimizers.groups import LR_GROUP, split_group
 from ..schedules.registries import SCHEDULERS
 from .model import model_class_of
 

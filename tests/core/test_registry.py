@@ -16,9 +16,9 @@ import diffusers_lrlab
 from diffusers_lrlab import list_schedulers, lr_curve
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.registry import Parameter, Registry
-from diffusers_lrlab.schedules import functions
+from diffusers_lrlab.schedules import scheduler as functions
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
-from diffusers_lrlab.schedules.resolve import resolve_schedule
+from diffusers_lrlab.schedules.schedule import resolve_schedule
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Which images an update sees, whatever the processes, micro-batches, workers, memory and interruptions."""
 
+import dataclasses
 import random
 
 import datasets
@@ -116,6 +117,13 @@ def test_a_resumed_run_sees_the_same_batches(make_data, start):
     assert batch_levels(make_data(), layout, range(start, 9)) == whole[start:]
 
 
+def test_many_images_that_are_not_in_memory_are_decoded_by_the_free_cores(monkeypatch):
+    monkeypatch.setattr("diffusers_lrlab.data.batches.available_cores", lambda: 8)
+    on_disk = dataclasses.replace(in_memory(), in_memory=None)
+    assert [num_workers(on_disk, None, num_seen) for num_seen in (4999, 5000)] == [0, 7]
+    assert [num_workers(data, 2, 10**9) for data in (on_disk, in_memory())] == [2, 0]
+
+
 # --- memory, files and workers ---------------------------------------------------------------------------------------
 
 
@@ -136,7 +144,6 @@ def oblong_folder(tmp_path_factory):
 def test_lazy_reading_gives_the_images_of_memory_and_resumes(oblong_folder, options, workers):
     layout = BatchLayout(4, accumulation=2)
     memory, lazy = load(oblong_folder, **options), load(oblong_folder, in_memory_limit_mb=0, **options)
-    assert num_workers(memory, 2, 10**9) == 0
     expected = stacked(iterate_batches(memory, layout, 0, range(6)))
     assert expected.shape == (6, 8, 1, 4, 4)
     assert torch.equal(expected, stacked(iterate_batches(lazy, layout, 0, range(6), workers)))

@@ -107,7 +107,7 @@ def test_a_finished_folder_is_left_alone_and_damage_is_reported(few, vae, tmp_pa
     assert main(["check", str(tmp_path / "out")]) == 0
     assert "a set of latents" in capsys.readouterr().out
     assert main(["push", str(tmp_path / "out"), "--repo_id", "user/latents"]) == 2
-    assert "holds latents, which are not uploaded" in capsys.readouterr().err
+    assert "is a set of latents, which is not uploaded" in capsys.readouterr().err
     for file in (ROWS_FILE, LATENTS_FILE):
         path = tmp_path / "out" / file
         good = path.read_bytes()

@@ -17,7 +17,7 @@ import diffusers_lrlab
 from diffusers_lrlab import get_scheduler, list_schedulers, lr_curve
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.spec import format_spec
-from diffusers_lrlab.schedules import functions
+from diffusers_lrlab.schedules import scheduler as functions
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 
 optimization = transformers.optimization

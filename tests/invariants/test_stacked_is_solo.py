@@ -17,15 +17,15 @@ from tables import cases
 from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.core.errors import Diverged
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
-from diffusers_lrlab.objective.ddpm import DDPM
-from diffusers_lrlab.objective.flow_matching import FlowMatching
 from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.objective.objective import Objective
+from diffusers_lrlab.objective.processes import DDPM, FlowMatching
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.study.stacked.member import Member
 from diffusers_lrlab.study.stacked.stack import Stack
-from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
+from diffusers_lrlab.timesteps.bands import TIMESTEP_LRS
+from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.kinds import kind_of
 from diffusers_lrlab.training.kinds.points import Points

@@ -10,8 +10,7 @@ from diffusers import DiTTransformer2DModel, UNet2DModel
 from diffusers_lrlab import MLPDenoiser
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.models.width import start_for_width, width_of, width_rule
-from diffusers_lrlab.optimizers.build import get_optimizer
-from diffusers_lrlab.optimizers.groups import LR_FACTOR
+from diffusers_lrlab.optimizers.build import LR_FACTOR, get_optimizer
 from diffusers_lrlab.training.width import keep_weight_decay, width_groups
 
 NUM_STEPS, LR = 4, 1e-3

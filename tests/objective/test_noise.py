@@ -12,8 +12,7 @@ from diffusers_lrlab.data.options import BatchLayout
 from diffusers_lrlab.objective.noise import NOISES, immiscible, offset, pyramid
 from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.resolve_timesteps import objective_spec
+from diffusers_lrlab.training.resolve import objective_spec, resolve_config
 
 SHAPES = {"colour": (4, 3, 16, 16), "oblong": (3, 1, 8, 20), "one image": (1, 3, 8, 8), "grey": (5, 1, 8, 8)}
 
@@ -82,14 +81,9 @@ def test_offset_adds_one_number_to_each_image_and_channel(shape):
     torch.testing.assert_close(added, constants.expand(shape), rtol=0, atol=1e-6)
     distinct = constants.flatten().tolist()
     assert len({round(value, 4) for value in distinct}) == len(distinct)
-
-
-@pytest.mark.parametrize("strength", [0.1, 0.5, 2.0])
-def test_offset_adds_its_variance(strength):
-    noise = offset(randn(20_000, 1, 4, 4), None, generator(1), strength)
     # 20,000 independent constants: their variance is known to 1 in 100.
-    assert noise.var().item() == pytest.approx(1 + strength**2, rel=0.05)
-    assert noise.mean(dim=(2, 3)).var().item() == pytest.approx(1 / 16 + strength**2, rel=0.05)
+    noise = offset(randn(20_000, 1, 4, 4), None, generator(1), 0.5)
+    assert noise.mean(dim=(2, 3)).var().item() == pytest.approx(1 / 16 + 0.25, rel=0.05)
 
 
 # --- pyramid ---------------------------------------------------------------------------------------------------------
@@ -107,20 +101,16 @@ def test_pyramid_noise_has_the_mean_square_of_plain_noise(shape, num_levels):
     torch.testing.assert_close(noise.square().mean(), torch.ones(()))
 
 
-def test_pyramid_noise_has_more_power_at_low_frequencies():
+def test_pyramid_noise_has_more_power_at_low_frequencies_and_ends_at_one_pixel():
     plain = randn(100, 1, 16, 16)
-    assert block_variance(plain) == pytest.approx(1 / 16, rel=0.1)
-    variances = [block_variance(pyramid(plain, None, generator(1), discount, 10)) for discount in (1e-3, 0.3, 0.6, 0.9)]
+    made = [pyramid(plain, None, generator(1), discount, 10) for discount in (1e-3, 0.3, 0.6, 0.9)]
+    variances = [torch.nn.functional.avg_pool2d(noise, 4).var().item() for noise in made]
     assert variances[0] == pytest.approx(1 / 16, rel=0.1)
     assert variances == sorted(variances)
     assert variances[-1] > 5 / 16
-
-
-def test_pyramid_ends_at_one_pixel():
-    """Further levels would add nothing but constants, and draw numbers for them."""
-    noise = randn(3, 2, 8, 8)
-    assert torch.equal(pyramid(noise, None, generator(1), 0.8, 3), pyramid(noise, None, generator(1), 0.8, 100))
-    assert not torch.equal(pyramid(noise, None, generator(1), 0.8, 2), pyramid(noise, None, generator(1), 0.8, 3))
+    levels = {num: pyramid(plain, None, generator(1), 0.8, num) for num in (3, 4, 100)}
+    assert torch.equal(levels[4], levels[100])
+    assert not torch.equal(levels[3], levels[4])
 
 
 # --- shared out over micro-batches and processes ---------------------------------------------------------------------
@@ -168,6 +158,3 @@ def test_the_noise_of_training_is_that_of_the_entry(name):
         assert torch.equal(whole, immiscible(plain, randn(GLOBAL_BATCH, 1, 6, 4, seed=5)))
     if name == "offset":
         torch.testing.assert_close((whole - plain).std(dim=(2, 3)), torch.zeros(GLOBAL_BATCH, 1), rtol=0, atol=1e-6)
-    if name == "pyramid":
-        correlation = torch.nn.functional.cosine_similarity(whole.flatten(1), plain.flatten(1))
-        assert correlation.min() > 0.2

@@ -12,13 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.options import BatchLayout
 from diffusers_lrlab.diagnostics.timestep_log import TimestepLog
-from diffusers_lrlab.objective.ddpm import DDPM
 from diffusers_lrlab.objective.noise import NOISES, register_noise
 from diffusers_lrlab.objective.objective import Objective
-from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
+from diffusers_lrlab.objective.processes import DDPM
+from diffusers_lrlab.timesteps.bands import TIMESTEP_LRS
+from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.resolve_timesteps import objective_spec
+from diffusers_lrlab.training.resolve import objective_spec, resolve_config
 
 IMAGES = torch.linspace(-1, 1, 8 * 16).view(8, 1, 4, 4)
 
@@ -28,15 +28,6 @@ def make_objective(layout=None, **options):
     device = torch.device("cpu")
     spec = objective_spec(config)
     return Objective.of(spec, spec.make_process(), layout or BatchLayout(8), 10, device, gather=None)
-
-
-def test_noise_that_depends_on_images_sees_the_global_batch_in_its_order():
-    """With several processes and micro-batches, each of which holds a part of it."""
-    layouts = [BatchLayout(2, 2, 2, rank) for rank in (0, 1)]
-    shares = [IMAGES[[number for part in layout.positions() for number in part]] for layout in layouts]
-    objective = make_objective(layouts[1])
-    objective.gather = lambda values: torch.cat([shares[0], values])
-    assert torch.equal(objective._in_order(shares[1]), IMAGES)
 
 
 @pytest.mark.parametrize("is_honest", [True, False])
@@ -70,7 +61,9 @@ def test_samplers_go_with_weightings_and_noises(sampler, weighting, prediction_t
             (part,) = objective.noise(update, IMAGES)
             assert part.shape == IMAGES.shape
             assert part.isfinite().all()
+            before = objective.weighting.table.clone()
             objective.observe(timesteps, torch.rand(8))
+            assert objective.weighting.table.equal(before) == ("feedback" not in LOSS_WEIGHTINGS[weighting].traits)
 
 
 @cases("weighting", LOSS_WEIGHTINGS)
@@ -82,14 +75,6 @@ def test_where_the_loss_has_the_weight_0_the_weights_are_finite(weighting):
     objective = Objective.of(spec, process, BatchLayout(8), 10, torch.device("cpu"), gather=None)
     weights = objective.weights(torch.arange(20), 0)
     assert weights is None or weights.isfinite().all()
-
-
-def test_a_weighting_that_follows_the_losses_is_shown_them():
-    objective = make_objective(loss_weighting="learned_log_variance")
-    everything = torch.arange(20)
-    before = objective.weights(everything, 0).clone()
-    objective.observe(objective.draw(0), torch.full((8,), 50.0))
-    assert not objective.weights(everything, 1).equal(before)
 
 
 @cases("form", TIMESTEP_LRS)

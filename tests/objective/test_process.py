@@ -11,8 +11,8 @@ from diffusers import DDPMScheduler
 from diffusers_lrlab import LabError
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.evaluation.validation_loss import ValidationLoss
-from diffusers_lrlab.objective.ddpm import DDPM
 from diffusers_lrlab.objective.process import OBJECTIVES, make_process
+from diffusers_lrlab.objective.processes import DDPM
 
 PREDICTION_TYPES = ["epsilon", "sample", "v_prediction"]
 
@@ -39,6 +39,8 @@ def test_the_built_in_weights_are_those_of_the_loss(prediction_type):
     data, noise, timesteps = torch.zeros(10, 2), torch.zeros(10, 2), torch.arange(10)
     losses = process.prediction_losses(torch.ones(10, 2), data, noise, timesteps)
     np.testing.assert_allclose(losses.numpy(), process.built_in_weights, rtol=1e-5)
+    for times in (timesteps, torch.tensor([0.25, 8.5])):
+        assert process.model_time(times) is times
 
 
 class Answer(torch.nn.Module):
@@ -52,52 +54,44 @@ class Answer(torch.nn.Module):
         return self.answer
 
 
+PROCESS, DATA = DDPM(DDPMScheduler(10)), torch.zeros(4, 3)
+
+
+def losses_of(output, data=DATA, **options):
+    return PROCESS.losses(Answer(output), Batch(data), DATA, torch.arange(4), **options)
+
+
 @pytest.mark.parametrize("shape", [(4, 1), (4, 3, 1)])
 def test_a_prediction_of_another_shape_is_not_broadcast(shape):
-    process, data = DDPM(DDPMScheduler(10)), torch.zeros(4, 3)
-    model = Answer(SimpleNamespace(sample=torch.ones(shape)))
+    output = SimpleNamespace(sample=torch.ones(shape))
     told = rf"The model Answer must return .sample as a tensor of real numbers of shape \(4, 3\), .* {re.escape(str(shape))}"
     with pytest.raises(LabError, match=told):
-        process.losses(model, Batch(data), data, torch.arange(4))
+        losses_of(output)
     with pytest.raises(LabError, match=told):
-        ValidationLoss(Batch(data), process, 4, torch.device("cpu"))(model)
-
-
-def test_a_model_that_returns_no_output_object_is_named():
-    data = torch.zeros(4, 3)
+        ValidationLoss(Batch(DATA), PROCESS, 4, torch.device("cpu"))(Answer(output))
     with pytest.raises(LabError, match=r"The model Answer must return an object with \.sample, such as"):
-        DDPM(DDPMScheduler(10)).losses(Answer((torch.ones(4, 3),)), Batch(data), data, torch.arange(4))
+        losses_of((torch.ones(4, 3),))
 
 
 def test_only_the_first_prediction_is_read_off_the_device():
-    process, data = DDPM(DDPMScheduler(10)), torch.zeros(4, 3)
-    model = Answer(SimpleNamespace(sample=torch.full((4, 3), torch.nan, requires_grad=True)))
+    output = SimpleNamespace(sample=torch.full((4, 3), torch.nan, requires_grad=True))
     with pytest.raises(LabError, match="returns predictions that are not finite .* before the first update"):
-        process.losses(model, Batch(data), data, torch.arange(4), is_first=True)
-    assert process.losses(model, Batch(data), data, torch.arange(4)).isnan().all()
-    assert (
-        process.losses(model, Batch(data * torch.nan), data, torch.arange(4), is_first=True).isnan().all()
-    )  # not its fault
+        losses_of(output, is_first=True)
+    assert losses_of(output).isnan().all()
+    assert losses_of(output, DATA * torch.nan, is_first=True).isnan().all()  # not its fault
 
 
 def test_a_prediction_that_has_no_gradient_is_refused_at_the_first_update():
-    process, data = DDPM(DDPMScheduler(10)), torch.zeros(4, 3)
-    model = Answer(SimpleNamespace(sample=torch.ones(4, 3)))
+    output = SimpleNamespace(sample=torch.ones(4, 3))
     with pytest.raises(LabError, match="The model Answer returns a prediction without a gradient"):
-        process.losses(model, Batch(data), data, torch.arange(4), is_first=True)
+        losses_of(output, is_first=True)
     with torch.no_grad():
-        assert process.losses(model, Batch(data), data, torch.arange(4), is_first=True).isfinite().all()
+        assert losses_of(output, is_first=True).isfinite().all()
 
 
 def test_a_noise_schedule_that_diffusers_lacks_is_an_error_with_a_remedy():
     with pytest.raises(LabError, match=r"'linaer' is not in diffusers \d.*pip install -U diffusers"):
         make_process("ddpm", num_steps=10, beta_schedule="linaer", prediction_type="epsilon", is_bounded=False)
-
-
-def test_the_model_time_of_ddpm_is_the_index():
-    process = DDPM(DDPMScheduler(10))
-    for timesteps in (torch.arange(10), torch.tensor([0.25, 8.5])):
-        assert process.model_time(timesteps) is timesteps
 
 
 def test_what_is_no_process_is_refused():

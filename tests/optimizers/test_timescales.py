@@ -44,10 +44,8 @@ def made(spec, lr=1e-3, **kwargs):
 
 
 def settings(optimizer, name):
-    found = {group["betas"][1] if name == "beta2" else group[name] for group in optimizer.param_groups if name in group}
-    if name == "beta2":
-        found = {group["betas"][1] for group in optimizer.param_groups if "betas" in group}
-    (value,) = found
+    held = [{"beta2": group.get("betas", (0, 0))[1]} | group for group in optimizer.param_groups]
+    (value,) = {group[name] for group in held if group[name]}
     return value
 
 
@@ -62,14 +60,6 @@ def test_half_lives_hold_across_batches(batches, beta2):
     assert half_life == pytest.approx(base * math.log(0.5) / math.log(beta2), rel=1e-12)
     assert beta_of(half_life, base) == pytest.approx(beta2, rel=1e-12)
     assert beta_of(half_life, other) == pytest.approx(math.exp(other / base * math.log(beta2)), rel=1e-12)
-
-
-def test_half_of_a_mean_is_left_after_its_half_life():
-    for batch in (1, 16, 48):
-        mean = 1.0
-        for _ in range(4800 // batch):
-            mean = beta_of(4800, batch) * mean
-        assert mean == pytest.approx(0.5, rel=1e-9)
     assert half_life_of(0.0, 64) == 0
     assert beta_of(1e15, 1) < 1  # the largest that is allowed
 
@@ -81,16 +71,6 @@ def test_weights_shrink_to_a_share_of_1_over_e_in_tau(batch, lr):
     for _ in range(tau // batch):
         weight *= 1 - lr * decay
     assert weight == pytest.approx(math.exp(-1), rel=1e-3 * batch / 64 + 1e-5)
-
-
-def test_the_timescale_of_arxiv_2405_13698_in_epochs_holds_by_its_scaling():
-    """lambda = lambda_0 sqrt(B / B_0) D_0 / D with rates in proportion to sqrt B: tau / D epochs stay."""
-    lr, decay, batch, num_images = 1e-3, 0.1, 64, 50_000
-    epochs = batch / (lr * decay * num_images)
-    for other, images in ((256, 50_000), (64, 200_000), (16, 10_000)):
-        scaled = decay * math.sqrt(other / batch) * num_images / images
-        found = weight_decay_of(epochs * images, lr * math.sqrt(other / batch), other)
-        assert found == pytest.approx(scaled, rel=1e-12)
 
 
 def test_what_decay_does_in_a_run():
@@ -128,12 +108,6 @@ def test_every_rule_that_can_be_asked_for_is_known():
 # --- optimizers -------------------------------------------------------------------------------------------------------
 
 
-def test_which_optimizers_have_which():
-    assert {"adamw", "adam", "muon"} <= {*WITH_HALF_LIFE}
-    assert {"adamw", "muon"} <= {*WITH_TAU}
-    assert all("decoupled" in OPTIMIZERS[name].traits for name in WITH_TAU)
-
-
 @cases("name", WITH_HALF_LIFE)
 def test_a_half_life_reaches_the_optimizer(name):
     optimizer = made(f"{name}:beta2_half_life=5000", images_per_update=16)
@@ -143,6 +117,7 @@ def test_a_half_life_reaches_the_optimizer(name):
 
 @cases("name", WITH_TAU)
 def test_a_timescale_reaches_the_optimizer(name):
+    assert "decoupled" in OPTIMIZERS[name].traits
     optimizer = made(f"{name}:tau=1e6", lr=2e-4, images_per_update=32)
     assert settings(optimizer, "weight_decay") == pytest.approx(32 / (2e-4 * 1e6), rel=1e-12)
 
@@ -173,13 +148,7 @@ def test_optimizers_of_others_may_have_such_names():
     ("spec", "images", "message"),
     [
         ("adamw:beta2_half_life=1000", None, r"beta2_half_life=1000 without images_per_update. Add images_per_update=N"),
-        ("adamw:tau=1000", None, r"tau=1000 without images_per_update"),
-        (
-            "adamw:beta2_half_life=1000,beta2=0.9",
-            8,
-            r"beta2_half_life=1000.0 and beta2=0.9, of which one replaces the other",
-        ),
-        ("adamw:tau=1000,weight_decay=0.1", 8, r"tau=1000.0 and weight_decay=0.1, of which"),
+        ("adamw:beta2_half_life=1000,beta2=0.9", 8, "1000.0 and beta2=0.9, of which one replaces the other"),
         ("adamw:tau=7", 8, r"tau=7.0 of 'adamw': must be at least the 8 images of an update"),
         ("adamw:beta2_half_life=1000", 0, r"images_per_update=0: must be a whole number"),
         ("adamw:images_per_update=8", None, r"images_per_update=8, which has no effect without beta2_half_life or tau"),
@@ -199,11 +168,7 @@ def test_wrong_requests(spec, images, message):
     [
         (
             {"optimizer": "adamw:beta2_half_life=1e4", "adam_beta2": 0.9},
-            "--adam_beta2 0.9 has no effect on --optimizer adamw with beta2_half_life",
-        ),
-        (
-            {"optimizer": "adamw:tau=1e4", "adam_weight_decay": 0.1},
-            "0.1 has no effect on --optimizer adamw with tau",
+            "no effect on --optimizer adamw with beta2_half_life",
         ),
         ({"scale_lr": "sqrt", "learning_rate": "auto"}, "--scale_lr sqrt has no effect with --learning_rate auto"),
     ],
@@ -217,11 +182,8 @@ def test_options_that_have_no_effect_together(options, message):
 def test_a_run_knows_the_images_of_its_updates(layout):
     batch, accumulation = layout
     optimizer = "adamw:beta2_half_life=20000,tau=100000"
-    options = {
-        "train_batch_size": batch,
-        "gradient_accumulation_steps": accumulation,
-        "ema": "half_life:images=5000,rampup=1e9",
-    }
+    options = {"train_batch_size": batch, "gradient_accumulation_steps": accumulation}
+    options |= {"ema": "half_life:images=5000,rampup=1e9"}
     config = TrainingConfig(dataset_name="moons", optimizer=optimizer, max_train_steps=50, learning_rate=1e-3, **options)
     plan, *_ = prepare(config)
     images = batch * accumulation

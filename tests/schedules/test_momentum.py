@@ -1,15 +1,13 @@
-"""Momentum schedules: the formulas, what the optimizer has when it steps, what is refused, and what survives a resume."""
+"""Momentum schedules: the formulas, what the optimizer has when it steps, and what is refused."""
 
-import copy
 import json
-import re
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule_rows import BASE, COPIES, CountSyncs, close, run, settings
+from schedule_rows import BASE, CountSyncs, close, run, settings
 from tables import cases
 from torch.optim import lr_scheduler
 from transformers.optimization import Adafactor as HFAdafactor
@@ -18,7 +16,7 @@ from diffusers_lrlab import get_momentum_scheduler, get_scheduler, list_momentum
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.progress import Progress
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS
-from diffusers_lrlab.schedules.resolve import resolve_schedule
+from diffusers_lrlab.schedules.schedule import resolve_schedule
 
 
 def weights():
@@ -185,22 +183,17 @@ SIGN = "the compensation would have the wrong sign. Give momentum_form="
     [
         (lambda: torch.optim.Adagrad(weights()), "demon", f"{NONE} Adagrad has none: use one that has it, such as AdamW"),
         (lambda: HFAdafactor(weights(), **ADAFACTOR), "mdlrc", "this Adafactor has none: give it one, such as beta1=0.9."),
-        (lambda: adamw(0.0), "demon", f"{NONE} AdamW has none: give it one, such as beta1=0.9."),
         (lambda: stand_in("Lion"), "demon", "cannot drive Lion: its beta1 weighs the gradient against its running mean"),
         (lambda: stand_in("AdamWScheduleFree"), "demon", "its beta1 interpolates between two sequences of weights"),
         (muon, "mdlrc", "which Muon normalises away. Use 'demon'."),
         (lambda: torch.optim.SGD(weights(), momentum=0.9), "mdlrc", f"does not suit SGD, .* {SIGN}heavy_ball"),
-        (lambda: torch.optim.RMSprop(weights(), momentum=0.9), "mdlrc", f"does not suit RMSprop, .* {SIGN}heavy_ball"),
         (lambda: torch.optim.Adam(weights()), "mdlrc:momentum_form=heavy_ball", f"does not suit Adam, .* {SIGN}ema."),
     ],
 )
 def test_what_has_no_meaning_is_refused_with_the_reason(make, spec, message):
-    pattern = re.escape(message).replace(re.escape(".*"), ".*")
-    with pytest.raises(LabError, match=pattern):
-        get_momentum_scheduler(spec, make(), 0, 10)
-    if spec in ("demon", "mdlrc"):
-        with pytest.raises(LabError, match=pattern):
-            get_scheduler(spec, make(), 0, 10)
+    for get in (get_momentum_scheduler, get_scheduler):
+        with pytest.raises(LabError, match=message):
+            get(spec, make(), 0, 10)
 
 
 @cases(
@@ -252,25 +245,3 @@ def test_a_product_of_two_decays_warns_with_both_ends(lr_scheduler, together, al
     assert lrs[30] == pytest.approx(together * BASE, abs=1e-15)
     if "ratio" not in lr_scheduler:  # a floor holds for the product
         close(lrs[:30], lr_curve(lr_scheduler, BASE, 0, 30) * (1 - 0.9 * np.arange(30) / 30))
-
-
-# --- resume ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@cases("spec", ["demon", "mdlrc", "mdlrc_lr_only", "mdlrc_linear", "one_cycle", "constant"])
-def test_the_base_momentum_survives_a_resume_at_any_update(spec):
-    def build():
-        optimizer = adamw(0.95)
-        return get_momentum_scheduler(spec, optimizer, 2, 8), optimizer
-
-    whole = run(*build(), 10)
-    first, first_optimizer = build()
-    for stop in range(10):
-        for through in COPIES:
-            second, optimizer = build()
-            optimizer.load_state_dict(copy.deepcopy(first_optimizer.state_dict()))
-            second.load_state_dict(through(first.state_dict()))
-            np.testing.assert_array_equal(run(second, optimizer, 10 - stop), whole[stop:])
-            assert optimizer.param_groups[0]["initial_momentum"] == 0.95
-        run(first, first_optimizer, 1)

@@ -52,12 +52,9 @@ def test_the_six_cooldowns(decay_type, floor):
     close(lrs, BASE * (floor + (1 - floor) * np.array(COOLDOWNS[decay_type])))
 
 
-@pytest.mark.parametrize(("d", "table"), [(0.5, [0.8571, 0.6667, 0.4, 0.1818]), (0.9, [0.9677, 0.9091, 0.7692, 0.5263])])
-def test_rex_has_the_tabulated_values(d, table):
-    np.testing.assert_allclose(lr_curve("rex", 1.0, 0, 20, {"d": d})[[5, 10, 15, 18]], table, atol=5e-5)
-
-
-def test_edm2_counts_images():
+def test_rex_has_the_tabulated_values_and_edm2_counts_images():
+    for d, table in ((0.5, [0.8571, 0.6667, 0.4, 0.1818]), (0.9, [0.9677, 0.9091, 0.7692, 0.5263])):
+        np.testing.assert_allclose(lr_curve("rex", 1.0, 0, 20, {"d": d})[[5, 10, 15, 18]], table, atol=5e-5)
     kwargs, updates = {"reference_images": 70_000 * 2048, "images_per_update": 2048}, [2500, 70_000, 280_000, 700_000]
     lrs, _ = get_scheduler("edm2_inverse_sqrt", sgd(), 5000, 10**6, kwargs).values(np.array(updates))
     close(lrs, BASE * np.array([1 / 2, 1, 1 / 2, np.sqrt(0.1)]))
@@ -136,13 +133,6 @@ def test_warmup_stable_decay_is_transformers(kwargs, stable):
     close(lr_curve("warmup_stable_decay", BASE, 7, 40, {"num_stable_steps": stable, **kwargs}), applied(theirs, 40))
 
 
-def test_warmup_stable_decay_may_have_no_decay():
-    close(
-        lr_curve("warmup_stable_decay", BASE, 4, 10, {"num_stable_steps": 6}),
-        lr_curve("constant_with_warmup", BASE, 4, 10, {}),
-    )
-
-
 # --- torch -----------------------------------------------------------------------------------------------------------
 
 TORCH = [
@@ -195,6 +185,41 @@ def test_one_cycle_is_torchs_with_its_momentum(kwargs, total):
     ours, theirs = (torch.optim.AdamW([torch.zeros(1)], lr=BASE) for _ in range(2))
     expected = run(lr_scheduler.OneCycleLR(theirs, BASE, total, **kwargs), theirs, total)
     close(run(get_scheduler("one_cycle", ours, 0, total, kwargs), ours, total), expected)
+
+
+# --- groups of parameters with rates of their own ----------------------------------------------------------------------
+
+polynomial = diffusers.optimization.get_polynomial_decay_schedule_with_warmup
+with_min_lr = transformers.optimization.get_cosine_with_min_lr_schedule_with_warmup
+annealing, restarts = lr_scheduler.CosineAnnealingLR, lr_scheduler.CosineAnnealingWarmRestarts
+OF_GROUPS = {
+    "polynomial:lr_end=1e-5": lambda optimizer: polynomial(optimizer, 3, 12, lr_end=1e-5),
+    "polynomial": lambda optimizer: polynomial(optimizer, 3, 12),
+    "cosine_with_min_lr:min_lr=1e-4": lambda optimizer: with_min_lr(optimizer, 3, 12, min_lr=1e-4),
+    "cosine_with_min_lr": lambda optimizer: with_min_lr(optimizer, 3, 12, min_lr_rate=0.1),
+    "cosine_annealing:eta_min=1e-4": lambda optimizer: annealing(optimizer, 12, eta_min=1e-4),
+    "cosine_annealing_warm_restarts:T_0=12,eta_min=1e-4": lambda optimizer: restarts(optimizer, 12, eta_min=1e-4),
+}
+
+
+def of_groups(*rates):
+    groups = [{"params": [torch.zeros(1)], **({} if lr is None else {"lr": lr})} for lr in rates]
+    return torch.optim.AdamW(groups, lr=BASE)
+
+
+@cases("spec", OF_GROUPS)
+def test_floors_of_groups_are_those_of_the_original(spec):
+    ours, theirs = of_groups(None, BASE / 2, 2 * BASE), of_groups(None, BASE / 2, 2 * BASE)
+    found = run(get_scheduler(spec, ours, 0 if "annealing" in spec else 3, 12), ours, 12)
+    close(found, run(OF_GROUPS[spec](theirs), theirs, 12))
+
+
+@cases("spec", [*OF_GROUPS, "rex:min_lr=1e-5", "cosine:min_lr_ratio=0.1"])
+def test_a_frozen_group_stays_frozen(spec):
+    optimizer = of_groups(None, 0.0)
+    found = run(get_scheduler(spec, optimizer, 0, 12), optimizer, 12)[:, :, 0]
+    assert (found[:, 1] == 0).all()
+    assert (found[:, 0] > 0).any()
 
 
 # --- schedules that follow a metric ----------------------------------------------------------------------------------

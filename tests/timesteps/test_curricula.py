@@ -5,12 +5,13 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
+from diffusers import DDPMScheduler
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 from tables import cases
 
-from diffusers_lrlab import LabError, get_timestep_sampler
+from diffusers_lrlab import LabError, get_loss_weighting, get_timestep_sampler
 from diffusers_lrlab.timesteps.adaptive import LearnedLogVariance, LossSecondMoment
 from diffusers_lrlab.timesteps.noise_levels import noise_levels
 
@@ -45,10 +46,6 @@ def test_clts_is_the_table_to_the_printed_digits(row):
     assert [f"{value:.4f}" for value in values] + [f"{(p * T).sum():.1f}"] == printed
 
 
-def test_the_preset_has_the_width_that_speed_intended():
-    assert np.array_equal(clts(N, "clts_speed_intended"), clts(N, sigma=1.0))
-
-
 def test_it_starts_uniform_and_ends_as_the_gaussian():
     assert (clts(0) == 1 / 1000).all()
     for update in (N, N + 1, 10**9):
@@ -69,6 +66,7 @@ def test_the_controls(update):
     assert np.array_equal(clts(update, "clts_static"), end)
     assert clts(update, "clts_reversed") == pytest.approx(clts(max(N - update, 0)), abs=1e-15)
     assert update in (N, N + 5) or not np.array_equal(now, end)
+    assert np.array_equal(clts(update, "clts_speed_intended"), clts(update, sigma=1.0))
 
 
 @pytest.mark.parametrize("name", ["clts", "clts_reversed"])
@@ -91,6 +89,20 @@ def test_lambda_moves_in_its_share_of_the_run_and_in_its_shape(name):
 def test_afterwards_it_can_be_uniform_again():
     assert clts(100, ramp_share=0.5, after="uniform") == pytest.approx(gaussian(0.3, 0.3), abs=1e-15)
     assert (clts(101, ramp_share=0.5, after="uniform") == 1 / 1000).all()
+
+
+def test_curriculum_sampling_switches_once():
+    """At 60,000 of 150,000 updates, as published; its control the other way round."""
+    sampler, reverse = (
+        get_timestep_sampler(name, 1000, 150_000) for name in ("logit_normal_then_uniform", "uniform_then_logit_normal")
+    )
+    middle = get_timestep_sampler("logit_normal:mean=0.8,std=1.0", 1000).probabilities(0)
+    flat = torch.full((1000,), 1e-3, dtype=torch.float64)
+    for update, first, second in ((0, middle, flat), (59_999, middle, flat), (60_000, flat, flat), (90_000, flat, middle)):
+        torch.testing.assert_close(sampler.probabilities(update), first, rtol=1e-12, atol=0)
+        torch.testing.assert_close(reverse.probabilities(update), second, rtol=1e-12, atol=0)
+    assert reverse.probabilities(89_999).equal(flat)
+    assert sampler.loss_weights(torch.arange(9), 70_000) is None
 
 
 # --- what follows the losses -----------------------------------------------------------------------------------------
@@ -132,22 +144,23 @@ def test_second_moments_against_the_readable_twin(history):
     assert 20 < warm <= 60
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_losses_that_are_not_finite_are_as_if_they_had_not_been(bad):
-    for make in (
-        lambda: LossSecondMoment(noise_levels(None, 8), 2, 0.01),
-        lambda: LearnedLogVariance(noise_levels(None, 8), 9, 0.1),
-    ):
-        state = make()
-        for _ in range(3):
-            state.observe(torch.arange(8), torch.linspace(1, 2, 8))
-        state.observe(torch.tensor([3, 4]), torch.tensor([bad, 1.5]))
-        values = state.probabilities() if isinstance(state, LossSecondMoment) else state.weights()
-        assert values.isfinite().all()
-        assert all(value.isfinite().all() for value in state.state_dict().values())
-    sampler = LossSecondMoment(noise_levels(None, 2), 1, 0.01)
-    sampler.observe(torch.arange(2), torch.tensor([1.0, bad]))
-    assert sampler.counts.tolist() == [1, 0]
+FOLLOWERS = {
+    "second moment": lambda: LossSecondMoment(noise_levels(None, 8), 3, 0.01),
+    "log variance": lambda: LearnedLogVariance(noise_levels(None, 8), 16, 0.01),
+}
+each_follower = cases("new", FOLLOWERS.values(), ids=FOLLOWERS)
+
+
+@each_follower
+@cases("bad", [float("nan"), float("inf")])
+def test_losses_that_are_not_finite_are_as_if_they_had_not_been(new, bad):
+    state = new()
+    for _ in range(3):
+        state.observe(torch.arange(8), torch.linspace(1, 2, 8))
+    state.observe(torch.tensor([3, 4]), torch.tensor([bad, 1.5]))
+    assert all(value.isfinite().all() for value in state.state_dict().values())
+    if isinstance(state, LossSecondMoment):
+        assert state.counts.tolist() == [3, 3, 3, 3, 4, 3, 3, 3]
 
 
 def test_there_is_a_loss_for_each_timestep():
@@ -162,14 +175,10 @@ def show(state, number):
     state.observe(timesteps, torch.rand(25, generator=generator) * (1 + timesteps))
 
 
-@cases(
-    "make",
-    [lambda: LossSecondMoment(noise_levels(None, 8), 3, 0.01), lambda: LearnedLogVariance(noise_levels(None, 8), 16, 0.01)],
-    ids=["second moment", "log variance"],
-)
+@each_follower
 @cases("seen", [0, 1, 5])
-def test_the_state_goes_into_a_file_and_comes_back_to_the_bit(make, seen):
-    whole, first, second = make(), make(), make()
+def test_the_state_goes_into_a_file_and_comes_back_to_the_bit(new, seen):
+    whole, first, second = new(), new(), new()
     for number in range(seen + 5):
         show(whole, number)
     for number in range(seen):
@@ -202,3 +211,43 @@ def test_the_gradient_of_the_log_variance_is_that_of_its_loss():
     (losses * torch.exp(-u) + u).mean().backward()
     learned.observe(timesteps, losses)
     torch.testing.assert_close(learned.coefficients.grad, coefficients.grad)
+
+
+@each_follower
+def test_losses_that_require_a_gradient_are_only_looked_at(new):
+    first, second = new(), new()
+    timesteps, losses = torch.arange(8), torch.linspace(0.1, 2, 8)
+    tracked = losses.clone().requires_grad_()
+    first.observe(timesteps, tracked)
+    second.observe(timesteps, losses)
+    expected = second.state_dict()
+    for key, value in first.state_dict().items():
+        assert value.equal(expected[key])
+        assert not value.requires_grad
+    assert tracked.grad is None
+
+
+def test_the_log_variance_becomes_the_log_of_the_expected_loss():
+    weighting = get_loss_weighting("learned_log_variance", DDPMScheduler())
+    t, generator = torch.arange(1000), torch.Generator().manual_seed(0)
+    expected = 0.02 + 0.5 * torch.exp(-t / 300)
+    assert weighting.weights(t).tolist() == [1.0] * 1000
+    for _ in range(600):
+        timesteps = torch.randint(0, 1000, (256,), generator=generator)
+        # The mean of this factor is 1, that of its logarithm -0.14: which of the two is learned makes a difference.
+        factor = 0.5 + torch.randint(0, 2, (256,), generator=generator)
+        weighting.observe(timesteps, expected[timesteps] * factor)
+    error = (weighting.weights(t) * expected).log()
+    assert error.mean().abs() < 0.05
+    assert error.square().mean().sqrt() < 0.1
+
+
+def test_a_loss_far_above_pulls_no_harder_than_eleven_times_what_is_expected():
+    def gradient(loss):
+        learned = LearnedLogVariance(noise_levels(None, 8), 16, 0.01)
+        learned.observe(torch.arange(8), torch.full((8,), loss))
+        return learned.coefficients.grad
+
+    assert gradient(1e6).equal(gradient(11.0))
+    torch.testing.assert_close(gradient(10.0), gradient(11.0) * 0.9)
+    assert gradient(1.0).equal(torch.zeros(16))

@@ -1,4 +1,4 @@
-"""InfoNoise against code of its own in float64, when its density begins, and Curriculum Sampling."""
+"""InfoNoise against code of its own in float64, and when its density begins."""
 
 import json
 import math
@@ -14,6 +14,7 @@ from tables import cases
 
 from diffusers_lrlab import LabError, TrainingConfig, get_loss_weighting, get_timestep_sampler, register_loss_weighting
 from diffusers_lrlab.timesteps.infonoise import Beginning
+from diffusers_lrlab.timesteps.noise_levels import prediction_type_of
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
@@ -76,10 +77,16 @@ def made_up(sigma, seed=0):
 
 
 @cases(("name", "num_bins"), [*zip(SCHEDULERS, (7, 64, 7, 64, 7), strict=True)])
-def test_the_density_is_that_of_its_equations(name, num_bins):
+@cases("weighting", [None, "p2"])
+def test_the_density_is_that_of_its_equations(name, num_bins, weighting):
     weights, sigma = weights_on_data(name)
-    errors = made_up(sigma)
-    sampler = get_timestep_sampler(f"{QUICK},num_bins={num_bins}", noise_scheduler=SCHEDULERS[name])
+    errors, scheduler = made_up(sigma), SCHEDULERS[name]
+    sampler = get_timestep_sampler(f"{QUICK},num_bins={num_bins}", noise_scheduler=scheduler)
+    if weighting:
+        table = get_loss_weighting(weighting, scheduler).table
+        weights = weights * table.numpy()
+        sampler.losses_are(prediction_type_of(scheduler), lambda: table)
+    # Where the weight is 0, which is pure noise alone, so is the loss.
     sampler.observe(torch.arange(1000), torch.from_numpy(errors * weights))
     expected = by_hand(sigma, weights, errors, num_bins)
     # The schedulers' tables are float32, and so are losses.
@@ -87,27 +94,10 @@ def test_the_density_is_that_of_its_equations(name, num_bins):
     assert np.ptp(expected) > 1e-3
 
 
-@cases("name", ["flow", "noise"])
-def test_it_is_divided_by_the_weights_of_a_loss_weighting(name):
-    weights, sigma = weights_on_data(name)
-    errors = made_up(sigma)
-    table = get_loss_weighting("p2", SCHEDULERS[name]).table
-    sampler = get_timestep_sampler(f"{QUICK},num_bins=16", noise_scheduler=SCHEDULERS[name])
-    sampler.losses_are("flow_velocity" if name == "flow" else "epsilon", lambda: table)
-    # Where the weight is 0, which is pure noise alone, so is the loss.
-    sampler.observe(torch.arange(1000), torch.from_numpy(errors * weights * table.numpy()))
-    expected = by_hand(sigma, weights * table.numpy(), errors, 16)
-    assert sampler.probabilities(0).numpy() == pytest.approx(expected, rel=2e-4, abs=1e-9)
-    plain = get_timestep_sampler(f"{QUICK},num_bins=16", noise_scheduler=SCHEDULERS[name])
-    plain.observe(torch.arange(1000), torch.from_numpy(errors * weights))
-    assert (plain.probabilities(0) - sampler.probabilities(0)).abs().sum() > 0.1
-
-
 @cases("name", ["flow, shift 3", "velocity"])
 def test_its_density_can_be_held(name):
-    sampler = get_timestep_sampler(
-        f"{QUICK},num_bins=32".replace("share=0.0", "share=0.01"), noise_scheduler=SCHEDULERS[name]
-    )
+    spec = f"{QUICK},num_bins=32".replace("share=0.0", "share=0.01")
+    sampler = get_timestep_sampler(spec, noise_scheduler=SCHEDULERS[name])
     assert sampler.held() == ""
     weights, sigma = weights_on_data(name)
     sampler.observe(torch.arange(1000), torch.from_numpy(made_up(sigma) * weights))
@@ -193,14 +183,6 @@ def test_half_of_all_runs_begin_by_the_update_of_the_forecast(scheduler):
     assert expected.chance_by(max(begun)) > 0.9
 
 
-def test_the_chance_is_that_of_counts_of_draws():
-    masses = np.array([0.01, 0.02, 0.3, 0.67])
-    beginning = Beginning(masses, min_count=3, warmup_updates=0, refresh_every=1, batch_size=1, num_updates=9)
-    counts = np.random.default_rng(0).multinomial(250, masses, size=20_000)
-    assert beginning.chance_by(250) == pytest.approx((counts >= 3).all(axis=1).mean(), abs=0.01)
-    assert beginning.chance_by(11) == 0  # four parts of three losses
-
-
 @cases(
     ("guards", "num_updates", "why"),
     [
@@ -264,24 +246,3 @@ def test_a_run_says_whether_it_began(tmp_path, capsys):
     assert "infonoise: its own density of the timesteps never began; uniform was used for 8 updates." in printed
     assert read_record(run)["train"]["timestep_density_began"] is None
     assert "never: all updates had `uniform`" in (run / "README.md").read_text()
-
-
-# --- Curriculum Sampling ---------------------------------------------------------------------------------------------------
-
-
-def test_curriculum_sampling_switches_once():
-    """At 60,000 of 150,000 updates, as published."""
-    sampler = get_timestep_sampler("logit_normal_then_uniform", 1000, 150_000)
-    reverse = get_timestep_sampler("uniform_then_logit_normal", 1000, 150_000)
-    middle = get_timestep_sampler("logit_normal:mean=0.8,std=1.0", 1000).probabilities(0)
-    flat = torch.full((1000,), 1e-3, dtype=torch.float64)
-    for update in (0, 59_999):
-        assert torch.allclose(sampler.probabilities(update), middle, rtol=1e-12)
-    for update in (60_000, 150_000):
-        assert sampler.probabilities(update).equal(flat)
-    for update in (0, 89_999):
-        assert reverse.probabilities(update).equal(flat)
-    for update in (90_000, 150_000):
-        assert torch.allclose(reverse.probabilities(update), middle, rtol=1e-12)
-    assert sampler.probabilities(np.array([0, 60_000])).shape == (2, 1000)
-    assert sampler.loss_weights(torch.arange(9), 70_000) is None

@@ -5,10 +5,10 @@ import pytest
 from diffusers import FlowMatchEulerDiscreteScheduler
 from tables import cases
 
-from diffusers_lrlab.timesteps.loss_weights import LossWeighting
 from diffusers_lrlab.timesteps.noise_levels import PREDICTIONS, NoiseLevels, flow_levels
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.timesteps.sampling import TimestepSampler
+from diffusers_lrlab.timesteps.weighting import LossWeighting
 
 BOTH_ENDS = NoiseLevels(np.array([1.0, 0.9, 0.5, 0.1, 0.0]))
 MANY = NoiseLevels(np.linspace(1, 0, 40))
@@ -21,18 +21,11 @@ def test_the_levels_of_flow_matching():
     np.testing.assert_allclose(levels.snr, ((1 - sigma) / sigma) ** 2, rtol=1e-9, atol=1e-12)
     assert isinstance(levels, NoiseLevels)
     assert (np.diff(levels.snr) < 0).all()
-    np.testing.assert_allclose(
-        flow_levels(FlowMatchEulerDiscreteScheduler(), True).snr[1:],
-        flow_levels(FlowMatchEulerDiscreteScheduler()).snr[:-1],
-        rtol=1e-3,
-    )
-
-
-@pytest.mark.parametrize("sigma_is_of_data", [False, True])
-def test_the_ends_of_flow_matching_are_finite(sigma_is_of_data):
-    levels = flow_levels(FlowMatchEulerDiscreteScheduler(), sigma_is_of_data)
-    assert np.isfinite(levels.snr).all()
-    assert np.isfinite(levels.log_sigma_borders).all()
+    of_data, of_noise = (flow_levels(FlowMatchEulerDiscreteScheduler(), of_data) for of_data in (True, False))
+    np.testing.assert_allclose(of_data.snr[1:], of_noise.snr[:-1], rtol=1e-3)
+    for each in (of_data, of_noise):
+        assert np.isfinite(each.snr).all()
+        assert np.isfinite(each.log_sigma_borders).all()
 
 
 def test_both_ends_are_safe_and_nothing_else_is_moved():
@@ -46,8 +39,7 @@ def test_both_ends_are_safe_and_nothing_else_is_moved():
 @cases("name", LOSS_WEIGHTINGS)
 @cases("prediction_type", PREDICTIONS)
 def test_weights_are_finite_at_both_ends(name, prediction_type):
-    kwargs = LOSS_WEIGHTINGS[name].resolve({})
-    table = LossWeighting(name, kwargs, BOTH_ENDS, prediction_type).table
+    table = LossWeighting(name, LOSS_WEIGHTINGS[name].resolve({}), BOTH_ENDS, prediction_type).table
     assert table.isfinite().all()
     assert (table >= 0).all()
 

@@ -16,8 +16,6 @@ from diffusers_lrlab.timesteps.noise_levels import noise_levels
 from diffusers_lrlab.timesteps.registries import DRAWS, TIMESTEP_SAMPLERS
 
 UPDATES = 40
-MOVING = {"curriculum", "feedback"}
-STATIC = [name for name, entry in TIMESTEP_SAMPLERS.items() if not entry.traits & MOVING and name != "banded"]
 
 
 def make(name, num=1000, **kwargs):
@@ -51,6 +49,7 @@ def test_probabilities_are_a_distribution_at_every_update(name, num):
     assert (table.sum(dim=1) - 1).abs().max() < 1e-12
     for row, update in zip(table, updates, strict=True):
         assert row.equal(sampler.probabilities(update))
+    assert sampler.probabilities(np.array([[0, 3, 5], [3, UPDATES, 0]]))[1, 0].equal(table[3])
     if name != "banded":
         assert table[-1].equal(table[UPDATES]), "it stays where it is past the end"
 
@@ -85,6 +84,10 @@ def test_draws_follow_from_the_generator(name, draw):
     assert first.shape == (65,)
     torch.manual_seed(3)
     assert sampler.sample(65, 7).equal(first), "torch's own generator does as well"
+    for update in (7, UPDATES, 3):  # whatever was drawn before
+        assert sampler.sample(40, update, seeded()).equal(make(name, draw=draw).sample(40, np.int64(update), seeded()))
+    sampler.probabilities(7).zero_()  # which are the caller's own
+    assert sampler.sample(65, 7, seeded(3)).equal(first)
 
 
 def test_uniform_draws_are_those_of_diffusers_scripts():
@@ -117,35 +120,40 @@ def test_unbiased_weights_give_back_the_uniform_mean(name, update):
         assert make(name).loss_weights(torch.arange(1000), update) is None
 
 
-class TestStratified:
-    def test_one_draw_in_each_part_of_the_density(self):
-        for name in ("stratified", "logit_normal"):
-            sampler = make(name, draw="stratified")
-            cumulative = sampler.probabilities(0).cumsum(0)
-            drawn = sampler.sample(64, 0, seeded()).sort().values
-            upper, lower = cumulative[drawn], cumulative[drawn] - sampler.probabilities(0)[drawn]
-            parts = torch.arange(64) / 64
-            assert (upper > parts - 1e-9).all()
-            assert (lower < parts + 1 / 64 + 1e-9).all()
+# --- draws that depend on each other ---------------------------------------------------------------------------------
 
-    def test_its_means_vary_far_less(self):
-        def variance(name):
-            sampler, generator = make(name), seeded()
-            return torch.stack([(sampler.sample(64, 0, generator) / 100).cos().mean() for _ in range(500)]).var()
 
-        assert variance("stratified") < variance("uniform") / 50
+def test_one_draw_in_each_part_of_the_density():
+    for name in ("stratified", "logit_normal"):
+        sampler = make(name, draw="stratified")
+        cumulative = sampler.probabilities(0).cumsum(0)
+        drawn = sampler.sample(64, 0, seeded()).sort().values
+        upper, lower = cumulative[drawn], cumulative[drawn] - sampler.probabilities(0)[drawn]
+        parts = torch.arange(64) / 64
+        assert (upper > parts - 1e-9).all()
+        assert (lower < parts + 1 / 64 + 1e-9).all()
 
-    def test_places_have_nothing_to_do_with_timesteps(self):
-        sampler, generator = make("stratified"), seeded()
-        means = torch.stack([sampler.sample(8, 0, generator) for _ in range(4000)]).double().mean(dim=0)
-        # The standard error of each mean is 288 / sqrt(4000).
-        assert (means - 499.5).abs().max() < 5 * 288.7 / math.sqrt(4000)
 
-    @cases("count", [1, 2, 7, 64])
-    def test_antithetic_pairs_lie_opposite(self, count):
-        drawn = make("antithetic").sample(count, 0, seeded())
-        pairs = count // 2
-        assert (drawn[:pairs] + drawn[count - pairs :] == 999).all()
+def test_its_means_vary_far_less():
+    def variance(name):
+        sampler, generator = make(name), seeded()
+        return torch.stack([(sampler.sample(64, 0, generator) / 100).cos().mean() for _ in range(500)]).var()
+
+    assert variance("stratified") < variance("uniform") / 50
+
+
+def test_places_have_nothing_to_do_with_timesteps():
+    sampler, generator = make("stratified"), seeded()
+    means = torch.stack([sampler.sample(8, 0, generator) for _ in range(4000)]).double().mean(dim=0)
+    # The standard error of each mean is 288 / sqrt(4000).
+    assert (means - 499.5).abs().max() < 5 * 288.7 / math.sqrt(4000)
+
+
+@cases("count", [1, 2, 7, 64])
+def test_antithetic_pairs_lie_opposite(count):
+    drawn = make("antithetic").sample(count, 0, seeded())
+    pairs = count // 2
+    assert (drawn[:pairs] + drawn[count - pairs :] == 999).all()
 
 
 # --- densities -------------------------------------------------------------------------------------------------------
@@ -179,9 +187,7 @@ LAPLACE = np.random.default_rng(0).laplace(size=2_000_000)
 GAUSSIAN = stats.norm.pdf(np.arange(50) / 50, 0.3, 0.3)
 # What the density should be and how exactly it is known.
 EXPECTED = {
-    "uniform": (np.full(50, 1 / 50), 1e-15),
-    "stratified": (np.full(50, 1 / 50), 1e-15),
-    "antithetic": (np.full(50, 1 / 50), 1e-15),
+    **dict.fromkeys(("uniform", "stratified", "antithetic"), (np.full(50, 1 / 50), 1e-15)),
     "logit_normal:mean=0.3,std=0.8": (by_integral(lambda u: stats.norm.pdf(logit(u), 0.3, 0.8) / (u * (1 - u))), 1e-9),
     "mode": (mode_density(1.29), 1e-5),
     "mode:scale=-0.5": (mode_density(-0.5), 1e-5),
@@ -198,10 +204,6 @@ EXPECTED = {
     "snr_range:min_snr=2,max_snr=50": (((LEVELS.snr >= 2) & (LEVELS.snr <= 50)) / 50, None),
     "clts_static": (GAUSSIAN / GAUSSIAN.sum(), 1e-12),
 }
-
-
-def test_every_static_density_has_a_form_of_its_own_here():
-    assert {spec.split(":")[0] for spec in EXPECTED} == {*STATIC}
 
 
 @cases("spec", EXPECTED)
@@ -238,21 +240,60 @@ def test_bands_have_rates_and_weights_have_losses():
     assert weight.lr_factors(np.arange(6), 8) is None
 
 
-# --- wrong input -----------------------------------------------------------------------------------------------------
+# --- limits of parameters --------------------------------------------------------------------------------------------
 
-WRONG = [
-    ("clts", {"after": "uniform"}, "after='uniform'.*no effect"),
-    ("snr_range", {"min_snr": 1e6, "max_snr": 1e7}, "whose SNR goes from"),
-    ("piecewise", {"densities": []}, "got no densities"),
-    ("piecewise", {"low": 2.0, "high": 1.0}, "Make high larger than low"),
-    (3, {}, "got 3"),
+EXTREMES = (1e-300, 0.5, 1e300, -1e300)
+
+
+def extremes(parameter):
+    yield from (value for value in (*map(float, parameter.interval.bounds), *EXTREMES) if value in parameter.interval)
+
+
+LIMITS = [
+    pytest.param(name, parameter.name, value, id=f"{name} {parameter.name}={value:g}")
+    for name, entry in TIMESTEP_SAMPLERS.items()
+    for parameter in entry.parameters
+    if parameter.kind is float
+    for value in extremes(parameter)
 ]
 
 
-@cases(("name", "kwargs", "words"), WRONG, ids=[f"{name} {kwargs}" for name, kwargs, _ in WRONG])
-def test_wrong_arguments(name, kwargs, words):
-    with pytest.raises(LabError, match=words):
-        get_timestep_sampler(name, num_train_timesteps=1000, num_training_steps=10, **kwargs)
+@cases(("name", "parameter", "value"), LIMITS)
+def test_what_is_allowed_gives_a_distribution_or_says_why_not(name, parameter, value):
+    try:
+        sampler = make(name, 60, **{parameter: value})
+    except LabError as error:
+        assert f"{value:g}" in str(error) or repr(value) in str(error)  # noqa: PT017
+        return
+    for update in (0, 5, UPDATES):
+        probabilities = sampler.probabilities(update)
+        assert (probabilities >= 0).all()
+        assert probabilities.sum().item() == pytest.approx(1, abs=1e-12)
+        assert (probabilities[sampler.sample(100, update, seeded())] > 0).all()
+
+
+def test_unbiased_weights_of_a_narrow_density_are_numbers_or_refused():
+    """A timestep that is never drawn in truth is one that no weight makes up for, as in a restricted range."""
+    with pytest.raises(LabError, match="unbiased=True cannot hold"):
+        make("clts_static:sigma=0.02", unbiased=True)
+    sampler = make("clts_static:sigma=0.06", unbiased=True)
+    weights = sampler.loss_weights(torch.arange(1000), UPDATES).double()
+    assert torch.isfinite(weights).all()
+    assert (sampler.probabilities(UPDATES) * weights).sum().item() == pytest.approx(1, rel=1e-6)
+
+
+@cases("num", [5, 7, 38, 60])
+def test_easy_to_hard_is_never_an_update_late(num):
+    """Part k joins at the first update at or after (k - 1) / (K - 1) of the ramp, in whole numbers."""
+    for updates in (*range(1, 60), 1000):
+        sampler = get_timestep_sampler("easy_to_hard", num, updates, num_clusters=5, ramp_share=0.5)
+        table = sampler.probabilities(np.arange(updates + 1)) > 0
+        stages = [min(1 + 2 * update * 4 // updates, 5) for update in range(updates + 1)]
+        assert table.sum(dim=1).tolist() == [-(-stage * num // 5) for stage in stages]
+        assert table[:, -1].all()
+
+
+# --- wrong input -----------------------------------------------------------------------------------------------------
 
 
 @cases("update", [-1, 2.5, float("nan"), None, "5", np.array([0, -1])], ids=str)
@@ -264,16 +305,19 @@ def test_updates_are_counts(update):
 @cases(
     ("arguments", "words"),
     [
-        ({"num_training_steps": 10}, "How many timesteps"),
-        ({"num_train_timesteps": 1000}, "give num_training_steps"),
-        ({"num_train_timesteps": 999, "num_training_steps": 10, "noise_scheduler": DDPMScheduler()}, "has, 1000"),
-        ({"num_training_steps": 10, "noise_scheduler": VQDiffusionScheduler(4)}, "Scheduler has no alphas_cumprod"),
+        ({"name": "clts:after=uniform"}, "after='uniform'.*no effect"),
+        ({"name": "snr_range:min_snr=1e6,max_snr=1e7"}, "whose SNR goes from"),
+        ({"name": "piecewise:densities=[]"}, "got no densities"),
+        ({"name": "piecewise:low=2,high=1"}, "Make high larger than low"),
+        ({"num_train_timesteps": None}, "How many timesteps"),
+        ({"num_training_steps": None}, "give num_training_steps"),
+        ({"num_train_timesteps": 999, "noise_scheduler": DDPMScheduler()}, "has, 1000"),
+        ({"noise_scheduler": VQDiffusionScheduler(4)}, "Scheduler has no alphas_cumprod"),
     ],
-    ids=str,
 )
-def test_wrong_lengths_and_schedulers(arguments, words):
+def test_wrong_arguments(arguments, words):
     with pytest.raises(LabError, match=words):
-        get_timestep_sampler("clts", **arguments)
+        get_timestep_sampler(**{"name": "clts", "num_train_timesteps": 1000, "num_training_steps": 10, **arguments})
 
 
 @cases("name", [name for name, entry in TIMESTEP_SAMPLERS.items() if "epsilon" in entry.traits])

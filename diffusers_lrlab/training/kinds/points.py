@@ -9,7 +9,7 @@ import numpy as np
 from ...core.errors import must_be
 from ...data.image_sets import IMAGE_DATASETS
 from ..config import ResolvedConfig, TrainingConfig
-from .base import KINDS, DataKind
+from . import KINDS, DataKind
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ class Points(DataKind):
     """Points of any dimension, which are not scaled."""
 
     name = form = "points"
-    results = "diffusers_lrlab.training.results.points:PointResults"
+    results = "diffusers_lrlab.training.results:PointResults"
     model = "diffusers_lrlab.models.mlp_denoiser:MLPDenoiser"
     pipeline = "diffusers_lrlab.pipelines.point_ddpm:PointDDPMPipeline"
     component = "denoiser"
