@@ -16,6 +16,7 @@ from ..core.errors import LabError
 from ..core.files import expanded, full_disk_explained
 from .image_folder import digest_of
 from .labels import Example, LabelColumn, labelled
+from .options import source_of
 from .sources import is_saved_dataset, is_table, load_errors_explained, open_builder, open_dataset
 from .streams import Source, read_errors_explained
 
@@ -150,7 +151,7 @@ def _count_rows(facts_of: Callable[[int], Iterator[Any]], places: Sequence[str],
     """
     from tqdm.auto import tqdm
 
-    found = _counted_before(path, len(places))
+    found = _counted_before(path)
     missing = [shard for shard in range(len(places)) if shard not in found]
     for shard in tqdm(missing, desc="count the rows of shards", disable=None, leave=False, delay=2):
         remedy = "Start again when it can be read; earlier shards are not counted again. Replace it if it is damaged."
@@ -165,26 +166,23 @@ def _count_rows(facts_of: Callable[[int], Iterator[Any]], places: Sequence[str],
     return [found[shard] for shard in range(len(places))]
 
 
-def _counted_before(path: Path, num_shards: int) -> dict[int, tuple[str, int]]:
-    """Digests and numbers of rows in the file, by shard; damaged or incomplete lines are ignored."""
+def _counted_before(path: Path) -> dict[int, tuple[str, int]]:
+    """Digests and numbers of rows in the file, by shard; unfinished lines are ignored."""
     found: dict[int, tuple[str, int]] = {}
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError, TypeError):
             shard, digest, rows = json.loads(line)
-            if type(shard) is int and 0 <= shard < num_shards and type(digest) is str and type(rows) is int:
-                found[shard] = (digest, rows)
+            found[shard] = (digest, int(rows))
     return found
 
 
-def open_shards(config: DataConfig, stream: Any, column: str, name: str, label: LabelColumn | None = None) -> Source:
+def open_shards(config: DataConfig, stream: Any, column: str, label: LabelColumn | None = None) -> Source:
     """The shards of the stream of a configuration; `stream` has only the undecoded column `column` and that of labels."""
     with load_errors_explained(config):
-        if is_table(config):
-            return _table_shards(config, stream, column, name, label)
-        return _file_shards(config, stream, column, name, label)
+        return (_table_shards if is_table(config) else _file_shards)(config, stream, column, label)
 
 
-def _table_shards(config: DataConfig, stream: Any, column: str, name: str, label: LabelColumn | None) -> TableShards:
+def _table_shards(config: DataConfig, stream: Any, column: str, label: LabelColumn | None) -> TableShards:
     import datasets as hf_datasets
 
     names = [] if label is None else [label.name]
@@ -196,10 +194,10 @@ def _table_shards(config: DataConfig, stream: Any, column: str, name: str, label
         paths = [cell["path"] for cell in rows[column] if cell]
         values = map(list, zip(*(rows[each] for each in names), strict=True))
         fingerprint = digest_of([*_names_and_sizes(paths), *values])
-    return TableShards(name, rows, column, fingerprint, label)
+    return TableShards(source_of(config), rows, column, fingerprint, label)
 
 
-def _file_shards(config: DataConfig, stream: Any, column: str, name: str, label: LabelColumn | None) -> Source:
+def _file_shards(config: DataConfig, stream: Any, column: str, label: LabelColumn | None) -> Source:
     from datasets.config import HF_DATASETS_CACHE
     from datasets.fingerprint import Hasher
     from datasets.packaged_modules.parquet.parquet import Parquet
@@ -207,12 +205,12 @@ def _file_shards(config: DataConfig, stream: Any, column: str, name: str, label:
     builder = open_builder(config)
     files = builder.config.data_files[config.dataset_split]
     if isinstance(builder, Parquet):
-        return ParquetShards(name, list(files), column, stream.features[column], label)
+        return ParquetShards(source_of(config), list(files), column, stream.features[column], label)
     # What the rows are counted for: the files, and the labels, whose values are checked meanwhile.
     facts = [list(files), repr(files.origin_metadata), list(_names_and_versions(files)), config.dataset_config_name, column]
     facts += [] if label is None else [[label.name], [label.num_classes]]
-    folder = expanded(config.cache_dir or HF_DATASETS_CACHE) / "lrlab-shard-rows"
-    return SequentialShards(name, stream, files, column, folder / f"{Hasher.hash(facts)}.jsonl", label)
+    counts = expanded(config.cache_dir or HF_DATASETS_CACHE) / "lrlab-shard-rows" / f"{Hasher.hash(facts)}.jsonl"
+    return SequentialShards(source_of(config), stream, files, column, counts, label)
 
 
 def _names_and_versions(files: Any) -> Iterator[Any]:
