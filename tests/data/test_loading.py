@@ -60,10 +60,7 @@ def test_digits_are_those_of_scikit_learn_in_two_parts_without_loss():
 # --- folders ---------------------------------------------------------------------------------------------------------
 
 
-@cases(
-    ("write", "column"),
-    [(image_folder, "image"), (write_parquet, "image"), (save_to_disk, "picture")],
-)
+@cases(("write", "column"), [(image_folder, "image"), (write_parquet, "image"), (save_to_disk, "picture")])
 @cases("limit", [1024, 0])
 def test_folders_that_are_read(tmp_path, write, column, limit):
     data = load(write(tmp_path / "data"), in_memory_limit_mb=limit)
@@ -261,22 +258,13 @@ def test_a_sample_decodes_no_other_images(tmp_path, monkeypatch, options):
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("write", [write_parquet, image_folder, save_to_disk], ids=["parquet", "images", "saved to disk"])
-def test_a_local_folder_can_be_streamed_and_a_fifth_is_held_out_at_most(tmp_path, write):
-    data = load(write(tmp_path / "data"), streaming=True, max_train_steps=4, num_validation_images=256)
-    assert data.num_images is None
-    assert data.in_memory is None
-    assert len(data.held_out) == 4
-    seen = levels(joined(iterate_batches(data, BatchLayout(4), 0, range(4))))
-    assert sorted(seen + levels(data.held_out)) == list(range(20))
-    assert seen != sorted(seen)
-
-
-def test_the_seed_of_a_stream_sets_its_order_but_not_what_is_held_out(tmp_path):
-    folder = write_parquet(tmp_path / "data")
-    first, again, other = (
-        load(folder, streaming=True, max_train_steps=4, num_validation_images=4, seed=seed) for seed in (0, 0, 1)
-    )
+@cases("write", [write_parquet, image_folder, save_to_disk])
+def test_a_stream_of_a_folder_has_the_order_of_its_seed_and_holds_out_a_fifth_at_most(tmp_path, write):
+    folder, options = write(tmp_path / "data"), {"streaming": True, "max_train_steps": 4, "num_validation_images": 256}
+    first, again, other = (load(folder, seed=seed, **options) for seed in (0, 0, 1))
+    assert (first.num_images, first.in_memory, len(first.held_out)) == (None, None, 4)
     orders = [levels(joined(iterate_batches(data, BatchLayout(4), 0, range(4)))) for data in (first, again, other)]
     assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0] + levels(first.held_out)) == list(range(20))
+    assert orders[0] != sorted(orders[0])
     assert torch.equal(first.held_out.data, other.held_out.data)

@@ -95,7 +95,7 @@ def one_epoch(data):
 @cases("limit", [1024, 0])
 def test_forms_of_data_sets_that_are_read(tmp_path, form, limit):
     rows = numbers()
-    data = load(write(tmp_path / "set", as_dataset(rows)), in_memory_limit_mb=limit)
+    data = load(write(tmp_path / "set", as_dataset(rows), form), in_memory_limit_mb=limit)
     assert (data.name, data.column, data.image_shape, data.num_images) == (str(tmp_path / "set"), "p", (2,), 20)
     assert (data.in_memory is None) == (limit == 0)
     np.testing.assert_array_equal(one_epoch(data), rows)
@@ -182,40 +182,14 @@ def test_the_fingerprint_follows_the_data(tmp_path):
     assert load(write(tmp_path / "b" / "set", as_dataset(numbers() + 1))).fingerprint != first.fingerprint
 
 
-# --- batches ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def sized_folder(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("batches") / "set", as_dataset(numbers(27, 3, "float64"), "float64"))
-
-
-@cases(("processes", "accumulation", "micro_batch"), [(1, 4, 2), (2, 1, 4), (2, 2, 2)])
-@cases("options", [{}, LAZY, {**STREAM, "stream_shuffle_buffer": 6}], ids=["memory", "lazy", "stream"])
-def test_an_update_sees_the_same_points_however_they_are_shared_out(
-    sized_folder, processes, accumulation, micro_batch, options
-):
-    whole = [by_row(batch.data) for batch in iterate_batches(load(sized_folder, **options), BatchLayout(8), 0, range(5))]
-    parts = [[] for _ in range(5)]
-    for rank in range(processes):
-        layout = BatchLayout(micro_batch, accumulation, processes, rank)
-        for part, batch in zip(parts, iterate_batches(load(sized_folder, **options), layout, 0, range(5)), strict=True):
-            part.append(batch.data)
-    for expected, part in zip(whole, parts, strict=True):
-        np.testing.assert_array_equal(by_row(torch.cat(part)), expected)
-
-
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["parquet", "two files", "save_to_disk"])
+@cases("form", ["parquet", "two files", "save_to_disk"])
 def test_a_stream_holds_out_some_points_and_trains_on_the_rest(tmp_path, form):
     folder = write(tmp_path / "set", as_dataset(numbers(), label=list(range(20))), form)
-    data = load(folder, num_validation_images=6, stream_shuffle_buffer=4, **STREAM)  # a fifth at most
-    assert data.num_images is None
-    assert data.in_memory is None
-    assert data.image_shape == (2,)
-    assert len(data.held_out) == 4
+    data = load(folder, num_validation_images=6, stream_shuffle_buffer=4, **STREAM)
+    assert (data.num_images, data.in_memory, data.image_shape, len(data.held_out)) == (None, None, (2,), 4)  # a fifth
     epochs = [joined(iterate_batches(data, BatchLayout(8), 0, range(2 * n, 2 * n + 2))) for n in range(2)]
     for epoch in epochs:
         np.testing.assert_array_equal(by_row(torch.cat([epoch, data.held_out.data])), numbers())
@@ -249,12 +223,9 @@ def table(folder, form="parquet", **columns):
     return write(folder, datasets.Dataset.from_dict(columns), form)
 
 
-@cases("name", ["moons", "digits", None])
-def test_the_kind_of_embedded_sets_is_known(name):
-    assert resolve_config(TrainingConfig(dataset_name=name)).data_kind == ("points" if name == "moons" else None)
-
-
-def test_a_named_column_of_images_is_not_looked_up():
+def test_the_kind_of_embedded_sets_is_known_and_a_named_column_of_images_is_not_looked_up():
+    for name in ("moons", "digits", None):
+        assert resolve_config(TrainingConfig(dataset_name=name)).data_kind == ("points" if name == "moons" else None)
     assert not has_points(TrainingConfig(dataset_name="no/where", image_column="image"))
 
 
@@ -274,13 +245,11 @@ def test_several_columns_of_numbers_are_to_choose_from(tmp_path):
 
 
 def test_images_go_before_numbers(tmp_path):
-    folder = tmp_path / "set"
-    folder.mkdir()
+    (tmp_path / "set").mkdir()
     rows = {"image": [numbered_image(n) for n in range(5)], "box": numbers(5).tolist()}
-    dataset = datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
-    dataset.to_parquet(folder / "train.parquet")
-    assert not settle(folder)
-    np.testing.assert_array_equal(one_epoch(load(folder, data_kind="points")), numbers(5))
+    datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "set" / "train.parquet")
+    assert not settle(tmp_path / "set")
+    np.testing.assert_array_equal(one_epoch(load(tmp_path / "set", data_kind="points")), numbers(5))
 
 
 @cases("cell", [0.5, "[1, 2]", ["a"], [True, False], [[1.0, 2.0], [3.0, 4.0]], [{"a": 1.0}]], ids=repr)
@@ -337,18 +306,12 @@ def test_a_cell_that_is_no_point_is_shown(cell):
 # --- options ---------------------------------------------------------------------------------------------------------
 
 
-@cases("options", [{"resolution": 8}, {"image_column": "image"}, {"noise": "offset"}])
-def test_options_for_images_are_refused_for_points(options):
-    with pytest.raises(LabError, match=f"--{next(iter(options))}"):
-        resolve_config(TrainingConfig(dataset_name="dino", **options))
-
-
-def test_points_have_defaults_of_their_own(tmp_path):
+def test_points_have_defaults_of_their_own_and_no_options_of_images(tmp_path):
     folder = write(tmp_path / "set", as_dataset(numbers()))
     for options in ({"dataset_name": "moons"}, {"dataset_name": str(folder), "data_kind": "points"}):
         resolved = resolve_config(TrainingConfig(**options))
-        assert resolved.num_validation_images == 10_000
-        assert resolved.resolution is None
-        assert resolved.num_train_timesteps == 100
-        assert not resolved.output_dir.endswith("None")
-    assert resolve_config(TrainingConfig(dataset_name="moons", distance_samples=0)).distance_samples == 0
+        found = (resolved.num_validation_images, resolved.resolution, resolved.num_train_timesteps)
+        assert found == (10_000, None, 100)
+        for refused in ({"resolution": 8}, {"image_column": "image"}, {"noise": "offset"}):
+            with pytest.raises(LabError, match=f"--{next(iter(refused))}"):
+                resolve_config(TrainingConfig(**options, **refused))
