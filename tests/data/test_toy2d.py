@@ -172,6 +172,7 @@ def circle_centres():
 
 CELL, STEPS, BOUND = 1 / 8, 16, 6  # squares of a board that are integrated by the midpoint rule with steps of 1/128
 MOST_CELLS_OF_A_SHAPE = 24  # their densities are sums over up to 2000 points
+SMOOTH = [name for name in WITH_DENSITY if name != "circle"]  # that has poles
 
 
 def square_codes(points):
@@ -180,8 +181,9 @@ def square_codes(points):
     return places[:, 0] * 10_000 + places[:, 1]
 
 
-def square_cells(name):
-    """Squares that hold points of a large draw (of a shape: a sample of them), and the integrals of p and p log p there."""
+@cache
+def cells(name):
+    """Codes of squares with points of a large draw (of a shape, some), its fraction there, integrals of p and p log p."""
     codes, counts = np.unique(square_codes(toy_points(name, 500_000, seed=100)), return_counts=True)
     if "shape" in TOY_DATASETS[name].traits and len(codes) > MOST_CELLS_OF_A_SHAPE:
         chosen = np.random.default_rng(0).choice(len(codes), MOST_CELLS_OF_A_SHAPE, False, counts / counts.sum())
@@ -189,61 +191,24 @@ def square_cells(name):
     middles = (np.arange(STEPS) + 0.5) * CELL / STEPS
     inside = np.stack(np.meshgrid(middles, middles), axis=-1).reshape(1, -1, 2)
     corners = np.stack([codes // 10_000, codes % 10_000], axis=1)[:, None] * CELL - BOUND
-    return codes, counts.sum() / 5e5, *integrals(name, corners + inside, (CELL / STEPS) ** 2), square_codes
-
-
-POLAR_RINGS, POLAR_SECTORS = 3, 4
-
-
-def polar_codes(points):
-    distances, nearest = cKDTree(circle_centres()[0]).query(points)
-    offsets = points - circle_centres()[0][nearest]
-    ring = np.minimum((distances / 0.09 * POLAR_RINGS).astype(int), POLAR_RINGS - 1)
-    sector = ((np.arctan2(offsets[:, 1], offsets[:, 0]) / math.pi + 1) / 2 * POLAR_SECTORS).astype(int) % POLAR_SECTORS
-    return (nearest * POLAR_RINGS + ring) * POLAR_SECTORS + sector
-
-
-def polar_cells(name):
-    """Sectors of the rings around the centres of the circle's discs, where the density has poles."""
-    radii = (np.arange(POLAR_RINGS * 60).reshape(POLAR_RINGS, 1, -1, 1) + 0.5) * (0.09 / POLAR_RINGS / 60)
-    angles = (np.arange(POLAR_SECTORS * 8).reshape(1, POLAR_SECTORS, 1, -1) + 0.5) * (2 * math.pi / POLAR_SECTORS / 8)
-    offsets = np.stack(np.broadcast_arrays(radii * np.cos(angles - math.pi), radii * np.sin(angles - math.pi)), axis=-1)
-    points = circle_centres()[0][:, None, None, None, None] + offsets
-    sizes = np.broadcast_to(radii, offsets.shape[:-1]) * (0.09 / POLAR_RINGS / 60) * (2 * math.pi / POLAR_SECTORS / 8)
-    cells = 17 * POLAR_RINGS * POLAR_SECTORS
-    sizes = np.broadcast_to(sizes, points.shape[:-1]).reshape(cells, -1)
-    return np.arange(cells), 1.0, *integrals(name, points.reshape(cells, -1, 2), sizes), polar_codes
-
-
-def integrals(name, points, size):
-    logs = toy_log_prob(name)(points.reshape(-1, 2)).reshape(points.shape[:2])
-    masses = np.exp(logs) * size
-    return masses.sum(axis=1), (masses * np.where(np.isfinite(logs), logs, 0)).sum(axis=1)
-
-
-# Sets whose density a grid of squares does not suit.
-CELLS = {"circle": polar_cells}
-
-
-@cache
-def cells(name):
-    """Codes of cells, the fraction of a large draw in all of them, integrals of p and of p log p, points -> codes."""
-    return CELLS.get(name, square_cells)(name)
+    logs = toy_log_prob(name)((corners + inside).reshape(-1, 2)).reshape(len(codes), -1)
+    masses = np.exp(logs) * (CELL / STEPS) ** 2
+    return codes, counts.sum() / 5e5, masses.sum(axis=1), (masses * np.where(np.isfinite(logs), logs, 0)).sum(axis=1)
 
 
 @pytest.mark.slow
-@cases("name", WITH_DENSITY)
+@cases("name", SMOOTH)
 def test_points_follow_the_density(name):
     """
     Its integral is 1: within 0.2 % if all cells are integrated. For a sample of the cells, the fraction of points that are
     in them takes the place of the one, whose own standard error is 0.3 % or so: within 2 %. Counts in cells pass a
     chi-square test against its integrals, with rare cells and what is not in any as one cell.
     """
-    codes, fraction, masses, _, code_of = cells(name)
+    codes, fraction, masses, _ = cells(name)
     assert len(codes) >= 24
     np.testing.assert_allclose(masses.sum() / fraction, 1, rtol=2e-3 if fraction == 1 else 0.02)
     num = 100_000
-    found, counts = np.unique(code_of(toy_points(name, num, seed=7)), return_counts=True)
+    found, counts = np.unique(square_codes(toy_points(name, num, seed=7)), return_counts=True)
     lookup = dict(zip(found.tolist(), counts.tolist(), strict=True))
     observed = np.array([lookup.get(code, 0) for code in codes.tolist()])
     full = masses * num >= 10
@@ -259,19 +224,33 @@ def test_points_follow_the_density(name):
 
 
 @pytest.mark.slow
-@cases("name", WITH_DENSITY)
+@cases("name", SMOOTH)
 def test_the_mean_log_density_of_a_draw_is_its_negative_entropy(name):
     """
     By integrals over the cells: within 5 standard errors, and what the integrals may be off. Widths show here. Each point
     has a finite one, rounded to float32 as it is: one at -inf makes an estimate of the KL divergence infinite.
     """
     most, slack = (4000, 0.01) if "shape" in TOY_DATASETS[name].traits else (100_000, 0.001)
-    codes, _, masses, entropies, code_of = cells(name)
+    codes, _, masses, entropies = cells(name)
     points = toy_points(name, 100_000, seed=8)
-    logs = toy_log_prob(name)(points[np.isin(code_of(points), codes)][:most])
+    logs = toy_log_prob(name)(points[np.isin(square_codes(points), codes)][:most])
     error = logs.std() / math.sqrt(len(logs))
     assert abs(logs.mean() - entropies.sum() / masses.sum()) < 5 * error + slack
-    assert np.isfinite(toy_log_prob(name)(toy_points(name, most, seed=5))).all()  # one is on the rim of a disc
+    assert np.isfinite(toy_log_prob(name)(toy_points(name, most, seed=5))).all()
+
+
+def test_the_discs_of_the_circle_are_uniform_in_radius_and_angle():
+    """Their density is the weight of a disc over 2 pi r times its radius; one of the points is on the rim of its disc."""
+    (centres, weights), points = circle_centres(), toy_points("circle", 100_000, seed=5).astype(np.float64)
+    distances, nearest = cKDTree(centres).query(points)
+    assert stats.chisquare(np.bincount(nearest), weights / 25 * len(points)).pvalue > P_THRESHOLD
+    assert stats.kstest(distances, stats.uniform(0, 0.09).cdf).pvalue > P_THRESHOLD
+    angles = np.arctan2(*(points - centres[nearest]).T)
+    assert stats.kstest(angles, stats.uniform(-math.pi, 2 * math.pi).cdf).pvalue > P_THRESHOLD
+    expected = np.log(weights[nearest] / 25 / (2 * math.pi * 0.09 * distances))
+    near = distances > 1e-3  # elsewhere the rounding of the centres above counts
+    np.testing.assert_allclose(toy_log_prob("circle")(points)[near], expected[near], atol=2e-3)
+    assert np.isfinite(toy_log_prob("circle")(points)).all()
 
 
 @cases("name", WITH_DENSITY)
