@@ -48,7 +48,7 @@ class ParquetShards:
         self.fingerprint = digest_of(_of_column(group, each) for group in groups for each in self._columns)
         if label is not None:
             for (file, number), group in zip(self._row_groups, groups, strict=True):
-                for end in _ends_of_column(group, label.name):
+                for end in (end for _, ends in _chunks(group, label.name) if ends for end in (ends.min, ends.max)):
                     label.check(end, f"row group {number} of {file!r}")
 
     def open(self, shard: int, row: int) -> Iterator[tuple[int, Example]]:
@@ -79,22 +79,20 @@ def _read_footer(path: str) -> Any:
         return parquet.ParquetFile(file).metadata
 
 
+def _chunks(group: Any, column: str) -> Iterator[tuple[Any, Any]]:
+    """The chunks of a column in a row group, which may be nested, with their statistics in the footer or `None`."""
+    for chunk in map(group.column, range(group.num_columns)):
+        if f"{chunk.path_in_schema}.".startswith(f"{column}."):
+            yield chunk, chunk.statistics if chunk.is_stats_set and chunk.statistics.has_min_max else None
+
+
 def _of_column(group: Any, column: str) -> list[Any]:
     """Facts in a footer about a column of a row group."""
     facts: list[Any] = [group.num_rows]
-    for chunk in map(group.column, range(group.num_columns)):
-        if f"{chunk.path_in_schema}.".startswith(f"{column}."):
-            ends = chunk.statistics if chunk.is_stats_set and chunk.statistics.has_min_max else None
-            facts += [chunk.path_in_schema, chunk.total_compressed_size, chunk.total_uncompressed_size]
-            facts += [ends and (ends.min_raw, ends.max_raw)]
+    for chunk, ends in _chunks(group, column):
+        facts += [chunk.path_in_schema, chunk.total_compressed_size, chunk.total_uncompressed_size]
+        facts += [ends and (ends.min_raw, ends.max_raw)]
     return facts
-
-
-def _ends_of_column(group: Any, column: str) -> Iterator[Any]:
-    """The smallest and the largest value of a column of numbers in a row group, if its footer has them."""
-    for chunk in map(group.column, range(group.num_columns)):
-        if chunk.path_in_schema == column and chunk.is_stats_set and chunk.statistics.has_min_max:
-            yield from (chunk.statistics.min, chunk.statistics.max)
 
 
 class TableShards:

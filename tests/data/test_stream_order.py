@@ -1,5 +1,6 @@
 """Streams: the order of their rows, what is read for it, and sources that fail."""
 
+import itertools
 import json
 from collections import Counter
 
@@ -98,9 +99,7 @@ def test_the_first_rows_come_from_most_shards_and_every_epoch_has_another_order(
     """`skip()` before `shuffle()` froze the order of shards: 600 rows came from the first 4 of 16."""
     epochs = [seen(Shards([500] * 16), range(start, start + 12), buffer=200) for start in (0, 160, 320)]
     assert all(len(epoch[..., 0].unique()) == 16 for epoch in epochs)
-    orders = [rows_of(StreamOrder(np.full(16, 500), 0, 50, 16, 12), [8000 * epoch]) for epoch in range(3)]
-    assert len({shard for ((shard, _),) in orders}) > 1
-    assert not torch.equal(epochs[0], epochs[1])
+    assert not any(torch.equal(*pair) for pair in itertools.combinations(epochs, 2))
 
 
 @pytest.mark.slow
@@ -134,23 +133,17 @@ def test_a_resumed_run_reads_a_shard_and_a_block_of_each_lane_again():
 
 def test_held_out_rows_belong_to_the_data_and_are_never_trained_on():
     lengths = [20, 30, 10, 40]
-    chosen = choose_held_out(np.array(lengths), 25, 0)
-    held_out = {(shard, int(row)) for shard, rows in chosen.items() for row in rows}
+    held_out = {(shard, int(row)) for shard, rows in choose_held_out(np.array(lengths), 25, 0).items() for row in rows}
     assert len(held_out) == 25
-    assert len(chosen) == 4
     for seed in (0, 1):
         stream = stream_of(Shards(lengths), 25, seed)
         assert {tuple(row.cell) for row in stream.train.held_out_examples()} == held_out
         trained = seen(Shards(lengths), range(3), BatchLayout(25), num_held_out=25, seed=seed).flatten(0, 1).tolist()
         assert len({tuple(row) for row in trained}) == 75
         assert not held_out & {tuple(row) for row in trained}
-
-
-def test_held_out_rows_come_from_few_shards():
-    chosen = choose_held_out(np.full(10_000, 100), 256, 0)
+    chosen = choose_held_out(np.full(10_000, 100), 256, 0)  # from few shards
     assert sum(map(len, chosen.values())) == 256
     assert 10 <= len(chosen) <= 16
-    assert choose_held_out(np.array([5]), 0, 0) == {}
 
 
 # --- sources that fail -----------------------------------------------------------------------------------------------
