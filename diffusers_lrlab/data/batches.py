@@ -72,7 +72,7 @@ def iterate_batches(
     else:
         batches = _iterate_files(data, layout, seed, updates, num_workers)
     for update, batch in zip(updates, batches, strict=True):
-        if data.classes is not None and data.classes.dropout:
+        if data.classes is not None:
             batch = data.classes.drop(batch, layout.image_numbers(update))
         yield batch if compact else batch.normalised()
 

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 from helpers import config, image_folder, levels, load, load_data, stacked
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.core.streams import block_randn, noise_block_images, stream_generator, stream_seed, stream_uniform
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.batches import RowOrder, iterate_batches, num_workers
 from diffusers_lrlab.data.images import ImageTransform
@@ -183,38 +182,3 @@ def test_the_global_random_generators_are_left_alone(oblong_folder, options, wor
     states = [torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()]
     list(iterate_batches(load_data(resolved), BatchLayout(4), 0, range(6), workers))
     assert [torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()] == states
-
-
-# --- streams of random numbers ---------------------------------------------------------------------------------------
-
-
-@settings(deadline=None)
-@given(start=st.integers(0, 300), length=st.integers(1, 150), update=st.integers(0, 10**9))
-def test_noise_of_positions_is_a_slice_of_that_of_the_whole_batch(start, length, update):
-    whole = block_randn(7, "noise", update, range(450), (1, 2, 2), "cpu")
-    part = block_randn(7, "noise", update, range(start, start + length), (1, 2, 2), "cpu")
-    assert part.shape == (length, 1, 2, 2)
-    assert torch.equal(part, whole[start : start + length])
-
-
-def test_noise_differs_by_place_update_seed_and_purpose():
-    draws = [
-        block_randn(*key, range(3 * noise_block_images((4,))), (4,), "cpu")
-        for key in [(0, "noise", 0), (0, "noise", 1), (1, "noise", 0), (0, "validation", 0)]
-    ]
-    images = torch.cat(draws)
-    assert len({tuple(image) for image in images.tolist()}) == len(images)
-    assert abs(images.mean()) < 0.1
-    assert abs(images.std() - 1) < 0.1
-
-
-def test_seeds_are_the_same_on_every_machine():
-    """The first 63 bits of blake2b("0/order/3"), written out: a change would break the resuming of older runs."""
-    assert stream_seed(0, "order", 3) == 5486038029339273987
-    assert torch.randperm(5, generator=stream_generator(0, "order", 3)).tolist() == [3, 2, 4, 1, 0]
-
-
-def test_uniform_numbers_are_uniform():
-    counts, _ = np.histogram([stream_uniform(0, "flip", number) for number in range(10_000)], bins=10, range=(0, 1))
-    assert counts.min() > 880
-    assert counts.max() < 1120
