@@ -138,7 +138,7 @@ def _images_of(config: DataConfig) -> FolderFiles | None:
     files = FolderFiles(folder)
     endings = {ending_of(path) for path in files.others}
     if tables := endings & {".parquet", ".arrow", ".tar"}:
-        if files.images:
+        if len(files.images) > 1:  # one is usually a picture of the data, as `lrlab data export` writes
             files.unread[f"the data are read from {' and '.join(sorted(tables))}"] += files.images.values()
             warn_once(files.describe_unread())
         return None
