@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 import started
 import torch
-from diffusers import DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler, EulerDiscreteScheduler
+from diffusers import (
+    DDIMScheduler,
+    DDPMScheduler,
+    DiffusionPipeline,
+    DPMSolverMultistepScheduler,
+    EulerDiscreteScheduler,
+)
 from helpers import peak_of
 from hub_server import HubServer
 from tables import cases
@@ -132,13 +138,6 @@ import sys
 import numpy as np, torch
 from diffusers import DiffusionPipeline
 source, expected, elsewhere = sys.argv[1:4]
-{load}
-made = pipeline(num_points=5, generator=torch.Generator().manual_seed(7)).points
-assert np.array_equal(made, np.load(expected)), made
-pipeline.save_pretrained(elsewhere)
-"""
-WAYS = {
-    "without the package": """
 try:
     DiffusionPipeline.from_pretrained(source, custom_pipeline=source)
 except ValueError as error:
@@ -148,44 +147,42 @@ else:
 assert not any("diffusers_modules" in name for name in sys.modules)
 pipeline = DiffusionPipeline.from_pretrained(source, custom_pipeline=source, trust_remote_code=True)
 assert "diffusers_lrlab" not in sys.modules
-""",
-    "with it": """
+made = pipeline(num_points=5, generator=torch.Generator().manual_seed(7)).points
+assert np.array_equal(made, np.load(expected)), made
+pipeline.save_pretrained(elsewhere)
 import diffusers_lrlab
-pipeline = DiffusionPipeline.from_pretrained(source)
-assert type(pipeline) is diffusers_lrlab.PointDDPMPipeline
-assert not any("diffusers_modules" in name for name in sys.modules)  # code in the folder was not run
-own = diffusers_lrlab.PointDDPMPipeline.from_pretrained(source)
-assert type(own) is type(pipeline)
-for one, other in zip(own.denoiser.parameters(), pipeline.denoiser.parameters(), strict=True):
-    assert torch.equal(one, other)
-""",
-}
+assert diffusers_lrlab.MLPDenoiser.from_pretrained("user/denoiser").config.hidden_size == 8
+"""
 
 
-@pytest.mark.slow  # each imports everything anew
-@pytest.mark.parametrize(("source", "way"), [("hub", "without the package"), ("folder", "with it")])
-def test_it_loads_and_is_saved_as_it_was(saved, tmp_path, source, way):
-    (folder, hub), again = saved, tmp_path / "again"
-    arguments = ("user/points" if source == "hub" else folder / "pipeline", folder / "points.npy", again)
-    command = [sys.executable, "-c", LOAD.format(load=WAYS[way]), *map(str, arguments)]
-    result = subprocess.run(command, env=hub.env, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stdout + result.stderr
+def assert_saved_again(again, folder):
     index = json.loads((again / "model_index.json").read_text())
-    assert index["denoiser"] == ["diffusers_lrlab", "MLPDenoiser"]
-    assert index["_class_name"] == "PointDDPMPipeline"
+    assert (index["denoiser"], index["_class_name"]) == (["diffusers_lrlab", "MLPDenoiser"], "PointDDPMPipeline")
     for name in ("pipeline.py", "denoiser/diffusers_lrlab.py"):
         assert (again / name).read_bytes() == (folder / "pipeline" / name).read_bytes()
 
 
-def test_the_model_alone_loads_from_the_hub(saved):
-    _, hub = saved
-    code = """
-import diffusers_lrlab
-model = diffusers_lrlab.MLPDenoiser.from_pretrained("user/denoiser")
-assert model.config.hidden_size == 8
-"""
-    status, _, error = started.run("-c", code, env=hub.env)
-    assert status == 0, error
+@pytest.mark.slow  # it imports everything anew
+def test_it_loads_from_the_hub_without_this_package(saved, tmp_path):
+    folder, hub = saved
+    command = [sys.executable, "-c", LOAD, "user/points", str(folder / "points.npy"), str(tmp_path / "again")]
+    result = subprocess.run(command, env=hub.env, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert_saved_again(tmp_path / "again", folder)
+
+
+def test_it_loads_from_a_folder_whose_code_is_not_run(saved, tmp_path):
+    folder, _ = saved
+    before = {*sys.modules}
+    for loader in (DiffusionPipeline, PointDDPMPipeline):
+        pipeline = loader.from_pretrained(folder / "pipeline")
+        pipeline.set_progress_bar_config(disable=True)
+        assert type(pipeline) is PointDDPMPipeline
+        points = pipeline(num_points=5, generator=seeded(7)).points
+        assert np.array_equal(points, np.load(folder / "points.npy"))
+    assert not any("diffusers_modules" in name for name in {*sys.modules} - before)
+    pipeline.save_pretrained(tmp_path / "again")
+    assert_saved_again(tmp_path / "again", folder)
 
 
 def test_another_denoiser_is_saved_without_our_code(tmp_path):
