@@ -100,19 +100,15 @@ def test_it_is_trained_saved_with_its_code_and_resumed_to_the_same_bits(tmp_path
         train(TrainingConfig(**other, plugins=str(gated), output_dir=run))
 
 
-def test_a_pipeline_whose_code_is_not_there_says_so(gated):
-    del diffusers_lrlab.GatedDenoiser
+def test_a_pipeline_whose_code_is_not_there_says_so():
     with pytest.raises(AttributeError, match="no attribute 'GatedDenoiser'. If it is a third-party denoiser, import"):
         diffusers_lrlab.GatedDenoiser  # noqa: B018  # diffusers does this
-    diffusers_lrlab.GatedDenoiser = None
 
 
 @cases(
     "options, message",
     [
-        ({"denoiser": "gatd"}, "Unknown denoiser 'gatd'. Did you mean 'gated'?"),
         ({"denoiser": "gated:depth=3"}, "'gated' does not take 'depth': it takes width"),
-        ({"denoiser": "gated:width=0"}, "width=0 of 'gated': must be a whole number in \\[1, inf\\)"),
         ({"denoiser": None, "denoiser_kwargs": {"width": 3}}, "{.width.: 3} has no effect without --denoiser"),
         ({"model_config_name_or_path": "here"}, "--model_config_name_or_path .here. has no effect with --denoiser"),
         ({"dataset_name": "digits", "distance_samples": None}, "does not suit images: GatedDenoiser takes no sample_size"),

@@ -55,9 +55,7 @@ MODELS = {"unet": (unet_of, 3), "transformer": (dit_of, 1000)}  # with the label
 
 
 def pipeline_of(scheduler="ddpm", model=unet_of, id2label=NAMES, **more):
-    pipeline = ImagePipeline(SCHEDULERS[scheduler](), **model(), id2label=id2label, **more)
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
+    return ImagePipeline(SCHEDULERS[scheduler](), **model(), id2label=id2label, **more)
 
 
 def seeded(seed=0):
@@ -126,11 +124,8 @@ def test_a_model_without_labels_samples_as_in_diffusers_own_pipeline():
     model = unet_of(None)
     pipelines = [ImagePipeline(SCHEDULERS["ddpm"](), **model), DDPMPipeline(model["unet"], SCHEDULERS["ddpm"]())]
     for how in ({"output_type": "np"}, {"output_type": "pil"}):
-        for pipeline in pipelines:
-            pipeline.set_progress_bar_config(disable=True)
-        found, expected = (
-            pipeline(batch_size=3, generator=seeded(), num_inference_steps=5, **how).images for pipeline in pipelines
-        )
+        how |= {"batch_size": 3, "num_inference_steps": 5}
+        found, expected = (pipeline(generator=seeded(), **how).images for pipeline in pipelines)
         assert np.array_equal(np.stack(found), np.stack(expected))
     assert pipelines[0](num_inference_steps=2, output_type="pt", return_dict=False)[0].shape == (1, 1, 8, 8)
 
@@ -139,10 +134,7 @@ WITHOUT = {"model": lambda: unet_of(None), "id2label": None}
 ALL_LABELS = [{"model": lambda: unet_of(3)}, {"model": dit_of, "has_null_label": False}]
 REFUSED = [
     ({}, {"class_labels": [3]}, r"class_labels must be labels from 0 to 2, or names \(cat, dog, fox\), got 3"),
-    ({}, {"class_labels": ["cow"]}, "class_labels must be .* got 'cow'"),
-    ({}, {"class_labels": []}, "class_labels must be a label"),
     ({}, {"class_labels": 0, "guidance_scale": -1.0}, "guidance_scale must be a number from 0 to 1000000000, got -1.0"),
-    ({}, {"class_labels": 0, "num_inference_steps": 21}, "num_inference_steps must be a whole number from 1 to 20, got 21"),
     ({}, {"class_labels": [0, 1], "batch_size": 3}, "batch_size must be the number of class_labels, or left out, got 3"),
     ({}, {"guidance_scale": 2.0}, "guidance_scale must be left out without class_labels, got 2.0"),
     ({}, {"class_labels": 0, "output_type": "jpg"}, "output_type must be one of pil, np, pt, latent, got 'jpg'"),
@@ -203,7 +195,6 @@ def test_it_loads_without_this_package(saved, tmp_path):
 def test_it_loads_with_it_and_does_not_run_code_of_the_folder(saved):
     known = {*sys.modules}
     pipeline = diffusers.DiffusionPipeline.from_pretrained(saved / "pipeline")
-    pipeline.set_progress_bar_config(disable=True)
     assert type(pipeline) is ImagePipeline
     assert torch.equal(sample(pipeline, ["class 10", 2, 11], output_type="pt"), torch.load(saved / "images"))
     assert not any("diffusers_modules" in name for name in {*sys.modules} - known)
@@ -212,13 +203,10 @@ def test_it_loads_with_it_and_does_not_run_code_of_the_folder(saved):
 @pytest.mark.parametrize("name", ["LabelledImagePipeline", "LatentImagePipeline", "DiTImagePipeline"])
 def test_pipelines_of_version_0_1_0_load(tmp_path, name):
     """Their indexes name the class that has become this one, and lack the parts that it did not know."""
-    model = dit_of() if name == "DiTImagePipeline" else unet_of()
-    pipeline = ImagePipeline(SCHEDULERS["ddpm"](), **model, id2label=NAMES, guidance_scale=2.0)
-    pipeline.set_progress_bar_config(disable=True)
+    pipeline = pipeline_of(model=dit_of if name == "DiTImagePipeline" else unet_of, guidance_scale=2.0)
     pipeline.save_pretrained(tmp_path)
     index = json.loads((tmp_path / "model_index.json").read_text())
     known = {key: value for key, value in index.items() if value != [None, None] and key != "vae_source"}
     (tmp_path / "model_index.json").write_text(json.dumps({**known, "_class_name": name}))
     loaded = diffusers.DiffusionPipeline.from_pretrained(tmp_path)
-    loaded.set_progress_bar_config(disable=True)
     assert torch.equal(sample(loaded, [0, 2]), sample(pipeline, [0, 2]))
