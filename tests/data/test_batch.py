@@ -57,12 +57,6 @@ def test_chosen_rows_keep_their_conditions(batch, numbers):
     assert_of_one_row(batch[batch.data[:, 0] > 9])
 
 
-@given(batch=batches(least=1))
-def test_single_examples_stacked_are_the_batch(batch):
-    conditions = [{keyword: values[row] for keyword, values in batch.conditions.items()} for row in range(len(batch))]
-    assert_same(Batch.stack([*zip(batch.data, conditions, strict=True)]), batch)
-
-
 @given(batch=batches())
 def test_moving_changes_nothing_but_the_levels(batch):
     assert_same(batch.to("cpu"), batch)

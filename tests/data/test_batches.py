@@ -69,9 +69,6 @@ def global_batches(make_data, processes, accumulation, micro_batch, updates):
     return batches
 
 
-# --- the row of images -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("batch_size", [4, NUM_ROWS])
 def test_every_epoch_sees_each_image_once_in_an_order_of_its_own(make_data, batch_size):
     num_epochs = 4
@@ -111,9 +108,6 @@ def test_many_images_that_are_not_in_memory_are_decoded_by_the_free_cores(monkey
     on_disk = dataclasses.replace(in_memory(), in_memory=None)
     assert [num_workers(on_disk, None, num_seen) for num_seen in (4999, 5000)] == [0, 7]
     assert [num_workers(data, 2, 10**9) for data in (on_disk, in_memory())] == [2, 0]
-
-
-# --- memory, files and workers ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -111,11 +111,10 @@ def test_a_class_label_names_and_counts_its_classes(tmp_path, options):
     assert classes.counts == ((1, 1, 1) if options else (12, 12, 0))
     assert (classes.null_label, classes.num_embeddings) == (3, 4)
     assert load(tmp_path / "data", num_classes=5, **options).classes.names == (*NAMES, "3", "4")
+    with pytest.raises(LabError, match="2.0 has no effect without --label_dropout above 0"):
+        load(tmp_path / "data", guidance_scale=2.0, **options)
     with pytest.raises(LabError, match="--num_classes 2: must be 3 or more, as 'label' has, got 2. Hint: leave it out"):
         load(tmp_path / "data", num_classes=2, **options)
-
-
-# --- what is refused, before training --------------------------------------------------------------------------------
 
 
 @cases("options", [{}, STREAM], ids=["memory", "stream"])
@@ -157,9 +156,6 @@ def test_other_labels_that_cannot_be_used_are_named(tmp_path, write, labels, opt
         load(tmp_path / "data", "label" if write is write_parquet else "cls", **options)
 
 
-# --- dropped labels --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @cases("options", [{}, {"in_memory_limit_mb": 0}, {**STREAM, "num_classes": 3}], ids=["memory", "lazy", "stream"])
 @cases(("processes", "accumulation", "micro_batch"), [(1, 4, 2), (2, 2, 2)])
@@ -192,9 +188,6 @@ def test_the_share_of_dropped_labels_and_their_seed():
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert Classes(("a",), (1,), 0.0, 0).drop(batch, range(20_000)) is batch
-
-
-# --- labels of samples -----------------------------------------------------------------------------------------------
 
 
 @cases("num", [1, 7, 100, 1000])

@@ -97,9 +97,6 @@ def test_oblong_images_stay_in_memory_whole_for_random_crops(tmp_path):
     assert load(folder, center_crop=True).in_memory.data.shape == (21, 1, 4, 4)
 
 
-# --- what cannot be read ---------------------------------------------------------------------------------------------
-
-
 def test_images_as_bytes_are_made_images_by_the_call_in_the_error(tmp_path):
     dataset = datasets.Dataset.from_dict({"id": [0], "pixels": [png(7)]})
     dataset.to_parquet(tmp_path / "data" / "train.parquet")
@@ -129,8 +126,6 @@ def test_a_misspelt_folder_that_was_sought_on_the_hub_gets_a_suggestion(tmp_path
     with pytest.raises(LabError, match=wanted), load_errors_explained(DataConfig(dataset_name="fotos")):
         raise ConnectionError("Couldn't reach 'fotos' on the Hub")
 
-
-# --- corrupt images --------------------------------------------------------------------------------------------------
 
 CORRUPT = {"even/004.png", "odd/007.png"}
 GOOD = [number for number in range(20) if number not in (4, 7)]

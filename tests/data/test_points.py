@@ -77,9 +77,6 @@ def one_epoch(data):
     return by_row(joined(iterate_batches(data, BatchLayout(1), 0, range(len(data.train)))))
 
 
-# --- what is read ----------------------------------------------------------------------------------------------------
-
-
 @cases("form", ["parquet", "two files", "save_to_disk", "jsonl"])
 @cases("limit", [1024, 0])
 def test_forms_of_data_sets_that_are_read(tmp_path, form, limit):
@@ -173,9 +170,6 @@ def test_a_first_row_that_is_no_point_is_named(tmp_path, first, options):
         load(folder, **options)
 
 
-# --- which column ----------------------------------------------------------------------------------------------------
-
-
 def test_the_kind_of_embedded_sets_is_known_and_a_named_column_of_images_is_not_looked_up():
     for name in ("moons", "digits", None):
         assert resolve_config(TrainingConfig(dataset_name=name)).data_kind == ("points" if name == "moons" else None)
@@ -216,13 +210,9 @@ def test_columns_of_something_else_are_not_points_and_are_listed(tmp_path, cell,
 
 def test_a_folder_of_images_is_one_of_images(tmp_path):
     assert not settle(image_folder(tmp_path / "images"))
-    with pytest.raises(LabError, match=r"no column of points.*image"):
-        load(tmp_path / "images")
     (tmp_path / "images" / "metadata.csv").write_text("file_name,text\n")
     assert not settle(tmp_path / "images")
 
-
-# --- errors of data --------------------------------------------------------------------------------------------------
 
 BAD_ROWS = [
     ([1.0], r"p=\[1.0\] of row 3: must be a list of 2 numbers, as in row 0"),

@@ -23,9 +23,6 @@ STREAM = {"streaming": True, "max_train_steps": 1}
 NUM_FILES, ROWS = 4, 5  # of each
 
 
-# --- the same data ---------------------------------------------------------------------------------------------------
-
-
 def noise_png(number, size=8):
     file = io.BytesIO()
     pixels = np.random.default_rng(number).integers(0, 256, (size, size), dtype=np.uint8)
@@ -39,11 +36,8 @@ def write_shards(folder, kind):
     for shard in range(NUM_FILES):
         rows = range(ROWS * shard, ROWS * shard + ROWS)
         if kind in ("tar", "tar.gz"):
-            write_tar(
-                folder / f"{shard}.tar",
-                [(f"{row:03}.png", noise_png(row)) for row in rows],
-                "w:gz" if kind == "tar.gz" else "w",
-            )
+            members = [(f"{row:03}.png", noise_png(row)) for row in rows]
+            write_tar(folder / f"{shard}.tar", members, "w:gz" if kind == "tar.gz" else "w")
         elif kind == "parquet":
             cells = datasets.Dataset.from_dict({"x": [[row / 64, 1.0] for row in rows]})
             parquet.write_table(cells.data.table, folder / f"{shard}.parquet", row_group_size=3)
@@ -56,14 +50,11 @@ def write_shards(folder, kind):
     return {"image_column": "png"} if "tar" in kind else {"data_kind": "points", "resolution": None, "image_channels": None}
 
 
-KINDS = ["tar", "tar.gz", "parquet", "jsonl", "images"]
-
-
 def fingerprint(folder, options):
     return load(folder, **STREAM, **options).fingerprint
 
 
-@cases("kind", KINDS)
+@cases("kind", ["tar", "tar.gz", "parquet", "jsonl", "images"])
 def test_the_fingerprint_is_that_of_the_rows(tmp_path, kind):
     """Of a copy the same; not if shards swap their names: a resume would read others, and train on held-out ones."""
     here, copy = tmp_path / "here" / "data", tmp_path / "there" / "copy"
@@ -87,9 +78,6 @@ def test_a_saved_dataset_is_known_by_its_own_fingerprint(tmp_path):
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
     found = {name: fingerprint(tmp_path / name, options) for name in ("a", "b", "copy")}
     assert found["a"] == found["copy"] != found["b"]
-
-
-# --- finding the rows ------------------------------------------------------------------------------------------------
 
 
 class Stream:

@@ -36,9 +36,6 @@ P_THRESHOLD = 1e-3
 DINO = np.loadtxt(str(files("data_morph") / "data" / "starter_shapes" / "dino.csv"), delimiter=",", skiprows=1)
 
 
-# --- draws -----------------------------------------------------------------------------------------------------------
-
-
 @cases("name", SETS)
 def test_points_are_finite_float32_near_the_origin_and_shuffled(name):
     points = toy_points(name, 20_000)
@@ -254,9 +251,6 @@ def test_what_cannot_be_drawn_is_refused(ask, wrong, told):
         ask(**{"name": "line", "n": 5, **wrong})
 
 
-# --- exports ---------------------------------------------------------------------------------------------------------
-
-
 def export(*arguments):
     return main(["data", "export", *map(str, arguments)])
 
@@ -317,7 +311,6 @@ def test_every_set_is_exported_with_a_card_and_a_picture(tmp_path, name):
         (["line", "{full}"], "full.* not an empty folder"),
         (["line", "{file}"], "file.txt.* not an empty folder"),
     ],
-    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else None,
 )
 def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path, capsys, arguments, words):
     (tmp_path / "full").mkdir()

@@ -8,16 +8,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from diffusers import (
-    AutoencoderKL,
-    DDIMScheduler,
-    DDPMPipeline,
-    DDPMScheduler,
-    DiTTransformer2DModel,
-    DPMSolverMultistepScheduler,
-    FlowMatchEulerDiscreteScheduler,
-    UNet2DModel,
-)
+from diffusers import AutoencoderKL, DDPMPipeline, DDPMScheduler, DiTTransformer2DModel, UNet2DModel
 from latents import save_vae
 from runs import TINY_UNET, environment
 from tables import cases
@@ -28,9 +19,9 @@ NAMES = {0: "cat", 1: "dog", 2: "fox"}
 UNET = {key: value for key, value in TINY_UNET.items() if key != "_class_name"}
 SCHEDULERS = {
     "ddpm": lambda: DDPMScheduler(num_train_timesteps=20),
-    "flow": lambda: FlowMatchEulerDiscreteScheduler(num_train_timesteps=20, shift=2.0),
-    "ddim": lambda: DDIMScheduler(num_train_timesteps=20),
-    "solver": lambda: DPMSolverMultistepScheduler(num_train_timesteps=20),
+    "flow": lambda: diffusers.FlowMatchEulerDiscreteScheduler(num_train_timesteps=20, shift=2.0),
+    "ddim": lambda: diffusers.DDIMScheduler(num_train_timesteps=20),
+    "solver": lambda: diffusers.DPMSolverMultistepScheduler(num_train_timesteps=20),
 }
 
 
@@ -80,7 +71,8 @@ def guided_loop(pipeline, null_label, labels, scale, seed=0, steps=5):
                 for told in (labels, [null_label] * len(labels))
             )
             prediction = without + scale * (with_label - without)
-            noise = {} if isinstance(scheduler, DDIMScheduler | DPMSolverMultistepScheduler) else {"generator": generator}
+            deterministic = isinstance(scheduler, diffusers.DDIMScheduler | diffusers.DPMSolverMultistepScheduler)
+            noise = {} if deterministic else {"generator": generator}
             images = scheduler.step(prediction, timestep, images, **noise).prev_sample
     return images
 
