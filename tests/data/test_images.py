@@ -34,11 +34,10 @@ def one_pixel(mode, value):
     return Image.new(mode, (1, 1), value)
 
 
-def palette_image(transparency=None):
+def palette_image(transparency):
     image = Image.new("P", (1, 1))
     image.putpalette([255, 0, 0, 0, 0, 255])
-    if transparency is not None:
-        image.info["transparency"] = transparency
+    image.info["transparency"] = transparency
     return image
 
 
@@ -52,8 +51,8 @@ COLOURS = {
     "1": (one_pixel("1", 1), (1, 1, 1), 1),
     "L": (one_pixel("L", 51), (0.2, 0.2, 0.2), 0.2),
     "LA, transparent": (one_pixel("LA", (51, 0)), (1, 1, 1), 1),
-    "P, transparent": (palette_image(transparency=0), (1, 1, 1), 1),
-    "P, another colour transparent": (palette_image(transparency=1), (1, 0, 0), GREY_OF_RED),
+    "P, transparent": (palette_image(0), (1, 1, 1), 1),
+    "P, another colour transparent": (palette_image(1), (1, 0, 0), GREY_OF_RED),
     "RGB": (one_pixel("RGB", RED), (1, 0, 0), GREY_OF_RED),
     "RGBA, a fifth": (one_pixel("RGBA", (*RED, 51)), (1, 0.8, 0.8), 219 / 255),
     "CMYK": (one_pixel("CMYK", (0, 255, 255, 0)), (1, 0, 0), GREY_OF_RED),

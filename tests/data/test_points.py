@@ -1,6 +1,9 @@
 """Data sets of points from folders: what is read, how it is split and batched, and what is said when it cannot be."""
 
+from functools import partial
+
 import datasets
+import helpers
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -51,14 +54,7 @@ def write(folder, dataset, form="parquet"):
     return folder
 
 
-def config(folder, **options):
-    """A resolved configuration for small sets."""
-    small = {"data_kind": "points", "train_batch_size": 1, "num_validation_images": 0, "dataset_name": str(folder)}
-    return resolve_config(TrainingConfig(**{"cache_dir": str(folder.parent / "cache"), **small, **options}))
-
-
-def load(folder, **options):
-    return load_data(config(folder, **options))
+load = partial(helpers.load, data_kind="points", resolution=None, image_channels=None)
 
 
 def settle(folder, **options):

@@ -108,7 +108,6 @@ def test_a_pipeline_whose_code_is_not_there_says_so():
 @cases(
     "options, message",
     [
-        ({"denoiser": "gated:depth=3"}, "'gated' does not take 'depth': it takes width"),
         ({"denoiser": None, "denoiser_kwargs": {"width": 3}}, "{.width.: 3} has no effect without --denoiser"),
         ({"model_config_name_or_path": "here"}, "--model_config_name_or_path .here. has no effect with --denoiser"),
         ({"dataset_name": "digits", "distance_samples": None}, "does not suit images: GatedDenoiser takes no sample_size"),

@@ -34,9 +34,6 @@ def inputs_of(model):
     return images, timesteps, labels
 
 
-BLOCK = "transformer_blocks.0"
-
-
 @pytest.mark.parametrize("make", [make_mlp, make_dit])
 def test_the_roles_are_those_of_the_shapes(make):
     """A fan-in or fan-out grows with the width if it differs between two widths."""
@@ -61,9 +58,8 @@ def test_groups_of_an_optimizer():
     optimizer = torch.optim.AdamW(groups, 1e-3)
     keep_weight_decay(optimizer, width_of(model, 32))
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.01, 0.04]
-    assert [id(value) for value in groups[1]["params"]] == [
-        id(named[name]) for name in ("blocks.0.weight", "blocks.1.weight", "output.weight")
-    ]
+    scaled = ("blocks.0.weight", "blocks.1.weight", "output.weight")
+    assert [*map(id, groups[1]["params"])] == [id(named[name]) for name in scaled]
     (alone,) = width_groups(named, width_of(model, 128), 1e-3)
     assert alone["lr"] == 1e-3
     assert [*map(id, alone["params"])] == [*map(id, model.parameters())]
@@ -77,10 +73,8 @@ def test_only_the_declared_weights_start_at_zero(make):
     zeros = {name for name, value in model.named_parameters() if not value.any()}
     assert not any(not before[name].any() for name in zeros)  # torch and diffusers start none of them at zero
     matrices = {name for name in zeros if name.endswith(".weight")}
-    if make is make_mlp:
-        assert matrices == {"output.weight"}
-    else:
-        assert matrices == {f"{BLOCK}.norm1.linear.weight", "proj_out_1.weight", "proj_out_2.weight"}
+    of_dit = {"transformer_blocks.0.norm1.linear.weight", "proj_out_1.weight", "proj_out_2.weight"}
+    assert matrices == ({"output.weight"} if make is make_mlp else of_dit)
     roles = width_of(model, 32).roles
     biases = {name.removesuffix("weight") + "bias" for name, role in roles.items() if role in ("hidden", "output")}
     assert zeros - matrices == biases & before.keys()

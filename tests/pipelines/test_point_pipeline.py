@@ -33,8 +33,7 @@ def seeded(seed=0):
 def test_any_scheduler_of_diffusers_samples(scheduler):
     pipeline = pipeline_of(scheduler(num_train_timesteps=20), dimension=5)
     first, again, other = (pipeline(6, seeded(seed), num_inference_steps=10).points for seed in (1, 1, 2))
-    assert first.shape == (6, 5)
-    assert np.isfinite(first).all()
+    assert (first.shape, np.isfinite(first).all()) == ((6, 5), True)
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
 
@@ -82,9 +81,7 @@ def test_frames_lead_from_noise_to_the_points():
     assert np.array_equal(output.frames[0], torch.randn(8, 2, generator=seeded()).numpy())
     assert np.array_equal(output.points, pipeline(num_points=8, generator=seeded(), num_inference_steps=20).points)
     points, frames, timesteps = pipeline(num_points=8, generator=seeded(), num_frames=2, return_dict=False)
-    assert points.shape == (8, 2)
-    assert frames.shape == (2, 8, 2)
-    assert timesteps == [20, 0]
+    assert (points.shape, frames.shape, timesteps) == ((8, 2), (2, 8, 2), [20, 0])
 
 
 @cases("wrong", [{"num_inference_steps": 21}, {"num_frames": 1}, {"chunk_size": 0}, {"output_type": "pil"}])
