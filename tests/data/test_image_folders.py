@@ -61,7 +61,8 @@ FOLDERS = {
         {}, 12, {"bus", "2020-test-shoot", "train"}, None,
     ),
     "splits of classes": (
-        [*numbers("train/x/", 2), *numbers("train/y/", 2), *numbers("valid/x/", 2)], {}, 4, {"x", "y"}, None,
+        [*numbers("train/x/", 2), *numbers("train/y/", 2), *numbers("valid/x/", 2)],
+        {"others": {"README.md": TEXT}}, 4, {"x", "y"}, None,
     ),
     "splits, and photos beside": ([*numbers("train/", 4), *numbers("test/", 3), "cover.png"], {}, 8, None, None),
     "splits below another folder": (
@@ -84,6 +85,9 @@ FOLDERS = {
     "metadata of a part": (
         numbers("", 24), {"others": {"metadata.jsonl": "".join(f'{{"file_name": "{name}"}}\n' for name in numbers("", 6))}},
         6, None, r"18 of 24 images .* 18 such as '006\.png' \(metadata\.jsonl does not name these\)\.",
+    ),
+    "metadata of all": (
+        numbers("b/", 2), {"others": {"b/metadata.csv": "file_name,n\n001.png,1\n000.png,2\n"}}, 2, None, None,
     ),
     "captions and hidden files": (
         numbers("", 3),

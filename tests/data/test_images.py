@@ -34,10 +34,11 @@ def one_pixel(mode, value):
     return Image.new(mode, (1, 1), value)
 
 
-def palette_image(transparency):
+def palette_image(transparency=None):
     image = Image.new("P", (1, 1))
     image.putpalette([255, 0, 0, 0, 0, 255])
-    image.info["transparency"] = transparency
+    if transparency is not None:
+        image.info["transparency"] = transparency
     return image
 
 
@@ -51,6 +52,7 @@ COLOURS = {
     "1": (one_pixel("1", 1), (1, 1, 1), 1),
     "L": (one_pixel("L", 51), (0.2, 0.2, 0.2), 0.2),
     "LA, transparent": (one_pixel("LA", (51, 0)), (1, 1, 1), 1),
+    "P": (palette_image(), (1, 0, 0), GREY_OF_RED),
     "P, transparent": (palette_image(0), (1, 1, 1), 1),
     "P, another colour transparent": (palette_image(1), (1, 0, 0), GREY_OF_RED),
     "RGB": (one_pixel("RGB", RED), (1, 0, 0), GREY_OF_RED),
@@ -211,6 +213,7 @@ BROKEN = {
     "truncated": {"bytes": PNG[: len(PNG) // 2], "path": "a/half.png"},
     "corrupt": {"bytes": PNG[:60] + b"\0" * (len(PNG) - 60), "path": "a/zeros.png"},
     "missing file": {"bytes": None, "path": "/nowhere/missing.png"},
+    "unknown scale": {**encoded(Image.new("F", (2, 2), 7.0), format="tiff"), "path": "a/float.tiff"},
     "no bytes and no path": {"bytes": None, "path": None},
     "empty cell": None,
 }
