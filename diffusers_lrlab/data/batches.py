@@ -7,8 +7,8 @@ every update has the same number of images, and a resumed run starts at a later 
 
 import os
 from collections.abc import Generator, Iterable, Iterator
-from queue import Full, Queue
-from threading import Event, Thread
+from queue import SimpleQueue
+from threading import Event, Semaphore, Thread
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,8 +27,7 @@ from .streams import BlockReader
 
 # The most workers of a process by default, and the fewest images of a run for which starting them is worthwhile.
 _MOST_WORKERS, _MANY_IMAGES = 16, 5000
-_AHEAD = 2  # batches that are prefetched
-_POLL_SECONDS = 0.1  # between checks whether batches are still needed
+_AHEAD = 3  # batches that are prefetched, with the one that is being read
 _JOIN_SECONDS = 5.0  # the end of a run does not wait longer for a hanging source
 
 
@@ -73,7 +72,7 @@ def iterate_batches(
     else:
         batches = _iterate_files(data, layout, seed, updates, num_workers)
     for update, batch in zip(updates, batches, strict=True):
-        if data.classes is not None and data.classes.dropout:
+        if data.classes is not None:
             batch = data.classes.drop(batch, layout.image_numbers(update))
         yield batch if compact else batch.normalised()
 
@@ -227,41 +226,31 @@ def prefetched(batches: Generator[Batch, None, None]) -> Iterator[Batch]:
         first = next(batches)  # in this thread, so that it forks the workers
     except StopIteration:
         return
-    ready: Queue[Any] = Queue(_AHEAD)
-    stopped = Event()
-    thread = Thread(target=_read, args=(batches, ready, stopped), daemon=True, name="read batches")
+    ready: SimpleQueue[Any] = SimpleQueue()
+    wanted, stopped = Semaphore(_AHEAD), Event()
+    arguments = (batches, ready, wanted, stopped)
+    thread = Thread(target=_read, args=arguments, daemon=True, name="read batches")
     thread.start()
     try:
         yield first
         while (batch := ready.get()) is not None:
             if isinstance(batch, BaseException):
                 raise batch
+            wanted.release()
             yield batch
     finally:
         stopped.set()
+        wanted.release()
         thread.join(_JOIN_SECONDS)
 
 
-def _read(batches: Generator[Batch, None, None], ready: Queue[Any], stopped: Event) -> None:
-    """Puts batches into the queue, then `None` or an exception."""
-    last: BaseException | None = None
+def _read(batches: Generator[Batch, None, None], ready: SimpleQueue[Any], wanted: Semaphore, stopped: Event) -> None:
+    """Puts batches into the queue, one for each that is wanted, then `None` or an exception."""
     pins = torch.cuda.is_available()
     try:
-        for batch in batches:
-            _put(ready, batch.pin_memory() if pins else batch, stopped)
-            if stopped.is_set():
-                break
-    except BaseException as error:  # raised in the consumer
-        last = error
-    finally:
+        while wanted.acquire() and not stopped.is_set() and (batch := next(batches, None)) is not None:
+            ready.put(batch.pin_memory() if pins else batch)
         batches.close()
-    _put(ready, last, stopped)
-
-
-def _put(ready: Queue[Any], item: Any, stopped: Event) -> None:
-    while not stopped.is_set():
-        try:
-            ready.put(item, timeout=_POLL_SECONDS)
-            return
-        except Full:
-            continue
+        ready.put(None)
+    except BaseException as error:  # raised in the consumer
+        ready.put(error)

@@ -13,7 +13,7 @@ from ..core.errors import LabError, must_be
 from ..core.files import expanded, write_text
 from ..core.manifest import write_manifest
 from .image_sets import image_set
-from .options import EMBEDDED_DATASETS, DataConfig
+from .options import EMBEDDED_DATASETS, DataConfig, source_of
 
 LATENTS_FILE = "latents.json"
 ROWS_FILE = "latents.arrow"  # a `datasets.Dataset` with the column `latent`, and that of labels
@@ -57,10 +57,10 @@ def is_latents_folder(folder: str | Path) -> bool:
 
 def latents_folder(config: DataConfig) -> Path | None:
     """The folder of latents that a configuration names, if it is one."""
-    folder = config.train_data_dir or config.dataset_name
-    if folder is None or (config.train_data_dir is None and folder in EMBEDDED_DATASETS):
+    if config.train_data_dir is None and config.dataset_name in EMBEDDED_DATASETS:
         return None
-    return expanded(folder) if is_latents_folder(folder) else None
+    folder = expanded(source_of(config))
+    return folder if source_of(config) and is_latents_folder(folder) else None
 
 
 def read_latents_record(folder: str | Path) -> LatentsRecord:

@@ -16,7 +16,7 @@ from .image_folder import digest_of
 from .image_sets import image_set
 from .images import ImageTransform, normalise
 from .labels import KEYWORD, Classes, Example, Examples, LabelColumn, find_classes, find_label_column
-from .options import BatchLayout, DataConfig
+from .options import BatchLayout, DataConfig, source_of
 from .shards import open_shards
 from .sources import columns_of, open_dataset
 from .streams import ShardedStream
@@ -128,15 +128,15 @@ class TrainingData:
 
 
 def stream_data(
-    config: DataConfig, seed: int, stream: Any, column: str, transform: Transform, name: str, label: LabelColumn | None
+    config: DataConfig, seed: int, stream: Any, column: str, transform: Transform, label: LabelColumn | None
 ) -> TrainingData:
     """The data of a stream, whose held-out rows (a fifth at most) come from a few of its shards."""
     names = dict.fromkeys([column, *([] if label is None else [label.name])])
-    source = open_shards(config, stream.select_columns(list(names)), column, name, label)
+    source = open_shards(config, stream.select_columns(list(names)), column, label)
     num_held_out = min(config.num_validation_images or 0, int(source.lengths.sum()) // 5)
     generator_seed, buffer = stream_seed(seed, "stream"), config.stream_shuffle_buffer
     train = ShardedStream(source, column, num_held_out, SPLIT_SEED, generator_seed, buffer)
-    data = TrainingData(name, train, Batch(torch.empty(0)), column, source.fingerprint, transform)
+    data = TrainingData(source_of(config), train, Batch(torch.empty(0)), column, source.fingerprint, transform)
     if label is not None:  # whose values are in it, but not what they are to the model
         data.fingerprint = digest_of([source.fingerprint, (KEYWORD, label.name)])
     data.classes = find_classes(label, None, config.label_dropout, seed)
@@ -151,8 +151,8 @@ def table_data(
     """Data with random access, divided into rows to hold out and rows to train on, with their labels."""
     label = find_label_column(dataset, config)
     labels = None if label is None else label.read_all(dataset)
-    rows, name = dataset.select_columns([column]), config.dataset_name or config.train_data_dir or ""
-    data = TrainingData(name, rows, Batch(torch.empty(0)), column, fingerprint, transform)
+    rows = dataset.select_columns([column])
+    data = TrainingData(source_of(config), rows, Batch(torch.empty(0)), column, fingerprint, transform)
     data.skips_corrupt = config.skip_corrupt_images
     held_out, training = split_rows(len(rows), config.num_validation_images or 0)
     own = {}
@@ -185,20 +185,19 @@ def load_image_data(config: DataConfig, seed: int, layout: BatchLayout) -> Train
         eight_bit=not config.preserve_input_precision,
         seed=seed,
     )
-    name = config.dataset_name or config.train_data_dir or ""
     if config.streaming:
-        return stream_data(config, seed, dataset, column, transform, name, find_label_column(dataset, config))
+        return stream_data(config, seed, dataset, column, transform, find_label_column(dataset, config))
     if (embedded := image_set(config.dataset_name)) is None:
         fingerprint = dataset.select_columns([column])._fingerprint
     else:
-        fingerprint = f"{name}-{resolution}" if "made" in embedded.traits else name
+        fingerprint = f"{embedded.name}-{resolution}" if "made" in embedded.traits else embedded.name
     data = table_data(config, seed, dataset, column, transform, fingerprint)
-    data.image_set = None if embedded is None else name
+    data.image_set = None if embedded is None else embedded.name
     layout.check_fits(len(data.train))
     if len(data.train) * 4 * channels * resolution**2 <= config.in_memory_limit_mb * 2**20:
         _keep_in_memory(data, config)
     if not data.num_images:
-        raise LabError(f"{name!r} has no images to train on.")
+        raise LabError(f"{source_of(config)!r} has no images to train on.")
     return data
 
 

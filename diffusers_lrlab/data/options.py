@@ -159,6 +159,11 @@ class DataConfig:
         return self.image_channels, self.resolution
 
 
+def source_of(config: DataConfig) -> str:
+    """The folder, the name or the Hub id of the data."""
+    return config.train_data_dir or config.dataset_name or ""
+
+
 @dataclass(frozen=True)
 class BatchLayout:
     """The division of an update's images among processes and micro-batches, and the rank of this process."""

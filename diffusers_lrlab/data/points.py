@@ -12,7 +12,7 @@ from ..core.streams import split_rows
 from ..core.words import counted
 from .batch import Batch
 from .loading import TrainingData, stream_data
-from .options import BatchLayout, DataConfig
+from .options import BatchLayout, DataConfig, source_of
 from .sources import find_point_column, open_dataset
 from .toy2d import TOY_DATASETS, toy_points
 
@@ -51,23 +51,22 @@ class PointTransform:
 
 def load_point_data(config: DataConfig, seed: int, layout: BatchLayout) -> TrainingData:
     """Loads the points of a resolved configuration and holds out some for validation."""
-    name = config.dataset_name or config.train_data_dir or ""
-    if name in TOY_DATASETS:
-        return _toy_data(name, config)
+    if source_of(config) in TOY_DATASETS:
+        return _toy_data(source_of(config), config)
     dataset = open_dataset(config)
     column = find_point_column(dataset)
     dataset = dataset.select_columns([column])
     if config.streaming:
         first = next(iter(dataset), None)
         if first is None:
-            raise LabError(f"The stream {name!r} has no points to train on.")
+            raise LabError(f"The stream {source_of(config)!r} has no points to train on.")
         if not first[column]:
             raise must_be(column, first[column], "a list of one number or more", "correct or remove the row", of="row 0")
-        return stream_data(config, seed, dataset, column, PointTransform(len(first[column]), column), name, None)
+        return stream_data(config, seed, dataset, column, PointTransform(len(first[column]), column), None)
     points = read_points(dataset, column)
     held_out, training = split_rows(len(points), config.num_validation_images or 0)
     train, transform = dataset.select(training), PointTransform(points.shape[1], column)
-    data = TrainingData(name, train, Batch(points[held_out]), column, dataset._fingerprint, transform)
+    data = TrainingData(source_of(config), train, Batch(points[held_out]), column, dataset._fingerprint, transform)
     layout.check_fits(len(training))
     if points.nbytes <= config.in_memory_limit_mb * 2**20:
         data.in_memory = Batch(points[training])

@@ -16,6 +16,7 @@ from ..core.errors import LabError
 from ..core.files import expanded, full_disk_explained
 from .image_folder import digest_of
 from .labels import Example, LabelColumn, labelled
+from .options import source_of
 from .sources import is_saved_dataset, is_table, load_errors_explained, open_builder, open_dataset
 from .streams import Source, read_errors_explained
 
@@ -47,7 +48,7 @@ class ParquetShards:
         self.fingerprint = digest_of(_of_column(group, each) for group in groups for each in self._columns)
         if label is not None:
             for (file, number), group in zip(self._row_groups, groups, strict=True):
-                for end in _ends_of_column(group, label.name):
+                for end in (end for _, ends in _chunks(group, label.name) if ends for end in (ends.min, ends.max)):
                     label.check(end, f"row group {number} of {file!r}")
 
     def open(self, shard: int, row: int) -> Iterator[tuple[int, Example]]:
@@ -78,22 +79,20 @@ def _read_footer(path: str) -> Any:
         return parquet.ParquetFile(file).metadata
 
 
+def _chunks(group: Any, column: str) -> Iterator[tuple[Any, Any]]:
+    """The chunks of a column in a row group, which may be nested, with their statistics in the footer or `None`."""
+    for chunk in map(group.column, range(group.num_columns)):
+        if f"{chunk.path_in_schema}.".startswith(f"{column}."):
+            yield chunk, chunk.statistics if chunk.is_stats_set and chunk.statistics.has_min_max else None
+
+
 def _of_column(group: Any, column: str) -> list[Any]:
     """Facts in a footer about a column of a row group."""
     facts: list[Any] = [group.num_rows]
-    for chunk in map(group.column, range(group.num_columns)):
-        if f"{chunk.path_in_schema}.".startswith(f"{column}."):
-            ends = chunk.statistics if chunk.is_stats_set and chunk.statistics.has_min_max else None
-            facts += [chunk.path_in_schema, chunk.total_compressed_size, chunk.total_uncompressed_size]
-            facts += [ends and (ends.min_raw, ends.max_raw)]
+    for chunk, ends in _chunks(group, column):
+        facts += [chunk.path_in_schema, chunk.total_compressed_size, chunk.total_uncompressed_size]
+        facts += [ends and (ends.min_raw, ends.max_raw)]
     return facts
-
-
-def _ends_of_column(group: Any, column: str) -> Iterator[Any]:
-    """The smallest and the largest value of a column of numbers in a row group, if its footer has them."""
-    for chunk in map(group.column, range(group.num_columns)):
-        if chunk.path_in_schema == column and chunk.is_stats_set and chunk.statistics.has_min_max:
-            yield from (chunk.statistics.min, chunk.statistics.max)
 
 
 class TableShards:
@@ -150,7 +149,7 @@ def _count_rows(facts_of: Callable[[int], Iterator[Any]], places: Sequence[str],
     """
     from tqdm.auto import tqdm
 
-    found = _counted_before(path, len(places))
+    found = _counted_before(path)
     missing = [shard for shard in range(len(places)) if shard not in found]
     for shard in tqdm(missing, desc="count the rows of shards", disable=None, leave=False, delay=2):
         remedy = "Start again when it can be read; earlier shards are not counted again. Replace it if it is damaged."
@@ -165,26 +164,23 @@ def _count_rows(facts_of: Callable[[int], Iterator[Any]], places: Sequence[str],
     return [found[shard] for shard in range(len(places))]
 
 
-def _counted_before(path: Path, num_shards: int) -> dict[int, tuple[str, int]]:
-    """Digests and numbers of rows in the file, by shard; damaged or incomplete lines are ignored."""
+def _counted_before(path: Path) -> dict[int, tuple[str, int]]:
+    """Digests and numbers of rows in the file, by shard; unfinished lines are ignored."""
     found: dict[int, tuple[str, int]] = {}
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError, TypeError):
             shard, digest, rows = json.loads(line)
-            if type(shard) is int and 0 <= shard < num_shards and type(digest) is str and type(rows) is int:
-                found[shard] = (digest, rows)
+            found[shard] = (digest, int(rows))
     return found
 
 
-def open_shards(config: DataConfig, stream: Any, column: str, name: str, label: LabelColumn | None = None) -> Source:
+def open_shards(config: DataConfig, stream: Any, column: str, label: LabelColumn | None = None) -> Source:
     """The shards of the stream of a configuration; `stream` has only the undecoded column `column` and that of labels."""
     with load_errors_explained(config):
-        if is_table(config):
-            return _table_shards(config, stream, column, name, label)
-        return _file_shards(config, stream, column, name, label)
+        return (_table_shards if is_table(config) else _file_shards)(config, stream, column, label)
 
 
-def _table_shards(config: DataConfig, stream: Any, column: str, name: str, label: LabelColumn | None) -> TableShards:
+def _table_shards(config: DataConfig, stream: Any, column: str, label: LabelColumn | None) -> TableShards:
     import datasets as hf_datasets
 
     names = [] if label is None else [label.name]
@@ -196,10 +192,10 @@ def _table_shards(config: DataConfig, stream: Any, column: str, name: str, label
         paths = [cell["path"] for cell in rows[column] if cell]
         values = map(list, zip(*(rows[each] for each in names), strict=True))
         fingerprint = digest_of([*_names_and_sizes(paths), *values])
-    return TableShards(name, rows, column, fingerprint, label)
+    return TableShards(source_of(config), rows, column, fingerprint, label)
 
 
-def _file_shards(config: DataConfig, stream: Any, column: str, name: str, label: LabelColumn | None) -> Source:
+def _file_shards(config: DataConfig, stream: Any, column: str, label: LabelColumn | None) -> Source:
     from datasets.config import HF_DATASETS_CACHE
     from datasets.fingerprint import Hasher
     from datasets.packaged_modules.parquet.parquet import Parquet
@@ -207,12 +203,12 @@ def _file_shards(config: DataConfig, stream: Any, column: str, name: str, label:
     builder = open_builder(config)
     files = builder.config.data_files[config.dataset_split]
     if isinstance(builder, Parquet):
-        return ParquetShards(name, list(files), column, stream.features[column], label)
+        return ParquetShards(source_of(config), list(files), column, stream.features[column], label)
     # What the rows are counted for: the files, and the labels, whose values are checked meanwhile.
     facts = [list(files), repr(files.origin_metadata), list(_names_and_versions(files)), config.dataset_config_name, column]
     facts += [] if label is None else [[label.name], [label.num_classes]]
-    folder = expanded(config.cache_dir or HF_DATASETS_CACHE) / "lrlab-shard-rows"
-    return SequentialShards(name, stream, files, column, folder / f"{Hasher.hash(facts)}.jsonl", label)
+    counts = expanded(config.cache_dir or HF_DATASETS_CACHE) / "lrlab-shard-rows" / f"{Hasher.hash(facts)}.jsonl"
+    return SequentialShards(source_of(config), stream, files, column, counts, label)
 
 
 def _names_and_versions(files: Any) -> Iterator[Any]:

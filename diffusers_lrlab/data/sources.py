@@ -12,7 +12,7 @@ from ..core.errors import LabError, did_you_mean, must_be
 from ..core.files import expanded
 from .image_folder import FolderFiles, ending_of, open_image_folder, warn_once
 from .image_sets import IMAGE_DATASETS, image_set, load_image_dataset
-from .options import EMBEDDED_DATASETS, DataConfig
+from .options import EMBEDDED_DATASETS, DataConfig, source_of
 from .toy2d import TOY_DATASETS
 
 
@@ -47,7 +47,7 @@ def open_builder(config: DataConfig) -> Any:
 
 def is_saved_dataset(config: DataConfig) -> bool:
     """Whether the data are a folder that `save_to_disk` wrote."""
-    return (_folder(config) / "state.json").is_file()
+    return (expanded(source_of(config)) / "state.json").is_file()
 
 
 def is_table(config: DataConfig) -> bool:
@@ -67,26 +67,17 @@ def _open_table(config: DataConfig) -> Any:
         return None
     if config.dataset_config_name is not None or config.dataset_split != "train":
         raise LabError(
-            f"{_name(config)!r} was written by save_to_disk, which stores no configurations or splits. Leave "
+            f"{source_of(config)!r} was written by save_to_disk, which stores no configurations or splits. Leave "
             "--dataset_config_name and --dataset_split out."
         )
-    return hf_datasets.load_from_disk(str(_folder(config)))
-
-
-def _name(config: DataConfig) -> str:
-    return config.train_data_dir or config.dataset_name or ""
-
-
-def _folder(config: DataConfig) -> Path:
-    return expanded(_name(config))
+    return hf_datasets.load_from_disk(str(expanded(source_of(config))))
 
 
 def _source(config: DataConfig) -> str:
     """The folder of data, which `datasets` can read, or the id on the Hub."""
-    folder = _folder(config)
-    if not folder.is_dir():
-        return _name(config)
-    path = os.path.abspath(folder)
+    path = os.path.abspath(expanded(source_of(config)))
+    if not os.path.isdir(path):
+        return source_of(config)
     if glob.has_magic(path):
         flag = "--train_data_dir" if config.train_data_dir else "--dataset_name"
         wanted = "a path without the signs *, ? and [, which `datasets` takes for a pattern"
@@ -106,8 +97,10 @@ def load_errors_explained(config: DataConfig) -> Iterator[None]:
         cause = error.__cause__ if type(error) is DatasetGenerationError else error  # its own text says nothing
         reason = str(cause or error)
         if isinstance(cause, (FileNotFoundError, ConnectionError)):  # of which DatasetNotFoundError is one
-            reason = reason.rstrip(".") + _nothing_here(_name(config))
-        raise LabError(f"Cannot load the dataset {_name(config)!r} (split {config.dataset_split!r}): {reason}") from error
+            reason = reason.rstrip(".") + _nothing_here(source_of(config))
+        raise LabError(
+            f"Cannot load the dataset {source_of(config)!r} (split {config.dataset_split!r}): {reason}"
+        ) from error
 
 
 def _nothing_here(name: str) -> str:
@@ -135,14 +128,17 @@ def local_folder(dataset_name: str) -> str | None:
     return None
 
 
-def find_images(folder: Path) -> FolderFiles | None:
-    """The files of a folder of images; `None` for a folder of dataset files, and a `LabError` for one of neither."""
+def _images_of(config: DataConfig) -> FolderFiles | None:
+    """The files of a folder of images; `None` for dataset files or a Hub id, and a `LabError` for a folder of neither."""
+    folder = expanded(source_of(config))
+    if not folder.is_dir() or is_saved_dataset(config):
+        return None
     if folder.resolve() in (Path(os.path.expanduser("~")).resolve(), Path(folder.resolve().anchor)):
         raise LabError(f"{str(folder)!r} contains all of your files. Give the folder of the data.")
     files = FolderFiles(folder)
     endings = {ending_of(path) for path in files.others}
     if tables := endings & {".parquet", ".arrow", ".tar"}:
-        if files.images:
+        if len(files.images) > 1:  # one is usually a picture of the data, as `lrlab data export` writes
             files.unread[f"the data are read from {' and '.join(sorted(tables))}"] += files.images.values()
             warn_once(files.describe_unread())
         return None
@@ -154,12 +150,6 @@ def find_images(folder: Path) -> FolderFiles | None:
         f"The data folder {str(folder)!r} holds no images and no dataset files (png, jpg, parquet, ...). It has "
         f"{files.contents()}. {files.describe_unread()}".rstrip()
     )
-
-
-def _images_of(config: DataConfig) -> FolderFiles | None:
-    folder = _folder(config)
-    is_images = folder.is_dir() and not is_saved_dataset(config)
-    return find_images(folder) if is_images else None
 
 
 def columns_of(dataset: Any) -> tuple[Any, str]:
@@ -194,20 +184,16 @@ def has_points(config: DataConfig) -> bool:
     Whether a configuration that names no kind of data means points: a toy dataset, or data with a column of lists of numbers
     and none of images. May read the columns from the Hub.
     """
-    name = config.dataset_name or ""
-    if name in TOY_DATASETS:
+    if config.dataset_name in TOY_DATASETS:
         return True
-    is_embedded = not name and not config.train_data_dir or name in IMAGE_DATASETS
-    if is_embedded or config.image_column is not None or _is_folder_of_images(config):
+    if not source_of(config) or config.dataset_name in IMAGE_DATASETS or config.image_column is not None:
         return False
+    try:
+        if _images_of(config) is not None:
+            return False
+    except LabError:
+        return False  # without images or data: an error when images are loaded
     from datasets import Image
 
     features = (open_dataset(config, streaming=True).features or {}).values()
     return any(map(is_numeric_list, features)) and not any(isinstance(feature, Image) for feature in features)
-
-
-def _is_folder_of_images(config: DataConfig) -> bool:
-    try:
-        return _images_of(config) is not None
-    except LabError:
-        return True  # without images or data: an error when images are loaded

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.image_sets import (
@@ -45,16 +46,8 @@ def test_what_is_made_follows_from_the_seed():
         assert (few != images(n=8, **other)).any(axis=(1, 2, 3)).all()
 
 
-def test_classes_of_mnist_are_whole():
-    dataset = load_image_dataset("mnist")
-    assert np.bincount(dataset["label"][:]).tolist() == [500] * 10
+def test_a_part_of_mnist_has_all_classes():
     assert len({*load_image_dataset("mnist", n=200)["label"]}) == 10  # the file is sorted by digit
-
-
-@pytest.mark.parametrize("resolution", [16, 256])
-def test_edges_are_antialiased(resolution):
-    coverage = 255 - render_shapes(draw_factors(6, seed=2), resolution).min(-1)
-    assert ((coverage > 0) & (coverage < 255)).sum((1, 2)).min() > 10
 
 
 @pytest.mark.parametrize("resolution", [16, 32, 100])
@@ -89,19 +82,15 @@ def test_factors_are_uniform_and_independent():
     assert np.abs(correlations).max() < 0.03
 
 
-@pytest.mark.parametrize(
+@cases(
     ("words", "message"),
     [
-        ({"name": "shapes", "resolution": 8}, r"resolution.*\[16, 256\].*got 8"),
         ({"name": "shapes", "resolution": 300}, r"resolution.*\[16, 256\].*got 300.*train_data_dir"),
-        ({"name": "shapes", "n": 0}, "n.*got 0"),
         ({"name": "mnist", "n": 5001}, "n.*got 5001"),
         ({"name": "digits", "split": "test"}, "split.*'train'"),
         ({"name": "mnist", "resolution": 32}, "resolution.*28"),
         ({"name": "digits", "seed": 7}, "seed.*not generated"),
-        ({"name": "shape"}, "shapes"),
     ],
-    ids=str,
 )
 def test_what_cannot_be_had(words, message):
     with pytest.raises(LabError, match=message):

@@ -6,8 +6,7 @@ import struct
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given
 from hypothesis.extra.numpy import arrays
 from PIL import ExifTags, Image, ImageOps
 from tables import cases
@@ -52,16 +51,13 @@ def encoded(image, **save):
 COLOURS = {
     "1": (one_pixel("1", 1), (1, 1, 1), 1),
     "L": (one_pixel("L", 51), (0.2, 0.2, 0.2), 0.2),
-    "LA": (one_pixel("LA", (51, 255)), (0.2, 0.2, 0.2), 0.2),
     "LA, transparent": (one_pixel("LA", (51, 0)), (1, 1, 1), 1),
     "P": (palette_image(), (1, 0, 0), GREY_OF_RED),
-    "P, transparent": (palette_image(transparency=0), (1, 1, 1), 1),
-    "P, another colour transparent": (palette_image(transparency=1), (1, 0, 0), GREY_OF_RED),
+    "P, transparent": (palette_image(0), (1, 1, 1), 1),
+    "P, another colour transparent": (palette_image(1), (1, 0, 0), GREY_OF_RED),
     "RGB": (one_pixel("RGB", RED), (1, 0, 0), GREY_OF_RED),
-    "RGBA": (one_pixel("RGBA", (*RED, 255)), (1, 0, 0), GREY_OF_RED),
     "RGBA, a fifth": (one_pixel("RGBA", (*RED, 51)), (1, 0.8, 0.8), 219 / 255),
     "CMYK": (one_pixel("CMYK", (0, 255, 255, 0)), (1, 0, 0), GREY_OF_RED),
-    "I;16, 0": (one_pixel("I;16", 0), (0, 0, 0), 0),
     "I;16, middle": (one_pixel("I;16", 32768), (32768 / 65535,) * 3, 32768 / 65535),
     "I;16, largest": (one_pixel("I;16", 65535), (1, 1, 1), 1),
     "I": (one_pixel("I", 32768), (32768 / 65535,) * 3, 32768 / 65535),
@@ -76,12 +72,10 @@ def test_every_mode_has_its_colour(name):
         torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float32), rtol=0, atol=1e-6)
 
 
-@cases("mode", ["1", "LA", "PA", "RGBA", "YCbCr", "HSV", "I;16B", "F"])
+@cases("mode", ["1", "PA", "YCbCr", "HSV", "I;16B"])
 @cases("channels", [1, 3])
 def test_the_result_is_in_minus_one_to_one(mode, channels):
-    image = Image.effect_noise((13, 9), 90)
-    noise = Image.fromarray(np.asarray(image) / np.float32(255)) if mode == "F" else image.convert(mode)
-    pixels = resize(noise, channels=channels)
+    pixels = resize(Image.effect_noise((13, 9), 90).convert(mode), channels=channels)
     assert pixels.shape == (channels, 8, 12)
     assert -1 <= pixels.min() < pixels.max() <= 1
 
@@ -106,12 +100,7 @@ def test_values_of_unknown_scale_are_an_error(mode, values, told):
         resize(image)
 
 
-# --- resize, crop, flip ----------------------------------------------------------------------------------------------
-
-
-@cases(
-    ("size", "resized"), [((8, 8), (8, 8)), ((4, 4), (8, 8)), ((16, 32), (16, 8)), ((100, 9), (8, 89)), ((1, 5), (40, 8))]
-)
+@cases(("size", "resized"), [((4, 4), (8, 8)), ((16, 32), (16, 8)), ((100, 9), (8, 89)), ((1, 5), (40, 8))])
 def test_the_shorter_side_becomes_the_resolution(size, resized):
     width, height = size
     assert resize(Image.new("L", (width, height))).shape == (1, *resized)
@@ -149,12 +138,7 @@ def test_random_crops_and_flips_are_squares_out_of_the_image_at_every_position()
         assert torch.equal(crop, image[:, top : top + 8, left : left + 8])
         found.add((top, left, is_flipped))
     assert len(found) == 2 * 5 * 2
-
-
-def test_half_of_the_images_are_flipped():
-    image = rising(8, 8)
-    pixels = transform(random_flip=True).augment(image.expand(1000, -1, -1, -1), range(1000))
-    assert 450 < sum(torch.equal(each, image.flip(-1)) for each in pixels) < 550
+    assert 250 < sum(bool(crop[0, 0, 0] > crop[0, 0, 1]) for crop in crops) < 350  # half are flipped
 
 
 @cases("crop", ["centre", "random"])
@@ -178,31 +162,23 @@ def test_levels_become_the_numbers_that_division_makes_of_them():
     assert torch.equal(normalise(expected), expected)
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
 def exif(*tags):
-    """EXIF data with tags of any type: number, type, count, content."""
-    offset, entries, contents = 14 + 12 * len(tags), b"", b""
-    for number, kind, count, content in sorted(tags):
-        inline = content.ljust(4, b"\0") if len(content) <= 4 else struct.pack("<I", offset + len(contents))
-        entries += struct.pack("<HHI", number, kind, count) + inline
-        contents += content if len(content) > 4 else b""
-    return b"Exif\0\0" + struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + contents
+    """EXIF data with tags of any type: number, type, content of at most four bytes."""
+    entries = b"".join(struct.pack("<HHI", tag, kind, 1) + content.ljust(4, b"\0") for tag, kind, content in sorted(tags))
+    return b"Exif\0\0" + struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4)
 
 
-TYPES = {1: b"H", 2: b"72\0", 3: b"H\0", 4: b"H\0\0\0", 5: b"H" + bytes(7), 7: b"ab", 9: b"\xff" * 4, 12: b"\x7f" * 8}
 TAGS = sorted({int(tag) for tag in ExifTags.Base} - {0x0112})
 XMP = b'http://ns.adobe.com/xap/1.0/\0<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
 
 
 @pytest.mark.filterwarnings("ignore")  # PIL warns of tags that it does not understand
-@cases("kind", TYPES)
-def test_tags_of_other_types_do_not_keep_a_picture_from_being_turned(kind):
+@cases(("kind", "content"), [(1, b"H"), (2, b"72\0"), (3, b"H\0"), (5, b"\x08"), (9, b"\xff" * 4), (12, b"\x08")])
+def test_tags_of_other_types_do_not_keep_a_picture_from_being_turned(kind, content):
     plain = encoded(Image.effect_noise((6, 4), 60), format="jpeg")["bytes"]
     expected = np.rot90(np.asarray(Image.open(io.BytesIO(plain))), -1)
-    turned = (0x0112, 3, 1, b"\6\0")
-    for data in [exif(turned), XMP, *(exif(turned, (tag, kind, 1, TYPES[kind])) for tag in (*TAGS, 0x8825))]:
+    turned = (0x0112, 3, b"\6\0")
+    for data in [exif(turned), XMP, *(exif(turned, (tag, kind, content)) for tag in (*TAGS, 0x8825))]:
         segment = b"\xff\xe1" + struct.pack(">H", len(data) + 2) + data
         image = decode({"bytes": plain[:2] + segment + plain[2:], "path": None})
         assert np.array_equal(np.asarray(image), expected)
@@ -232,23 +208,12 @@ def _raise(error):
     raise error
 
 
-def test_images_are_read_from_paths_and_from_bytes(tmp_path):
-    image = Image.effect_noise((8, 8), 60)
-    image.save(tmp_path / "a.png")
-    from_path = transform().read({"bytes": None, "path": str(tmp_path / "a.png")})
-    assert torch.equal(from_path, transform().read(encoded(image)))
-    assert torch.equal(normalise(from_path), resize(image))
-
-
 PNG = encoded(Image.effect_noise((16, 16), 60))["bytes"]
 BROKEN = {
     "truncated": {"bytes": PNG[: len(PNG) // 2], "path": "a/half.png"},
     "corrupt": {"bytes": PNG[:60] + b"\0" * (len(PNG) - 60), "path": "a/zeros.png"},
-    "empty file": {"bytes": b"", "path": "a/empty.png"},
-    "text": {"bytes": b"not an image at all", "path": "a/text.png"},
     "missing file": {"bytes": None, "path": "/nowhere/missing.png"},
     "unknown scale": {**encoded(Image.new("F", (2, 2), 7.0), format="tiff"), "path": "a/float.tiff"},
-    "bytes alone": {"bytes": PNG[:99], "path": None},
     "no bytes and no path": {"bytes": None, "path": None},
     "empty cell": None,
 }
@@ -260,22 +225,6 @@ def test_an_image_that_cannot_be_read_is_named_with_the_remedy(name):
     with pytest.raises(LabError, match="--skip_corrupt_images") as caught:
         transform().read(cell)
     assert repr((cell and cell["path"]) or "(embedded bytes)") in str(caught.value)
-
-
-@pytest.mark.filterwarnings("ignore")  # PIL warns of broken metadata in its own words
-@pytest.mark.parametrize("kind", ["png", "jpeg", "tiff"])
-@settings(deadline=None)
-@given(cut=st.floats(0, 1), damage=st.dictionaries(st.integers(0, 300), st.integers(0, 255), max_size=4))
-def test_no_damage_to_a_file_gets_past_the_error_for_users(kind, cut, damage):
-    cell = encoded(Image.effect_noise((16, 12), 60).convert("RGB"), format=kind)
-    damaged = bytearray(cell["bytes"][: int(cut * len(cell["bytes"]))])
-    for place, value in damage.items():
-        damaged[place : place + 1] = bytes([value])
-    try:
-        pixels = normalise(transform(channels=3).read({**cell, "bytes": bytes(damaged)}))
-    except LabError:
-        return
-    assert pixels.abs().max() <= 1
 
 
 @given(arrays(np.uint16, (8, 8)))

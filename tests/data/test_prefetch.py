@@ -1,29 +1,30 @@
-"""Batches that are read ahead."""
+"""Batches that are read ahead, by a thread or by workers."""
 
 import itertools
+import os
 import threading
+import time
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
+from started import Started
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batches import prefetched
 
 
-def test_batches_that_are_read_ahead_are_the_same():
-    assert torch.stack(list(prefetched(torch.tensor(number) for number in range(9)))).tolist() == list(range(9))
-    assert list(prefetched(torch.tensor(number) for number in range(0))) == []
-
-
-def test_an_error_comes_where_the_batch_would():
+def test_batches_are_the_same_up_to_an_error_in_its_place():
     def failing():
-        yield torch.tensor(1)
+        yield from map(torch.tensor, range(3))
         raise LabError("gone")
 
     ahead = prefetched(failing())
-    assert next(ahead) == 1
+    assert [int(next(ahead)) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(LabError, match="gone"):
         next(ahead)
+    assert list(prefetched(torch.tensor(number) for number in range(0))) == []
 
 
 def test_who_stops_early_leaves_no_thread_and_closes_the_source():
@@ -71,3 +72,28 @@ def test_a_slow_source_is_read_while_others_work():
     for number, _ in enumerate(prefetched(source())):
         following = begun[min(number + 1, 4)]
         assert following.wait(60)  # before it is asked for
+
+
+@pytest.mark.slow
+def test_no_worker_outlives_a_run_that_is_killed():
+    """Not even one that waits for its source, while a later fork of the run, which has its ends of the pipes, lives on."""
+    run = Started(Path(__file__).parents[1] / "scripts" / "held_up_workers.py", env=os.environ)
+    children = []
+    try:
+        until(lambda: run._streams[0].exists() and run._streams[0].read_text().count("reads") == 2 or run.poll())
+        assert run.poll() is None, run.error()
+        until(lambda: len(psutil.Process(run.pid).children()) == 3)
+        children = sorted(psutil.Process(run.pid).children(), key=lambda child: child.create_time())
+        assert len(children) == 3
+        run.kill()
+        until(lambda: not psutil.wait_procs(children[:2], timeout=0)[1])
+        assert [child.is_running() for child in children] == [False, False, True]
+    finally:
+        for process in (run, *filter(psutil.Process.is_running, children)):
+            process.kill()
+
+
+def until(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)

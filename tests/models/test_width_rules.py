@@ -1,7 +1,6 @@
 """The roles of parameters by which learning rates and initial weights follow the width of a model (muP)."""
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from diffusers import DiTTransformer2DModel, UNet2DModel
 
 from diffusers_lrlab import MLPDenoiser
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.models.width import WIDTH_RULES, start_for_width, width_of, width_rule
+from diffusers_lrlab.models.width import start_for_width, width_of, width_rule
 from diffusers_lrlab.optimizers.build import LR_FACTOR, get_optimizer
 from diffusers_lrlab.training.model import keep_weight_decay, width_groups
 
@@ -35,55 +34,19 @@ def inputs_of(model):
     return images, timesteps, labels
 
 
-BLOCK = "transformer_blocks.0"
-INPUTS = {
-    "pos_embed.proj.weight",
-    f"{BLOCK}.norm1.emb.timestep_embedder.linear_1.weight",
-    f"{BLOCK}.norm1.emb.class_embedder.embedding_table.weight",
-}
-HIDDEN = {
-    f"{BLOCK}.norm1.emb.timestep_embedder.linear_2.weight",
-    f"{BLOCK}.norm1.linear.weight",
-    *(f"{BLOCK}.attn1.to_{name}.weight" for name in ("q", "k", "v", "out.0")),
-    f"{BLOCK}.ff.net.0.proj.weight",
-    f"{BLOCK}.ff.net.2.weight",
-    "proj_out_1.weight",
-}
-
-
-def test_the_factor_of_each_parameter_of_a_dit():
-    width = width_of(make_dit(128, norm_elementwise_affine=True), 32)
-    factors = {name: width.factor(role) for name, role in width.roles.items()}
-    matrices = {name for name in factors if name.endswith(".weight") and "norm3" not in name}
-    assert matrices == INPUTS | HIDDEN | {"proj_out_2.weight"}
-    quarter = HIDDEN | {"proj_out_2.weight"}
-    assert factors == {name: 0.25 if name in quarter else 1.0 for name in factors}
-    assert set(width.names("input")) == INPUTS
-    assert set(width.names("hidden")) == HIDDEN
-    assert width.names("output") == ["proj_out_2.weight"]
-
-
-def test_the_factor_of_each_parameter_of_the_mlp():
-    width = width_of(make_mlp(128), 256)
-    assert {name: width.factor(role) for name, role in width.roles.items()} == {
-        "input.weight": 1.0, "input.bias": 1.0, "blocks.0.weight": 2.0, "blocks.0.bias": 1.0, "blocks.1.weight": 2.0,
-        "blocks.1.bias": 1.0, "output.weight": 2.0, "output.bias": 1.0,
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("make", [make_mlp, make_dit])
 def test_the_roles_are_those_of_the_shapes(make):
     """A fan-in or fan-out grows with the width if it differs between two widths."""
     small, large = (dict(make(width).named_parameters()) for width in (64, 128))
-    for name, role in width_of(make(64), 64).roles.items():
+    width = width_of(make(64), 32)
+    for name, role in width.roles.items():
         grows = [a < b for a, b in zip(small[name].shape, large[name].shape, strict=True)]
-        is_table = "embedding_table" in name  # (labels, width): the fan-in is the number of labels
-        fan_in, fan_out = (grows[0], grows[-1]) if is_table else (grows[-1], grows[0])
-        if name.endswith(".bias"):
-            assert role == "vector"
-        else:
-            expected = {(False, True): "input", (True, True): "hidden", (True, False): "output"}
-            assert role == (expected[fan_in, fan_out] if not is_table else "input"), name
+        expected = {(False, True): "input", (True, True): "hidden", (True, False): "output"}.get((grows[-1], grows[0]))
+        if "embedding_table" in name:  # (labels, width): the fan-in is the number of labels
+            expected = "input"
+        assert role == ("vector" if name.endswith(".bias") else expected), name
+        assert width.factor(role) == (0.5 if role in ("hidden", "output") else 1.0)
+    assert width.names("output") == ["output.weight" if make is make_mlp else "proj_out_2.weight"]
 
 
 def test_groups_of_an_optimizer():
@@ -95,9 +58,8 @@ def test_groups_of_an_optimizer():
     optimizer = torch.optim.AdamW(groups, 1e-3)
     keep_weight_decay(optimizer, width_of(model, 32))
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.01, 0.04]
-    assert [id(value) for value in groups[1]["params"]] == [
-        id(named[name]) for name in ("blocks.0.weight", "blocks.1.weight", "output.weight")
-    ]
+    scaled = ("blocks.0.weight", "blocks.1.weight", "output.weight")
+    assert [*map(id, groups[1]["params"])] == [id(named[name]) for name in scaled]
     (alone,) = width_groups(named, width_of(model, 128), 1e-3)
     assert alone["lr"] == 1e-3
     assert [*map(id, alone["params"])] == [*map(id, model.parameters())]
@@ -111,10 +73,8 @@ def test_only_the_declared_weights_start_at_zero(make):
     zeros = {name for name, value in model.named_parameters() if not value.any()}
     assert not any(not before[name].any() for name in zeros)  # torch and diffusers start none of them at zero
     matrices = {name for name in zeros if name.endswith(".weight")}
-    if make is make_mlp:
-        assert matrices == {"output.weight"}
-    else:
-        assert matrices == {f"{BLOCK}.norm1.linear.weight", "proj_out_1.weight", "proj_out_2.weight"}
+    of_dit = {"transformer_blocks.0.norm1.linear.weight", "proj_out_1.weight", "proj_out_2.weight"}
+    assert matrices == ({"output.weight"} if make is make_mlp else of_dit)
     roles = width_of(model, 32).roles
     biases = {name.removesuffix("weight") + "bias" for name, role in roles.items() if role in ("hidden", "output")}
     assert zeros - matrices == biases & before.keys()
@@ -122,13 +82,12 @@ def test_only_the_declared_weights_start_at_zero(make):
     assert not model(*inputs_of(model)).sample.any()
 
 
-def changes(make, width, unscaled=()):
+def changes(make, width):
     """The mean absolute change of each layer's output after a few steps of AdamW, by the layer's name."""
     torch.manual_seed(0)
     model = make(width)
     found = width_of(model, WIDTHS[0])
     start_for_width(model, found)
-    found = replace(found, roles=found.roles | dict.fromkeys(unscaled, "input"))
     optimizer = get_optimizer("adamw", width_groups(dict(model.named_parameters()), found, LR), LR, weight_decay=0.0)
     inputs = inputs_of(model)
     before = outputs(model.eval(), inputs)
@@ -152,45 +111,26 @@ def outputs(model, inputs):
     return found
 
 
-def growth(make, width, unscaled=()):
-    """The change of each layer over that at the smallest width."""
-    smallest, wider = (changes(make, each, unscaled) for each in (WIDTHS[0], width))
-    return {name: wider[name] / smallest[name] for name in smallest}
-
-
 @pytest.mark.parametrize("width", WIDTHS[1:])
 @pytest.mark.parametrize("make", [make_mlp, make_dit])
 def test_steps_change_every_layer_equally_at_every_width(make, width):
     """The coordinate check of muP."""
-    found = growth(make, width)
+    smallest, wider = (changes(make, each) for each in (WIDTHS[0], width))
+    found = {name: wider[name] / smallest[name] for name in smallest}
     assert all(0.7 < ratio < 1.4 for ratio in found.values()), found
 
 
-@pytest.mark.parametrize("make", [make_mlp, make_dit])
-def test_without_the_factors_the_changes_grow(make):
-    scaled = [name for name, role in width_of(make(64), 64).roles.items() if role in ("hidden", "output")]
-    found = growth(make, WIDTHS[-1], scaled)
-    grown = {name.removesuffix(".weight") for name in scaled} - {f"{BLOCK}.norm1.emb.timestep_embedder.linear_2"}
-    assert all(found[name] > 2 for name in grown), found
-
-
-def test_an_unknown_parameter_is_an_error():
+def test_models_without_a_rule_are_refused_and_so_are_heads_of_another_size():
     class WithGate(MLPDenoiser):
         def __init__(self, **sizes):
             super().__init__(**sizes)
             self.gate = torch.nn.Linear(8, 8)
 
-    assert width_rule(WithGate) is WIDTH_RULES["MLPDenoiser"]
-    with pytest.raises(LabError, match=r"the rule of WithGate has no role for its parameter 'gate\.weight'"):
-        width_of(WithGate(hidden_size=8), 8)
-
-
-def test_models_without_a_rule_and_heads_of_another_size_are_refused():
-    with pytest.raises(LabError, match="a UNet2DModel has no rule for its width: a UNet has a width for each level"):
-        width_rule(UNet2DModel)
-    with pytest.raises(LabError, match="a Linear has no rule for its width"):
-        width_rule(torch.nn.Linear)
-    with pytest.raises(
-        LabError, match=r"--width_base 40: must be a multiple of the head size, attention_head_dim=16, got 40"
+    for call, told in (
+        (lambda: width_of(WithGate(hidden_size=8), 8), r"the rule of WithGate has no role for its parameter 'gate\.weight'"),
+        (lambda: width_rule(UNet2DModel), "a UNet2DModel has no rule for its width: a UNet has a width for each level"),
+        (lambda: width_rule(torch.nn.Linear), "a Linear has no rule for its width"),
+        (lambda: width_of(make_dit(64), 40), r"--width_base 40: must be a multiple of the head size, attention_head_dim=16"),
     ):
-        width_of(make_dit(64), 40)
+        with pytest.raises(LabError, match=told):
+            call()

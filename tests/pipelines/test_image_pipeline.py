@@ -8,16 +8,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from diffusers import (
-    AutoencoderKL,
-    DDIMScheduler,
-    DDPMPipeline,
-    DDPMScheduler,
-    DiTTransformer2DModel,
-    DPMSolverMultistepScheduler,
-    FlowMatchEulerDiscreteScheduler,
-    UNet2DModel,
-)
+from diffusers import AutoencoderKL, DDPMPipeline, DDPMScheduler, DiTTransformer2DModel, UNet2DModel
 from latents import save_vae
 from runs import TINY_UNET, environment
 from tables import cases
@@ -28,9 +19,9 @@ NAMES = {0: "cat", 1: "dog", 2: "fox"}
 UNET = {key: value for key, value in TINY_UNET.items() if key != "_class_name"}
 SCHEDULERS = {
     "ddpm": lambda: DDPMScheduler(num_train_timesteps=20),
-    "flow": lambda: FlowMatchEulerDiscreteScheduler(num_train_timesteps=20, shift=2.0),
-    "ddim": lambda: DDIMScheduler(num_train_timesteps=20),
-    "solver": lambda: DPMSolverMultistepScheduler(num_train_timesteps=20),
+    "flow": lambda: diffusers.FlowMatchEulerDiscreteScheduler(num_train_timesteps=20, shift=2.0),
+    "ddim": lambda: diffusers.DDIMScheduler(num_train_timesteps=20),
+    "solver": lambda: diffusers.DPMSolverMultistepScheduler(num_train_timesteps=20),
 }
 
 
@@ -55,9 +46,7 @@ MODELS = {"unet": (unet_of, 3), "transformer": (dit_of, 1000)}  # with the label
 
 
 def pipeline_of(scheduler="ddpm", model=unet_of, id2label=NAMES, **more):
-    pipeline = ImagePipeline(SCHEDULERS[scheduler](), **model(), id2label=id2label, **more)
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
+    return ImagePipeline(SCHEDULERS[scheduler](), **model(), id2label=id2label, **more)
 
 
 def seeded(seed=0):
@@ -82,14 +71,14 @@ def guided_loop(pipeline, null_label, labels, scale, seed=0, steps=5):
                 for told in (labels, [null_label] * len(labels))
             )
             prediction = without + scale * (with_label - without)
-            noise = {} if isinstance(scheduler, DDIMScheduler | DPMSolverMultistepScheduler) else {"generator": generator}
+            deterministic = isinstance(scheduler, diffusers.DDIMScheduler | diffusers.DPMSolverMultistepScheduler)
+            noise = {} if deterministic else {"generator": generator}
             images = scheduler.step(prediction, timestep, images, **noise).prev_sample
     return images
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # numpy's, of diffusers' schedulers
-@cases("scheduler", list(SCHEDULERS))
-@cases("scale", [0.0, 1.0, 2.5])
+@cases(("scheduler", "scale"), [("ddpm", 0.0), ("ddpm", 1.0), ("ddpm", 2.5), ("flow", 2.5), ("ddim", 2.5), ("solver", 2.5)])
 @cases("name", list(MODELS))
 def test_guidance_is_the_formula(scheduler, scale, name):
     model, null_label = MODELS[name]
@@ -127,40 +116,23 @@ def test_a_model_without_labels_samples_as_in_diffusers_own_pipeline():
     model = unet_of(None)
     pipelines = [ImagePipeline(SCHEDULERS["ddpm"](), **model), DDPMPipeline(model["unet"], SCHEDULERS["ddpm"]())]
     for how in ({"output_type": "np"}, {"output_type": "pil"}):
-        for pipeline in pipelines:
-            pipeline.set_progress_bar_config(disable=True)
-        found, expected = (
-            pipeline(batch_size=3, generator=seeded(), num_inference_steps=5, **how).images for pipeline in pipelines
-        )
+        how |= {"batch_size": 3, "num_inference_steps": 5}
+        found, expected = (pipeline(generator=seeded(), **how).images for pipeline in pipelines)
         assert np.array_equal(np.stack(found), np.stack(expected))
     assert pipelines[0](num_inference_steps=2, output_type="pt", return_dict=False)[0].shape == (1, 1, 8, 8)
 
 
 WITHOUT = {"model": lambda: unet_of(None), "id2label": None}
-ALL_LABELS = {"model": lambda: unet_of(3)}
-ALL_LABELS_OF_DIT = {"model": dit_of, "has_null_label": False}
+ALL_LABELS = [{"model": lambda: unet_of(3)}, {"model": dit_of, "has_null_label": False}]
 REFUSED = [
     ({}, {"class_labels": [3]}, r"class_labels must be labels from 0 to 2, or names \(cat, dog, fox\), got 3"),
-    ({}, {"class_labels": ["cow"]}, "class_labels must be .* got 'cow'"),
-    ({}, {"class_labels": []}, "class_labels must be a label"),
     ({}, {"class_labels": 0, "guidance_scale": -1.0}, "guidance_scale must be a number from 0 to 1000000000, got -1.0"),
-    ({}, {"class_labels": 0, "num_inference_steps": 21}, "num_inference_steps must be a whole number from 1 to 20, got 21"),
     ({}, {"class_labels": [0, 1], "batch_size": 3}, "batch_size must be the number of class_labels, or left out, got 3"),
     ({}, {"guidance_scale": 2.0}, "guidance_scale must be left out without class_labels, got 2.0"),
     ({}, {"class_labels": 0, "output_type": "jpg"}, "output_type must be one of pil, np, pt, latent, got 'jpg'"),
     (WITHOUT, {"class_labels": [0]}, "class_labels must be left out for a model without labels"),
-    *(
-        case
-        for model in (ALL_LABELS, ALL_LABELS_OF_DIT)
-        for case in [
-            (model, {}, "class_labels must be given for a model that was trained with all labels"),
-            (
-                model,
-                {"class_labels": 0, "guidance_scale": 2.0},
-                "guidance_scale must be 1 for a model that was trained with",
-            ),
-        ]
-    ),
+    *((model, {}, "class_labels must be given for a model that was trained with all labels") for model in ALL_LABELS),
+    *((model, {"class_labels": 0, "guidance_scale": 2.0}, "guidance_scale must be 1 for a model") for model in ALL_LABELS),
     ({"model": lambda: unet_of(2)}, {"class_labels": 0}, "num_class_embeds of the unet must be the number of.*got 2"),
 ]
 
@@ -190,52 +162,43 @@ def saved(tmp_path_factory):
 
 LOAD = """
 import sys, torch
-{load}
-assert pipeline.class_names == [f"class {{label}}" for label in range(12)]
-how = {{"generator": torch.Generator().manual_seed(0), "num_inference_steps": 5, "output_type": "pt"}}
-assert torch.equal(pipeline(["class 10", 2, 11], **how).images, torch.load(sys.argv[2]))
-pipeline.save_pretrained(sys.argv[3])
-"""
-WAYS = {
-    "without this package": """
 from diffusers import DiffusionPipeline
 pipeline = DiffusionPipeline.from_pretrained(sys.argv[1], custom_pipeline=sys.argv[1], trust_remote_code=True)
 assert "diffusers_lrlab" not in sys.modules
-""",
-    "with it": """
-from diffusers import DiffusionPipeline
-import diffusers_lrlab
-pipeline = DiffusionPipeline.from_pretrained(sys.argv[1])
-assert type(pipeline) is diffusers_lrlab.ImagePipeline
-assert not any("diffusers_modules" in name for name in sys.modules)  # code in the folder was not run
-""",
-}
+assert pipeline.class_names == [f"class {label}" for label in range(12)]
+how = {"generator": torch.Generator().manual_seed(0), "num_inference_steps": 5, "output_type": "pt"}
+assert torch.equal(pipeline(["class 10", 2, 11], **how).images, torch.load(sys.argv[2]))
+pipeline.save_pretrained(sys.argv[3])
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-def test_it_loads(saved, tmp_path, way):
-    arguments = (saved / "pipeline", saved / "images", tmp_path / "again")
-    command = [sys.executable, "-c", LOAD.format(load=WAYS[way]), *map(str, arguments)]
+def test_it_loads_without_this_package(saved, tmp_path):
+    before, after = saved / "pipeline", tmp_path / "again"
+    command = [sys.executable, "-c", LOAD, *map(str, (before, saved / "images", after))]
     result = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "Expected types" not in result.stderr  # diffusers' warning of other arguments
-    index = json.loads((tmp_path / "again" / "model_index.json").read_text())
-    assert index.pop("_name_or_path") == str(saved / "pipeline")
-    assert index == json.loads((saved / "pipeline" / "model_index.json").read_text())
-    assert (tmp_path / "again" / "pipeline.py").read_bytes() == (saved / "pipeline" / "pipeline.py").read_bytes()
+    index = json.loads((before / "model_index.json").read_text())
+    assert json.loads((after / "model_index.json").read_text()) == {**index, "_name_or_path": str(before)}
+    assert (after / "pipeline.py").read_bytes() == (before / "pipeline.py").read_bytes()
+
+
+def test_it_loads_with_it_and_does_not_run_code_of_the_folder(saved):
+    known = {*sys.modules}
+    pipeline = diffusers.DiffusionPipeline.from_pretrained(saved / "pipeline")
+    assert type(pipeline) is ImagePipeline
+    assert torch.equal(sample(pipeline, ["class 10", 2, 11], output_type="pt"), torch.load(saved / "images"))
+    assert not any("diffusers_modules" in name for name in {*sys.modules} - known)
 
 
 @pytest.mark.parametrize("name", ["LabelledImagePipeline", "LatentImagePipeline", "DiTImagePipeline"])
 def test_pipelines_of_version_0_1_0_load(tmp_path, name):
     """Their indexes name the class that has become this one, and lack the parts that it did not know."""
-    model = dit_of() if name == "DiTImagePipeline" else unet_of()
-    pipeline = ImagePipeline(SCHEDULERS["ddpm"](), **model, id2label=NAMES, guidance_scale=2.0)
-    pipeline.set_progress_bar_config(disable=True)
+    pipeline = pipeline_of(model=dit_of if name == "DiTImagePipeline" else unet_of, guidance_scale=2.0)
     pipeline.save_pretrained(tmp_path)
     index = json.loads((tmp_path / "model_index.json").read_text())
     known = {key: value for key, value in index.items() if value != [None, None] and key != "vae_source"}
     (tmp_path / "model_index.json").write_text(json.dumps({**known, "_class_name": name}))
     loaded = diffusers.DiffusionPipeline.from_pretrained(tmp_path)
-    loaded.set_progress_bar_config(disable=True)
     assert torch.equal(sample(loaded, [0, 2]), sample(pipeline, [0, 2]))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import started
 import torch
-from diffusers import DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler, EulerDiscreteScheduler
+from diffusers import DDIMScheduler, DDPMScheduler, DiffusionPipeline, DPMSolverMultistepScheduler, EulerDiscreteScheduler
 from helpers import peak_of
 from hub_server import HubServer
 from tables import cases
@@ -20,30 +20,22 @@ SMALL = {"hidden_size": 8, "num_layers": 1, "embedding_size": 4}
 
 def pipeline_of(scheduler=None, **config):
     torch.manual_seed(0)
-    pipeline = PointDDPMPipeline(
-        MLPDenoiser(**SMALL, **config), scheduler or DDPMScheduler(num_train_timesteps=20, clip_sample=False)
-    )
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
+    scheduler = scheduler or DDPMScheduler(num_train_timesteps=20, clip_sample=False)
+    return PointDDPMPipeline(MLPDenoiser(**SMALL, **config), scheduler)
 
 
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-# --- sampling --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # numpy's, of diffusers' schedulers
-@cases("dimension", [1, 2, 5])
-@cases("scheduler", [DDPMScheduler, DDIMScheduler, DPMSolverMultistepScheduler, EulerDiscreteScheduler])
-def test_any_scheduler_of_diffusers_samples(scheduler, dimension):
-    extra = {} if scheduler in (DPMSolverMultistepScheduler, EulerDiscreteScheduler) else {"clip_sample": False}
-    pipeline = pipeline_of(scheduler(num_train_timesteps=20, **extra), dimension=dimension)
-    output = pipeline(num_points=6, generator=seeded(), num_inference_steps=10)
-    assert output.points.shape == (6, dimension)
-    assert np.isfinite(output.points).all()
-    assert output.frames is None
+@cases("scheduler", [DDIMScheduler, DPMSolverMultistepScheduler, EulerDiscreteScheduler])
+def test_any_scheduler_of_diffusers_samples(scheduler):
+    pipeline = pipeline_of(scheduler(num_train_timesteps=20), dimension=5)
+    first, again, other = (pipeline(6, seeded(seed), num_inference_steps=10).points for seed in (1, 1, 2))
+    assert (first.shape, np.isfinite(first).all()) == ((6, 5), True)
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
 
 
 def test_ancestral_sampling_is_the_textbooks():
@@ -63,26 +55,14 @@ def test_ancestral_sampling_is_the_textbooks():
                 points = mean + variance.sqrt() * torch.randn(50, 2, generator=generator).double()
     found = pipeline(num_points=50, generator=seeded(3), num_inference_steps=20).points
     np.testing.assert_allclose(found, points.numpy(), atol=2e-5)
-
-
-def test_same_generator_same_points():
-    pipeline = pipeline_of()
-    first, again, other = (pipeline(num_points=9, generator=seeded(seed)).points for seed in (1, 1, 2))
-    assert np.array_equal(first, again)
-    assert not np.array_equal(first, other)
-
-
-def test_chunks_do_not_change_the_points():
-    pipeline = pipeline_of()
-    whole = pipeline(num_points=100, generator=seeded()).points
-    np.testing.assert_allclose(pipeline(num_points=100, generator=seeded(), chunk_size=7).points, whole, atol=1e-5)
+    in_chunks = pipeline(num_points=50, generator=seeded(3), num_inference_steps=20, chunk_size=7).points
+    np.testing.assert_allclose(in_chunks, found, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_many_points_take_bounded_memory(tmp_path):
     """The model's activations are of a chunk; only the points themselves are as many as were asked for."""
     pipeline = PointDDPMPipeline(MLPDenoiser(), DDIMScheduler(num_train_timesteps=20, clip_sample=False))
-    pipeline.set_progress_bar_config(disable=True)
 
     def peak(**how):
         pipeline(num_points=10, num_inference_steps=1)
@@ -96,29 +76,18 @@ def test_many_points_take_bounded_memory(tmp_path):
 def test_frames_lead_from_noise_to_the_points():
     pipeline = pipeline_of()
     output = pipeline(num_points=8, generator=seeded(), num_inference_steps=20, num_frames=5)
-    assert output.frames.shape == (5, 8, 2)
     assert output.frame_timesteps == [20, 15, 10, 5, 0]
     assert np.array_equal(output.frames[-1], output.points)
     assert np.array_equal(output.frames[0], torch.randn(8, 2, generator=seeded()).numpy())
     assert np.array_equal(output.points, pipeline(num_points=8, generator=seeded(), num_inference_steps=20).points)
     points, frames, timesteps = pipeline(num_points=8, generator=seeded(), num_frames=2, return_dict=False)
-    assert points.shape == (8, 2)
-    assert frames.shape == (2, 8, 2)
-    assert timesteps == [20, 0]
+    assert (points.shape, frames.shape, timesteps) == ((8, 2), (2, 8, 2), [20, 0])
 
 
-@cases(
-    "wrong",
-    [{"num_points": 0}, {"num_inference_steps": 0}, {"num_inference_steps": 21}, {"num_frames": 1}, {"num_frames": 50},
-     {"chunk_size": 0}, {"output_type": "pil"}],
-)  # fmt: skip
+@cases("wrong", [{"num_inference_steps": 21}, {"num_frames": 1}, {"chunk_size": 0}, {"output_type": "pil"}])
 def test_wrong_arguments_are_named(wrong):
-    ((name, _),) = wrong.items()
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
         pipeline_of()(**wrong)
-
-
-# --- loading ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -145,13 +114,6 @@ import sys
 import numpy as np, torch
 from diffusers import DiffusionPipeline
 source, expected, elsewhere = sys.argv[1:4]
-{load}
-made = pipeline(num_points=5, generator=torch.Generator().manual_seed(7)).points
-assert np.array_equal(made, np.load(expected)), made
-pipeline.save_pretrained(elsewhere)
-"""
-WAYS = {
-    "without the package": """
 try:
     DiffusionPipeline.from_pretrained(source, custom_pipeline=source)
 except ValueError as error:
@@ -161,44 +123,41 @@ else:
 assert not any("diffusers_modules" in name for name in sys.modules)
 pipeline = DiffusionPipeline.from_pretrained(source, custom_pipeline=source, trust_remote_code=True)
 assert "diffusers_lrlab" not in sys.modules
-""",
-    "with it": """
+made = pipeline(num_points=5, generator=torch.Generator().manual_seed(7)).points
+assert np.array_equal(made, np.load(expected)), made
+pipeline.save_pretrained(elsewhere)
 import diffusers_lrlab
-pipeline = DiffusionPipeline.from_pretrained(source)
-assert type(pipeline) is diffusers_lrlab.PointDDPMPipeline
-assert not any("diffusers_modules" in name for name in sys.modules)  # code in the folder was not run
-own = diffusers_lrlab.PointDDPMPipeline.from_pretrained(source)
-assert type(own) is type(pipeline)
-for one, other in zip(own.denoiser.parameters(), pipeline.denoiser.parameters(), strict=True):
-    assert torch.equal(one, other)
-""",
-}
+assert diffusers_lrlab.MLPDenoiser.from_pretrained("user/denoiser").config.hidden_size == 8
+"""
 
 
-@pytest.mark.slow  # each imports everything anew
-@pytest.mark.parametrize(("source", "way"), [("hub", "without the package"), ("folder", "with it")])
-def test_it_loads_and_is_saved_as_it_was(saved, tmp_path, source, way):
-    (folder, hub), again = saved, tmp_path / "again"
-    arguments = ("user/points" if source == "hub" else folder / "pipeline", folder / "points.npy", again)
-    command = [sys.executable, "-c", LOAD.format(load=WAYS[way]), *map(str, arguments)]
-    result = subprocess.run(command, env=hub.env, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stdout + result.stderr
+def assert_saved_again(again, folder):
     index = json.loads((again / "model_index.json").read_text())
-    assert index["denoiser"] == ["diffusers_lrlab", "MLPDenoiser"]
-    assert index["_class_name"] == "PointDDPMPipeline"
+    assert (index["denoiser"], index["_class_name"]) == (["diffusers_lrlab", "MLPDenoiser"], "PointDDPMPipeline")
     for name in ("pipeline.py", "denoiser/diffusers_lrlab.py"):
         assert (again / name).read_bytes() == (folder / "pipeline" / name).read_bytes()
 
 
-def test_the_model_alone_loads_from_the_hub(saved):
-    _, hub = saved
-    code = """
-import diffusers_lrlab
-model = diffusers_lrlab.MLPDenoiser.from_pretrained("user/denoiser")
-assert model.config.hidden_size == 8
-"""
-    status, _, error = started.run("-c", code, env=hub.env)
-    assert status == 0, error
+@pytest.mark.slow  # it imports everything anew
+def test_it_loads_from_the_hub_without_this_package(saved, tmp_path):
+    folder, hub = saved
+    command = [sys.executable, "-c", LOAD, "user/points", str(folder / "points.npy"), str(tmp_path / "again")]
+    result = subprocess.run(command, env=hub.env, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert_saved_again(tmp_path / "again", folder)
+
+
+def test_it_loads_from_a_folder_whose_code_is_not_run(saved, tmp_path):
+    folder, _ = saved
+    before = {*sys.modules}
+    for loader in (DiffusionPipeline, PointDDPMPipeline):
+        pipeline = loader.from_pretrained(folder / "pipeline")
+        assert type(pipeline) is PointDDPMPipeline
+        points = pipeline(num_points=5, generator=seeded(7)).points
+        assert np.array_equal(points, np.load(folder / "points.npy"))
+    assert not any("diffusers_modules" in name for name in {*sys.modules} - before)
+    pipeline.save_pretrained(tmp_path / "again")
+    assert_saved_again(tmp_path / "again", folder)
 
 
 def test_another_denoiser_is_saved_without_our_code(tmp_path):

@@ -1,12 +1,18 @@
-"""The denoiser of points."""
+"""The built-in denoisers: that of points, and a UNet whose sizes fit the images and their number."""
 
 import math
+import re
 
 import pytest
 import torch
+from diffusers import UNet2DModel
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tables import cases
 
 from diffusers_lrlab import MLPDenoiser
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.models.networks import check_resolution, default_down_blocks, default_unet_config
 
 SMALL = {"hidden_size": 8, "num_layers": 1, "embedding_size": 4}
 
@@ -49,20 +55,39 @@ def test_one_timestep_stands_for_all():
     for timestep in (3, 3.0, torch.tensor(3)):
         assert torch.equal(model(points, timestep).sample, each)
     assert torch.equal(model(points, 3, return_dict=False)[0], each)
+    with pytest.raises(ValueError, match=r"\(batch, 2\)"):
+        model(torch.zeros(4, 3), 0)
 
 
-@cases(
-    "wrong",
-    [{"dimension": 0}, {"hidden_size": -1}, {"num_layers": 1.5}, {"embedding_size": 7}, {"embedding_size": 2},
-     {"coordinate_scale": 0.0}, {"coordinate_scale": math.inf}],
-)  # fmt: skip
+@cases("wrong", [{"dimension": 0}, {"num_layers": 1.5}, {"embedding_size": 7}, {"coordinate_scale": math.inf}])
 def test_configurations_that_mean_nothing_are_refused(wrong):
-    ((name, _),) = wrong.items()
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
         MLPDenoiser(**wrong)
 
 
-@pytest.mark.parametrize("shape", [(4, 3), (4,), (4, 2, 1)])
-def test_points_of_another_dimension_are_refused(shape):
-    with pytest.raises(ValueError, match=r"\(batch, 2\)"):
-        MLPDenoiser(**SMALL)(torch.zeros(shape), 0)
+@settings(deadline=None)
+@given(resolution=st.integers(1, 2000))
+def test_the_resolutions_that_are_proposed_work(resolution):
+    def check(size):
+        check_resolution(size, len(default_down_blocks(size)))
+
+    try:
+        check(resolution)
+    except LabError as error:
+        proposed = re.search(r"use ([\d or]+)\.", str(error))
+        for size in proposed[1].split(" or "):
+            check(int(size))
+
+
+@pytest.mark.parametrize(
+    ("num_images", "resolution", "channels", "num_parameters"),
+    [
+        pytest.param(1541, 8, 1, 701_345, id="digits"),
+        pytest.param(50_000, 32, 3, 8_952_067, id="thousands"),
+        pytest.param(None, 64, 3, 113_673_219, id="a stream"),
+    ],
+)
+def test_the_model_grows_with_the_number_of_images(num_images, resolution, channels, num_parameters):
+    with torch.device("meta"):
+        model = UNet2DModel(**default_unet_config(resolution, channels, num_images))
+    assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters
